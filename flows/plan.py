@@ -15,7 +15,7 @@ from phasewise.tasks.data.standins import StandIn, stand_in_source
 from phasewise.tasks.home import Home
 from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.trainer.base.errors import RecipeError, TrainingError
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
 from phasewise.trainer.result import read_result
 

@@ -13,10 +13,9 @@ import jax
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_rows
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.checkpoints.hand_off import state_to_start_from
-from phasewise.trainer.checkpoints.path import checkpoint_path
-from phasewise.trainer.checkpoints.rows import check_rows, newest_with_its_rows
 from phasewise.trainer.config import RunConfig, sequences_between
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.rows import RowRule
@@ -134,7 +133,7 @@ def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainS
         state = state_to_start_from(run, around.shardings)
     else:
         state = checkpoints.restore(step, contract, around.shardings)
-        if (older := newest_with_its_rows(run, checkpoints, step, passed_over)) != step:
+        if (older := checkpoints.newest_with_its_rows(step, passed_over)) != step:
             step = older
             state = checkpoints.restore(step, contract, around.shardings)
     if run.until_step is not None and step >= run.until_step:

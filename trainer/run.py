@@ -15,7 +15,7 @@ from phasewise.trainer.base.problems import join_problems
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
-from phasewise.trainer.checkpoints.resume import check_resume
+from phasewise.trainer.checkpoints.checkpointer import check_resume
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.loop import Guards, Moves, Preempted, train

@@ -37,7 +37,7 @@ from experiments.incidents.intervals import half_width
 from phasewise.tasks.evaluation.loading import model_of_checkpoint
 from phasewise.tasks.evaluation.suites.needle import WRITTEN, needle_suite
 from phasewise.tasks.evaluation.suites.run import Options, run_suite
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 
 ARMS = ("short rows", "as many updates more on short rows", "extension to long rows")

@@ -19,7 +19,7 @@ from phasewise.tasks.evaluation.needles import Needles, Wording
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import CheckpointPolicy, ModelConfig, Rope, RunConfig, StartFrom, Steps, always
 from phasewise.trainer.run import execute
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_passing_verdict

@@ -20,8 +20,8 @@ from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.checkpoints.average import average_of_last, kept_steps, last_steps
 from phasewise.trainer.checkpoints.checkpointer import read_params
+from phasewise.trainer.checkpoints.state import average_of_last, kept_steps, last_steps
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.model.params import Params
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.keeping import keeper_of
 from phasewise.tasks.training.execution import mesh_words
 from phasewise.tasks.training.launchers import Attempt, Launcher, ending, last_words, size_of
 from phasewise.tasks.training.local import LocalLauncher
@@ -151,13 +150,12 @@ def launch_trainer(
     segments = segments or [SliceSegment(run, launcher) if launcher else SliceSegment(run)]
     folder, launcher = Path(run.output), segment_at(segments, run.start_step).launcher
     with refused_by_system(run.output):
-        if keeper_of(folder):
-            launcher.clear(folder)
+        check_unowned(folder)
+        launcher.clear(folder)
         if result := finished_result(run):
             if not RunFolder(folder).caches.exists():  # an older run
                 note_caches(run, read_run(folder))
             return result
-        check_unowned(folder)
         archive_another_run(run)
         with owned(folder, launcher):
             try:  # start nothing, and take no slice, if a person must decide, or has rejected it
@@ -215,7 +213,6 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
 
 
 def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
-    """Make one attempt and return its exit code; if it is stopped from here, report what of it is saved."""
     run, launcher = segment.run, segment.launcher
     saved = last_saved_step(run)
     run_file = RunFolder.at(run.output).run_file
@@ -255,7 +252,6 @@ def trained_step(run: RunConfig) -> int:
 
 
 def _note_ending(run: RunConfig, code: int, words: str | None) -> None:
-    """Report, and write among the events, how an attempt ended that another one follows."""
     saved = last_saved_step(run)
     kinds: dict[int, EventKind] = {ExitCode.STALLED: "stalled", ExitCode.PREEMPTED: "preempted"}
     if kind := kinds.get(code):
@@ -269,7 +265,6 @@ def _note_ending(run: RunConfig, code: int, words: str | None) -> None:
 
 
 def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:
-    """Return the error of an attempt, with its last words; the log holds earlier attempts, too, up to `log_before` bytes."""
     words = last_words(log, log_before)
     if code == ExitCode.ASKS:
         return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder.at(run.output).question))

@@ -353,7 +353,6 @@ def _train(work: HostWork, python: str, stop: Stop) -> int:
 
 
 def _moved(said: Any, before: str, now: str) -> Any:
-    """Give each path that is below `before` the root `now`."""
     if isinstance(said, Mapping):
         return {name: _moved(one, before, now) for name, one in said.items()}
     if isinstance(said, list):

@@ -1,15 +1,13 @@
 """The launcher for GKE: it creates a run as a JobSet, sees how its pods ended, and deletes it. Pods need no Prefect.
 
-A JobSet outlives the process that created it. Its name belongs to the run's folder: another launcher that comes to the folder finds it,
-follows it if it trains the same, and never makes a second one. If the home is on a store the pods are hosts without the launcher's folder
-(`tasks.training.hosts`): another launcher has shut them out already, so it deletes the JobSet, and starts a new one.
+A JobSet outlives the process that created it. Its name belongs to the run's folder: another launcher that comes to the folder deletes it,
+so its pods save, and starts a new one.
 """
 
 import signal
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ from phasewise.tasks.progress import say
 from phasewise.tasks.store.keeping import keeper_of
 from phasewise.tasks.store.publisher import Kept
 from phasewise.tasks.training import kubernetes_cluster
-from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
+from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, ClusterSettings, build_manifest
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict, JobSet, Pod, PodLog, Unreachable, with_retries
 from phasewise.tasks.training.launchers import Attempt, ending, last_words, order_of, size_of, write_reason
 from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
@@ -34,9 +32,6 @@ GONE_SECONDS = 60.0
 LOOK_SECONDS, PODS_SECONDS = 0.2, 2.0
 KILLED_BY_SIGNAL = 128
 """A container that a signal ended has this exit code plus the signal."""
-NOT_KNOWN = datetime.max.replace(tzinfo=UTC)
-BY_THE_CLUSTER = frozenset({-signal.SIGTERM, -signal.SIGKILL, int(ExitCode.PREEMPTED)})
-"""How a trainer ends that the cluster asks to stop, and that it kills when its time is over."""
 
 
 class JobSetLauncher:
@@ -53,27 +48,14 @@ class JobSetLauncher:
             remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
 
     def start(self, attempt: Attempt) -> "JobSetHosts | RemoteHosts":
-        """See `Launcher`. A JobSet of the folder that trains the same run is taken over as it is, but not with a home on a store."""
-        keeper, name = keeper_of(attempt.folder), jobset_name(attempt.folder)
-        if keeper is not None:
-            self.clear(attempt.folder)
-            return start_remote(keeper, attempt, lambda kept: self._create(attempt, name, kept))
-        if (found := self._cluster.read(name)) is not None:
-            annotations: Mapping[str, str] = found["metadata"].get("annotations", {})
-            is_same = annotations.get(SAME) == digest_of_same(attempt, self._slices, self._settings)
-            if is_same and not _is_finished(found) and "deletionTimestamp" not in found["metadata"]:
-                try:
-                    taken = self._cluster.annotate(found, {OWNER: attempt.owner})
-                except Conflict:
-                    raise TrainingError(
-                        f"JobSet {name} is being taken over by another launcher (it was {annotations.get(OWNER)}'s): wait for it."
-                    ) from None
-                say(f"{attempt.run.phase}: JobSet {name} is at work already; following it")
-                return JobSetHosts(self._cluster, taken, attempt, [0] * self._slices.hosts)
-            remove(self._cluster, found, self._settings.stop_seconds + GONE_SECONDS)
-        return self._create(attempt, name, None)
+        """See `Launcher`. If the home is on a store the pods are hosts without the launcher's folder."""
+        self.clear(attempt.folder)
+        if (keeper := keeper_of(attempt.folder)) is not None:
+            return start_remote(keeper, attempt, lambda kept: self._create(attempt, kept))
+        return self._create(attempt, None)
 
-    def _create(self, attempt: Attempt, name: str, kept: Kept | None) -> "JobSetHosts":
+    def _create(self, attempt: Attempt, kept: Kept | None) -> "JobSetHosts":
+        name = jobset_name(attempt.folder)
         forget_meetings(attempt.folder)
         logs_before = [size_of(RunFolder(attempt.folder).log(number)) for number in range(self._slices.hosts)]
         manifest = build_manifest(attempt, self._slices, self._settings, name=name, kept=kept)
@@ -83,10 +65,7 @@ class JobSetLauncher:
             found = self._cluster.read(name)
             annotations = {} if found is None else found["metadata"].get("annotations", {})
             if found is None or annotations.get(LAUNCH) != attempt.name:
-                raise TrainingError(
-                    f"JobSet {name} was created by another launcher just now ({annotations.get(OWNER, 'unknown')}): wait for it, or "
-                    "stop it."
-                ) from None
+                raise TrainingError(f"JobSet {name} was created by another launcher just now: wait for it, or stop it.") from None
         say(f"{attempt.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
         return JobSetHosts(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)
 
@@ -113,7 +92,7 @@ class JobSetHosts:
         """See `Hosts`. The cluster is asked every few seconds.
 
         Raises:
-            TrainingError: another launcher has taken the JobSet over; this one touches nothing of it any more.
+            TrainingError: another launcher has replaced the JobSet.
         """
         if self._code is not None or time.monotonic() - self._looked < PODS_SECONDS:
             return self._code
@@ -124,12 +103,9 @@ class JobSetHosts:
         except Unreachable as error:
             self._report(f"{error}; asking again")
             return None
-        if found is not None and found["metadata"].get("uid") != self._found["metadata"].get("uid"):
-            found = None  # another one of the same name
-        owner = self._attempt.owner if found is None else found["metadata"].get("annotations", {}).get(OWNER)
-        if owner != self._attempt.owner:
+        if found is not None and found["metadata"]["uid"] != self._found["metadata"]["uid"]:
             self._code = ExitCode.TAKEN_OVER
-            raise TrainingError(f"JobSet {self._name} was taken over by another launcher ({owner}): this one follows it no more.")
+            raise TrainingError(f"JobSet {self._name} was replaced by another launcher: this one follows it no more.")
         if found is None or _is_finished(found):
             self._finish_logs()
             self._code = self._ended(found)
@@ -165,7 +141,6 @@ class JobSetHosts:
             self._logs.popitem()[1].join(until)
 
     def _remember_pods(self) -> None:
-        """Keep the last state of every pod: they may be gone when the JobSet has ended."""
         for pod in (pods := own_pods(self._cluster, self._found)):
             name = pod["metadata"]["name"]
             if self._reads_logs and name not in self._pods:
@@ -179,82 +154,48 @@ class JobSetHosts:
         self._reported = trouble
 
     def _ended(self, found: JobSet | None) -> int:
-        """Return the exit code that counts, and repeat in the first host's log who was the reason, and why."""
-
-        def named(one: ExitStatus) -> str:
-            return f"host {one.host} ({one.name})"
-
-        statuses = exit_statuses(self._pods.values())
-        reasons = reasons_of(statuses)
+        reasons = reasons_of(self._pods.values())
         if found is not None and condition(found, "Completed") and not reasons:
             return ExitCode.DONE
-        code = reasons[0].code if reasons else ExitCode.LOST
-        lines = [f"{named(one)} did not end with the others" for one in statuses if one.is_cut and code == ExitCode.LOST]
         if not reasons:
-            lines.append(f"JobSet {self._name} ended, and no pod says why: {condition(found, 'Failed') or 'it was deleted'}")
-        else:
-            together = "; which of them first is not known" if len(reasons) > 1 and code < 0 else ""
-            number = reasons[0].host
-            words = last_words(RunFolder(self._attempt.folder).log(number), self._logs_before[number])
-            lines.append(f"{' and '.join(map(named, reasons))} {ending(code)}{together}{f': {words}' if words else ''}")
-        write_reason(self._attempt.folder, lines)
+            why = condition(found, "Failed") or "it was deleted"
+            write_reason(self._attempt.folder, [f"JobSet {self._name} ended, and no pod says why: {why}"])
+            return ExitCode.LOST
+        code, number = reasons[0].code, reasons[0].host
+        together = "; which of them first is not known" if len(reasons) > 1 and code < 0 else ""
+        words = last_words(RunFolder(self._attempt.folder).log(number), self._logs_before[number])
+        named = " and ".join(f"host {one.host} ({one.name})" for one in reasons)
+        write_reason(self._attempt.folder, [f"{named} {ending(code)}{together}{f': {words}' if words else ''}"])
         return code
 
 
 class ExitStatus(NamedTuple):
-    """How one pod ended.
-
-    Attributes:
-        code: of its container, or minus the signal that ended it.
-        finished_at: in whole seconds; `NOT_KNOWN` if the cluster did not say.
-        is_cut: the cluster ended it because of the others.
-    """
+    """How one pod ended: the exit code of its container, or minus the signal that ended it, and the second in which it ended."""
 
     host: int
     name: str
     code: int
-    finished_at: datetime
-    is_cut: bool
+    finished_at: str
 
 
-def exit_statuses(pods: Iterable[Pod]) -> list[ExitStatus]:
-    """Return the exit status of the pods that have ended, by host.
-
-    A cluster says the container's exit code and the second in which it ended, whether the pod was deleted, and whether that was because of
-    the node (the condition `DisruptionTarget`, kubernetes.io/docs/concepts/workloads/pods/disruptions). The cluster ends all other pods
-    when one has failed: a pod is cut off if it was deleted after another one had ended, and ended as a deleted pod does. A pod that ended
-    in the same second as the first may have been the first.
-    """
-    found = [(pod, code, _finished_at(pod)) for pod in pods if (code := exit_code(pod)) is not None]
-    first = min((finished for _, _, finished in found), default=NOT_KNOWN)
-
-    def is_cut(pod: Pod, code: int, finished: datetime) -> bool:
-        metadata, conditions = pod["metadata"], pod.get("status", {}).get("conditions") or ()
-        if not metadata.get("deletionTimestamp") or code not in BY_THE_CLUSTER:
-            return False
-        if any(one.get("type") == "DisruptionTarget" and one.get("status") == "True" for one in conditions):
-            return False
-        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
-        return first <= datetime.fromisoformat(metadata["deletionTimestamp"]) - grace <= finished and finished > first
-
-    return sorted(ExitStatus(host_of(pod), pod["metadata"]["name"], code, at, is_cut(pod, code, at)) for pod, code, at in found)
-
-
-def reasons_of(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
-    """Return the pods that were the reason: of those that were not cut off the one with the code that counts most, of several the first.
+def reasons_of(pods: Iterable[Pod]) -> list[ExitStatus]:
+    """Return the pods that failed first, of those with the code that counts most; the cluster ends all others when one has failed.
 
     More than one if they ended alike in the same second. Empty if all ended well, or none has ended.
     """
 
-    def order(one: ExitStatus) -> tuple[int, datetime, bool]:
+    def order(one: ExitStatus) -> tuple[int, str, bool]:
         return order_of(one.code), one.finished_at, one.code == -signal.SIGTERM  # a cluster sends SIGTERM to the others
 
-    failed = [one for one in statuses if one.code]
-    own = [one for one in failed if not one.is_cut] or failed
-    if not own:
+    failed = [
+        ExitStatus(host_of(pod), pod["metadata"]["name"], code, (_terminated(pod) or {}).get("finishedAt") or "")
+        for pod in pods
+        if (code := exit_code(pod))
+    ]
+    if not failed:
         return []
-    first = min(own, key=order)
-    return [one for one in own if (order(one), one.code) == (order(first), first.code)]
+    first = min(failed, key=order)
+    return sorted(one for one in failed if (order(one), one.code) == (order(first), first.code))
 
 
 def host_of(pod: Pod) -> int:
@@ -337,8 +278,3 @@ def _is_finished(found: JobSet) -> bool:
 def _terminated(pod: Pod) -> dict[str, Any] | None:
     states = [(status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or ()]
     return next(filter(None, states), None)
-
-
-def _finished_at(pod: Pod) -> datetime:
-    text = (_terminated(pod) or {}).get("finishedAt")
-    return datetime.fromisoformat(text) if text else NOT_KNOWN

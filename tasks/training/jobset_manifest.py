@@ -16,7 +16,6 @@ from phasewise.tasks.training.hosts import JOIN_SECONDS, SEND_SECONDS, SEND_VARI
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.process.child_process import python_command
 from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
 from phasewise.trainer.process.rendezvous import JOIN_VARIABLE
@@ -35,7 +34,7 @@ API_VERSION, KIND, JOB_NAME, CONTAINER = "jobset.x-k8s.io/v1alpha2", "JobSet", "
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 SLICE_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
 HOST_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-OWNER, LAUNCH, RUN, SAME, HOSTS = "phasewise/owner", "phasewise/launch", "phasewise/run", "phasewise/same", "phasewise/hosts"
+OWNER, LAUNCH, RUN, HOSTS = "phasewise/owner", "phasewise/launch", "phasewise/run", "phasewise/hosts"
 PORT = 8476
 SCRATCH = "/phasewise"
 """Where a pod has its part of the work of a home on a store."""
@@ -118,7 +117,6 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
                 OWNER: attempt.owner,
                 LAUNCH: attempt.name,
                 RUN: f"{attempt.run.recipe}/{attempt.run.scale}/{attempt.run.phase}",
-                SAME: digest_of_same(attempt, slices, settings),
             },
         },
         "spec": {
@@ -128,17 +126,6 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
             "replicatedJobs": [{"name": JOB_NAME, "replicas": slices.count, "template": {"spec": job}}],
         },
     }
-
-
-def digest_of_same(attempt: Attempt, slices: Slice, settings: ClusterSettings) -> str:
-    """Return the digest of everything that decides what the JobSet does, whichever attempt of the run it is.
-
-    Settings for a home on a store are left out: no JobSet is taken over there.
-    """
-    run = attempt.run
-    carried_out = [run.execution.model_dump(mode="json"), run.until_step]
-    said = settings.model_dump(mode="json", exclude={"scratch", "send_seconds"})
-    return digest_of_json([run.digest, carried_out, slices.model_dump(mode="json"), said])
 
 
 def host_names(name: str, slices: Slice) -> list[str]:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,17 +89,6 @@ class Cluster:
         with suppress(Missing):
             return self._request(self._objects.get_namespaced_custom_object, *self._where, name)
         return None
-
-    def annotate(self, found: JobSet, annotations: Mapping[str, str]) -> JobSet:
-        """Change annotations, only if the object is still the one that was found.
-
-        Raises:
-            Conflict: another client changed it meanwhile.
-        """
-        metadata = {**found["metadata"], "annotations": {**found["metadata"].get("annotations", {}), **annotations}}
-        return self._request(
-            self._objects.replace_namespaced_custom_object, *self._where, metadata["name"], {**found, "metadata": metadata}
-        )
 
     def delete(self, found: JobSet) -> None:
         """Delete it with its pods, which are asked to stop. It is there until they have ended. Another one of the same name stays."""

@@ -103,7 +103,7 @@ class Launcher(Protocol):
         ...
 
     def clear(self, folder: Path) -> None:
-        """End the hosts of a launcher that is gone, if they outlive it and were shut out of the run of this folder."""
+        """End the hosts of the run of this folder that outlived their launcher."""
         ...
 
 

@@ -96,7 +96,6 @@ class LocalLauncher:
         return [environment | joined | {"JAX_PROCESS_ID": str(number)} for number, environment in enumerate(own)]
 
     def _gpus(self, environment: Mapping[str, str]) -> list[str]:
-        """Return the GPUs that processes may use, as `CUDA_VISIBLE_DEVICES` names them; none if jax has another platform."""
         if not re.search(r"cuda|gpu", environment.get("JAX_PLATFORMS", "cuda")):
             return []
         there = list(self._root.glob("dev/nvidia[0-9]*"))

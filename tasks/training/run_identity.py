@@ -18,7 +18,7 @@ from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, read_
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.checkpoints.files import find_damage_since, find_other_rows, is_committed, saved_steps
+from phasewise.trainer.checkpoints.files import find_damage, find_other_rows, is_committed, saved_steps
 from phasewise.trainer.config import DECIDES_BITS, RunConfig
 from phasewise.trainer.config.identity import NOTHING, Difference, differences_between
 from phasewise.trainer.data.manifest import Manifest, read_manifest
@@ -85,7 +85,7 @@ def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> s
     if written is None or (has_result_of(folder.path, run) and not is_same(written, run)):
         return f"is whole, and {folder.run_file} is missing or was changed after the run ended"
     known = digests or KnownDigests()
-    if damage := find_damage_since(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
+    if damage := find_damage(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
         return damage
     if not known.has_changed(folder.metrics, folder.result):
         return None
@@ -151,7 +151,6 @@ def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) ->
 
 
 def _manifest_as_written(written: RunConfig, run: RunConfig, component: str) -> Manifest | None:
-    """Return the manifest of the cache that a run was trained on: next to the cache as it is now, wherever the home is, or where it was."""
     folder_name = written.caches[component].rstrip("/").rpartition("/")[2]
     name = written.cache_name(component)
     for folder in (as_path(run.caches[component]).parent / folder_name, as_path(written.caches[component])):

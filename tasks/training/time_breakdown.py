@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import Field
 
-from phasewise.tasks.store.keeping import keeper_of
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
@@ -85,18 +84,18 @@ class OpenAttempt(Frozen):
     life: AttemptTime
     before: list[str | int | None]
 
-    def with_its_heartbeat(self, said: Mapping[str, Any]) -> tuple[AttemptTime, Mapping[str, Any]]:
-        """Return the attempt with the later heartbeat of its trainer, and that heartbeat; nothing if it is not of this attempt."""
+    def with_its_heartbeat(self, said: Mapping[str, Any]) -> AttemptTime:
+        """Return the attempt with the later heartbeat of its trainer, if that is on this machine."""
         if not said or [said.get("time"), said.get("pid")] == self.before:
-            return self.life, {}
+            return self.life
         with suppress(KeyError, TypeError, ValueError):
             on_the_clock = datetime.fromisoformat(said["time"]).timestamp() - self.life.started_at
             counted = self.life.wall_seconds + sum(said["spent"].values()) - sum(self.life.seconds.values())
             until = min(on_the_clock, counted + UNCOUNTED_SECONDS)
             if until >= self.life.wall_seconds:
                 said_then = {"seconds": dict(said["spent"]), "to_step": said["step"], "peak_memory_bytes": said["peak_memory_bytes"]}
-                return self.life.but(wall_seconds=until, **said_then), said
-        return self.life, said
+                return self.life.but(wall_seconds=until, **said_then)
+        return self.life
 
 
 class Clock:
@@ -113,7 +112,7 @@ class Clock:
         Args:
             slice_name: as in `AttemptTime`.
         """
-        taken = self._write_lost_attempt()
+        self._write_lost_attempt()
         began, started_at = time.monotonic(), time.time()
         pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
         said_before = read_heartbeat(self._folder)
@@ -121,18 +120,14 @@ class Clock:
         noted: float | None = None
 
         def so_far() -> AttemptTime:
-            """What is known of it. Of a trainer that another launcher had started only the time since counts."""
             said = read_heartbeat(self._folder)
             said = said if [said.get("time"), said.get("pid")] != before else {}
-            is_taken = bool(said and taken and said.get("token") == taken.get("token"))
-            had: Mapping[str, float] = taken.get("spent", {}) if is_taken else {}
-            first = taken.get("step", from_step) if is_taken else from_step
             return AttemptTime(
                 wall_seconds=time.monotonic() - began,
                 pause_seconds=pause,
-                seconds={work: max(0.0, spent - had.get(work, 0.0)) for work, spent in said.get("spent", {}).items()},
-                from_step=first,
-                to_step=said.get("step", first),
+                seconds=dict(said.get("spent", {})),
+                from_step=from_step,
+                to_step=said.get("step", from_step),
                 peak_memory_bytes=said.get("peak_memory_bytes"),
                 slice_name=slice_name,
                 started_at=started_at,
@@ -156,18 +151,11 @@ class Clock:
             with suppress(OSError):
                 RunFolder(self._folder).life.unlink(missing_ok=True)
 
-    def _write_lost_attempt(self) -> Mapping[str, Any]:
-        """Write the line of an attempt whose launcher was lost, and return the last heartbeat of its trainer: it may still be at work.
-
-        Nothing is returned if the home is on a store: the trainer was shut out there.
-        """
-        found = read_open_attempt(self._folder)
-        if found is None:
-            return {}
-        lost, said = found.with_its_heartbeat(read_heartbeat(self._folder))
-        if lost.started_at not in [one.started_at for one in read_attempts(self._folder)]:
-            self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
-        return {} if keeper_of(self._folder) else said
+    def _write_lost_attempt(self) -> None:
+        if found := read_open_attempt(self._folder):
+            lost = found.with_its_heartbeat(read_heartbeat(self._folder))
+            if lost.started_at not in [one.started_at for one in read_attempts(self._folder)]:
+                self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
 
     def _append(self, attempt: AttemptTime) -> None:
         with suppress(OSError), open(RunFolder(self._folder).spent, "a", encoding="utf-8") as file:
@@ -222,7 +210,6 @@ def words_of(spent: TimeBreakdown) -> str:
 
 
 def _parts(attempt: AttemptTime, after: AttemptTime | None) -> dict[str, float]:
-    """Return the parts of one attempt. The updates that the next attempt does again were lost, so their time here is its replay."""
     parts = {
         **attempt.seconds,
         "process": max(0.0, attempt.wall_seconds - sum(attempt.seconds.values())),

@@ -119,7 +119,6 @@ class TpuVmLauncher:
         return start_remote(keeper, attempt, lambda kept: self._start_hosts(attempt, kept, SENT_SECONDS))
 
     def _start_hosts(self, attempt: Attempt, kept: Kept | None, done_seconds: float) -> "SshGroup":
-        """Start the program on all hosts, or on none."""
         loop = Loop()
         forget_meetings(attempt.folder)
 
@@ -324,7 +323,6 @@ class SshProcess:
         await self._connection.wait_closed()
 
     async def _follow(self) -> None:
-        """Write its output to its log until it ends."""
         code = int(ExitCode.LOST)
         process = self._process
         with open(self._log, "ab") as log:

@@ -24,7 +24,7 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.model.hugging_face import read_folder
 from phasewise.trainer.state import TrainState, abstract_state, params_digest

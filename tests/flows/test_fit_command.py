@@ -25,7 +25,7 @@ from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from phasewise.trainer.state import abstract_state, params_digest

@@ -15,7 +15,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 
 RECIPE = tiny_recipe()

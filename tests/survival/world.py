@@ -22,8 +22,7 @@ from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.file_lock import try_lock
 from phasewise.trainer.base.run_folder import METRICS_NAME
 from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.checkpoints.files import find_damage
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path, find_damage
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics

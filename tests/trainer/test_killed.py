@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.checkpoints.state import read_about, read_leaves
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row

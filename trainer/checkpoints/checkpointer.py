@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved in the background, committed atomically, found damaged where they are, pruned by rule.
+"""The checkpoints of a run: saved in the background, committed atomically, checked for damage, pruned, and compared with the run on resume.
 
 A checkpoint named N is the state after N updates. Its content is described in `trainer.checkpoints.state`, what commits it in
 `trainer.checkpoints.files`.
@@ -19,12 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from pydantic import TypeAdapter, ValidationError
 
 from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
 from phasewise.trainer.base.storage import cleaning_up
 from phasewise.trainer.base.system_errors import refusal_of
+from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import (
     UNCOMMITTED,
+    committed_files,
     find_damage,
     is_committed,
     remove_checkpoint,
@@ -32,11 +37,11 @@ from phasewise.trainer.checkpoints.files import (
     saved_steps,
     write_digests,
 )
-from phasewise.trainer.checkpoints.resume import check_same_run
 from phasewise.trainer.checkpoints.shards import build_writer, checkpoint_store, upload_shards
 from phasewise.trainer.checkpoints.state import (
+    ABOUT,
+    MAX_NAMED,
     Leaves,
-    about_of,
     check_types,
     leaves_of,
     placed,
@@ -47,18 +52,21 @@ from phasewise.trainer.checkpoints.state import (
     tree_like,
     types_of,
 )
-from phasewise.trainer.config import CheckpointPolicy, RunConfig
+from phasewise.trainer.config import CheckpointPolicy, LearningRateSegment, RunConfig
+from phasewise.trainer.config.identity import NOTHING, Difference, bound_by_checkpoint, differences_between
 from phasewise.trainer.data.contract import changed_since
+from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
 from phasewise.trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
 from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
 from phasewise.trainer.process.lease import Alone, no_check
+from phasewise.trainer.schedule import learning_rate_at
 from phasewise.trainer.state import TrainState, init_state
 
 __all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]
-
 MIN_KEPT = 2
 """The newest, and one to fall back on should it be damaged."""
 NONE_SAVED, NONE_WHOLE = -1, -2
+_SEGMENTS = TypeAdapter(tuple[LearningRateSegment, ...])
 
 
 class Checkpoints:
@@ -143,6 +151,40 @@ class Checkpoints:
             )
         return None if step == NONE_SAVED else step
 
+    def newest_with_its_rows(self, step: int, passed_over: PassedOver) -> int:
+        """Return the newest checkpoint, up to `step`, whose updates all have their rows in the metrics, as they were when it was saved.
+
+        A state without the rows of its updates would be judged by half of its training. One of several processes does not look: they might
+        not see the same.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if jax.process_count() > 1:
+            return step
+        path = RunFolder.at(self._run.output).metrics
+        rows = read_metrics(path)
+        reached = whole_through(rows, self._run.start_step, passed_over)
+        found: int | None = step
+        while found is not None:
+            said = read_about(self.folder / str(found)).get("rows")
+            is_complete = all(update in passed_over for update in range(reached, found))
+            if is_complete and (said is None or said == rows_digest(row for row in rows if row["step"] <= found)):
+                break
+            found = self.latest_step(at_most=found - 1)
+        if found is None:
+            raise CheckpointError(
+                f"{path} must hold the row of each step up to {step}, where the last checkpoint is, as it was written; rows are missing, "
+                "or are others, and there is no checkpoint that has its rows. Bring the file back from a copy, or move "
+                f"{self._run.output} away to start the phase from its beginning."
+            )
+        if found != step:
+            _say(
+                f"{path} lacks rows of the steps up to {step}, or has others than were written; the checkpoint of step {found} is gone "
+                "back to, and the updates after it are done again"
+            )
+        return found
+
     def save(self, step: int, state: TrainState, contract: Mapping[str, Any], *, rows: str | None = None) -> None:
         """Copy the state out and write it in the background, after the save before has ended. Saving a step twice does nothing.
 
@@ -163,9 +205,14 @@ class Checkpoints:
         self._damaged.discard(step)
         self._saved_at = self._clock()
         leaves = leaves_of(state)
-        about = about_of(self._run, contract, leaves, rows)
+        about = {"run": self._run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
+        about |= {} if rows is None else {"rows": rows}
         on_host = jax.default_backend() == "cpu"
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(self._apart(leaves) if on_host else leaves), about=ocp.args.JsonSave(about))
+        if on_host:
+            # The next update takes the state's memory, and would wait until it is written. (Accelerators copy to the host before Orbax's
+            # save returns.) The memory is kept for the next copy: to get it from the system takes four times as long as to fill it.
+            self._copy = leaves = jax.block_until_ready(_copied(leaves, self._copy))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(leaves), about=ocp.args.JsonSave(about))
         begin = partial(self._writer.save, path, args=items)
         if on_host and jax.process_count() == 1:
             self._writing = self._background.submit(self._commit, step, begin)
@@ -204,15 +251,6 @@ class Checkpoints:
         check_types(path, about["leaves"], types_of(leaves_of(wanted)))
         return tree_like(wanted, read_leaves(path, about["leaves"].keys(), placed(shardings)))
 
-    def _apart(self, leaves: Leaves) -> Leaves:
-        """The state in memory of its own, where the device is the host: else the next update, which takes the state's memory, waits until
-        it is written. (Accelerators copy to the host before Orbax's save returns.) The memory is kept for the next copy: to get it from
-        the system takes four times as long as to fill it.
-        """
-        copy = jax.block_until_ready(_copied(leaves, self._copy))
-        self._copy = copy
-        return copy
-
     def _newest_whole(self, at_most: int | None) -> int:
         steps = [step for step in saved_steps(self.folder) if at_most is None or step <= at_most]
         for step in reversed(steps):
@@ -221,12 +259,11 @@ class Checkpoints:
                 return step
             self._damaged.add(step)
             before = "the one before it is used" if step != steps[0] else "there is none before it"
-            print(f"trainer: checkpoint {self.folder / str(step)} {damage}; {before}", file=sys.stderr, flush=True)
+            _say(f"checkpoint {self.folder / str(step)} {damage}; {before}")
         never_committed = len(steps) <= 1 and all(find_damage(self.folder / str(step)) == UNCOMMITTED for step in steps)
         return NONE_SAVED if never_committed else NONE_WHOLE
 
     def _commit(self, step: int, begin: Callable[[], None] = lambda: None) -> None:
-        """In the background: when Orbax has renamed the folder, write the digests, then delete what is no longer kept."""
         try:
             with self._watch():
                 begin()
@@ -248,16 +285,13 @@ class Checkpoints:
     def _prune(self) -> None:
         steps = saved_steps(self.folder)
         whole = [step for step in steps if step not in self._damaged and is_committed(self.folder / str(step))]
-        for step in set(steps) - steps_to_keep(whole, self._run.checkpoints) - self._to_go_back_to(whole):
+        kept = steps_to_keep(whole, self._run.checkpoints)
+        if (recovery := self._run.recovery) is not None:  # if one is gone, the updates since an older one are done again first
+            regular = sorted(step for step in whole if step % self._run.checkpoints.every_steps == 0)
+            kept |= set(regular[-(recovery.checkpoints_back + 1) :])
+        for step in set(steps) - kept:
             with cleaning_up(self.folder, _say):
                 remove_checkpoint(self.folder / str(step))
-
-    def _to_go_back_to(self, whole: Collection[int]) -> set[int]:
-        """Those that a roll-back may need; where one is gone, the updates since an older one are done again first."""
-        recovery, every = self._run.recovery, self._run.checkpoints.every_steps
-        if recovery is None:
-            return set()
-        return set(sorted(step for step in whole if step % every == 0)[-(recovery.checkpoints_back + 1) :])
 
 
 def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
@@ -275,5 +309,82 @@ def _say(text: str) -> None:
 
 
 def _agreed(value: int) -> int:
-    """What the first process says."""
     return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def check_rows(run: RunConfig, passed_over: PassedOver) -> None:
+    """Refuse to sum up a run whose metrics were damaged while it trained."""
+    reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, passed_over)
+    if reached != run.stop_step:
+        raise CheckpointError(
+            f"{run.output}/{METRICS_NAME} must hold the row of each step up to {run.stop_step}, and that of step {reached + 1} is missing "
+            "or does not read. Start the run again: it goes back to a checkpoint that has its rows."
+        )
+
+
+def check_resume(run: RunConfig) -> None:
+    """Refuse to resume a run with other settings than its newest checkpoint was trained with. Nothing is written.
+
+    A field that only one version of the code knows is not compared: standard error names it, once.
+
+    Raises:
+        CheckpointError: the fields, with both values.
+    """
+
+    def has_its_record(path: Path) -> bool:
+        files = committed_files(path)
+        items = () if isinstance(files, str) else files.items()
+        record = {path / name: digest for name, (_, digest) in items if name.startswith(f"{ABOUT}/")}
+        return bool(record) and all(name.is_file() and digest_of_file(name) == digest for name, digest in record.items())
+
+    folder = RunFolder.at(run.output).checkpoints
+    path = next((folder / str(step) for step in reversed(saved_steps(folder)) if has_its_record(folder / str(step))), None)
+    if path is None:
+        return
+    saved = read_about(path)["run"]
+    check_same_run(path, saved, run)
+    if unknown := [one.field for one in _compared(saved, run)[1]]:
+        _say(f"{path} was written by another version of the code: {name_some(unknown, MAX_NAMED, ', ')} cannot be compared")
+
+
+def check_same_run(path: Path, saved: Any, run: RunConfig) -> None:
+    """Refuse a checkpoint that was trained with other settings than the run has.
+
+    Args:
+        saved: the run that the checkpoint holds.
+
+    Raises:
+        CheckpointError: the fields, with both values.
+    """
+    if found := [*_compared(saved, run)[0], *_past_learning_rate(saved, run, int(path.name))]:
+        named = name_some([f"{one.field} is {one.before} in the checkpoint and {one.now} in run.json" for one in found], MAX_NAMED, "; ")
+        raise CheckpointError(
+            f"{path} was trained with other settings: {named}. Restore the checkpoint's values in run.json, or move {run.output} away to "
+            "train from the beginning."
+        )
+
+
+def _compared(saved: Any, run: RunConfig) -> tuple[list[Difference], list[Difference]]:
+    now = bound_by_checkpoint(run.model_dump(mode="json"))
+    try:
+        before = RunConfig.model_validate(saved).model_dump(mode="json")
+    except ValidationError:
+        found = list(differences_between(bound_by_checkpoint(saved if isinstance(saved, dict) else {}), now))
+        unknown = [one for one in found if NOTHING in (one.before, one.now)]
+        return [one for one in found if one not in unknown], unknown
+    return list(differences_between(bound_by_checkpoint(before), now)), []
+
+
+def _past_learning_rate(saved: Any, run: RunConfig, step: int) -> list[Difference]:
+    """Return the first update before the checkpoint that would have another learning rate now. How the segments are cut does not count."""
+    try:
+        before = _SEGMENTS.validate_python(saved["learning_rate"] if isinstance(saved, Mapping) else ())
+    except (ValidationError, KeyError):  # another version's
+        return []
+    if not before:
+        return []
+    for update in range(run.start_step, step):
+        was, now = learning_rate_at(before, update), learning_rate_at(run.learning_rate, update)
+        if np.float32(was) != np.float32(now):
+            return [Difference(f"learning_rate of update {update + 1}", f"{was:g}", f"{now:g}")]
+    return []

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.metrics import read_metrics, rows_digest
+
+
+def checkpoint_path(run_folder: str | Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return RunFolder.at(run_folder).checkpoint(step)
+
 
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
@@ -48,16 +55,23 @@ def digests_here(checkpoint: Path) -> Digests:
     return {name: ((checkpoint / name).stat().st_size, digest) for name, digest in zip(names, digests, strict=True)}
 
 
-def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, in words that follow its name; None where it is whole. Every byte is read."""
+def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequence[str]] | None = None) -> str | None:
+    """Return the damage of a checkpoint's files, in words that follow its name; None if it is whole.
+
+    Args:
+        changed: given name → SHA-256 of the files, the names of those that were changed; None reads every byte.
+    """
     wanted = committed_files(checkpoint)
     if isinstance(wanted, str):
         return wanted
     if damage := _missing_or_cut(checkpoint, wanted):
         return damage
+    if changed is not None:
+        found = changed({name: digest for name, (_, digest) in wanted.items()})
+        return f"is damaged: {found[0]} has other bytes than were written" if found else None
     with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
-        found = threads.map(lambda name: digest_of_file(checkpoint / name), wanted)
-        for (name, (_, digest)), now in zip(wanted.items(), found, strict=True):
+        digests = threads.map(lambda name: digest_of_file(checkpoint / name), wanted)
+        for (name, (_, digest)), now in zip(wanted.items(), digests, strict=True):
             if now != digest:
                 return f"is damaged: {name} has other bytes than were written (SHA-256 {now[:12]}, not {digest[:12]})"
     return None
@@ -67,21 +81,6 @@ def has_its_files(checkpoint: Path) -> bool:
     """Whether all files that its list names are here in their sizes. One whose list does not read is damaged, and lacks none."""
     wanted = committed_files(checkpoint)
     return isinstance(wanted, str) or _missing_or_cut(checkpoint, wanted) is None
-
-
-def find_damage_since(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequence[str]]) -> str | None:
-    """As `find_damage`, and cheap where nothing looks changed.
-
-    Args:
-        changed: given name → SHA-256 of the files, the names of those that are not as they were written.
-    """
-    wanted = committed_files(checkpoint)
-    if isinstance(wanted, str):
-        return wanted
-    if damage := _missing_or_cut(checkpoint, wanted):
-        return damage
-    found = changed({name: digest for name, (_, digest) in wanted.items()})
-    return f"is damaged: {found[0]} has other bytes than were written" if found else None
 
 
 def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:

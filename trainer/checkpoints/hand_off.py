@@ -12,9 +12,8 @@ averages, which a model of the Llama family gets when it becomes one of the Qwen
 is an error, and so is a leaf of the parent that would be dropped without a word.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,26 +54,41 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     Raises:
         CheckpointError: a checkpoint is missing or damaged or holds other weights than planned; a leaf is neither carried nor declared.
     """
+    if run.start is None and shardings is None:
+        # bound to the device as a restored state is: else the step is another program for each, and a restart compiles it again
+        return jax.device_put(init_state(run), first_device())
     if run.start is None:
-        return _from_scratch(run) if shardings is None else jax.jit(lambda: init_state(run), out_shardings=shardings)()
+        return jax.jit(lambda: init_state(run), out_shardings=shardings)()
     start = run.start
     template = jax.eval_shape(lambda: init_state(run))
     wanted = types_of(leaves_of(template))
     found = _checked(run, start)
     origins = {name: _origin(name, start) for name in wanted}
-    problems = [*_idle(start, wanted), *_missing(wanted, origins, found), *_dropped(wanted, start, found[start.checkpoint])]
+    there = {part for name in wanted for part in _parts(name)}
+    declared = [*start.fresh, *(graft.part for graft in start.graft)]
+    twice = sorted({part for part in declared if declared.count(part) > 1})
+    problems = [f"{part!r} is declared, and the phase's state has no such part: take it out" for part in declared if part not in there]
+    problems += [f"{part!r} is declared twice: make it fresh or graft it from one checkpoint" for part in twice]
+    problems += [*_missing(wanted, origins, found), *_dropped(wanted, start, found[start.checkpoint])]
     if problems:
         raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {name_some(problems, MAX_NAMED, '; ')}.")
-    return tree_like(template, _gathered(run, origins, shardings))
+    place = placed(shardings)
+    leaves: Leaves = {}
+    for checkpoint in sorted({origin for origin in origins.values() if origin is not None}):
+        leaves |= read_leaves(Path(checkpoint), [name for name, origin in origins.items() if origin == checkpoint], place)
+    fresh = [name for name, origin in origins.items() if origin is None]
+    names = [name for name in fresh if not name.startswith("ema.")]
 
+    def make() -> Leaves:
+        made = leaves_of(init_state(run))
+        return {name: made[name] for name in names}  # the others are not computed
 
-def _from_scratch(run: RunConfig) -> TrainState:
-    """Bound to the device as a restored state is: else the step is another program for each, and a restart compiles it again."""
-    return jax.device_put(init_state(run), first_device())
+    leaves |= jax.jit(make, out_shardings={name: place(name) for name in names})() if names else {}
+    averages = {name: leaves["params." + name.removeprefix("ema.")] for name in fresh if name.startswith("ema.")}
+    return tree_like(template, leaves | {name: jnp.copy(weight) for name, weight in averages.items()})  # a step takes the memory of both
 
 
 def _checked(run: RunConfig, start: StartFrom) -> dict[str, LeafTypes]:
-    """The leaves of each checkpoint that is named, which must be whole and hold the weights that were planned with."""
     declared = {start.checkpoint: start.params_digest, **{graft.checkpoint: graft.params_digest for graft in start.graft}}
     for checkpoint, expected in declared.items():
         check_whole(Path(checkpoint))
@@ -88,7 +102,6 @@ def _checked(run: RunConfig, start: StartFrom) -> dict[str, LeafTypes]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """The parts that a leaf belongs to; what is declared of the first counts."""
     field = name.split(".", 1)[0]
     return ("qk_norm", field) if name.rsplit(".", 1)[-1] in QK_NORM_WEIGHTS else (field,)
 
@@ -103,17 +116,7 @@ def _origin(name: str, start: StartFrom) -> Origin:
     return start.checkpoint
 
 
-def _idle(start: StartFrom, wanted: Iterable[str]) -> list[str]:
-    """Declarations of parts that the state has not, and of parts that are to come from two places."""
-    there = {part for name in wanted for part in _parts(name)}
-    declared = [*start.fresh, *(graft.part for graft in start.graft)]
-    idle = [f"{part!r} is declared, and the phase's state has no such part: take it out" for part in declared if part not in there]
-    twice = sorted({part for part in declared if declared.count(part) > 1})
-    return [*idle, *(f"{part!r} is declared twice: make it fresh or graft it from one checkpoint" for part in twice)]
-
-
 def _missing(wanted: LeafTypes, origins: Mapping[str, Origin], found: Mapping[str, LeafTypes]) -> list[str]:
-    """Leaves that are not where they shall come from."""
     problems: list[str] = []
     for name, origin in origins.items():
         if origin is None or (there := found[origin].get(name)) == wanted[name]:
@@ -126,7 +129,6 @@ def _missing(wanted: LeafTypes, origins: Mapping[str, Origin], found: Mapping[st
 
 
 def _dropped(wanted: LeafTypes, start: StartFrom, parent: LeafTypes) -> list[str]:
-    """Leaves of the parent that nothing declares gone."""
     declared = {*start.fresh, *(graft.part for graft in start.graft)}
     kept = {_group(name) for name in wanted}
     problems: list[str] = []
@@ -141,27 +143,4 @@ def _dropped(wanted: LeafTypes, start: StartFrom, parent: LeafTypes) -> list[str
 
 
 def _group(name: str) -> str:
-    """What is kept or not kept as one: the moving average, and each window."""
     return ".".join(name.split(".")[: 2 if name.startswith("rolling.") else 1])
-
-
-def _gathered(run: RunConfig, origins: Mapping[str, Origin], shardings: TrainState | None) -> Leaves:
-    """Every leaf of the state, from where it comes."""
-    place = placed(shardings)
-    leaves: Leaves = {}
-    for checkpoint in sorted({origin for origin in origins.values() if origin is not None}):
-        leaves |= read_leaves(Path(checkpoint), [name for name, origin in origins.items() if origin == checkpoint], place)
-    fresh = [name for name, origin in origins.items() if origin is None]
-    leaves |= _made_again(run, [name for name in fresh if not name.startswith("ema.")], place)
-    averages = {name: leaves["params." + name.removeprefix("ema.")] for name in fresh if name.startswith("ema.")}
-    return leaves | {name: jnp.copy(weight) for name, weight in averages.items()}  # a step takes the memory of both
-
-
-def _made_again(run: RunConfig, names: list[str], place: Any) -> Leaves:
-    """These leaves as they are at step 0; the others are not computed."""
-
-    def make() -> Leaves:
-        leaves = leaves_of(init_state(run))
-        return {name: leaves[name] for name in names}
-
-    return jax.jit(make, out_shardings={name: place(name) for name in names})() if names else {}

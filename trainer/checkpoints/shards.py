@@ -99,13 +99,11 @@ def united(checkpoint: Path, shares: Sequence[Digests]) -> Digests:
 
 
 def _is_shard(name: str) -> bool:
-    """Return whether it is a shard of a leaf: `state/LEAF/0.1`."""
     parts = name.split("/")
     return len(parts) == 3 and parts[0] == STATE and all(part.isdecimal() for part in parts[2].split("."))
 
 
 def _missing_shards(checkpoint: Path, files: Mapping[str, object]) -> list[str]:
-    """Return those of the leaves whose shape this host wrote. A shard that is not there would be read as zeros."""
     missing: list[str] = []
     for described in sorted((checkpoint / STATE).glob(f"*/{ARRAY_NAME}")):
         leaf = read_json(described)

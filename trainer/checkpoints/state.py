@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.checkpoints.files import find_damage
+from phasewise.trainer.checkpoints.files import find_damage, is_committed, saved_steps
 from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.model.params import Params, abstract_params
 from phasewise.trainer.state import params_digest
@@ -31,7 +31,7 @@ MAX_NAMED = 3
 
 def leaves_of(tree: Any) -> Leaves:
     """The leaves of a tree by name, in the tree's order."""
-    return {".".join(map(_key, path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def tree_like(template: Any, leaves: Mapping[str, Any]) -> Any:
@@ -42,14 +42,6 @@ def tree_like(template: Any, leaves: Mapping[str, Any]) -> Any:
 def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
     """What `about` says of each leaf."""
     return {name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in leaves.items()}
-
-
-def about_of(run: RunConfig, contract: Mapping[str, Any], leaves: Mapping[str, Any], rows: str | None = None) -> dict[str, Any]:
-    """What is saved beside the state: the resolved configuration, the data order contract, the leaves there are, and the digest of the rows
-    of its updates, where that is known.
-    """
-    about = {"run": run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
-    return about if rows is None else {**about, "rows": rows}
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -125,7 +117,14 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False, shardings
 def saved_params_digest(path: Path) -> str:
     """`params_digest` of the weights in a checkpoint, whichever model they are of."""
     names = [name for name in read_about(path)["leaves"] if name.startswith("params.")]
-    return params_digest(_nested(read_leaves(path, names, lambda _: None))["params"])
+    params: dict[str, Any] = {}
+    for name, leaf in read_leaves(path, names, lambda _: None).items():
+        *outer, last = name.split(".")[1:]
+        at = params
+        for part in outer:
+            at = at.setdefault(part, {})
+        at[last] = leaf
+    return params_digest(params)
 
 
 def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
@@ -152,31 +151,66 @@ def type_in_words(leaf: Mapping[str, Any] | None) -> str:
 
 
 def first_device() -> jax.sharding.Sharding:
-    """Where a leaf is that nobody placed elsewhere: nothing depends on where it was."""
+    """Return the default sharding of a leaf: nothing depends on where it was."""
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def placed(shardings: Any | None) -> Callable[[str], jax.sharding.Sharding]:
-    """Where a tree of shardings says that each leaf shall be; None is all on the first device. Leaves it does not name are there too."""
+    """Return the sharding of each leaf by name; None, and leaves that the tree does not name, is the first device."""
     here = first_device()
     by_name = {} if shardings is None else leaves_of(shardings)
     return lambda name: by_name.get(name, here)
 
 
-def _key(key: Any) -> str:
-    """One part of a path: a field's name, a dictionary's key or a position."""
-    for attribute in ("name", "key", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    raise AssertionError(f"a path has an unknown part: {key!r}")
+def kept_steps(folder: Path, run: RunConfig) -> list[int]:
+    """Return the steps of the phase that have a committed checkpoint, oldest first; none where that of its end is not there."""
+    steps = [step for step in saved_steps(folder) if run.start_step < step <= run.stop_step and is_committed(folder / str(step))]
+    return steps if steps and steps[-1] == run.stop_step else []
 
 
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *outer, last = name.split(".")
-        at = nested
-        for part in outer:
-            at = at.setdefault(part, {})
-        at[last] = leaf
-    return nested
+def last_steps(folder: Path, run: RunConfig, count: int) -> tuple[int, ...]:
+    """Return the steps of the run's last `count` checkpoints, oldest first. The last is `stop_step`; those of other runs never count.
+
+    Raises:
+        CheckpointError: fewer are kept, or one was written by another run or model.
+    """
+    steps = kept_steps(folder, run)
+    if len(steps) < max(count, 1):
+        raise CheckpointError(
+            f"the last {count} checkpoints must end with the one of step {run.stop_step}, and {folder} has {len(steps)} of this phase "
+            f"({', '.join(map(str, steps)) or 'none'}). Ask for fewer, or have more kept: `checkpoints.keep_all` or `checkpoints.at_steps`."
+        )
+    chosen = tuple(steps[-count:])
+    written = {step: RunConfig.model_validate(read_about(folder / str(step))["run"]) for step in chosen}
+    last = written[chosen[-1]]
+    if (last.recipe, last.phase, last.model) != (run.recipe, run.phase, run.model):
+        raise CheckpointError(
+            f"{folder / str(chosen[-1])} is of {last.recipe}/{last.phase} or of another model, not of {run.recipe}/{run.phase}."
+        )
+    for step, one in written.items():
+        if one.digest != last.digest:
+            raise CheckpointError(
+                f"only checkpoints of one run belong together: {folder / str(step)} was written by the run {one.digest[:12]}, the last one "
+                f"by {last.digest[:12]}. Ask for fewer, or train the phase again."
+            )
+    return chosen
+
+
+def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, tuple[int, ...]]:
+    """Return the mean of the weights of the run's last `count` checkpoints, and their steps, oldest first.
+
+    Steps that a learning rate takes late in a phase mostly go to and fro; their mean is nearer to the bottom than any of them (Izmailov et
+    al., "Averaging Weights Leads to Wider Optima and Better Generalization", 2018). Sums are in float64 on the host, one checkpoint at a
+    time; the mean has the weights' own types.
+
+    Raises:
+        CheckpointError: fewer are kept, one is damaged, or one was written by another run or model.
+    """
+    chosen = last_steps(folder, run, count)
+    total: Any = None
+    last: Params | None = None
+    for step in chosen:
+        last = read_params(folder / str(step), run.model)
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), last)
+        total = wide if total is None else jax.tree.map(np.add, total, wide)
+    return jax.tree.map(lambda leaf, like: jnp.asarray((leaf / count).astype(like.dtype)), total, last), chosen

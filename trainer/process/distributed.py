@@ -205,6 +205,5 @@ def is_of_the_runtime(error: Exception) -> bool:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    """End at once: the way out of the interpreter waits for others."""
     print(f"trainer: {message}", file=sys.stderr, flush=True)
     os._exit(code)

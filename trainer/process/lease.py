@@ -144,7 +144,6 @@ def _nobody_writes(folder: Path) -> Iterator[None]:
 
 
 def _replace(place: Path, held: IO[str]) -> None:
-    """Put a new lock file in the place of the one that a silent process holds; one at a time, and only if it is still that one."""
     with locked(RunFolder(place.parent).take_over_lock, wait=True):
         if not _is_at(place, held):
             return
@@ -161,7 +160,6 @@ def _replace(place: Path, held: IO[str]) -> None:
 
 
 def _is_at(place: Path, file: IO[str]) -> bool:
-    """Return whether the open file still has that name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), place.stat())
     except FileNotFoundError:

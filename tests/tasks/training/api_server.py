@@ -3,7 +3,7 @@
 It stands in for a cluster where none can be had. What it does of JobSet's controller: pods from the replicated jobs, one failure fails
 all (`maxRestarts: 0`), deletion asks pods to stop and waits for their grace. Logs of pods are as a node gives them: 400 where the container
 has not begun, 404 where the pod is gone, from the beginning, followed or not.
-Faults: it can be slow, forget a watch (410), cut a connection, and answer 503; logs have faults of their own.
+Faults: it can be slow, cut a connection, and answer 503; logs have faults of their own.
 """
 
 import json
@@ -23,7 +23,6 @@ from tests.tasks.training.pods import Object, Pods
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 PODS = "/api/v1/namespaces/default/pods"
-KEPT_EVENTS = 100
 NO_LOG = b"unable to retrieve container logs for containerd://0123"
 Validate = Callable[[Object], list[str]]
 
@@ -40,7 +39,7 @@ class ApiServer:
     """State of the cluster. Everything is changed under one lock.
 
     Attributes:
-        faults: what the next requests meet: a word for each, `slow`, `cut`, `503`, `forget`. None of them is met by one for a log.
+        faults: what the next requests meet: a word for each, `slow`, `cut`, `503`. None of them is met by one for a log.
         log_faults: what those for logs meet: `400`, `503`, `words` of the node in place of a log, or the number of bytes after which they
             are cut.
         asked: method and path of every request.
@@ -48,17 +47,12 @@ class ApiServer:
 
     def __init__(self, folder: Path, validate: Validate) -> None:
         self.folder, self.validate = folder, validate
-        self.lock = threading.Condition()
-        self.version = 100
-        self.forgotten = 0
+        self.lock = threading.Lock()
         self.jobsets: dict[str, Object] = {}
         self.pods: dict[str, Pods] = {}
-        self.events: list[tuple[int, str, Object]] = []
         self.faults: list[str] = []
         self.log_faults: list[str] = []
         self.asked: list[tuple[str, str]] = []
-        self.is_open = True
-        self.watches = 0
 
     def create(self, manifest: Object) -> Object:
         if problems := self.validate(manifest):
@@ -69,16 +63,8 @@ class ApiServer:
                 raise Refused(409, "AlreadyExists", f"jobsets {name} already exists")
             manifest["metadata"]["uid"] = uuid.uuid4().hex
             self.pods[name] = Pods(manifest, self.folder)
-            self._put("ADDED", name, manifest)
+            self._put(name, manifest)
             threading.Thread(target=self._control, args=(name, self.pods[name]), daemon=True).start()
-            return self.jobsets[name]
-
-    def replace(self, name: str, changed: Object) -> Object:
-        with self.lock:
-            found = self.find(name)
-            if changed["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
-                raise Refused(409, "Conflict", "the object has been modified")
-            self._put("MODIFIED", name, changed)
             return self.jobsets[name]
 
     def delete(self, name: str, preconditions: Object | None = None) -> Object:
@@ -88,7 +74,7 @@ class ApiServer:
                 raise Refused(409, "Conflict", f"the UID in the precondition ({uid}) is not that of the object")
             if "deletionTimestamp" not in found["metadata"]:
                 metadata = {**found["metadata"], "deletionTimestamp": "now"}
-                self._put("MODIFIED", name, {**found, "metadata": metadata})
+                self._put(name, {**found, "metadata": metadata})
                 threading.Thread(target=self._end, args=(name,), daemon=True).start()
             return self.jobsets[name]
 
@@ -97,46 +83,17 @@ class ApiServer:
             raise Refused(404, "NotFound", f"jobsets {name} not found")
         return self.jobsets[name]
 
-    def listed(self, name: str) -> Object:
-        """The version is that of the whole cluster, and not of an object."""
-        items = [found for found in self.jobsets.values() if found["metadata"]["name"] == name]
-        return {"kind": "JobSetList", "metadata": {"resourceVersion": str(self.version)}, "items": items}
-
-    def forget_events(self) -> None:
-        """As a server that compacted its history: every watch that begins before now is answered 410."""
-        with self.lock:
-            self.forgotten = self.version + 1
-            self.version += 2
-            self.lock.notify_all()
-
-    def touch(self, name: str) -> None:
-        """Somebody else changes the object."""
-        with self.lock:
-            self._put("MODIFIED", name, {**self.find(name)})
-
     def close(self) -> None:
-        with self.lock:
-            self.is_open = False
-            self.lock.notify_all()
         for pods in list(self.pods.values()):
             pods.end(0.0)
 
-    def _put(self, kind: str, name: str, found: Object) -> None:
-        self.version += 1
-        found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}}
-        if kind == "DELETED":
-            self.jobsets.pop(name, None)
-        else:
-            self.jobsets[name] = found
-        self.events = [*self.events, (self.version, kind, found)][-KEPT_EVENTS:]
-        self.lock.notify_all()
+    def _put(self, name: str, found: Object) -> None:
+        self.jobsets[name] = found
 
     def _end(self, name: str) -> None:
         self.pods[name].end(self.pods[name].grace)
         with self.lock:
-            found = self.jobsets[name]
-            del self.pods[name]
-            self._put("DELETED", name, found)
+            del self.pods[name], self.jobsets[name]
 
     def _control(self, name: str, pods: Pods) -> None:
         """The controller of one JobSet: one pod that fails fails it, and the others are asked to stop."""
@@ -149,7 +106,7 @@ class ApiServer:
             if name in self.jobsets and self.pods.get(name) is pods:
                 kind = "Failed" if failed else "Completed"
                 conditions = [{"type": kind, "status": "True", "reason": "FailedJobs" if failed else "AllJobsCompleted"}]
-                self._put("MODIFIED", name, {**self.jobsets[name], "status": {"conditions": conditions, "terminalState": kind}})
+                self._put(name, {**self.jobsets[name], "status": {"conditions": conditions, "terminalState": kind}})
 
 
 def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
@@ -172,9 +129,6 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                     return
                 if self._met_a_fault():
                     return
-                if "watch" in query and address.path == JOBSETS:
-                    self._watch(query)
-                    return
                 self._answer(201 if self.command == "POST" else 200, self._found(address.path, query, body))
             except Refused as refused:
                 self._answer(refused.code, {"kind": "Status", "code": refused.code, "reason": refused.reason, "message": str(refused)})
@@ -187,12 +141,10 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 return self._delete_pod(path.removeprefix(PODS).strip("/"))
             if self.command == "POST":
                 return server.create(body)
-            if self.command == "PUT":
-                return server.replace(name, body)
             if self.command == "DELETE":
                 return server.delete(name, (body or {}).get("preconditions"))
             with server.lock:
-                return server.find(name) if name else server.listed(query.get("fieldSelector", "").removeprefix("metadata.name="))
+                return server.find(name)
 
         def _pods(self, query: dict[str, str]) -> Object:
             pods = server.pods.get(query["labelSelector"].partition("=")[2])
@@ -238,32 +190,6 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 self.connection.close()
             return fault == "cut"
-
-        def _watch(self, query: dict[str, str]) -> None:
-            name = query["fieldSelector"].removeprefix("metadata.name=")
-            since = int(query["resourceVersion"])
-            self._begin_chunks("application/json")
-            self._follow(name, since, float(query.get("timeoutSeconds", 60)))
-            with suppress(OSError):
-                self.wfile.write(b"0\r\n\r\n")
-
-        def _follow(self, name: str, since: int, seconds: float) -> None:
-            server.watches += 1
-            until = time.monotonic() + seconds
-            with server.lock:
-                while server.is_open and time.monotonic() < until:
-                    if since < server.forgotten:
-                        self._event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"})
-                        return
-                    for version, kind, found in [one for one in server.events if one[0] > since]:
-                        since = version
-                        if found["metadata"]["name"] == name:
-                            self._event(kind, found)
-                    server.lock.wait(0.2)
-
-        def _event(self, kind: str, found: Object) -> None:
-            with suppress(OSError):
-                self._chunk(json.dumps({"type": kind, "object": found}).encode() + b"\n")
 
         def _begin_chunks(self, kind: str) -> None:
             self.send_response(200)

@@ -8,7 +8,7 @@ import pytest
 
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.store.publisher import Kept
-from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest, digest_of_same, host_names
+from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest, host_names
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import as_path
@@ -140,32 +140,6 @@ def test_a_multislice_is_several_of_them_and_says_so(bare_life: BareLife):
     names = host_names("a", find_slice("4x v5p-512"))
     assert names[0] == "a-slice-0-0.a"
     assert names[64] == "a-slice-1-0.a"
-
-
-def test_a_small_slice_asks_for_its_chips_alone(bare_life: BareLife):
-    [container] = manifest_on("v6e-4", bare_life())["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"google.com/tpu": "4"}
-
-
-def test_the_manifest_is_a_pure_function(bare_life: BareLife):
-    life = bare_life(name="life", owner="me")
-    assert manifest_on("v6e-16", life) == manifest_on("v6e-16", life)
-
-
-def test_what_counts_as_the_same_follows_everything_that_decides(bare_life: BareLife):
-    """A JobSet that does something else must not be taken over."""
-    first, slices = bare_life(), find_slice("v6e-16")
-    same = digest_of_same(first, slices, SETTINGS)
-    assert digest_of_same(bare_life(), slices, SETTINGS) == same, "another life of the run"
-    assert digest_of_same(first, find_slice("v6e-32"), SETTINGS) != same
-    for name, value in {"image": "other", "python": "x", "claim": "y", "passed_on": {"A": "b"}, "stop_seconds": 1.0, "mount": "/m"}.items():
-        assert digest_of_same(first, slices, SETTINGS.model_copy(update={name: value})) != same, name
-    other = bare_life()
-    other.run.digest = "e" * 64  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
-    assert digest_of_same(other, slices, SETTINGS) != same
-    shorter = bare_life()
-    shorter.run.until_step = 7  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
-    assert digest_of_same(shorter, slices, SETTINGS) != same
 
 
 def test_a_slice_that_gke_has_not_is_refused(bare_life: BareLife):

@@ -198,21 +198,6 @@ def test_a_clock_that_was_set_while_it_trained_makes_no_life_of_days(machine: Ma
     assert lost.away_seconds > 39 * 86_400.0, "what nobody knows of"
 
 
-def test_a_trainer_that_outlives_its_launcher_is_counted_once(machine: Machine):
-    """As that of a JobSet: the next launcher follows it."""
-    began = machine.now
-    machine.lose(at_step=10, seconds=20.0)
-    machine.now += 30.0
-    machine.beat(25, {"step": 47.0, "compile": 2.0})
-    with Clock(machine.folder).attempt(10):
-        machine.now += 10.0
-        machine.beat(30, {"step": 57.0, "compile": 2.0})
-    spent = read_time_breakdown(machine.folder)
-    assert spent is not None
-    assert spent.wall_seconds == machine.now - began
-    assert spent.seconds == pytest.approx({"step": 57.0, "compile": 2.0, "process": 1.0})
-
-
 def test_a_line_is_written_once_of_each_life(machine: Machine):
     """Its launcher was ended between the line and the file's end."""
     machine.lose(at_step=10, seconds=20.0)
@@ -236,16 +221,6 @@ def test_a_life_that_was_ended_before_its_first_heartbeat_is_all_process(tmp_pat
     spent = read_time_breakdown(tmp_path)
     assert spent is not None
     assert spent.seconds == {"process": 3.0, "step": 4.0}
-
-
-def test_a_line_that_does_not_read_is_passed_over(tmp_path: Path):
-    assert read_time_breakdown(tmp_path) is None
-    write(tmp_path, life(4.0, {"step": 4.0}, (0, 8)))
-    with open(tmp_path / SPENT_NAME, "a") as file:
-        file.write('{"wall_seconds": 3')
-    spent = read_time_breakdown(tmp_path)
-    assert spent is not None
-    assert spent.wall_seconds == 4.0
 
 
 def test_the_heartbeat_of_a_life_before_is_not_this_ones(tmp_path: Path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.state import TrainState, init_state, params_digest
 

@@ -12,8 +12,8 @@ from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError
-from phasewise.trainer.checkpoints.average import average_of_last
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.state import average_of_last
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.state import TrainState, abstract_state
 

@@ -13,9 +13,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from phasewise.trainer.base.errors import CheckpointError, StorageError
-from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params, saved_params_digest, steps_to_keep
 from phasewise.trainer.checkpoints.files import saved_steps
-from phasewise.trainer.checkpoints.state import leaves_of
 from phasewise.trainer.config import CheckpointPolicy, RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.state import TrainState, init_state, params_digest
@@ -78,17 +77,6 @@ def test_a_state_comes_back_bit_for_bit(checkpoints_of: Callable[..., Checkpoint
         assert_equal(checkpoints.restore(12, CONTRACT), state)
 
 
-def test_it_holds_the_configuration_and_the_order(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState
-):
-    save(checkpoints_of(), state, 12)
-    about = read_about(tmp_path / "12")
-    assert RunConfig.model_validate(about["run"]) == run
-    assert about["contract"] == CONTRACT
-    assert about["leaves"]["params.blocks.query"] == {"shape": [2, 32, 4, 8], "dtype": "float32"}
-    assert set(about["leaves"]) == set(leaves_of(state))
-
-
 def test_weights_and_average_are_read_apart(checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState):
     save(checkpoints_of(), state, 3)
     save(checkpoints_of(), state._replace(ema=None), 6)
@@ -122,13 +110,6 @@ def test_what_is_saved_is_not_what_the_next_update_makes_of_it(
         assert not np.array_equal(training.params["head"], state.params["head"])
 
 
-def test_a_step_is_saved_once(checkpoints_of: Callable[..., Checkpoints], run: RunConfig, state: TrainState):
-    save(checkpoints_of(), state, 12)
-    save(checkpoints_of(), init_state(run), 12)
-    with checkpoints_of() as checkpoints:
-        assert_equal(checkpoints.restore(12, CONTRACT), state)
-
-
 # ── when, and which are kept ──
 
 
@@ -156,7 +137,7 @@ def test_a_temporary_one_waits_for_the_save_before_it(
     """What is due by minutes must not stop the loop until the disk has caught up."""
     now = 0.0
     go_on = threading.Event()
-    monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", lambda path: go_on.wait(20))
+    monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", lambda *_: go_on.wait(20))
     with checkpoints_of(lambda: now, every_minutes=1.0) as checkpoints:
         checkpoints.save(4, state, CONTRACT)
         now = 1000.0
@@ -180,26 +161,12 @@ def test_the_newest_two_stay_and_where_all_are_kept_the_permanent_ones(
             assert set(saved_steps(tmp_path)) == expected
 
 
-def test_those_of_named_steps_are_saved_and_stay_whatever_else_is_kept(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState
-):
-    """As those that a branch starts from: between the regular ones, and kept where only the last is."""
-    with checkpoints_of(every_steps=5, at_steps=(4, 7)) as checkpoints:
-        due = [step for step in range(1, 13) if checkpoints.due(step)]
-        assert due == [4, 5, 7, 10]
-        for step in [*due, 12]:
-            checkpoints.save(step, state, CONTRACT)
-            checkpoints.wait()
-        assert set(saved_steps(tmp_path)) == {4, 7, 10, 12}
-        assert_equal(checkpoints.restore(4, CONTRACT), state)
-
-
 def test_nothing_is_pruned_before_the_next_one_is_committed(
     checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, monkeypatch: pytest.MonkeyPatch
 ):
     save(checkpoints_of(), state, 3, 6)
 
-    def fail(_path: Path) -> None:
+    def fail(*_: object) -> None:
         assert set(saved_steps(tmp_path)) == {3, 6, 9}
         raise OSError("no space left")
 
@@ -223,18 +190,7 @@ def test_what_is_kept_is_a_function_of_steps_and_policy():
     assert steps_to_keep([10, 17, 20, 22, 25], at_steps) == {17, 22, 25}  # 19 was never saved
 
 
-@pytest.mark.parametrize(("keep_all", "kept"), [(False, {4, 12}), (True, {4, 5, 10, 12, 15})])
-def test_a_policy_keeps_its_named_steps_and_where_all_are_kept_the_regular_ones(keep_all: bool, kept: set[int]):
-    policy = CheckpointPolicy(every_steps=5, every_minutes=1.0, keep_all=keep_all, at_steps=(12, 4))
-    assert {step for step in range(1, 19) if policy.keeps(step)} == kept
-
-
 # ── which one is used ──
-
-
-def test_no_checkpoint_is_no_step(checkpoints_of: Callable[..., Checkpoints]):
-    with checkpoints_of() as checkpoints:
-        assert checkpoints.latest_step() is None
 
 
 def test_one_that_was_being_written_does_not_count_and_is_written_again(
@@ -346,3 +302,95 @@ def test_what_decides_the_order_decides_the_contract(
         assert_equal(checkpoints.restore(12, Loader(run).contract()), state)
         with pytest.raises(CheckpointError, match=rf"another data order: {named} changed since"):
             checkpoints.restore(12, Loader(make_run("changed", **change)).contract())
+
+
+# ── damage ──
+
+
+Spoil = Callable[[Path], None]
+
+
+def biggest(checkpoint: Path) -> Path:
+    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    content = bytearray(biggest(checkpoint).read_bytes())
+    content[len(content) // 2] ^= 1
+    biggest(checkpoint).write_bytes(content)
+
+
+def cut_short(checkpoint: Path) -> None:
+    biggest(checkpoint).write_bytes(biggest(checkpoint).read_bytes()[:-1])
+
+
+def lose_a_file(checkpoint: Path) -> None:
+    biggest(checkpoint).unlink()
+
+
+def lose_the_digests(checkpoint: Path) -> None:
+    (checkpoint / "digests.json").unlink()
+
+
+def spoil_the_digests(checkpoint: Path) -> None:
+    (checkpoint / "digests.json").write_text("{")
+
+
+DAMAGE: list[tuple[Spoil, str]] = [
+    (flip_a_bit, "is damaged: state/.* has other bytes than were written"),
+    (cut_short, r"is damaged: state/.* has \d+ bytes, not \d+"),
+    (lose_a_file, "is damaged: state/.* is missing"),
+    (lose_the_digests, r"was never committed \(it has no digests.json\)"),
+    (spoil_the_digests, r"is damaged: its digests\.json does not read"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), DAMAGE, ids=[spoil.__name__ for spoil, _ in DAMAGE])
+def test_damage_is_found_and_the_one_before_is_used_and_named(
+    checkpoints_of: Callable[..., Checkpoints],
+    tmp_path: Path,
+    run: RunConfig,
+    state: TrainState,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Spoil,
+    message: str,
+):
+    save(checkpoints_of(), state, 3, 6)
+    spoil(tmp_path / "6")
+    with pytest.raises(CheckpointError, match=rf"6 {message}"):
+        read_params(tmp_path / "6", run.model)
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() == 3
+        said = capsys.readouterr().err
+        assert said.startswith(f"trainer: checkpoint {tmp_path / '6'} ")
+        assert said.endswith("; the one before it is used\n")
+        assert jax.tree.all(jax.tree.map(np.array_equal, checkpoints.restore(3, CONTRACT), state))
+        checkpoints.save(6, state, CONTRACT)  # trained again, and written again
+        checkpoints.wait()
+        assert checkpoints.latest_step() == 6
+        assert capsys.readouterr().err == ""
+        assert set(saved_steps(tmp_path)) == {3, 6}
+
+
+def test_a_damaged_one_is_not_kept_as_one_to_fall_back_on(checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState):
+    save(checkpoints_of(), state, 3, 6)
+    flip_a_bit(tmp_path / "6")
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() == 3
+        checkpoints.save(5, state, CONTRACT)
+        checkpoints.wait()
+        assert set(saved_steps(tmp_path)) == {3, 5}
+
+
+@pytest.mark.parametrize("spoils", [(flip_a_bit, flip_a_bit), (lose_the_digests, lose_the_digests), (flip_a_bit, lose_the_digests)])
+def test_where_none_is_whole_it_is_said_what_to_do(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, spoils: tuple[Spoil, Spoil]
+):
+    save(checkpoints_of(), state, 3, 6)
+    for step, spoil in zip((3, 6), spoils, strict=True):
+        spoil(tmp_path / str(step))
+    with (
+        checkpoints_of() as checkpoints,
+        pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole\. Bring one back from a copy"),
+    ):
+        checkpoints.latest_step()

@@ -15,9 +15,8 @@ from pydantic import BaseModel, ValidationError
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_resume, check_same_run
 from phasewise.trainer.checkpoints.files import write_digests
-from phasewise.trainer.checkpoints.resume import check_resume, check_same_run
 from phasewise.trainer.config import LearningRateSegment, RunConfig, Steps
 from phasewise.trainer.config.identity import BIND_THE_RESULT, MAY_CHANGE, field_of
 from phasewise.trainer.run import main

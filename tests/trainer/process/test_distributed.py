@@ -18,7 +18,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import read_params
-from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process import distributed
