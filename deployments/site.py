@@ -30,7 +30,7 @@ from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import asked_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.html import static_files
-from phasewise.tasks.store.interval import publish_seconds
+from phasewise.tasks.store.publisher import publish_seconds
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError
 from phasewise.trainer.base.system_errors import print_refusal, refusal_of, refused_by_system
 from phasewise.trainer.process.child_process import end_with_parent

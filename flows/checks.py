@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from phasewise.flows.plan import sources_of, stand_ins_of
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.tasks.data.conversations.template import template_of
 from phasewise.tasks.data.listing import expand
-from phasewise.tasks.data.standins import missing_stand_ins
+from phasewise.tasks.data.stand_ins import missing_stand_ins
+from phasewise.tasks.data.template import template_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.select_launcher import chosen_kind

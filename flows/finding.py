@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from phasewise.flows.traced import Traced
 from phasewise.flows.tracing import Asked, whole
-from phasewise.tasks.data.find_documents import ids_of_text, normalized, shards_with
+from phasewise.tasks.data.caches import ids_of_text, normalized, shards_with
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.json_reader import parse_json
 from phasewise.trainer.config import Component

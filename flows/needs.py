@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe
-from phasewise.tasks.data.budget import shared
+from phasewise.tasks.data.listing import shared
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache

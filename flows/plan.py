@@ -11,7 +11,7 @@ from phasewise.flows.recipes.recipe import Recipe, scale_in_words
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.data.standins import StandIn, stand_in_source
+from phasewise.tasks.data.stand_ins import StandIn, stand_in_source
 from phasewise.tasks.home import Home
 from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.trainer.base.errors import RecipeError, TrainingError

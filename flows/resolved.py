@@ -23,7 +23,7 @@ from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.trials import with_trial
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.data.standins import StandIn, missing_stand_ins
+from phasewise.tasks.data.stand_ins import StandIn, missing_stand_ins
 from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
 from phasewise.trainer.config import RunConfig, StartFrom

@@ -13,7 +13,7 @@ from phasewise.flows.recipes.recipe import SCALES, Recipe, Scale
 from phasewise.flows.resolved import Resolved, resolve
 from phasewise.flows.trained_order import TrainedOrder, compare_with_trained
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.data.token_text import TokenText
+from phasewise.tasks.data.tokenizer import TokenText
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.identity import digest_of_file

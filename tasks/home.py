@@ -12,8 +12,7 @@ from fsspec.exceptions import FSTimeoutError
 
 from phasewise.tasks.holder import Holder, holding
 from phasewise.tasks.locks import held_once
-from phasewise.tasks.store.keeping import keeping
-from phasewise.tasks.store.publisher import WORKED_ON, Kept
+from phasewise.tasks.store.publisher import WORKED_ON, Kept, keeping
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 from phasewise.trainer.base.run_folder import RunFolder

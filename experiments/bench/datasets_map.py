@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from phasewise.tasks.data.encode import encoding_of
+from phasewise.tasks.data.caches import encoding_of
 from phasewise.tasks.data.tokenizer import load_tokenizer
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported

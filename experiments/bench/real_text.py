@@ -11,7 +11,7 @@ from typing import IO, cast
 
 import orjson
 
-from phasewise.tasks.data.python_text import roots
+from phasewise.tasks.data.stand_ins import roots
 
 MIN_FILE_BYTES, MAX_FILE_BYTES = 512, 200_000
 FAST_GZIP = 1

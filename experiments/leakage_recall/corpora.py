@@ -10,7 +10,7 @@ from random import Random
 import orjson
 
 from experiments.bench.real_text import real_texts
-from phasewise.tasks.data.python_text import plain_text, roots, topics
+from phasewise.tasks.data.stand_ins import plain_text, roots, topics
 from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 from tests.shared_data import ROOT

@@ -15,7 +15,7 @@ from phasewise.flows.terminal import shown_on_terminal
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.listing import expand
 from phasewise.tasks.data.plan import ComponentPlan
-from phasewise.tasks.data.standins import missing_stand_ins
+from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.data.verify import Difference, verify_component
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.wording import small
@@ -48,7 +48,7 @@ def plan(target: str, scale: Scale, home: str | None, price_per_hour: float | No
         DataError: stand-ins must be collected before it is known how much text there is.
     """
     from phasewise.tasks.data.cluster import workers_at_work  # Dask
-    from phasewise.tasks.data.projection import measure_speed, project
+    from phasewise.tasks.data.plan import measure_speed, project
 
     resolved, _ = resolve(target, scale, home)
     if missing := missing_stand_ins(resolved.stand_ins, resolved.home.sources):

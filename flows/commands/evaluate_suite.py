@@ -24,7 +24,7 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from phasewise.tasks.data.conversations.template import ChatTemplate
+    from phasewise.tasks.data.template import ChatTemplate
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 Weights = Literal["last", "ema"]

@@ -15,7 +15,7 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.record import Again, Finding, read_record
 from phasewise.flows.resolved import Resolved, resolve
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.standins import missing_stand_ins
+from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.evaluation.baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, ChangedFile, changed_files
 from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of

@@ -15,9 +15,17 @@ from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.tables import print_table
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.tokenizer import tokenizer_digest
-from phasewise.tasks.data.vocabularies.behaviour import EXAMPLES, digit_examples, digit_groups, white_space_tokens
-from phasewise.tasks.data.vocabularies.folder import checked_file, open_tokenizer, read_tokenizer_manifest
-from phasewise.tasks.data.vocabularies.measure import Fit, Measured, ScriptFit, measure
+from phasewise.tasks.data.tokenizer_measure import (
+    EXAMPLES,
+    Fit,
+    Measured,
+    ScriptFit,
+    digit_examples,
+    digit_groups,
+    measure,
+    white_space_tokens,
+)
+from phasewise.tasks.data.tokenizer_training import checked_file, open_tokenizer, read_tokenizer_manifest
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.wording import decimal

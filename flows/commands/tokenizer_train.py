@@ -11,18 +11,23 @@ from phasewise.flows.recipes.scales import special_tokens_of
 from phasewise.flows.record import read_record
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.tasks.data.documents import split_texts
-from phasewise.tasks.data.vocabularies.folder import (
+from phasewise.tasks.data.tokenizer_training import (
     MANIFEST_NAME,
+    SPECIAL_TOKENS,
+    TRAINED_BY,
+    Amount,
+    SplitName,
     TokenizerManifest,
     TrainedOn,
     check_target,
+    check_vocab_size,
     checked_file,
     folder_at,
     read_tokenizer_manifest,
+    train,
+    truncate,
     write_folder,
 )
-from phasewise.tasks.data.vocabularies.splits import SplitName
-from phasewise.tasks.data.vocabularies.training import SPECIAL_TOKENS, TRAINED_BY, Amount, check_vocab_size, train, truncate
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.base.storage import as_path

@@ -4,7 +4,7 @@ import click
 
 from phasewise.flows.options import PLACE, Scale, given_scale_option, home_option, json_option, scale_option, set_option
 from phasewise.flows.printing import print_found
-from phasewise.tasks.data.vocabularies.splits import SPLITS, SplitName
+from phasewise.tasks.data.tokenizer_training import SPLITS, SplitName
 
 VOCAB_SIZE = click.option("--vocab-size", type=int, required=True, metavar="N", help="Entries, with 256 bytes and two special tokens.")
 

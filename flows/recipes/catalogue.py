@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.data.standins import StandIn
+from phasewise.tasks.data.stand_ins import StandIn
 from phasewise.trainer.base.frozen import Frozen
 
 CRAWL_BAD_FRACTION = 1e-4

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.tasks.data.conversations.declared import Conversation
-from phasewise.tasks.data.conversations.template import ChatTemplate, template_of
-from phasewise.tasks.data.vocabularies.folder import checked_file, names_folder
-from phasewise.tasks.data.vocabularies.training import MIN_VOCAB_SIZE
+from phasewise.tasks.data.conversation import Conversation
+from phasewise.tasks.data.template import ChatTemplate, template_of
+from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, checked_file, names_folder
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.data.mixture import MixtureSchedule, check_shares
@@ -141,8 +140,8 @@ def check_tokenizer(recipe: Recipe) -> None:
                 f"{MIN_VOCAB_SIZE - 256 + len(special)} special tokens, found {tokenizer.vocab_size}. Raise it, and that of every model."
             )
     elif names_folder(tokenizer.name):
-        from phasewise.tasks.data.conversations.tokens import check_templates
-        from phasewise.tasks.data.special_tokens import check_special_tokens
+        from phasewise.tasks.data.conversation_text import check_templates
+        from phasewise.tasks.data.tokenizer import check_special_tokens
 
         file = checked_file(tokenizer.name)
         check_special_tokens(file, tokenizer.vocab_size)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from phasewise.tasks.data.formats.findings import Record
+from phasewise.tasks.data.findings import Record
 from phasewise.tasks.data.reading import read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import PhasewiseError

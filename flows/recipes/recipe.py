@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from phasewise.flows.recipes.hand_off import changes_between, check_carried, undeclared_changes
 from phasewise.flows.recipes.phase import Change, HandOff, Phase
 from phasewise.flows.recipes.waivers import accepted_among, approvable_among, check_accepts, check_all_approvable
-from phasewise.tasks.data.length_bias import LengthBias
-from phasewise.tasks.data.pin import Pin
-from phasewise.tasks.data.source import WITHOUT_FIELDS, Source
+from phasewise.tasks.data.filters import LengthBias
+from phasewise.tasks.data.source import WITHOUT_FIELDS, Pin, Source
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen

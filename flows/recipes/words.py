@@ -9,10 +9,9 @@ from typing import Any
 
 from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
-from phasewise.tasks.data.conversations.declared import AnswerColumn, Conversation
-from phasewise.tasks.data.length_bias import LengthBias
-from phasewise.tasks.data.pin import Pin
-from phasewise.tasks.data.source import FieldFilter, Filter, Source, TextFilter
+from phasewise.tasks.data.conversation import AnswerColumn, Conversation
+from phasewise.tasks.data.filters import FieldFilter, Filter, LengthBias, TextFilter
+from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS
 from phasewise.tasks.evaluation.renderings import Renderings
 from phasewise.trainer.config import (

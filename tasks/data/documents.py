@@ -1,37 +1,122 @@
 """A component's documents: what was read, from which files, what was left out, and how to go through them again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from phasewise.tasks.data import deduplicate, hashed_file, parts, quarantine
-from phasewise.tasks.data.conversations.compose import COMPOSER
-from phasewise.tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
+from phasewise.tasks.data.conversation_text import COMPOSER
+from phasewise.tasks.data.filters import NORMALIZER
 from phasewise.tasks.data.listing import Listing
-from phasewise.tasks.data.normalize import NORMALIZER
-from phasewise.tasks.data.parts import HELD_OUT_ONE_IN, BundleRecord, Part, read_part, record_name
+from phasewise.tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord, Part, read_model, read_part, record_name, write_model
 from phasewise.tasks.data.quarantine import Tally, refusal, refusal_of_columns, refusal_of_empty, refusal_of_unread
 from phasewise.tasks.data.reading import READER
-from phasewise.tasks.data.records import read_model, write_model
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import check_file, digest_of_json
-from phasewise.trainer.base.storage import remove_strays
+from phasewise.trainer.base.identity import check_file, digest_of_bytes, digest_of_json
+from phasewise.trainer.base.storage import remove_strays, write_atomically
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 
-DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate, hashed_file, quarantine)
+DOCUMENTS_PER_BUCKET = 1 << 17
+MAX_BUCKETS = 256
+COPY = np.dtype([("part", "<u4"), ("row", "<u4")])
+COPIES_NAME = "copies.bin"
+DOCUMENTS_CODE = ("tasks/data/documents.py", "tasks/data/parts.py", "tasks/data/quarantine.py")
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
 QUARANTINE_NAME = "quarantine.jsonl"
 DECISIVE_SETTINGS = ("format", "text_key", "conversation", "filters", "normalization")
+
+
+def num_buckets(documents: int) -> int:
+    """How many buckets so many documents need."""
+    return min(MAX_BUCKETS, max(1, -(-documents // DOCUMENTS_PER_BUCKET)))
+
+
+def bucket_name(bucket: int) -> str:
+    """The file with a bucket's copies."""
+    return f"copies-{bucket:03d}.bin"
+
+
+class Kept(NamedTuple):
+    """Documents of a bucket that are no copies, by split."""
+
+    train: int
+    held_out: int
+
+
+class Range(NamedTuple):
+    """Documents `[start, stop)` of a part, in the order of their digests."""
+
+    part: str
+    start: int
+    stop: int
+
+
+def ranges_of(records: Iterable[BundleRecord], bucket: int, buckets: int) -> tuple[Range, ...]:
+    """What a bucket takes of each part: the digests whose first byte lies in its share of the 256."""
+    low, high = (256 * edge // buckets for edge in (bucket, bucket + 1))
+    return tuple(
+        Range(part.name, starts[low], starts[high]) for record in records for part, starts in zip(record.parts, record.starts, strict=True)
+    )
+
+
+def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
+    """Write which documents of a bucket repeat an earlier one, as (part number, row); how many others there are."""
+    path = folder / bucket_name(bucket)
+    found = [_digests(folder, wanted) for wanted in ranges]
+    digests = np.concatenate([table["digest"] for table in found]) if found else np.empty(0, "V32")
+    words = digests.view(">u8").reshape(-1, 4).astype(np.uint64)
+    places = np.empty(len(digests), COPY)
+    places["part"] = np.repeat(np.arange(len(found)), [len(table) for table in found])
+    places["row"] = np.concatenate([table["row"] for table in found]) if found else 0
+    order = np.lexsort((places["row"], places["part"], *words.T))
+    in_order = words[order]
+    repeats = np.zeros(len(order), bool)
+    repeats[1:] = (in_order[1:] == in_order[:-1]).all(axis=1)
+    copies = np.sort(places[order][repeats], order=("part", "row"))
+    write_atomically(path, copies.tobytes())
+    held_out = int(is_held_out(in_order[~repeats, 0]).sum())
+    return Kept(len(order) - len(copies) - held_out, held_out)
+
+
+def join_buckets(folder: Path, buckets: int, num_parts: int) -> tuple[tuple[int, ...], str]:
+    """Put the buckets' copies into one file, sorted by part and row; how many copies each part holds, and the file's digest."""
+    found = [np.frombuffer((folder / bucket_name(bucket)).read_bytes(), COPY) for bucket in range(buckets)]
+    copies = np.sort(np.concatenate(found), order=("part", "row"))
+    content = copies["row"].tobytes()
+    write_atomically(folder / COPIES_NAME, content)
+    return tuple(int(count) for count in np.bincount(copies["part"], minlength=num_parts)), digest_of_bytes(content)
+
+
+def copies_of_part(folder: Path, copies: Sequence[int], number: int) -> np.ndarray:
+    """The rows of a part that repeat an earlier document, sorted, given how many copies every part holds."""
+    start = 4 * sum(copies[:number])
+    count = 4 * copies[number]
+    return np.frombuffer(_read_range(folder / COPIES_NAME, start, start + count), "<u4") if count else np.empty(0, np.uint32)
+
+
+def is_held_out(first_words: np.ndarray) -> np.ndarray:
+    """Whether documents belong to the held-out split, from the first eight bytes of their digests: `parts.split_of`, vectorised."""
+    return (first_words >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0
+
+
+def _digests(folder: Path, wanted: Range) -> np.ndarray:
+    size = DIGEST.itemsize
+    return np.frombuffer(_read_range(folder / f"{wanted.part}.digests", size * wanted.start, size * wanted.stop), DIGEST)
+
+
+def _read_range(path: Path, start: int, stop: int) -> bytes:
+    """Bytes `[start, stop)` of a file."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
 
 
 class DocumentsManifest(Frozen):

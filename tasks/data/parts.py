@@ -6,27 +6,30 @@ digests, sorted, from which exact copies are found over the whole component. The
 its parts are: a bundle that has one is never read again.
 """
 
+import hashlib
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from phasewise.tasks.data.hashed_file import HashedFile
-from phasewise.tasks.data.normalize import normalize
+from phasewise.tasks.data.filters import normalize
 from phasewise.tasks.data.quarantine import Counting, Tally
 from phasewise.tasks.data.reading import pieces_of, read_piece
-from phasewise.tasks.data.records import read_model, write_model
 from phasewise.tasks.data.source import Piece, Source
+from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import check_file, digest_of_bytes
+from phasewise.trainer.base.identity import check_file, digest_of_bytes, read_sealed, write_sealed
+from phasewise.trainer.base.problems import in_one_line
 from phasewise.trainer.base.storage import write_atomically, writing
 from phasewise.trainer.data.manifest import SourceFile, Split
 
+Model = TypeVar("Model", bound=Frozen)
 HELD_OUT_ONE_IN = 16
 BATCH_BYTES = 1 << 20
 DOCUMENT_BYTES = 256  # what a document costs besides its text
@@ -36,6 +39,51 @@ CONVERSATION_SCHEMA = SCHEMA.append(pa.field("spans", pa.list_(pa.int64())))
 """Of conversations there are the characters that count, as start, stop, start, stop …; null where the template does not say."""
 Row = tuple[str, str, str, str, list[int] | None]
 DIGEST = np.dtype([("digest", "V32"), ("row", "<u4")])
+
+
+def write_model(path: Path, record: Frozen) -> None:
+    """Write a record, atomically."""
+    write_sealed(path, record.model_dump(mode="json"))
+
+
+def read_model(model: type[Model], path: Path) -> Model:
+    """The record in a file.
+
+    Raises:
+        DataError: the file is missing, is not one, or was changed after it was written.
+    """
+    try:
+        return model.model_validate(read_sealed(path))
+    except (FileNotFoundError, ValidationError, ValueError) as error:
+        raise DataError(f"{path} does not read ({in_one_line(error)}). Delete {path.parent} and prepare the data again.") from None
+
+
+class HashedFile(io.RawIOBase):
+    """Passes what is written on to a file and hashes it on the way, so that nothing is read again for its digest."""
+
+    def __init__(self, file: BinaryIO):
+        super().__init__()
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, content: Any) -> int:
+        """Append bytes."""
+        self._hash.update(content)
+        self.size += memoryview(content).nbytes
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self.size
+
+    def writable(self) -> bool:
+        """Always: Arrow asks."""
+        return True
+
+    def hexdigest(self) -> str:
+        """SHA-256 of everything written so far."""
+        return self._hash.hexdigest()
 
 
 class Part(Frozen):

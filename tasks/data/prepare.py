@@ -1,45 +1,174 @@
 """Data preparation, task by task. Each does what is missing, and nothing where nothing is."""
 
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from phasewise.tasks.data.adopt import adopt_documents, adopt_shards
-from phasewise.tasks.data.caches import finish_cache
+from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, ShardRecord, described, encode_part, finish_cache, read_by, shard_name
 from phasewise.tasks.data.cluster import cluster, run_all
-from phasewise.tasks.data.conversations.template import template_of
-from phasewise.tasks.data.conversations.tokens import check_templates
-from phasewise.tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
+from phasewise.tasks.data.conversation_text import check_templates
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import (
     QUARANTINE_NAME,
     DocumentsManifest,
+    Kept,
     check_readable,
+    documents_key,
+    find_copies,
     finish_documents,
+    num_buckets,
+    ranges_of,
     read_documents_manifest,
     split_texts,
     tally_of,
 )
-from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.filters import NORMALIZER
 from phasewise.tasks.data.listing import fingerprint
-from phasewise.tasks.data.parts import BundleRecord, read_to_parts, record_name
+from phasewise.tasks.data.parts import BundleRecord, read_model, read_to_parts, record_name
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.quarantine import Counting, beside_of, left_out_of, refusal_of_columns, write_quarantine
-from phasewise.tasks.data.reading import read_piece
-from phasewise.tasks.data.special_tokens import check_special_tokens, shared_special_tokens, special_tokens, special_tokens_of
-from phasewise.tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
-from phasewise.tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
-from phasewise.tasks.data.vocabularies.folder import copy_tokenizer, names_folder
+from phasewise.tasks.data.reading import pieces_of, read_piece
+from phasewise.tasks.data.stand_ins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
+from phasewise.tasks.data.template import template_of
+from phasewise.tasks.data.tokenizer import (
+    check_special_tokens,
+    check_tokenizer,
+    fetch_tokenizer,
+    load_tokenizer,
+    shared_special_tokens,
+    special_tokens,
+    special_tokens_of,
+    tokenizer_digest,
+    train_tokenizer,
+)
+from phasewise.tasks.data.tokenizer_training import copy_tokenizer, names_folder
 from phasewise.tasks.locks import held, held_all
 from phasewise.tasks.progress import Meter, say
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.storage import remove_strays
+from phasewise.trainer.base.identity import check_file
+from phasewise.trainer.base.storage import file_system_of, remove_strays, writing
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.data.manifest import SPLITS, Split, read_manifest
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
 
 LOOKED_AT_RECORDS = 200
 """Of a component's first file: what its conversations do not read is known before everything is read."""
+
+
+def adopt_documents(component: ComponentPlan) -> int:
+    """Take over the bundles that a smaller budget has read; how many."""
+    if component.listing.budget is None:
+        return 0
+    found = [(len(manifest.sources), folder) for folder, manifest in _smaller_documents(component)]
+    if not found:
+        return 0
+    files, folder = max(found, key=lambda one: one[0])
+    target, taken = component.documents.folder, 0
+    for number in range(_bundles(component, files)):
+        name = record_name(number)
+        if (target / name).exists():
+            continue
+        for part in read_model(BundleRecord, folder / name).parts:
+            for file, digest in part.files.items():
+                check_file(folder / file, digest, f"Delete {folder} and prepare the data again.")
+                _take(folder / file, target / file)
+        _take(folder / name, target / name)
+        taken += 1
+    if taken:
+        say(f"{component.name}: {taken:,} of {len(component.bundles):,} bundles were read for a smaller budget, and are not read again")
+    return taken
+
+
+def adopt_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> int:
+    """Take over the shards that a smaller budget has encoded; how many."""
+    if component.listing.budget is None:
+        return 0
+    target = component.cache(split).folder
+    found = [(len(manifest.sources), folder) for folder, manifest in _smaller_caches(component, split, tokenizer)]
+    if not found:
+        return 0
+    files, folder = max(found, key=lambda one: one[0])
+    last = f"part-{_bundles(component, files):05d}"
+    parts = [part for part in read_documents_manifest(component.documents.folder).parts if part.name < last]
+    taken = 0
+    for number in range(len(parts)):
+        record = f"{shard_name(number)}.json"
+        if (target / record).exists() or not (folder / record).exists():
+            continue
+        for name in read_model(ShardRecord, folder / record).sizes:
+            if (folder / name).exists():  # an empty shard has a record alone
+                _take(folder / name, target / name)
+        _take(folder / record, target / record)
+        taken += 1
+    return taken
+
+
+def _smaller_documents(component: ComponentPlan) -> Iterator[tuple[Path, DocumentsManifest]]:
+    """Finished documents of a smaller budget, whose files are this one's first, made by the same code with the same settings."""
+    for folder in _siblings(component.documents.folder):
+        try:
+            manifest = read_documents_manifest(folder)
+        except (OSError, ValueError, DataError):
+            continue
+        if not _is_smaller(component, manifest.source, manifest.sources):
+            continue
+        first = replace(component.listing, files=component.files[: len(manifest.sources)])
+        if documents_key(component.source, first) == manifest.key:
+            yield folder, manifest
+
+
+def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> Iterator[tuple[Path, Manifest]]:
+    versions = (read_by(component.source.described()), NORMALIZER, ENCODER, tokenizer_digest(tokenizer))
+    for folder in _siblings(component.cache(split).folder):
+        if not folder.name.startswith(f"{split}-"):
+            continue
+        try:
+            manifest = read_manifest(folder)
+        except (OSError, DataError):
+            continue
+        made_by = (manifest.reader, manifest.normalizer, manifest.encoder, manifest.tokenizer_digest)
+        source = dict(manifest.source)
+        takes_alike = source.pop(LENGTH_BIAS, None) == described(component.bias_of(split)).get(LENGTH_BIAS)
+        if made_by == versions and takes_alike and _is_smaller(component, source, manifest.sources):
+            yield folder, manifest
+
+
+def _is_smaller(component: ComponentPlan, source: dict[str, object], files: tuple[SourceFile, ...]) -> bool:
+    """Whether what was made of these files of a source is the beginning of what is made now."""
+    now = component.source.described()
+    same = {**source, "budget": None} == {**now, "budget": None}
+    budget = source.get("budget")
+    divided_alike = isinstance(budget, dict) and budget["part_bytes"] == component.part_bytes  # pyright: ignore[reportUnknownVariableType]
+    return same and divided_alike and files == component.files[: len(files)] and len(files) < len(component.files)
+
+
+def _bundles(component: ComponentPlan, files: int) -> int:
+    """How many bundles the first files are."""
+    return len(pieces_of(component.source, component.files[:files]))
+
+
+def _siblings(folder: Path) -> list[Path]:
+    """Other finished folders beside this one."""
+    if not folder.parent.exists():
+        return []
+    return sorted(other for other in folder.parent.iterdir() if other.name != folder.name and (other / MANIFEST_NAME).exists())
+
+
+def _take(found: Path, target: Path) -> None:
+    """Put a file that is never changed under another name, too."""
+    if file_system_of(target) is None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        try:
+            os.link(found, target)
+            return
+        except OSError:
+            pass  # no links here
+    with found.open("rb") as file, writing(target) as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:

@@ -9,8 +9,8 @@ from typing import get_args
 
 from pydantic import Field
 
-from phasewise.tasks.data.conversations.declared import Conversation
-from phasewise.tasks.data.formats.findings import Fault, Finding, LeftOut, NoText, Reason, Record
+from phasewise.tasks.data.conversation import Conversation
+from phasewise.tasks.data.findings import Fault, Finding, LeftOut, NoText, Reason, Record
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.storage import write_atomically
@@ -18,6 +18,43 @@ from phasewise.trainer.base.wording import name_some
 
 MAX_SAMPLES = 20  # of one reason
 MAX_NAMED = 5  # files in a message
+ALLOW = "or allow for some by max_bad_fraction"
+REMEDIES: Mapping[Reason, str] = {
+    "broken JSON": f"repair or exclude the file, {ALLOW}",
+    "not UTF-8": f"convert the file to UTF-8 or exclude it, {ALLOW}",
+    "missing key": "name the field as the file has it: in text_key, or in the conversation",
+    "wrong type": "name a field that holds text in text_key, or correct the layout of the conversation",
+    "half a surrogate pair": f"write the file again with whole characters or exclude it, {ALLOW}",
+    "truncated": f"fetch the file again or exclude it, {ALLOW}",
+    "too long": f"cut it into shorter documents, {ALLOW}",
+    "unknown role": "name the role in conversation.roles",
+    "two system texts": f"take `system` out of the conversation or a message out of the records, {ALLOW}",
+    "call of a tool": f"take such conversations out of the file, {ALLOW}: no chat template is given calls of tools here",
+    "part that is not text": f"take such conversations out of the file, {ALLOW}: only text is trained on",
+    "weight is not 0 or 1": f"write 0 or 1, {ALLOW}",
+    "weight 0 without marks around the answer": "put {% generation %} … {% endgeneration %} around each answer in the chat template",
+    "field of a message that nothing reads": "a field (reasoning_content, thinking, reasoning, train, training) that the chat template "
+    "does not read and that is to be left out must be named in the source's conversation.leave_out",
+    "special token in a message": f"take the token out of the text, {ALLOW}",
+    "refused by the chat template": f"put the roles in an order that the template takes or name another template, {ALLOW}",
+    "expands too much": f"unpack the file and look into it, or exclude it, {ALLOW}",
+    "unreadable": f"fetch the file again or exclude it, {ALLOW}",
+    "other format": "convert or exclude the file, or correct the format",
+    "broken link": f"mend the link or exclude it, {ALLOW}",
+    "outside the root": "the link leads out of the source's folder: name in `url` the folder that holds the link and the file, or copy the "
+    "file itself, as cp -L does (links from a snapshot of a Hub cache to its blobs are followed)",
+    "no regular file": f"exclude it, {ALLOW}: a pipe or a device is not read",
+    "name not readable": f"rename the file, {ALLOW}",
+}
+"""What to do about each reason."""
+ALLOW_EMPTY = "or allow for more by max_empty_fraction"
+EMPTY_REMEDIES: Mapping[NoText, str] = {
+    "empty file": f"fetch the file again or exclude it, {ALLOW_EMPTY}",
+    "empty text": f"look whether text_key names the right field, {ALLOW_EMPTY}",
+    "empty content": f"fill or delete the empty messages, {ALLOW_EMPTY}",
+    "no answer": f"look whether `answer`, or a role, names what the assistant says, {ALLOW_EMPTY}",
+    "no messages": f"look whether `messages` names the right column, {ALLOW_EMPTY}",
+}
 
 
 class Sample(Frozen):
@@ -165,45 +202,6 @@ class Counting:
                     component=self._component, file=self._piece.name, where=fault.where, reason=fault.reason, sample=fault.sample
                 )
             )  # fmt: skip
-
-
-ALLOW = "or allow for some by max_bad_fraction"
-REMEDIES: Mapping[Reason, str] = {
-    "broken JSON": f"repair or exclude the file, {ALLOW}",
-    "not UTF-8": f"convert the file to UTF-8 or exclude it, {ALLOW}",
-    "missing key": "name the field as the file has it: in text_key, or in the conversation",
-    "wrong type": "name a field that holds text in text_key, or correct the layout of the conversation",
-    "half a surrogate pair": f"write the file again with whole characters or exclude it, {ALLOW}",
-    "truncated": f"fetch the file again or exclude it, {ALLOW}",
-    "too long": f"cut it into shorter documents, {ALLOW}",
-    "unknown role": "name the role in conversation.roles",
-    "two system texts": f"take `system` out of the conversation or a message out of the records, {ALLOW}",
-    "call of a tool": f"take such conversations out of the file, {ALLOW}: no chat template is given calls of tools here",
-    "part that is not text": f"take such conversations out of the file, {ALLOW}: only text is trained on",
-    "weight is not 0 or 1": f"write 0 or 1, {ALLOW}",
-    "weight 0 without marks around the answer": "put {% generation %} … {% endgeneration %} around each answer in the chat template",
-    "field of a message that nothing reads": "a field (reasoning_content, thinking, reasoning, train, training) that the chat template "
-    "does not read and that is to be left out must be named in the source's conversation.leave_out",
-    "special token in a message": f"take the token out of the text, {ALLOW}",
-    "refused by the chat template": f"put the roles in an order that the template takes or name another template, {ALLOW}",
-    "expands too much": f"unpack the file and look into it, or exclude it, {ALLOW}",
-    "unreadable": f"fetch the file again or exclude it, {ALLOW}",
-    "other format": "convert or exclude the file, or correct the format",
-    "broken link": f"mend the link or exclude it, {ALLOW}",
-    "outside the root": "the link leads out of the source's folder: name in `url` the folder that holds the link and the file, or copy the "
-    "file itself, as cp -L does (links from a snapshot of a Hub cache to its blobs are followed)",
-    "no regular file": f"exclude it, {ALLOW}: a pipe or a device is not read",
-    "name not readable": f"rename the file, {ALLOW}",
-}
-"""What to do about each reason."""
-ALLOW_EMPTY = "or allow for more by max_empty_fraction"
-EMPTY_REMEDIES: Mapping[NoText, str] = {
-    "empty file": f"fetch the file again or exclude it, {ALLOW_EMPTY}",
-    "empty text": f"look whether text_key names the right field, {ALLOW_EMPTY}",
-    "empty content": f"fill or delete the empty messages, {ALLOW_EMPTY}",
-    "no answer": f"look whether `answer`, or a role, names what the assistant says, {ALLOW_EMPTY}",
-    "no messages": f"look whether `messages` names the right column, {ALLOW_EMPTY}",
-}
 
 
 def refusal(component: str, source: Source, tally: Tally, quarantine_path: str | Path) -> str:

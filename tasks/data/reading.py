@@ -8,7 +8,6 @@ The leakage scan has a reader of its own (`tasks/validation/scan_files.py`): it 
 """
 
 import lzma
-import sys
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,47 +16,27 @@ from typing import cast
 
 import pyarrow as pa
 
-from phasewise.tasks.data import filters
-from phasewise.tasks.data.conversations.compose import build_compose, rendered
+from phasewise.tasks.data.archives import MAX_LAYERS, members, unpack
+from phasewise.tasks.data.conversation_text import build_compose, rendered
 from phasewise.tasks.data.filters import build_sift, field_keys
-from phasewise.tasks.data.formats import (
-    archives,
-    arrow_messages,
-    expansion,
-    fields,
-    findings,
-    json_lines,
-    json_values,
-    kinds,
-    packings,
-    paragraphs,
-    parquet_footer,
-    parquet_pages,
-    plain,
-    record_tables,
-    streams,
-    tables,
-    thrift,
-)
-from phasewise.tasks.data.formats.archives import MAX_LAYERS, members
-from phasewise.tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, Sift, Taken, sample_of
-from phasewise.tasks.data.formats.json_lines import Take, read_json_lines, take_text
-from phasewise.tasks.data.formats.paragraphs import read_paragraphs
-from phasewise.tasks.data.formats.plain import read_plain
-from phasewise.tasks.data.formats.record_tables import read_arrow_records, read_parquet_records
-from phasewise.tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
-from phasewise.tasks.data.formats.tables import read_arrow, read_parquet
+from phasewise.tasks.data.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, Sift, Taken, sample_of
 from phasewise.tasks.data.source import WITHOUT_FIELDS, Piece, Source
+from phasewise.tasks.data.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise
+from phasewise.tasks.data.tables import read_records, read_texts
+from phasewise.tasks.data.text_files import Take, read_json_lines, read_paragraphs, read_plain, take_text
 from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.data.manifest import SourceFile
 
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
-
 PIECE_BYTES = 256 * 2**20
 WHOLE = "file"
 """Where a finding is that is about a whole file."""
 DAMAGE = (FileFault, OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
+_DECISIVE = ("archives", "filters", "findings", "reading", "streams", "table_process", "tables", "text_files")
+READER_CODE = tuple(f"tasks/data/{name}.py" for name in _DECISIVE)
+READER = f"documents-2+{code_digest(*READER_CODE)}+unicode-{unicodedata.unidata_version}"
+"""Version of the code that turns files into documents, and of the Unicode tables by which filters tell letters from digits."""
 
 
 def pieces_of(source: Source, files: Iterable[SourceFile]) -> tuple[Piece, ...]:
@@ -139,13 +118,13 @@ def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recogni
 def _rows(source: Source, piece: Piece, sift: Sift, table: BufferedReader) -> Iterator[Finding]:
     """What the rows of a table hold: a text each, or a conversation."""
     fields = field_keys(source.filters)
+    table_format = "parquet" if source.format == "parquet" else "arrow"
     if source.conversation is None:
-        read = read_parquet if source.format == "parquet" else read_arrow
-        return read(table, text_key=source.text_key, field_keys=fields, sift=sift)
+        return read_texts(table, table_format, text_key=source.text_key, field_keys=fields, sift=sift)
     compose = build_compose(source.conversation, source.normalization)
-    read_records = read_parquet_records if source.format == "parquet" else read_arrow_records
     keys = (*source.conversation.columns, *fields)
-    return _texts(source, piece, sift, read_records(table, keys=keys, leave_out=source.conversation.leave_out, take=compose))
+    records = read_records(table, table_format, keys=keys, leave_out=source.conversation.leave_out, take=compose)
+    return _texts(source, piece, sift, records)
 
 
 def _texts(source: Source, piece: Piece, sift: Sift, found: Iterator[Taken]) -> Iterator[Finding]:
@@ -201,24 +180,3 @@ def _check_size(piece: Piece, lines: BufferedReader) -> None:
     if size < piece.stop:
         raise DataError(f"{piece.url} has {size} bytes, at least {piece.stop} were listed: it changed meanwhile. Start again.")
     lines.seek(0)
-
-
-_FORMATS = (
-    archives,
-    arrow_messages,
-    expansion,
-    fields,
-    findings,
-    json_lines,
-    json_values,
-    kinds,
-    packings,
-    paragraphs,
-    parquet_footer,
-    parquet_pages,
-    plain,
-    record_tables,
-)
-_MODULES = (sys.modules[__name__], filters, *_FORMATS, streams, tables, thrift)
-READER = f"documents-2+{code_digest(*_MODULES)}+unicode-{unicodedata.unidata_version}"
-"""Version of the code that turns files into documents, and of the Unicode tables by which filters tell letters from digits."""

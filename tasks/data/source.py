@@ -1,58 +1,49 @@
 """What a component is made of, as data: files by URL, how they are read, what is left out and what is normalised."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import fsspec
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.conversation import Conversation
+from phasewise.tasks.data.filters import Filter, Normalization
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.secrets import check_no_secret
 from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.data.manifest import Split
 
-fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name: whoever reads nothing there imports nothing
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
 WITHOUT_FIELDS = ("text", "markdown", "paragraphs")
 """Formats whose documents are text alone."""
 
 
+class Pin(Frozen):
+    """The cache in this folder, whose manifest must have this digest, is the component's. It is checked like any other cache.
+
+    Attributes:
+        component, split: which of the recipe's caches it is used as.
+        url: the cache's folder, local or an fsspec URL.
+        digest: the digest in its manifest, as `phasewise data prepare --json` gives it.
+    """
+
+    component: str = Field(min_length=1)
+    split: Split
+    url: str = Field(min_length=1)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @field_validator("url")
+    @classmethod
+    def _carries_no_secret(cls, url: str) -> str:
+        check_no_secret(url, "url")
+        return url
+
+
+fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name: whoever reads nothing there imports nothing
+
+
 class HubTrouble(OSError):
     """The hub does not answer as it should: it says nothing of the data, and trying again later may help."""
-
-
-class FieldFilter(Frozen):
-    """Keeps a document whose field is one of these values. A dot reaches into an object: `metadata.extension`."""
-
-    kind: Literal["field"] = "field"
-    key: str
-    keep: tuple[str, ...] = Field(min_length=1)
-
-
-class TextFilter(Frozen):
-    """Keeps a document whose text measures at least `min` and at most `max`. Shares are in percent of the characters."""
-
-    kind: Literal["text"] = "text"
-    measure: Literal["characters", "words", "digit_percent", "special_percent"]
-    min: float | None = None
-    max: float | None = None
-
-    @model_validator(mode="after")
-    def _limits_something(self) -> "TextFilter":
-        if self.min is None and self.max is None:
-            raise ValueError(f"a filter by {self.measure} needs a min or a max")
-        return self
-
-
-Filter = Annotated[FieldFilter | TextFilter, Field(discriminator="kind")]
-
-
-class Normalization(Frozen):
-    """What is normalised in every text: Unicode's composed form, plain line ends, and, if wished, no spaces at the ends of lines."""
-
-    unicode: Literal["NFC"] | None = "NFC"
-    line_ends: Literal["lf", "keep"] = "lf"
-    trailing_spaces: Literal["keep", "strip"] = "keep"
 
 
 class Source(Frozen):

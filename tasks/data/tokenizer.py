@@ -1,26 +1,155 @@
 """A byte-level BPE tokenizer, trained on the training split."""
 
-import os
-import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.errors import DataError, PhasewiseError
-from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
-from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import write_atomically
+
+FIRST_SPARE = 256
+"""Bytes that print as nothing are written as the characters from here on."""
 TOKENIZER_VERSION = f"byte-bpe-1+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
 BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 MAX_BYTES_PER_COMPONENT = 200_000
 DIGEST_NAME = "tokenizer.sha256"
+
+
+class TokenText:
+    """Decodes ids. The tokens that begin and end a document are no part of its text."""
+
+    def __init__(self, path: Path, manifest: Manifest):
+        self._tokenizer = load_tokenizer(path)
+        self._around = {manifest.begin_of_text, manifest.end_of_text}
+        written: dict[str, Any] = parse_json(path.read_bytes())
+        self.is_exact = (written.get("decoder") or {}).get("type") == "ByteLevel" and written.get("normalizer") is None
+
+    def excerpt(self, tokens: Iterable[int]) -> str:
+        """The text of some tokens; half a character at an end is a replacement sign."""
+        ids = [token for token in map(int, tokens) if token not in self._around]
+        if self.is_exact:
+            return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def find(self, wanted: bytes, tokens: list[int]) -> list[tuple[int, int]]:
+        """Where a document holds these bytes: as tokens `[first, stop)` of it, each place once. Only for an exact tokenizer."""
+        pieces = [b"" if token in self._around else self._bytes[token] for token in tokens]
+        text = b"".join(pieces)
+        at = text.find(wanted)
+        if at < 0:
+            return []
+        ends = list(accumulate(map(len, pieces)))
+        places: list[tuple[int, int]] = []
+        while at >= 0:
+            first = next(number for number, end in enumerate(ends) if end > at)
+            places.append((first, 1 + next(number for number, end in enumerate(ends) if end >= at + len(wanted))))
+            at = text.find(wanted, at + 1)
+        return places
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """The bytes of each id; those of added tokens are their names."""
+        byte_of, added = byte_characters(), self._tokenizer.get_added_tokens_decoder()
+        table: list[bytes] = []
+        for number in range(self._tokenizer.get_vocab_size()):
+            token = self._tokenizer.id_to_token(number)
+            if token is None:
+                table.append(b"")
+            elif number in added:
+                table.append(token.encode())
+            else:
+                table.append(bytes(byte_of[character] for character in token))
+        return table
+
+
+def byte_characters() -> dict[str, int]:
+    """The character that a byte-level tokenizer writes for each byte, as GPT-2 chose them (Radford et al., 2019): byte by character."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {**{chr(byte): byte for byte in plain}, **{chr(FIRST_SPARE + number): byte for number, byte in enumerate(others)}}
+
+
+class SpecialTokens(NamedTuple):
+    """Ids of the tokens that begin and end a document. Llama 3 has 128,000 and 128,001, our own tokenizer 0 and 1."""
+
+    begin: int
+    end: int
+
+
+def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTokens:
+    """The ids in a tokenizer.
+
+    Args:
+        place: its file, for the message.
+
+    Raises:
+        DataError: it lacks one, or has one id for both.
+    """
+    begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    if begin is None or end is None or begin == end:
+        raise DataError(
+            f"the tokenizer {place} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}, which begin and end every document, found the "
+            f"ids {begin} and {end}. Take a tokenizer that has both, or let Phasewise train one."
+        )
+    return SpecialTokens(begin, end)
+
+
+def check_special_tokens(path: Path, vocab_size: int) -> None:
+    """Refuse a tokenizer that a model of this vocabulary cannot be trained with, before anything is tokenized.
+
+    Raises:
+        DataError: it lacks the begin or the end token, or has an id that the vocabulary does not.
+    """
+    tokenizer = load_tokenizer(path)
+    special_tokens(tokenizer, path)
+    token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda entry: entry[1])
+    if highest >= vocab_size:
+        raise DataError(
+            f"the tokenizer {path} must have ids below the recipe's tokenizer.vocab_size of {vocab_size:,}, found {highest:,} ({token}). "
+            f"State a vocab_size of at least {highest + 1:,}, in the tokenizer and in every model."
+        )
+
+
+def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
+    """The ids that all have.
+
+    Args:
+        found: the special tokens of each tokenizer, by its name; at least one.
+
+    Raises:
+        DataError: two have others.
+    """
+    by_ids = {special: name for name, special in found.items()}
+    if len(by_ids) > 1:
+        named = ", ".join(f"{special.begin} and {special.end} in {name}" for special, name in by_ids.items())
+        raise DataError(
+            f"all documents must begin and end with the same tokens, found the ids {named}: prepare the data with one tokenizer."
+        )
+    return next(iter(by_ids))
+
+
+def special_tokens_of(manifest: Manifest) -> SpecialTokens:
+    """The ids that a cache was made with."""
+    return SpecialTokens(manifest.begin_of_text, manifest.end_of_text)
 
 
 def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None, special_tokens: Sequence[str] = ()) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
+from phasewise.tasks.data.filters import NORMALIZER
 from phasewise.tasks.data.listing import selects
-from phasewise.tasks.data.normalize import NORMALIZER
 from phasewise.tasks.data.plan import CachePlan, ComponentPlan, DataPlan
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.tokenizer import check_tokenizer

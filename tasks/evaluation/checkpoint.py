@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.conversations.ends import chats_of_caches, turn_end_ids
+from phasewise.tasks.data.template import chats_of_caches, turn_end_ids
 from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.evaluation.answer_likelihood import answers_beside_parent, is_finite
 from phasewise.tasks.evaluation.answers import BenchmarkResult

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from phasewise.tasks.data.formats.findings import LeftOut, Record
+from phasewise.tasks.data.filters import Normalization, normalize
+from phasewise.tasks.data.findings import LeftOut, Record
 from phasewise.tasks.data.listing import expand
-from phasewise.tasks.data.normalize import normalize
 from phasewise.tasks.data.reading import pieces_of, read_piece
-from phasewise.tasks.data.source import Format, Normalization, Source
+from phasewise.tasks.data.source import Format, Source
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 from phasewise.trainer.base.wording import name_some

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 import yaml
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import shared_special_tokens
+from phasewise.tasks.data.tokenizer import shared_special_tokens
 from phasewise.tasks.evaluation.answers import BenchmarkResult, ItemAnswer, read_answers
 from phasewise.tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
 from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte

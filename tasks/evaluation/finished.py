@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phasewise.tasks.data.conversations.ends import turn_ends
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.template import turn_ends
 from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
 from phasewise.tasks.evaluation.measured import Measured, made_of, needles_of, real_of
 from phasewise.tasks.evaluation.renderings import renderings_key
@@ -16,8 +16,8 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig, without_added
 
 MEASURING = (
-    "tasks/data/special_tokens.py",
-    "tasks/data/conversations/ends.py",
+    "tasks/data/tokenizer.py",
+    "tasks/data/template.py",
     *(
         f"tasks/evaluation/{name}.py"
         for name in (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens, shared_special_tokens, special_tokens, special_tokens_of
+from phasewise.tasks.data.tokenizer import SpecialTokens, shared_special_tokens, special_tokens, special_tokens_of
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 

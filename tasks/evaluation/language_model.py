@@ -14,7 +14,7 @@ from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.generation import Grown, Prompt, generate
 from phasewise.tasks.evaluation.requests import Generation, before_first, check_finite, name_request, read_generation
 from phasewise.tasks.evaluation.rows import Window

@@ -7,10 +7,8 @@ from typing import Any, Literal
 import jax
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.conversations.ends import turn_end_ids
-from phasewise.tasks.data.conversations.template import ChatTemplate
-from phasewise.tasks.data.special_tokens import SpecialTokens, special_tokens
-from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.data.template import ChatTemplate, turn_end_ids
+from phasewise.tasks.data.tokenizer import SpecialTokens, load_tokenizer, special_tokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.checkpoints.checkpointer import read_about, read_params

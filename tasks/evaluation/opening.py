@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.conversations.template import ChatTemplate, chat_of
-from phasewise.tasks.data.special_tokens import check_special_tokens, special_tokens
-from phasewise.tasks.data.tokenizer import check_tokenizer, load_tokenizer, tokenizer_digest
+from phasewise.tasks.data.template import ChatTemplate, chat_of
+from phasewise.tasks.data.tokenizer import check_special_tokens, check_tokenizer, load_tokenizer, special_tokens, tokenizer_digest
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.wording import name_some

@@ -9,10 +9,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from phasewise.tasks.data.conversations.ends import turn_end_ids
-from phasewise.tasks.data.conversations.template import ChatTemplate
-from phasewise.tasks.data.special_tokens import special_tokens
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
+from phasewise.tasks.data.template import ChatTemplate, turn_end_ids
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer, special_tokens
 from phasewise.tasks.report.card_documents import README_NAME, build_model_card
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.trainer.base.errors import CheckpointError, ConfigError

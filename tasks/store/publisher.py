@@ -1,5 +1,7 @@
 """Keeps the work on a recipe on the store while it goes on here: what is new is sent, and the head then names it."""
 
+import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -7,28 +9,57 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, read_head, settle_checkpoints
-from phasewise.tasks.store.head import Files, Head, HeadObject
-from phasewise.tasks.store.interval import publish_seconds
-from phasewise.tasks.store.objects import Objects
-from phasewise.tasks.store.snapshot import (
+from phasewise.tasks.store.content import (
+    HEAD_NAME,
+    OBJECTS_NAME,
     Changing,
+    Objects,
     Snapshot,
     Source,
+    bring_here,
+    bring_uploaded,
     digest_of_pieces,
     digests_listed,
     is_list_of_checkpoint,
     pieces_of,
+    read_head,
+    settle_checkpoints,
     take_snapshot,
 )
-from phasewise.tasks.store.versioned import ABSENT
-from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject
+from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
 from phasewise.trainer.base.file_lock import locked
 from phasewise.trainer.base.storage import read_json, write_json
 
+PUBLISH_SECONDS = 30.0
+"""What a machine that is lost had done since the last time is done again."""
+PUBLISH_VARIABLE = "PHASEWISE_PUBLISH_SECONDS"
 WORKED_ON = ("reports", "runs", "verdicts")
 """What of a home is worked on here, and kept."""
 TRIES = 5
+
+
+def check_not_taken_over() -> None:
+    """Go on only if all that this process keeps is still its own.
+
+    Raises:
+        TakenOver: it is not.
+    """
+    for publisher in list(_at_work.values()):
+        publisher.check()
+
+
+def publish_seconds(environment: Mapping[str, str] = os.environ) -> float:
+    """How often it is looked whether there is something to commit.
+
+    Raises:
+        ConfigError: `PHASEWISE_PUBLISH_SECONDS` is no number above 0.
+    """
+    value = environment.get(PUBLISH_VARIABLE) or str(PUBLISH_SECONDS)
+    with suppress(ValueError):
+        if 0 < (seconds := float(value)) < math.inf:
+            return seconds
+    raise ConfigError(f"{PUBLISH_VARIABLE} must be a number of seconds above 0, found '{value}'. Correct it, or leave it unset.")
 
 
 @dataclass(frozen=True)
@@ -122,6 +153,25 @@ class Kept:
         if generation == ABSENT:
             came += bring_uploaded(self.work, self.folders, self.store, weights_below=weights_below)
         return came
+
+
+@contextmanager
+def keeping(kept: Kept) -> Iterator[None]:
+    """Bring here what is committed, and commit what is done within; within another of the same it changes nothing.
+
+    Raises:
+        TakenOver: another process went on with it; what was done here since is not committed.
+        StorageError: the store did not take it, or lost something.
+    """
+    if kept in _at_work:
+        yield
+        return
+    with Publisher(kept) as publisher:
+        _at_work[kept] = publisher
+        try:
+            yield
+        finally:
+            del _at_work[kept]
 
 
 class Publisher:
@@ -321,6 +371,14 @@ class Publisher:
 
     def _note(self, *commits: str) -> None:
         write_json(self._kept.known, {"commits": commits})
+
+
+_at_work: dict[Kept, Publisher] = {}
+
+
+def keeper_of(folder: Path) -> Publisher | None:
+    """What keeps the folder of a run on a store; None where it is in a home that is a folder."""
+    return next((publisher for kept, publisher in _at_work.items() if folder.is_relative_to(kept.work)), None)
 
 
 def named_digests(files: Files, objects: Objects) -> set[str]:

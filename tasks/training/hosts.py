@@ -27,11 +27,9 @@ from types import FrameType
 from typing import Any
 
 from phasewise.tasks.home import Home
-from phasewise.tasks.store.fetching import ARRIVING, bring_checkpoint, bring_here, content_of
+from phasewise.tasks.store.content import ARRIVING, Changing, bring_checkpoint, bring_here, content_of, is_list_of_checkpoint, take_snapshot
 from phasewise.tasks.store.head import Files
-from phasewise.tasks.store.interval import publish_seconds
-from phasewise.tasks.store.publisher import Kept, named_digests
-from phasewise.tasks.store.snapshot import Changing, is_list_of_checkpoint, take_snapshot
+from phasewise.tasks.store.publisher import Kept, named_digests, publish_seconds
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, TakenOver
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.file_lock import locked

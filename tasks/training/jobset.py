@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from phasewise.tasks.preflight.slices import Slice
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.keeping import keeper_of
-from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.store.publisher import Kept, keeper_of
 from phasewise.tasks.training import kubernetes_cluster
 from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, ClusterSettings, build_manifest
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict, JobSet, Pod, PodLog, Unreachable, with_retries

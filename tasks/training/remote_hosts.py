@@ -8,12 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.fetching import ARRIVING, bring_here, content_of
-from phasewise.tasks.store.head import Files
-from phasewise.tasks.store.interval import publish_seconds
-from phasewise.tasks.store.publisher import Kept, Publisher
-from phasewise.tasks.store.snapshot import digest_of_pieces, is_list_of_checkpoint, kept_names
-from phasewise.tasks.store.versioned import VersionedObject
+from phasewise.tasks.store.content import ARRIVING, bring_here, content_of, digest_of_pieces, is_list_of_checkpoint, kept_names
+from phasewise.tasks.store.head import Files, VersionedObject
+from phasewise.tasks.store.publisher import Kept, Publisher, publish_seconds
 from phasewise.tasks.training.hosts import OF_LAUNCHER, launches_folder, send_seconds
 from phasewise.tasks.training.launchers import Attempt, Hosts
 from phasewise.trainer.base.errors import StorageError, TakenOver

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from phasewise.tasks.preflight.slices import Slice, find_slice
-from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import keeper_of
 from phasewise.tasks.training.launchers import Launcher, env_passthrough
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.trainer.base.code_digest import HOUSE

@@ -22,7 +22,7 @@ from phasewise.tasks.background import Background, wait_until
 from phasewise.tasks.progress import advance, say
 from phasewise.tasks.report.task import publish_page
 from phasewise.tasks.site import site_address
-from phasewise.tasks.store.keeping import check_not_taken_over
+from phasewise.tasks.store.publisher import check_not_taken_over
 from phasewise.tasks.training.attempts import PlannedSegment, SliceSegment, launch_trainer
 from phasewise.tasks.training.select_launcher import select_launcher
 from phasewise.trainer.base.errors import PhasewiseError

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from phasewise.tasks.home import SCRATCH_VARIABLE
-from phasewise.tasks.store.keeping import keeper_of
-from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.store.publisher import Kept, keeper_of
 from phasewise.tasks.training.hosts import SEND_VARIABLE, send_seconds
 from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, ProcessGroup, env_passthrough, size_of
 from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.data.word_problems import BENCHMARK, word_problems
+from phasewise.tasks.data.stand_ins import BENCHMARK, word_problems
 from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
 from phasewise.tasks.evaluation.suites.folder import real_benchmarks
 from phasewise.tasks.home import Home

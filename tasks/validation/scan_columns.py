@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phasewise.tasks.data.formats.kinds import is_text
+from phasewise.tasks.data.streams import is_text
 
 PEEK_BYTES = 2**14
 Strings = Sequence[str]

@@ -11,19 +11,18 @@ takes every string and leaves nothing out. Kinds, packings, archives, footers an
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from phasewise.tasks.data.formats.archives import MAX_LAYERS, Member, members
-from phasewise.tasks.data.formats.findings import FileFault
-from phasewise.tasks.data.formats.kinds import Kind
-from phasewise.tasks.data.formats.streams import BUFFER_BYTES, Recognised, WatchedFile, open_watched, recognise, unpack
+from phasewise.tasks.data.archives import MAX_LAYERS, Member, members, unpack
+from phasewise.tasks.data.findings import FileFault
 from phasewise.tasks.data.listing import matches
+from phasewise.tasks.data.streams import BUFFER_BYTES, Kind, Recognised, WatchedFile, open_watched, recognise
 from phasewise.tasks.validation.scan_plain import PEEK_BYTES, Transcoded, begins_with_json, read_json, read_lines, read_text
-from phasewise.tasks.validation.scan_tables import NoText, arrow_texts, parquet_texts
+from phasewise.tasks.validation.scan_tables import NoText, table_texts
 from phasewise.tasks.validation.scan_values import Text
 from phasewise.tasks.validation.scan_warc import warc_records
 from phasewise.trainer.base.errors import DataError
@@ -140,7 +139,7 @@ class Reading:
                 yield from self._numbered(name, _texts(name, kind, stream))
             case "parquet" | "arrow":
                 with file.spooled(stream) as table:
-                    yield from self._numbered(name, _TABLES[kind.nature](table))
+                    yield from self._numbered(name, table_texts(table, kind.nature))
             case "no text":
                 raise NoText(f"{kind.name} holds no text")
             case _:
@@ -185,6 +184,3 @@ def is_called_lines(name: str) -> bool:
     """Whether a name says that the file holds JSON lines."""
     parts = name.lower().rsplit("/", 1)[-1].split(".")
     return any(f".{part}" in LINE_ENDINGS for part in parts[1:][-2:])
-
-
-_TABLES: Mapping[str, Callable[[io.BufferedReader], Iterator[Text]]] = {"parquet": parquet_texts, "arrow": arrow_texts}

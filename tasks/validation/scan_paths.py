@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from phasewise.tasks.data.formats.streams import open_watched, recognise
 from phasewise.tasks.data.listing import printable
+from phasewise.tasks.data.streams import open_watched, recognise
 from phasewise.tasks.validation.scan_files import FilePiece, Unread, excluded, is_called_lines
 from phasewise.tasks.validation.scan_plain import PEEK_BYTES, has_lines_of_json
 from phasewise.trainer.base.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from phasewise.tasks.data.formats.streams import raise_failure
+from phasewise.tasks.data.streams import raise_failure
 from phasewise.tasks.progress import advance
 from phasewise.tasks.validation.detokenizers import open_detokenizer
 from phasewise.tasks.validation.index_store import open_index

@@ -8,10 +8,9 @@ from typing import cast
 
 import orjson
 
-from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, FileFault
-from phasewise.tasks.data.formats.json_lines import BYTE_ORDER_MARK, SKIP_BYTES
-from phasewise.tasks.data.formats.json_values import loads
-from phasewise.tasks.data.formats.kinds import is_text
+from phasewise.tasks.data.findings import MAX_DOCUMENT_BYTES, FileFault
+from phasewise.tasks.data.streams import is_text
+from phasewise.tasks.data.text_files import BYTE_ORDER_MARK, SKIP_BYTES, loads
 from phasewise.tasks.validation.scan_values import Text, as_utf8, text_of_line, text_of_value
 
 MAX_JSON_BYTES = MAX_DOCUMENT_BYTES

@@ -6,10 +6,9 @@ from typing import NamedTuple, cast
 
 import orjson
 
-from phasewise.tasks.data.formats.findings import FileFault
-from phasewise.tasks.data.formats.json_lines import BYTE_ORDER_MARK
-from phasewise.tasks.data.formats.json_values import loads
-from phasewise.tasks.data.formats.kinds import is_text
+from phasewise.tasks.data.findings import FileFault
+from phasewise.tasks.data.streams import is_text
+from phasewise.tasks.data.text_files import BYTE_ORDER_MARK, loads
 
 TEXT_KEY, ID_KEY = "text", "id"
 PEEK_BYTES = 2**14

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from phasewise.tasks.data.formats.archives import Member
-from phasewise.tasks.data.formats.findings import FileFault
-from phasewise.tasks.data.formats.packings import unpacking
-from phasewise.tasks.data.formats.streams import BUFFER_BYTES, Measured, WatchedFile
+from phasewise.tasks.data.archives import Member, unpacking
+from phasewise.tasks.data.findings import FileFault
+from phasewise.tasks.data.streams import BUFFER_BYTES, Measured, WatchedFile
 
 MAX_HEAD_BYTES = 2**20
 MAX_LINE_BYTES = 2**16

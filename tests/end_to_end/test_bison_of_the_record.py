@@ -21,8 +21,7 @@ from phasewise.tasks.data.prepare import (
     make_missing_tokenizer,
     write_missing_documents,
 )
-from phasewise.tasks.data.standins import TEST_NAME
-from phasewise.tasks.data.word_problems import BENCHMARK, NUM_ITEMS
+from phasewise.tasks.data.stand_ins import BENCHMARK, NUM_ITEMS, TEST_NAME
 from phasewise.tasks.evaluation.made import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data

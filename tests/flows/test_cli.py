@@ -12,7 +12,7 @@ import pytest
 
 from phasewise.flows import cli
 from phasewise.flows.recipes import load_recipe
-from phasewise.tasks.data.standins import RECORD_NAME
+from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import Run, assert_refused

@@ -16,8 +16,7 @@ from phasewise.flows import cli
 from phasewise.flows.commands import fit
 from phasewise.flows.plan import build_run
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.special_tokens import special_tokens
-from phasewise.tasks.data.tokenizer import load_tokenizer, tokenizer_digest, train_tokenizer
+from phasewise.tasks.data.tokenizer import load_tokenizer, special_tokens, tokenizer_digest, train_tokenizer
 from phasewise.tasks.evaluation.opening import open_folder
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.export import export_phase

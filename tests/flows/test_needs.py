@@ -14,7 +14,7 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.assignments import settings_in_force
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.words import from_scratch, llama, wsd
-from phasewise.tasks.data.budget import MARGIN, Budget
+from phasewise.tasks.data.listing import MARGIN, Budget
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest

@@ -11,9 +11,8 @@ from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.feasibility import check_mixtures
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.tasks.data.pin import Pin
-from phasewise.tasks.data.source import Source
-from phasewise.tasks.data.standins import RECORD_NAME, stand_in_source
+from phasewise.tasks.data.source import Pin, Source
+from phasewise.tasks.data.stand_ins import RECORD_NAME, stand_in_source
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, DataError, TrainingError
 from phasewise.trainer.base.storage import write_json

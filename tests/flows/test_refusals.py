@@ -229,7 +229,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_file_is_one_line_wherever_json_is_read(phasewise: Run, tmp_path: Path, kind: str):
     """As a recipe, a card, a model's folder, a tokenizer's manifest, a manifest of benchmarks and of a cache, a verdict and a run."""
-    from phasewise.tasks.data.vocabularies.folder import read_tokenizer_manifest
+    from phasewise.tasks.data.tokenizer_training import read_tokenizer_manifest
     from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
     from phasewise.trainer.base.decision import read_decisions
     from phasewise.trainer.data.manifest import read_manifest

@@ -13,7 +13,7 @@ from phasewise.flows import cli
 from phasewise.flows.decided_by import decided_by
 from phasewise.flows.resolved import resolve_phase
 from phasewise.tasks.data.tokenizer import train_tokenizer
-from phasewise.tasks.data.vocabularies.folder import MANIFEST_NAME, open_tokenizer
+from phasewise.tasks.data.tokenizer_training import MANIFEST_NAME, open_tokenizer
 from phasewise.tasks.evaluation.made import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed

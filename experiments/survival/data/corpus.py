@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from phasewise.tasks.data.source import FieldFilter, Source
+from phasewise.tasks.data.filters import FieldFilter
+from phasewise.tasks.data.source import Source
 
 VOCAB_SIZE = 600
 DOCUMENT_CHARACTERS = 3000

@@ -7,7 +7,7 @@ Weights are trillions of tokens of the whole mix (Trinity Large report, §3.1), 
 
 from collections.abc import Mapping
 
-from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.filters import LengthBias
 from phasewise.trainer.config import MixtureShares
 
 SMALL_MIX: tuple[Mapping[str, float], ...] = (

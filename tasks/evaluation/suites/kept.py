@@ -12,7 +12,7 @@ from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_s
 
 MEASURING = (
     "tasks/evaluation/suites/*.py",
-    "tasks/data/conversations/ends.py",
+    "tasks/data/template.py",
     *(
         f"tasks/evaluation/{name}.py"
         for name in ("generation", "language_model", "needles", "requests", "rows", "sampling", "scoring", "setting")

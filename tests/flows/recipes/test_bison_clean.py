@@ -5,7 +5,7 @@ import pytest
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.phase import HandOff, Phase
-from phasewise.tasks.data.standins import collect
+from phasewise.tasks.data.stand_ins import collect
 
 FULL = load_record("marin-32b", "full")
 BISON, LINEAR, FEISTEL = (FULL.phase(name) for name in ("bison", "bison-clean", "bison-clean-feistel"))

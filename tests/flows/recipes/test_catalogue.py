@@ -5,8 +5,8 @@ import pytest
 
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.catalogue import CATALOGUE, CRAWL_BAD_FRACTION
+from phasewise.tasks.data.filters import FieldFilter, TextFilter
 from phasewise.tasks.data.listing import selects
-from phasewise.tasks.data.source import FieldFilter, TextFilter
 from phasewise.validations.evidence.caches import names_like_tests
 
 PUBLIC = {name: data.source for name, data in CATALOGUE.items() if data.source is not None}

@@ -13,7 +13,7 @@ from phasewise.flows.plan import stand_ins_of
 from phasewise.flows.recipes import NAMES, load_record, load_target
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.resolved import resolve
-from phasewise.tasks.data.standins import NearDuplicates, StandIn, collect, text_of
+from phasewise.tasks.data.stand_ins import NearDuplicates, StandIn, collect, text_of
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 

@@ -10,8 +10,7 @@ import pytest
 from phasewise.flows.commands.show import describe
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.scales import to_proxy
-from phasewise.tasks.data.pin import Pin
-from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.source import Pin, Source
 from phasewise.trainer.base.errors import ConfigError
 
 MINE = {"url": "gs://bucket/mine", "include": ["*.jsonl.gz"], "format": "jsonl", "text_key": "body"}

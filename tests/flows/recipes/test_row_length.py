@@ -11,7 +11,7 @@ from phasewise.flows.recipes.phase import Phase, continued
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.scales import proxy_rows, to_proxy
 from phasewise.flows.recipes.words import from_scratch, llama, order, wsd
-from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.filters import LengthBias
 from phasewise.trainer.config import always
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.rows import DrawnRows

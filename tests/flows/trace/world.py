@@ -15,9 +15,8 @@ from phasewise.flows.commands.trace import Question, trace
 from phasewise.flows.plan import build_run, data_plan
 from phasewise.flows.recipes import at_scale
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.tasks.data.caches import finish_cache
+from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.documents import split_texts
-from phasewise.tasks.data.encode import encode_part
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.tokenizer import train_tokenizer

@@ -71,8 +71,8 @@ FAULTS: dict[str, Callable[[FakeHub], None]] = {
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is read in several parts, each with a link of its own."""
-    monkeypatch.setattr("phasewise.tasks.data.formats.streams.BLOCK_BYTES", 5000)
-    monkeypatch.setattr("phasewise.tasks.data.formats.streams.BUFFER_BYTES", 5000)
+    monkeypatch.setattr("phasewise.tasks.data.streams.BLOCK_BYTES", 5000)
+    monkeypatch.setattr("phasewise.tasks.data.streams.BUFFER_BYTES", 5000)
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -1,18 +1,159 @@
 """Data preparation, task by task: what they refuse, and what is left then."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phasewise.tasks.data import parts, prepare
 from phasewise.tasks.data.documents import QUARANTINE_NAME
-from phasewise.tasks.data.pin import Pin
-from phasewise.tasks.data.plan import plan_data
+from phasewise.tasks.data.listing import TRAIN_SHARE, assumed_tokens, choose, shared
+from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.verify import verify_component
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest, write_manifest
-from tests.tasks.conftest import VOCAB_SIZE
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, read_manifest, write_manifest
+from tests.tasks.conftest import VOCAB_SIZE, write_lines, write_prose
+
+FILES = 12
+JSON_LINES = Source(url="gs://bucket/web", include=("*",), format="jsonl")
+SIZES = {f"shard-{number:02}.jsonl": 1_000_000 for number in range(40)}
+
+
+def test_the_choice_is_a_sample_and_the_same_everywhere():
+    names, budget = choose(JSON_LINES, SIZES, 1_500_000)
+    assert budget is not None
+    assert len(names) == budget.files == 8  # 187,500 tokens a file
+    assert (budget.of_files, budget.bytes, budget.of_bytes, budget.tokens) == (40, 8_000_000, 40_000_000, 1_500_000)
+    assert sorted(names) != sorted(SIZES)[:8], "the first by their names are no sample"
+    assert choose(JSON_LINES, dict(reversed(SIZES.items())), 1_500_000) == (names, budget)
+
+
+def test_a_larger_budget_begins_with_the_smaller_one():
+    smaller, larger = choose(JSON_LINES, SIZES, 400_000), choose(JSON_LINES, SIZES, 4_000_000)
+    assert smaller[1]
+    assert larger[1]
+    assert larger[0][: len(smaller[0])] == smaller[0]
+    assert smaller[1].part_bytes == larger[1].part_bytes
+
+
+def test_what_needs_everything_has_no_budget():
+    assert choose(JSON_LINES, SIZES, 10**12) == (tuple(sorted(SIZES)), None)
+    assert choose(JSON_LINES, SIZES, int(39.5 * 187_500))[1] is None
+
+
+def test_one_file_at_least_and_packed_ones_hold_more():
+    assert len(choose(JSON_LINES, SIZES, 1)[0]) == 1
+    plain = assumed_tokens(JSON_LINES, "a.jsonl", 1000)
+    assert plain == TRAIN_SHARE * 200
+    assert assumed_tokens(JSON_LINES, "a.jsonl.zst", 1000) == 2.5 * plain
+    assert assumed_tokens(JSON_LINES.but(format="parquet"), "a.parquet", 1000) == 2 * plain
+
+
+def test_tokens_are_shared_by_need():
+    assert shared({"code": 100, "web": 300}, None) == {"code": 125, "web": 375}
+    assert shared({"code": 100, "web": 300, "law": 0}, 40) == {"code": 10, "web": 30, "law": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files of about 700 tokens each; the last document of each is one of the file before."""
+    texts = [[write_prose(100 * number + line, 4 + line % 6) for line in range(20)] for number in range(FILES)]
+    for number, lines in enumerate(texts):
+        write_lines(tmp_path / "web" / f"part-{number:02}.jsonl", [*lines, texts[number - 1][3]])
+    write_lines(tmp_path / "law" / "part-0.jsonl", [write_prose(9000 + line, 5) for line in range(40)])
+    return tmp_path
+
+
+def prepare_some(folder: Path, home: Path, tokens: int | None) -> DataPlan:
+    """Everything for two components, of which one has a budget. The tokenizer is of the other one's text."""
+    sources = {name: Source(url=(folder / name).as_uri(), include=("*.jsonl*",), format="jsonl") for name in ("law", "web")}
+    plan = plan_data(
+        sources,
+        Home.open(str(home)),
+        vocab_size=VOCAB_SIZE,
+        tokenizer_components=("law",),
+        benchmark_components=("law",),
+        budgets={} if tokens is None else {"web": tokens},
+    )
+    write_missing_documents(plan)
+    make_missing_tokenizer(plan, VOCAB_SIZE, None)
+    build_missing_caches(plan)
+    return plan
+
+
+def contents(plan: DataPlan) -> dict[str, tuple[str, int]]:
+    """What training sees of each of the caches, and the digest of the whole manifest's shards."""
+    web = plan.components["web"]
+    found = {split: read_manifest(web.cache(split).folder) for split in SPLITS}
+    return {split: (manifest.content, manifest.tokens) for split, manifest in found.items()}
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 1)
+    small = prepare_some(folder, folder / "home", 3000)
+    web = small.components["web"]
+    assert web.listing.budget is not None
+    chosen = web.listing.budget.files
+    assert 1 < chosen < FILES
+    manifest = read_manifest(web.train.folder)
+    assert manifest.source["budget"] == web.listing.budget.model_dump(mode="json")
+    assert [file.name for file in manifest.sources] == [file.name for file in web.files]
+    assert verify_component("web", small, Home.open(str(folder / "home"))) == []
+    inodes = {path.name: path.stat().st_ino for path in web.documents.folder.glob("part-*")}
+    read = []
+    monkeypatch.setattr(prepare, "say", read.append)
+    large = prepare_some(folder, folder / "home", 6000)
+    more = large.components["web"]
+    assert more.documents.key != web.documents.key
+    assert len(more.files) > chosen
+    assert read[:1] == [f"web: {chosen} of {len(more.bundles)} bundles were read for a smaller budget, and are not read again"]
+    assert {name: (more.documents.folder / name).stat().st_ino for name in inodes} == inodes
+    shards = list(web.train.folder.glob("shard-*.bin"))
+    assert all((more.train.folder / path.name).stat().st_ino == path.stat().st_ino for path in shards)
+    assert contents(large) == contents(prepare_some(folder, folder / "other", 6000))
+    assert contents(large)["train"][1] > contents(small)["train"][1]
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_what_changed_is_not_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first file of the order has other words: every bundle is read again."""
+    small = prepare_some(folder, folder / "home", 3000)
+    path = folder / "web" / small.components["web"].files[0].name
+    path.write_text(path.read_text().replace("the", "The"))
+    read = []
+    monkeypatch.setattr(prepare, "say", read.append)
+    large = prepare_some(folder, folder / "home", 6000)
+    assert not any("smaller budget" in line for line in read)
+    assert contents(large) == contents(prepare_some(folder, folder / "other", 6000))
+
+
+def test_a_budget_decides_the_key_and_everything_does_not(folder: Path):
+    sources = {"web": Source(url=(folder / "web").as_uri(), include=("*.jsonl",), format="jsonl")}
+    home = Home.open(str(folder / "home"))
+
+    def key(tokens: int | None) -> str:
+        budgets = {} if tokens is None else {"web": tokens}
+        return plan_data(sources, home, vocab_size=VOCAB_SIZE, budgets=budgets).components["web"].documents.key
+
+    assert len({key(None), key(3000), key(6000)}) == 3
+    assert key(10**9) == key(None)
+
+
+def test_sizes_of_packed_files_are_those_of_the_files(folder: Path):
+    """Nothing is opened to choose."""
+    for path in (folder / "web").glob("*.jsonl"):
+        (folder / "packed" / f"{path.name}.gz").parent.mkdir(exist_ok=True)
+        (folder / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    sources = {"web": Source(url=(folder / "packed").as_uri(), include=("*.gz",), format="jsonl")}
+    plan = plan_data(sources, Home.open(str(folder / "home")), vocab_size=VOCAB_SIZE, budgets={"web": 1000})
+    budget = plan.components["web"].listing.budget
+    assert budget is not None
+    assert budget.of_bytes == sum(path.stat().st_size for path in (folder / "packed").iterdir())
 
 
 def left_in(folder: Path) -> set[str]:

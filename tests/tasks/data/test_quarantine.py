@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.tasks.data.formats.findings import Fault, Finding, LeftOut, NoText, Reason, Record
+from phasewise.tasks.data.findings import Fault, Finding, LeftOut, NoText, Reason, Record
 from phasewise.tasks.data.quarantine import EMPTY_REMEDIES, MAX_SAMPLES, REMEDIES, Counting, Sample, Tally, refusal, write_quarantine
 from phasewise.tasks.data.source import Piece, Source
 

@@ -12,8 +12,8 @@ import pytest
 
 from phasewise.tasks.data import verify
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.pin import Pin
 from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.source import Pin
 from phasewise.tasks.data.verify import Difference, check_caches, verify_component
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError

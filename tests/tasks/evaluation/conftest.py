@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from phasewise.tasks.data.special_tokens import SpecialTokens, special_tokens
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, SpecialTokens, special_tokens
 from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
 from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file

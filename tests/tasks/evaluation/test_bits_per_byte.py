@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
-from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.data.tokenizer import SpecialTokens, load_tokenizer
 from phasewise.tasks.evaluation import held_out as held_out_module
 from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
 from phasewise.tasks.evaluation.held_out import (
@@ -21,7 +20,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.model.params import Params
-from tests.tasks.data.conversations.worlds import layout, made_conversations, write_caches, write_source
+from tests.tasks.data.conversation_worlds import layout, made_conversations, write_caches, write_source
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 

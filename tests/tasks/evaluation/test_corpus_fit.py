@@ -9,7 +9,7 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation import corpus_fit
 from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
 from phasewise.tasks.evaluation.corpus import Corpus, Document

@@ -8,7 +8,7 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.data.tokenizer import special_tokens
 from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
 from phasewise.tasks.evaluation.evaluate import Evaluation, evaluate_model
 from phasewise.tasks.evaluation.held_out import HeldOutTokens

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from phasewise.flows.recipes.words import adamw, constant
-from phasewise.tasks.data.conversations.template import ChatTemplate
 from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.evaluation import finished
 from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
 from phasewise.tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on

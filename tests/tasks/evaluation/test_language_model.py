@@ -8,7 +8,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.requests import before_first
 from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError

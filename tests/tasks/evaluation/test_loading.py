@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.evaluation import loading
 from phasewise.tasks.evaluation.loading import model_of_checkpoint, model_of_folder

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.renderings import Renderings, check_renderings, measure_renderings, read_items, renderings_key
 from phasewise.trainer.base.errors import DataError, EvaluationError

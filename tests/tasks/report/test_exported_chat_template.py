@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.tasks.data.conversations.ends import chats_of_caches, turn_ends
-from phasewise.tasks.data.conversations.template import template_of
+from phasewise.tasks.data.template import chats_of_caches, template_of, turn_ends
 from phasewise.tasks.data.tokenizer import END_OF_TEXT
 from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, opening_answers, tokenizer_files
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.data.cache import TokenCache
-from tests.tasks.data.conversations.worlds import layout, made_conversations, write_caches, write_source
+from tests.tasks.data.conversation_worlds import layout, made_conversations, write_caches, write_source
 
 WITHOUT_BEGIN = """
 {% for message in messages %}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.tasks.store.head import Head, HeadObject
-from phasewise.tasks.store.versioned import ABSENT
+from phasewise.tasks.store.head import ABSENT, Head, HeadObject
 from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
 from phasewise.trainer.base.storage import as_path, write_atomically
 from tests.stores.fixtures import FaultyStore

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.tasks.home import Home
-from phasewise.tasks.store.keeping import check_not_taken_over, keeping
-from phasewise.tasks.store.publisher import Publisher
+from phasewise.tasks.store.publisher import Publisher, check_not_taken_over, keeping
 from phasewise.trainer.base.errors import TakenOver
 from tests.tasks.store.worlds import RUN_NAME, machine
 

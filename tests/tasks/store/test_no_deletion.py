@@ -10,7 +10,7 @@ import pytest
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
-from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import keeper_of
 from phasewise.tasks.training.remote_hosts import take_back
 from phasewise.trainer.base import storage
 from phasewise.trainer.base.errors import ConfigError
@@ -26,7 +26,7 @@ DELETES = re.compile(r'\.rm_file\(|\.rm\(|"DELETE"|\.mv\(|\.delete_file\(')
 PLACES = {
     "tasks/home.py": 1,  # the probe
     "tasks/locks.py": 1,  # a lease
-    "tasks/store/objects.py": 1,  # content that no head names any more
+    "tasks/store/content.py": 1,  # content that no head names any more
     "tasks/training/remote_hosts.py": 1,  # heartbeats and meetings of hosts
     "trainer/base/storage.py": 2,  # strays, and an object that the store says is damaged
 }

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.store import snapshot
-from phasewise.tasks.store.interval import publish_seconds
-from phasewise.tasks.store.objects import Objects
-from phasewise.tasks.store.publisher import Publisher
-from phasewise.tasks.store.snapshot import Source, pieces_of, take_snapshot
+from phasewise.tasks.store import content
+from phasewise.tasks.store.content import Objects, Source, pieces_of, take_snapshot
+from phasewise.tasks.store.publisher import Publisher, publish_seconds
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.trainer.base.storage import as_path, write_atomically, write_json
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
@@ -84,7 +82,7 @@ def test_a_run_that_is_set_aside_is_not_sent_again(gcs: Path, tmp_path: Path):
 
 
 def test_rows_that_came_are_sent_and_those_before_are_not(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot, "PIECE_BYTES", 100)
+    monkeypatch.setattr(content, "PIECE_BYTES", 100)
     one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
     with Publisher(one.kept, every_seconds=HOUR) as publisher:
         write_atomically(one.run.metrics, b"a" * 250)
@@ -159,7 +157,7 @@ def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, mo
             write_json(one.run.result, {"step": 5})
         return pieces_of(content)
 
-    monkeypatch.setattr(snapshot, "pieces_of", cut)
+    monkeypatch.setattr(content, "pieces_of", cut)
     assert any(name.endswith("result.json") for name in take_snapshot(tmp_path, one.kept.folders).files)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.tasks.store.content import Objects
 from phasewise.tasks.store.head import Head, HeadObject
-from phasewise.tasks.store.objects import Objects
 from phasewise.tasks.store.publisher import Publisher
 from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.checkpoints.files import find_damage

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.store.keeping import keeping
-from phasewise.tasks.store.objects import Objects
-from phasewise.tasks.store.publisher import Kept, Publisher, named_digests
+from phasewise.tasks.store.content import Objects
+from phasewise.tasks.store.publisher import Kept, Publisher, keeping, named_digests
 from phasewise.tasks.training import hosts as program
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.training.hosts import Committer, HostWork

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.store.keeping import keeping
-from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.store.publisher import Kept, keeping
 from phasewise.tasks.training import kubernetes_cluster
 from phasewise.tasks.training import select_launcher as selection
 from phasewise.tasks.training.jobset import JobSetLauncher

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from phasewise.tasks.data.formats.archives import MAX_LAYERS
+from phasewise.tasks.data.archives import MAX_LAYERS
 from phasewise.tasks.validation import scan_files
 from phasewise.tasks.validation.scan_files import FilePiece, Reading, Unread
 from tests.hostile_makers import arrow, good_files, lines, lz4, parquet, rows, tar, warc, zipped
@@ -132,7 +132,7 @@ def test_an_endless_list_of_complaints_is_summed_up(tmp_path: Path, monkeypatch:
 
 
 def test_a_bomb_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("phasewise.tasks.data.formats.expansion.FREE_EXPANSION_BYTES", 10_000)
+    monkeypatch.setattr("phasewise.tasks.data.findings.FREE_EXPANSION_BYTES", 10_000)
     many = [{"words": "all the same"}] * 50_000
     for number, content in enumerate(
         (

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from phasewise.tasks.data import normalize, reading
+from phasewise.tasks.data import reading
 from phasewise.trainer.base import code_digest as code_digest_module
 from phasewise.trainer.base.code_digest import code_digest
 
@@ -89,7 +89,7 @@ def test_modules_count_in_any_order():
 
 MOVED = """
 import re
-from phasewise.tasks.data.normalize import fold
+from phasewise.tasks.data.filters import fold
 from phasewise.tasks.made_up import DataError, ConfigError
 def read(text): return fold(text) or DataError
 """
@@ -98,12 +98,12 @@ def read(text): return fold(text) or DataError
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("from phasewise.tasks.data.normalize import fold", "from phasewise.tasks.text.folding import fold"),
+        ("from phasewise.tasks.data.filters import fold", "from phasewise.tasks.text.folding import fold"),
         (
             "from phasewise.tasks.made_up import DataError, ConfigError",
             "from phasewise.tasks.up import ConfigError\nfrom phasewise.trainer import DataError",
         ),
-        ("from phasewise.tasks.data.normalize import fold\nfrom phasewise.tasks.made_up import DataError, ConfigError",
+        ("from phasewise.tasks.data.filters import fold\nfrom phasewise.tasks.made_up import DataError, ConfigError",
          "from phasewise.tasks.made_up import DataError, ConfigError\nfrom phasewise.trainer.normalize import fold"),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_file_of_ours_may_move(digest, old: str, new: str):  # pyright: ignore
     ("old", "new"),
     [
         ("import fold", "import unfold as fold"),
-        ("from phasewise.tasks.data.normalize import fold", "from unicodedata import normalize as fold"),
+        ("from phasewise.tasks.data.filters import fold", "from unicodedata import normalize as fold"),
         ("import re", "import tasks"),
     ],
 )

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.recipes import load_written
-from phasewise.tasks.data.pin import Pin
-from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.source import Pin, Source
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.base.secrets import has_secret, without_secrets
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.data.tokenizer import special_tokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.needles import Needles
 from phasewise.tasks.evaluation.suites.needle import Haystack, lengths_of, needle_suite, words_of_folder

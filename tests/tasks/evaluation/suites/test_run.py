@@ -9,7 +9,7 @@ import jax
 import pytest
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.suites import measure, prepare
 from phasewise.trainer.base.errors import ConfigError

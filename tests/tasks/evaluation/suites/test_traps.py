@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.suites import harness, known
 from phasewise.tasks.evaluation.suites.definition import Definition, Part

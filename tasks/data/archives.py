@@ -1,0 +1,372 @@
+"""The members of zip and tar archives as streams, one after the other. Nothing is ever written under a member's name.
+
+Python's `tarfile` takes a damaged head in the middle for the end of the archive, and `zipfile` the last of several archives for all of
+them: here each is a fault, for what is there was not read.
+"""
+
+import bz2
+import io
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from phasewise.tasks.data.findings import FileFault
+from phasewise.tasks.data.streams import TAR_BLOCK_BYTES as BLOCK_BYTES
+from phasewise.tasks.data.streams import Measured, WatchedFile
+
+PACKED_BYTES = 2**16
+MAX_WINDOW_BYTES = 256 * 2**20  # `xz -9` needs 65 MiB; a window of gigabytes is no archive of text
+Read = Callable[[int], bytes]
+MAX_LAYERS = 4  # of packings and archives, one in the other
+MAX_TABLE_BYTES = 16 * 2**20  # of a zip's table of contents, which is held: some 200,000 members
+MAX_UNLISTED_BYTES = 64  # between two members of a zip: a descriptor, and what aligns the next
+MAX_NAME_BYTES = 2**20
+LOCAL_HEAD = struct.Struct("<4s22xHH")
+ENCRYPTED = 1
+FOLDER = (tarfile.DIRTYPE,)
+FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+LONG_NAME = tarfile.GNUTYPE_LONGNAME
+LONG_LINK = tarfile.GNUTYPE_LONGLINK
+PAX = tarfile.XHDTYPE
+PAX_FOR_ALL = tarfile.XGLTYPE
+LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
+DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+DAMAGE = (zipfile.BadZipFile, tarfile.HeaderError, struct.error, NotImplementedError, RuntimeError, ValueError, zlib.error, OverflowError)
+
+
+def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.RawIOBase:
+    """The bytes that a packed stream of `file` holds. Several members in a row are one stream.
+
+    Raises:
+        FileFault: while reading: the file is truncated, or expands too much.
+    """
+    return Measured(file, unpacking(packed, packing))
+
+
+def unpacking(packed: io.BufferedReader, packing: str) -> Read:
+    """Reads up to so many unpacked bytes at a time, none at the end.
+
+    Raises:
+        FileFault: while reading: the file is truncated.
+    """
+    if packing in ("zstd", "lz4", "brotli"):
+        return _frames_reader(packed, packing)
+    return _Members(packed, _DECODERS[packing]).read
+
+
+def _frames_reader(packed: io.BufferedReader, packing: str) -> Read:
+    """Arrow's: the one of python-zstandard takes the end of the file for the end of a frame."""
+    stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing)  # pyright: ignore[reportArgumentType]  # one of its names
+
+    def read(size: int) -> bytes:
+        try:
+            return stream.read(size)
+        except OSError as error:
+            if "Truncated" in str(error):
+                raise FileFault("truncated", f"the file ends inside a frame of {packing}") from error
+            raise
+
+    return read
+
+
+class _Decoder(Protocol):
+    """One member: what `bz2` and `lzma` have. Never more than `max_length` bytes come at once."""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+
+class _Zlib:
+    """A gzip member, or a stream of zlib's, with the interface of the others."""
+
+    def __init__(self, window_bits: int):
+        self._decoder = zlib.decompressobj(wbits=window_bits)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._decoder.decompress(self._decoder.unconsumed_tail + data, max_length)
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._decoder.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+
+_DECODERS: Mapping[str, Callable[[], _Decoder]] = {
+    "gzip": lambda: _Zlib(31),
+    "zlib": lambda: _Zlib(15),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES),
+}
+
+
+class _Members:
+    """Members one after the other, with or without zero bytes between and after them."""
+
+    def __init__(self, packed: io.BufferedReader, new_decoder: Callable[[], _Decoder]):
+        self._packed, self._new_decoder = packed, new_decoder
+        self._decoder: _Decoder | None = None
+        self._waiting = b""
+        self._members = 0
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, none at the end."""
+        while decoder := self._current():
+            data, self._waiting = self._waiting, b""
+            if wants := not data and decoder.needs_input:
+                data = self._packed.read(PACKED_BYTES)
+            unpacked = decoder.decompress(data, size)
+            if decoder.eof:
+                self._waiting = decoder.unused_data
+                self._decoder = None
+            elif wants and not data and not unpacked:
+                raise FileFault("truncated", f"the file ends inside member {self._members} of its packing")
+            if unpacked:
+                return unpacked
+        return b""
+
+    def _current(self) -> _Decoder | None:
+        while self._decoder is None:
+            self._waiting = self._waiting or self._packed.read(PACKED_BYTES)
+            if not self._waiting:
+                return None
+            if self._members:
+                self._waiting = self._waiting.lstrip(b"\0")
+            if self._waiting:
+                self._decoder = self._new_decoder()
+                self._members += 1
+        return self._decoder
+
+
+class Member(NamedTuple):
+    """A file in an archive.
+
+    Attributes:
+        name: as it is written there, never followed as a path.
+        open: its bytes as a stream, to be read before the next member is asked for. Raises `FileFault`.
+        no_text: why it holds no text by its nature (a link), else empty.
+    """
+
+    name: str
+    open: Callable[[], io.RawIOBase]
+    no_text: str = ""
+
+
+def members(archive: str, file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
+    """The files in a `zip` or `tar`, in the order in which they lie there, folders left out.
+
+    Raises:
+        FileFault: the rest of the archive cannot be trusted.
+    """
+    read = _zip_members(file, stream) if archive == "zip" else _tar_members(file, stream)
+    try:
+        yield from read
+    except DAMAGE as error:
+        raise FileFault("unreadable", f"a damaged {archive}: {error}") from error
+
+
+def _shown(name: str) -> str:
+    """A member's name as it can be printed, on one line."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name) or "(no name)"
+
+
+class _Bounded(io.RawIOBase):
+    """A zip that is not read by more than its largest table at once: what it claims to need is not believed."""
+
+    def __init__(self, stream: io.BufferedReader):
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def read(self, size: int = -1, /) -> bytes:
+        if size < 0:
+            at = self._stream.tell()
+            size = self._stream.seek(0, io.SEEK_END) - at
+            self._stream.seek(at)
+        if size > MAX_TABLE_BYTES:
+            raise FileFault("unreadable", f"the zip has a table of {size} bytes, at most {MAX_TABLE_BYTES} are held: split it")
+        return self._stream.read(size)
+
+
+def _zip_members(file: WatchedFile, packed: io.BufferedReader) -> Iterator[Member]:
+    with file.spooled(packed) as stream, zipfile.ZipFile(_Bounded(stream)) as archive:  # pyright: ignore[reportArgumentType]  # it reads, seeks and tells
+        infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+        at = 0
+        for info in infos:
+            _check_gap(at, info.header_offset)
+            at = _end_of(stream, info)
+            if not info.is_dir() or info.file_size:
+                yield Member(_shown(info.filename), partial(_open_zipped, file, archive, info))
+        _check_gap(at, archive.start_dir)
+
+
+def _check_gap(end: int, start: int) -> None:
+    if start - end > MAX_UNLISTED_BYTES:
+        raise FileFault("unreadable", f"{start - end} bytes of the zip from byte {end} on belong to no member of its table")
+
+
+def _end_of(stream: io.BufferedReader, info: zipfile.ZipInfo) -> int:
+    """The byte behind a member, whose own head says how long its name is."""
+    stream.seek(info.header_offset)
+    head = stream.read(LOCAL_HEAD.size)
+    if len(head) < LOCAL_HEAD.size:
+        raise FileFault("truncated", f"the file ends inside {info.filename!r}")
+    _, name_bytes, extra_bytes = LOCAL_HEAD.unpack(head)
+    return info.header_offset + LOCAL_HEAD.size + name_bytes + extra_bytes + info.compress_size
+
+
+def _open_zipped(file: WatchedFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> io.RawIOBase:
+    if info.flag_bits & ENCRYPTED:
+        raise FileFault("other format", "it is encrypted")
+    try:
+        member = archive.open(info)
+    except DAMAGE as error:
+        raise FileFault("unreadable", str(error)) from error
+
+    def read(size: int) -> bytes:
+        try:
+            return member.read(size)
+        except EOFError as error:
+            raise FileFault("truncated", "the file ends inside it") from error
+        except DAMAGE as error:
+            raise FileFault("unreadable", str(error)) from error
+
+    return Measured(file, read)
+
+
+def _tar_members(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
+    """Member by member, by their heads; what is said of the next one in long names and in pax's records goes on to it."""
+    said: dict[str, str] = {}
+    for_all: dict[str, str] = {}
+    while (info := _next_head(stream)) is not None:
+        if info.type in (LONG_NAME, LONG_LINK, PAX, PAX_FOR_ALL):
+            text = _read_text(stream, info)
+            if info.type == LONG_NAME:
+                said["path"] = text.rstrip(b"\0").decode(errors="replace")
+            elif info.type != LONG_LINK:
+                (for_all if info.type == PAX_FOR_ALL else said).update(_pax_records(text))
+            continue
+        about: Mapping[str, str] = for_all | said
+        said = {}
+        size = _size_of(info, about)
+        content = _Stretch(stream, size)
+        yield from _tar_member(file, info, about, content)
+        content.finish()
+
+
+def _tar_member(file: WatchedFile, info: tarfile.TarInfo, about: Mapping[str, str], content: "_Stretch") -> Iterator[Member]:
+    name = _shown(about.get("path", info.name))
+    if info.type in FOLDER:
+        return
+    if info.type in LINKS:
+        yield Member(name, partial(Measured, file, content.read), "a link within its archive")
+    elif info.type in DEVICES:
+        yield Member(name, partial(Measured, file, content.read), "a device or a pipe, of which the archive has the name alone")
+    elif info.type not in FILES or any(key.startswith("GNU.sparse") for key in about):
+        yield Member(name, partial(_refuse, f"a tar member of type {info.type!r}, whose bytes are not there as they are"))
+    else:
+        yield Member(name, partial(Measured, file, content.read))
+
+
+def _refuse(found: str) -> io.RawIOBase:
+    raise FileFault("unreadable", found)
+
+
+def _next_head(stream: io.BufferedReader) -> tarfile.TarInfo | None:
+    """The next member's head; none at the end, which is a block of zeros or, as some writers leave it, the end of the file."""
+    block = stream.read(BLOCK_BYTES)
+    if not block:
+        return None
+    if len(block) < BLOCK_BYTES:
+        raise FileFault("truncated", "the file ends inside the head of a member")
+    if not any(block):
+        _check_end(stream)
+        return None
+    return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+
+
+def _check_end(stream: io.BufferedReader) -> None:
+    """Behind the end are zeros: archives that were put one behind the other would be read to the end of the first alone."""
+    while rest := stream.read(2**16):
+        if rest.strip(b"\0"):
+            raise FileFault("unreadable", "there is more behind the end of the tar: unpack archives that were put together")
+
+
+def _size_of(info: tarfile.TarInfo, about: Mapping[str, str]) -> int:
+    given = about.get("size", str(info.size))
+    if not given.isdecimal():
+        raise FileFault("unreadable", f"{info.name!r} has a size of {given[:40]} bytes")
+    has_content = info.type not in (*LINKS, *DEVICES, *FOLDER)
+    return int(given[:20]) if has_content else 0
+
+
+def _read_text(stream: io.BufferedReader, info: tarfile.TarInfo) -> bytes:
+    if not 0 <= info.size <= MAX_NAME_BYTES:
+        raise FileFault("unreadable", f"a name of {info.size} bytes, at most {MAX_NAME_BYTES} are held")
+    content = _Stretch(stream, info.size)
+    text = b"".join(iter(lambda: content.read(MAX_NAME_BYTES), b""))
+    content.finish()
+    return text
+
+
+def _pax_records(text: bytes) -> Iterator[tuple[str, str]]:
+    """`LENGTH KEY=VALUE` line by line."""
+    while text.strip(b"\0"):
+        digits, _, _ = text.partition(b" ")
+        if not digits.isdigit() or not len(digits) < int(digits[:9]) <= len(text):
+            raise FileFault("unreadable", "a damaged record of pax in the tar")
+        length = int(digits[:9])
+        key, _, value = text[len(digits) + 1 : length - 1].partition(b"=")
+        yield key.decode(errors="replace"), value.decode(errors="replace")
+        text = text[length:]
+
+
+class _Stretch:
+    """The next `size` bytes of a stream, and zeros up to the next whole block."""
+
+    def __init__(self, stream: io.BufferedReader, size: int):
+        self._stream = stream
+        self._left = size
+        self._padding = -size % BLOCK_BYTES
+
+    def read(self, size: int) -> bytes:
+        chunk = self._stream.read(min(size, self._left))
+        if self._left and size and not chunk:
+            raise FileFault("truncated", f"the file ends {self._left} bytes before the end of this member")
+        self._left -= len(chunk)
+        return chunk
+
+    def finish(self) -> None:
+        """Pass over what nobody has read."""
+        while self._left:
+            self.read(2**18)
+        if len(self._stream.read(self._padding)) < self._padding:
+            raise FileFault("truncated", "the file ends behind a member and before the next block")

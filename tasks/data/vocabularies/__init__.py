@@ -1,1 +1,0 @@
-"""Tokenizers in folders of their own: trained on judged text, cut to a smaller size, compared."""

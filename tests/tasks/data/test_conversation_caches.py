@@ -1,0 +1,136 @@
+"""A component of conversations in a home: what decides its keys, and what is not as it was written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasewise.tasks.data import prepare
+from phasewise.tasks.data.caches import encode_part
+from phasewise.tasks.data.conversation import Conversation
+from phasewise.tasks.data.documents import find_copies, finish_documents, ranges_of
+from phasewise.tasks.data.parts import read_to_parts
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import finish_cache, make_missing_tokenizer
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.verify import verify_component
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation.scan_caches import check_shard
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS, read_manifest
+from tests.tasks.data.conversation_worlds import VOCAB_SIZE, layout, made_conversations, write_source
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return write_source(tmp_path / "source", layout("messages"), made_conversations(60))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def planned(source: Source, home: Home) -> DataPlan:
+    return plan_data({"web": source}, home, vocab_size=VOCAB_SIZE)
+
+
+def build(plan: DataPlan) -> None:
+    """What data preparation does, without Dask."""
+    web = plan.components["web"]
+    folder = web.documents.folder
+    records = [read_to_parts(bundle, web.part_bytes, folder) for bundle in web.bundles]
+    finish_documents("web", web.source, web.listing, records, [find_copies(folder, ranges_of(records, 0, 1), 0)], folder)
+    make_missing_tokenizer(plan, VOCAB_SIZE, None)
+    for split in SPLITS:
+        encode_part(folder, 0, plan.tokenizer, {split: web.cache(split).folder})
+        finish_cache("web", split, folder, plan.tokenizer, web.cache(split).key, web.cache(split).folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"template": "trinity"},
+        {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
+        {"roles": {"user": "user", "assistant": "assistant"}},
+        {"content": "text"},
+        {"system": "system"},
+        {"answer": {"key": "answer"}},
+        {"special_tokens": ("[INST]",)},
+        {"leave_out": ("name",)},
+    ],
+)
+def test_every_setting_of_a_conversation_is_in_the_keys(source: Source, home: Home, change: dict[str, Any]):
+    assert source.conversation is not None
+    others = source.but(conversation={**source.conversation.model_dump(), **change})
+    web, other = (planned(one, home).components["web"] for one in (source, others))
+    assert web.documents.key != other.documents.key
+    assert web.train.key != other.train.key
+
+
+def test_the_tokenizer_has_the_special_tokens_of_the_template(source: Source, home: Home):
+    plan = planned(source, home)
+    assert plan.special_tokens == ("<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>")
+    build(plan)
+    added = {token["content"]: token["id"] for token in json.loads(plan.tokenizer.read_text())["added_tokens"]}
+    assert list(added) == ["<|begin_of_text|>", "<|end_of_text|>", *plan.special_tokens]
+    assert not [token for token in json.loads(plan.tokenizer.read_text())["model"]["vocab"] if "eot" in token and token not in added]
+    more = plan_data({"web": source}, home, vocab_size=VOCAB_SIZE, special_tokens=("<|more|>",))
+    assert more.special_tokens == ("<|end_header_id|>", "<|eot_id|>", "<|more|>", "<|start_header_id|>")
+    assert more.tokenizer != plan.tokenizer
+
+
+def test_a_template_s_file_may_move_and_may_not_change(source: Source, home: Home, tmp_path: Path):
+    assert source.conversation is not None
+    keys = list[str]()
+    for name, text in (("a", "{{ messages }}"), ("b", "{{ messages }}"), ("c", "{{ messages[0] }}")):
+        (tmp_path / name).write_text(text)
+        moved = source.but(conversation=Conversation(messages="messages", template=str(tmp_path / name)).model_dump())
+        keys.append(planned(moved, home).components["web"].train.key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_what_is_left_out_is_said_when_the_data_are_prepared(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is wrong with it, and nobody else would tell."""
+    made = made_conversations(60)
+    source = write_source(tmp_path / "source", layout("messages"), [*made, *([said[:1] for said in made[:7]])])
+    web = planned(source, home).components["web"]
+    said: list[str] = []
+    monkeypatch.setattr(prepare, "say", said.append)
+    records = [read_to_parts(bundle, web.part_bytes, web.documents.folder) for bundle in web.bundles]
+    prepare._check_readable([web], {"web": records})  # pyright: ignore[reportPrivateUsage]
+    assert said == ["web: left out: 7 of 67 documents (7 for no answer)"]
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [flipped, Path.unlink])
+def test_a_damaged_file_of_spans_is_named(source: Source, home: Home, damage: Callable[[Path], None]):
+    plan = planned(source, home)
+    build(plan)
+    assert verify_component("web", plan, home) == []
+    folder = plan.components["web"].train.folder
+    damage(folder / "shard-00000.spans")
+    assert [f"{one.what}: {one.file}" for one in verify_component("web", plan, home)] == [f"shard damaged: {folder / 'shard-00000.spans'}"]
+    with pytest.raises((DataError, FileNotFoundError), match=r"shard-00000\.spans"):
+        check_shard(folder, read_manifest(folder).shards[0])
+    with pytest.raises(DataError, match=r"shard-00000\.spans"):
+        TokenCache.open(folder).spans()
+
+
+def test_another_template_is_said_in_a_line(source: Source, home: Home):
+    build(planned(source, home))
+    assert source.conversation is not None
+    others = source.but(conversation={**source.conversation.model_dump(), "template": "trinity", "content": "text"})
+    [first, *_] = verify_component("web", planned(others, home), home)
+    assert first.what == "conversation changed"
+    assert len(str(first)) < 300
+    assert "'content': 'text'" in first.expected
+    assert "'content': 'content'" in first.found

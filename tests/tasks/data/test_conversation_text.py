@@ -1,0 +1,329 @@
+"""From a file of conversations to tokens and spans, with what is expected written by hand."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from phasewise.tasks.data.conversation import Conversation, Message
+from phasewise.tasks.data.conversation_text import build_compose, rendered, token_spans
+from phasewise.tasks.data.documents import read_documents_manifest, split_texts
+from phasewise.tasks.data.filters import Normalization
+from phasewise.tasks.data.findings import Fault, Finding, Record
+from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.stand_ins import as_record
+from phasewise.tasks.data.template import ChatTemplate, NotMarked, template_of
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS
+from phasewise.trainer.data.spans import answers_of, counted, counted_in_rows
+from tests.tasks.data.builds import build_cache, write_documents
+from tests.tasks.data.conversation_worlds import LAYOUTS, FileKind, layout, made_conversations, write_caches, write_records, write_source
+
+BYTES = {"<|start_header_id|>": 258, "<|end_header_id|>": 259, "<|eot_id|>": 260, "<|im_start|>": 261, "<|im_end|>": 262}
+LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
+SAID: list[Message] = [
+    Message(role="system", content="Be brief."),
+    Message(role="user", content="Grüße?"),
+    Message(role="assistant", content="Hé 🌳"),
+    Message(role="user", content="More"),
+    Message(role="assistant", content="no"),
+]
+
+
+def byte_tokenizer(path: Path) -> Path:
+    """One token a byte, so that every id can be written down: bytes from 0 on, then the special tokens from 256 on."""
+    alphabet = {character: byte for byte, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BEGIN_OF_TEXT, END_OF_TEXT, *BYTES])
+    path.parent.mkdir(parents=True)
+    tokenizer.save(str(path))
+    return path
+
+
+def decoded(path: Path, tokens: np.ndarray) -> str:
+    return Tokenizer.from_file(str(path)).decode(tokens.tolist(), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "answers"),
+    [
+        (
+            "marin",
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\nBe brief.<|eot_id|>\n"
+            "<|start_header_id|>user<|end_header_id|>\nGrüße?<|eot_id|>\n<|start_header_id|>assistant<|end_header_id|>\nHé 🌳<|eot_id|>\n"
+            "<|start_header_id|>user<|end_header_id|>\nMore<|eot_id|>\n<|start_header_id|>assistant<|end_header_id|>\nno<|eot_id|>\n"
+            "<|end_of_text|>",
+            ["Hé 🌳<|eot_id|>", "no<|eot_id|>"],
+        ),
+        (
+            "trinity",
+            "<|begin_of_text|><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGrüße?<|im_end|>\n"
+            "<|im_start|>assistant\nHé 🌳<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\nno<|im_end|>\n"
+            "<|end_of_text|>",
+            ["Hé 🌳<|im_end|>", "no<|im_end|>"],
+        ),
+    ],
+)
+def test_a_conversation_s_tokens_and_those_that_count(tmp_path: Path, template: str, text: str, answers: list[str]):
+    """The second document as well: spans are in numbers of the shard."""
+    others = [[Message(role="user", content=f"Number {n}?"), Message(role="assistant", content=f"{n}!")] for n in range(40)]
+    source = write_source(tmp_path / "source", layout("messages", template), [SAID, *others])
+    write_documents(source, tmp_path / "documents")
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
+    split = split_of(digest_of_bytes(text.removeprefix(BEGIN_OF_TEXT).removesuffix(END_OF_TEXT).encode()))
+    build_cache(tmp_path / "documents", split, tokenizer, tmp_path / split)
+    cache = TokenCache.open(tmp_path / split)
+    spans = cache.spans()
+    assert spans is not None
+    first, second = list(cache.documents())[:2]
+    assert decoded(tokenizer, first.tokens) == text
+    ends = {"marin": 260, "trinity": 262}
+    assert first.tokens.tolist().count(ends[template]) == 5
+    mine = spans[spans[:, 1] <= len(first.tokens)]
+    assert [decoded(tokenizer, first.tokens[start:stop]) for start, stop in mine] == answers
+    mask = counted(spans, len(first.tokens), len(second.tokens))
+    assert re.fullmatch(r"\d+!<\|\w+\|>", decoded(tokenizer, second.tokens[mask]))
+    assert second.tokens[mask][-1] == ends[template]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_every_layout_gives_the_same_text(tmp_path: Path, kind: FileKind):
+    """A conversation that all have room for."""
+    made = [said[:2] for said in made_conversations(60) if said[0]["role"] == "user"]
+    texts = [_texts(write_source(tmp_path / name, layout(name), made, kind), tmp_path / f"{name}-documents") for name in LAYOUTS]
+    assert len(texts[0]) > 30
+    assert all(text == texts[0] for text in texts)
+
+
+def _texts(source: Source, folder: Path) -> list[str]:
+    write_documents(source, folder)
+    return [text for split in SPLITS for text in split_texts(folder, split)]
+
+
+def test_a_token_that_straddles_an_edge_counts():
+    """Tokens of three characters each; what is counted begins and ends within them."""
+    starts, stops = [0, 3, 6, 9], [3, 6, 9, 12]
+    assert token_spans([4, 7], starts, stops).tolist() == [[1, 3]]
+    assert token_spans([3, 6], starts, stops).tolist() == [[1, 2]]
+    assert token_spans([0, 12], starts, stops).tolist() == [[0, 4]]
+    assert token_spans([1, 2, 4, 5, 5, 7], starts, stops).tolist() == [[0, 1], [1, 3]]  # two that meet in one token are one
+    assert token_spans([], starts, stops).shape == (0, 2)
+
+
+def test_of_a_character_of_several_tokens_the_first_counts_at_an_end():
+    """As `char_to_token` has it. A special token at the end of a turn comes after all of them."""
+    starts, stops = [0, 1, 1, 1, 2], [1, 2, 2, 2, 3]
+    assert token_spans([0, 2], starts, stops).tolist() == [[0, 2]]
+    assert token_spans([0, 3], starts, stops).tolist() == [[0, 5]]
+    assert token_spans([1, 3], starts, stops).tolist() == [[1, 5]]
+
+
+def test_characters_in_no_token_are_passed_over():
+    """A space that a tokenizer leaves out of its offsets."""
+    starts, stops = [0, 4, 9], [3, 8, 12]
+    assert token_spans([3, 9], starts, stops).tolist() == [[1, 2]]
+    assert token_spans([3, 4], starts, stops).tolist() == []
+
+
+def test_which_tokens_count_is_told_by_a_loop_alike():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        edges = np.sort(rng.choice(60, 8, replace=False)).reshape(-1, 2)
+        spans = edges if rng.random() < 0.5 else np.concatenate([edges[:2], [[edges[1, 1], edges[2, 0]]], edges[2:]])  # two that touch
+        wanted = np.zeros(80, bool)
+        for start, stop in spans:
+            wanted[start:stop] = True
+        firsts = rng.integers(0, 60, 3)
+        assert counted(spans, 0, 80).tolist() == wanted.tolist()
+        assert counted_in_rows(spans, firsts, 20).tolist() == [wanted[first : first + 20].tolist() for first in firsts]
+    assert not counted(np.empty((0, 2), np.int64), 3, 5).any()
+
+
+@pytest.fixture
+def caches(tmp_path: Path) -> Path:
+    write_caches(write_source(tmp_path / "source", layout("messages"), made_conversations(60)), tmp_path)
+    return tmp_path
+
+
+def test_spans_of_another_file_are_refused(caches: Path):
+    path = caches / "train" / "shard-00000.spans"
+    written = path.read_bytes()
+    path.write_bytes(written[16:] + written[:16])
+    with pytest.raises(DataError, match=r"shard-00000\.spans must have the digest .* is not the file that was written"):
+        TokenCache.open(caches / "train").spans()
+    path.write_bytes(written[:-16])
+    with pytest.raises(DataError, match=r"shard-00000\.spans: the manifest says \d+ bytes, found \d+"):
+        TokenCache.open(caches / "train")
+    path.unlink()
+    with pytest.raises(DataError, match=r"shard-00000\.spans: the manifest says \d+ bytes, found None"):
+        TokenCache.open(caches / "train")
+
+
+def test_what_training_sees_has_the_spans(caches: Path):
+    manifest = TokenCache.open(caches / "train").manifest
+    other = manifest.but(shards=[{**shard.model_dump(), "spans_digest": "another"} for shard in manifest.shards])
+    assert other.content != manifest.content
+
+
+def test_a_template_without_marks_has_no_answers(tmp_path: Path):
+    plain = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    write_caches(write_source(tmp_path / "source", layout("messages", plain), made_conversations(60)), tmp_path)
+    cache = TokenCache.open(tmp_path / "train")
+    assert cache.spans() is None
+    assert cache.manifest.template is not None
+    with pytest.raises(DataError, match=r"its chat template does not: put \{% generation %\}"):
+        answers_of(cache.manifest, cache.spans())
+    with pytest.raises(DataError, match="component web must be of conversations where only answers count, found plain text"):
+        answers_of(cache.manifest.but(template=None), None)
+
+
+def test_a_tokenizer_without_the_template_s_tokens_is_refused_by_name(caches: Path):
+    others = write_source(caches / "others", layout("messages", "trinity"), made_conversations(60))
+    write_documents(others, caches / "other-documents")
+    with pytest.raises(
+        DataError, match=r"must have <\|im_start\|>, <\|im_end\|> as special tokens, one token each: the chat template trinity"
+    ):
+        build_cache(caches / "other-documents", "train", caches / "tokenizer" / "tokenizer.json", caches / "other")
+
+
+def test_special_tokens_that_a_template_puts_together_are_refused_by_name(caches: Path):
+    """They are not found in it, and would be cut to pieces."""
+    built = "{% for message in messages %}{{ '<|' + 'eot_id' + '|>' + message.content }}{% endfor %}"
+    others = write_source(caches / "others", layout("messages", built), made_conversations(60))
+    write_documents(others, caches / "other-documents")
+    with pytest.raises(DataError, match=r"writes <\|eot_id\|>, which the tokenizer .* has as special tokens, and does not spell them out"):
+        build_cache(caches / "other-documents", "train", caches / "tokenizer" / "tokenizer.json", caches / "other")
+
+
+def test_a_token_that_takes_the_space_beside_it_is_refused_by_name(caches: Path):
+    """As `transformers` reads it, the text behind it would lose its line end."""
+    path = caches / "tokenizer" / "tokenizer.json"
+    written = json.loads(path.read_text())
+    next(token for token in written["added_tokens"] if token["content"] == "<|eot_id|>")["rstrip"] = True
+    other = caches / "other tokenizer" / "tokenizer.json"
+    other.parent.mkdir()
+    other.write_text(json.dumps(written))
+    with pytest.raises(DataError, match=r"must leave the text beside <\|eot_id\|> as it is, and takes the space there"):
+        build_cache(caches / "documents", "train", other, caches / "other")
+
+
+def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
+    good = [as_record(said, layout("messages")) for said in made_conversations(60)]
+    good[0]["messages"][-1] |= {"tool_calls": [], "reasoning_content": None, "weight": None}
+    good[1]["messages"][-1] |= {"weight": 1, "id": 7}
+    user, assistant = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+    system = {"role": "system", "content": "s"}
+    bad = {
+        "empty content": [
+            {"messages": [user, {"role": "assistant", "content": " "}]},
+            {"messages": [{"role": "user", "content": None}, assistant]},
+        ],
+        "no answer": [{"messages": [user]}, {"messages": [user, {**assistant, "weight": 0}]}],
+        "no messages": [{"messages": []}, {"messages": None}],
+        "unknown role": [{"messages": [user, {"role": "tool", "content": "t"}, assistant]}],
+        "two system texts": [{"messages": [system, system, user, assistant]}],
+        "call of a tool": [
+            {"messages": [user, {**assistant, "tool_calls": [{"name": "f"}]}]},
+            {"messages": [user, {"role": "assistant", "content": None, "function_call": {"name": "f"}}, assistant]},
+        ],
+        "special token in a message": [
+            {"messages": [user, {"role": "assistant", "content": "a<|im_end|>b"}]},
+            {"messages": [user, {**assistant, "name": "<|im_end|>"}]},
+            {"messages": [user, {**assistant, "parts": [{"of": ["it", "<|im_end|>"]}]}]},
+        ],
+        "weight is not 0 or 1": [{"messages": [user, {**assistant, "weight": weight}]} for weight in (0.5, 2, True, "0")],
+        "field of a message that nothing reads": [
+            {"messages": [user, {**assistant, name: "a thought"}]} for name in ("reasoning_content", "thinking", "train")
+        ],
+        "refused by the chat template": [{"messages": [user, system, assistant]}],
+        "missing key": [{"message": []}, {"messages": [{"role": "user"}]}],
+        "wrong type": [{"messages": "u"}, {"messages": ["u"]}, {"messages": [user, {"role": "assistant", "content": ["a"]}]}],
+    }
+    records = [*good, *(record for of_reason in bad.values() for record in of_reason)]
+    write_records(tmp_path / "source" / "a.jsonl", records)
+    source = write_source(tmp_path / "other", layout("messages", "trinity"), [], max_bad_fraction=0.5).but(
+        url=(tmp_path / "source").as_uri()
+    )
+    write_documents(source, tmp_path / "documents")
+    tally = read_documents_manifest(tmp_path / "documents").tally
+    assert {**tally.left_out, **tally.bad_documents} == {reason: len(records) for reason, records in bad.items()}
+    assert set(tally.left_out) == {"empty content", "no answer", "no messages"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_answer_of_weight_0_is_there_and_does_not_count(tmp_path: Path, kind: FileKind):
+    """As OpenAI's format has it. In Parquet every message has the field, and most of them null."""
+    record = as_record(SAID, layout("messages"))
+    record["messages"][2]["weight"], record["messages"][4]["weight"] = 0, 1
+    others = [as_record(said, layout("messages")) for said in made_conversations(60)]
+    texts, answers = list[list[str]](), list[list[str]]()
+    for number, first in enumerate((record, as_record(SAID, layout("messages")))):
+        folder = tmp_path / str(number)
+        write_records(folder / "source" / f"a.{kind}", [first, *others], kind)
+        write_caches(write_source(folder / "none", layout("messages"), [], kind).but(url=(folder / "source").as_uri()), folder)
+        tokenizer, cache = folder / "tokenizer" / "tokenizer.json", TokenCache.open(folder / _split_of_said())
+        texts.append([decoded(tokenizer, document.tokens) for document in cache.documents()])
+        document = next(iter(cache.documents())).tokens
+        spans = cache.spans()
+        assert spans is not None
+        answers.append([decoded(tokenizer, document[start:stop]) for start, stop in spans if stop <= len(document)])
+    assert texts[0] == texts[1]
+    assert answers == [["no<|eot_id|>"], ["Hé 🌳<|eot_id|>", "no<|eot_id|>"]]
+
+
+def _split_of_said() -> str:
+    return split_of(digest_of_bytes(template_of(layout("messages")).render(SAID, "").text.encode()))
+
+
+def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_out_by_name():
+    thinks = (
+        "{% for m in messages %}{% generation %}{{ m.reasoning_content | default('') }}:{{ m.name | default('') }}:{{ m.content }} "
+        "{% endgeneration %}{% endfor %}"
+    )
+    said = [
+        {"role": "user", "content": "u", "name": "e\u0301"},
+        {"role": "assistant", "content": "a", "reasoning_content": "t", "train": None},
+    ]
+
+    def found(**changes: Any) -> Finding:
+        how = Conversation.model_validate({"messages": "messages", "template": thinks, **changes})
+        taken = build_compose(how, Normalization())({"messages": said}, "row 0")
+        (one,) = rendered([taken], how, lambda text, where, record: Record(text, where), "a.jsonl")
+        return one
+
+    def text(**changes: Any) -> str:
+        record = found(**changes)
+        assert isinstance(record, Record)
+        return record.text
+
+    assert text() == ":é:u t::a "
+    assert text(template=thinks.replace("reasoning_content", "thinking")) == text(), "one field under two names, as transformers has it"
+    assert text(leave_out=("reasoning_content",)) == ":é:u ::a "
+    assert text(leave_out=("reasoning_content", "name"), template=LOOP) == "ua"
+    refused = found(template=LOOP)
+    assert isinstance(refused, Fault)
+    assert refused.reason == "field of a message that nothing reads"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOP,
+        "{% generation %}" + LOOP + "{% endgeneration %}",
+        LOOP.replace("{{ message.content }}", "{% generation %}x{% endgeneration %}"),
+    ],
+)
+def test_a_weight_of_0_needs_marks_around_each_answer(template: str):
+    said: list[Message] = [*SAID[:2], Message(role="assistant", content="no", others={"weight": 0}), *SAID[3:]]
+    with pytest.raises(NotMarked):
+        ChatTemplate(template, "mine").render(said, "")

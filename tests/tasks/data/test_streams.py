@@ -1,0 +1,296 @@
+"""Packed files: every packing, in members, cut, damaged, and as a bomb; and what a file system fails with is not the data's fault."""
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import tarfile
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
+
+from phasewise.tasks.data.archives import unpack
+from phasewise.tasks.data.findings import FREE_EXPANSION_BYTES, MAX_EXPANSION, FileFault, check_expansion
+from phasewise.tasks.data.streams import SNIFF_BYTES, Nature, WatchedFile, kind_of, open_watched, recognise
+from phasewise.trainer.base.errors import DataError
+
+TABLE = pa.table({"text": ["a few words"] * 20})
+
+
+def saved(save: Any, *arguments: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, *arguments)
+    return file.getvalue()
+
+
+def tar(name: str, content: bytes, kind: int = tarfile.PAX_FORMAT) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=kind) as archive:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.txt", "words")
+    return file.getvalue()
+
+
+def arrow(new: Any, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with new(sink, TABLE.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(TABLE)
+    return sink.getvalue().to_pybytes()
+
+
+SKIPPABLE = b"\x5a\x2a\x4d\x18\3\0\0\0abc"
+
+
+@pytest.mark.parametrize(
+    ("start", "nature", "name"),
+    [
+        (b"", "empty", "an empty file"),
+        (gzip.compress(b"words"), "packed", "gzip"),
+        (zstandard.compress(b"words"), "packed", "zstd"),
+        (SKIPPABLE * 2 + zstandard.compress(b"words"), "packed", "zstd"),
+        (SKIPPABLE + b"\x04\x22\x4d\x18", "packed", "lz4"),
+        (bz2.compress(b"words"), "packed", "bzip2"),
+        (bz2.compress(b""), "packed", "bzip2"),
+        (lzma.compress(b"words"), "packed", "xz"),
+        (zipped(), "archive", "zip"),
+        (tar("a.txt", b"words"), "archive", "tar"),
+        (saved(lambda file: pq.write_table(TABLE, file)), "parquet", None),
+        (arrow(pa.ipc.new_file), "arrow", "an Arrow file"),
+        (arrow(pa.ipc.new_stream), "arrow", "an Arrow stream"),
+        (arrow(pa.ipc.new_stream, use_legacy_format=True), "arrow", "an Arrow stream"),
+        (b"WARC/1.1\r\nWARC-Type: response\r\n", "warc", None),
+        (b"WARC/1.1 is a format.", "text", None),
+        ("Grüße".encode("utf-16"), "wide text", "utf-16"),
+        ("Grüße".encode("utf-32"), "wide text", "utf-32"),
+        (b"words without a mark".decode().encode("utf-16-le"), "wide text", "utf-16-le"),
+        (b"words without a mark".decode().encode("utf-16-be"), "wide text", "utf-16-be"),
+        (b"\xef\xbb\xbf{}", "text", None),
+        ("日本語".encode("shift-jis"), "text", None),
+        (b"\x89PNG\r\n\x1a\n", "no text", "a PNG image"),
+        (saved(np.save, np.zeros(3)), "no text", "an array of numbers (NumPy)"),
+        (saved(np.save, np.array(["a text"])), "unknown", "a NumPy array of texts or objects"),
+        (b"%PDF-1.7 words", "unknown", "a PDF document"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "unknown", None),
+        (b"PARE" + bytes(50), "unknown", "an encrypted Parquet file"),
+        (b"BM is a shop, BZh a word, PK another one and PARIS a town", "text", None),
+        (bytes(range(256)), "unknown", None),
+        (b'{"a": 1}\n' + bytes(range(256)), "text", None),
+        (b'{"a": 1}' + bytes(range(256)), "unknown", None),
+        (b"a form feed\fand \x1b[1mcolours\x1b[0m", "text", None),
+        (b"one stray \0 in a long line of words" * 20, "unknown", None),
+        (b"one stray \0 in a long line of words" + b" and more of them" * 20, "text", None),
+    ],
+)
+def test_the_first_bytes_say_what_a_file_is(start: bytes, nature: Nature, name: str | None):
+    assert kind_of(start).nature == nature
+    assert name in (None, kind_of(start).name)
+
+
+def test_text_that_is_cut_within_a_character_is_text():
+    text = "\1" + "é" * SNIFF_BYTES
+    for length in (SNIFF_BYTES, SNIFF_BYTES + 1):
+        assert kind_of(text.encode()[:length]).nature == "text"
+    assert kind_of(b"\1\xc3" + b"a" * 99).nature == "unknown"
+
+
+Pack = Callable[[bytes], bytes]
+
+
+def lz4(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "lz4") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+PACKINGS: dict[str, Pack] = {
+    "x.gz": gzip.compress,
+    "x.GZIP": gzip.compress,
+    "x.zst": zstandard.compress,
+    "x.zstd": zstandard.compress,
+    "x.bz2": bz2.compress,
+    "x.xz": lzma.compress,
+    "x.lz4": lz4,
+    "without-ending": gzip.compress,
+}
+LONGEST_MAGIC_BYTES = 10  # bzip2's; of fewer nobody can say what they were to become
+CONTENT = random.Random(0).randbytes(100_000).hex().encode()
+
+
+def unpacked(file: WatchedFile) -> io.BufferedReader:
+    """The file's bytes, unpacked once if they are packed."""
+    kind, stream = recognise(file)
+    return io.BufferedReader(unpack(file, stream, kind.name)) if kind.nature == "packed" else stream
+
+
+def read(path: Path) -> bytes:
+    with open_watched(path.as_uri()) as file:
+        return unpacked(file).read()
+
+
+def expand(path: Path) -> int:
+    """How many bytes come, none of them kept."""
+    with open_watched(path.as_uri()) as file:
+        stream = unpacked(file)
+        return sum(map(len, iter(lambda: stream.read(2**20), b"")))
+
+
+@pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
+def test_members_in_a_row_are_one_stream(tmp_path: Path, name: str, pack: Pack):
+    path = tmp_path / name
+    path.write_bytes(pack(CONTENT) + pack(b"") + pack(b"and more"))
+    assert read(path) == CONTENT + b"and more"
+
+
+@pytest.mark.parametrize("name", ["x.gz", "x.xz"])
+def test_zero_bytes_between_and_after_members_are_padding(tmp_path: Path, name: str):
+    path = tmp_path / name
+    path.write_bytes(PACKINGS[name](b"one") + bytes(8) + PACKINGS[name](b"two") + bytes(200_000))
+    assert read(path) == b"onetwo"
+
+
+def test_skippable_frames_of_zstandard_are_skipped(tmp_path: Path):
+    frame = (0x184D2A50).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"index"
+    (tmp_path / "x.zst").write_bytes(zstandard.compress(b"one") + frame + zstandard.compress(b"two"))
+    assert read(tmp_path / "x.zst") == b"onetwo"
+
+
+def test_the_first_bytes_say_what_is_packed_and_no_name_does(tmp_path: Path):
+    (tmp_path / "x.jsonl").write_bytes(gzip.compress(CONTENT))
+    assert read(tmp_path / "x.jsonl") == CONTENT
+    (tmp_path / "x.gz").write_bytes(CONTENT)
+    assert read(tmp_path / "x.gz") == CONTENT
+
+
+@pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
+@pytest.mark.parametrize("whole_members", [0, 1])
+@pytest.mark.parametrize("lost_bytes", [1, 6, 50_000])
+def test_a_cut_is_noticed_in_the_first_member_and_in_others(
+    tmp_path: Path, name: str, pack: Pack, whole_members: int, lost_bytes: int
+):  # fmt: skip
+    path = tmp_path / name
+    path.write_bytes(pack(b"one") * whole_members + pack(CONTENT)[:-lost_bytes])
+    with pytest.raises(FileFault, match="ends inside") as fault:
+        read(path)
+    assert fault.value.reason == "truncated"
+
+
+def test_a_cut_at_every_byte_is_noticed(tmp_path: Path):
+    for name, pack in PACKINGS.items():
+        packed = pack(b"a few words to be cut\n")
+        for length in range(LONGEST_MAGIC_BYTES, len(packed)):
+            (tmp_path / name).write_bytes(packed[:length])
+            with pytest.raises(FileFault) as fault:
+                read(tmp_path / name)
+            assert fault.value.reason == "truncated", (name, length)
+
+
+@pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
+def test_a_bomb_goes_off_in_little_memory(tmp_path: Path, name: str, pack: Pack):
+    path = tmp_path / name
+    path.write_bytes(pack(bytes(16 * 2**20)) * 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFault, match=f"at most {MAX_EXPANSION} of one") as fault:
+            expand(path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert fault.value.reason == "expands too much"
+    assert peak_bytes < 16 * 2**20
+
+
+def test_expansion_counts_once_there_is_much():
+    check_expansion(FREE_EXPANSION_BYTES, 1)
+    check_expansion(10 * FREE_EXPANSION_BYTES, 10 * FREE_EXPANSION_BYTES // MAX_EXPANSION)
+    with pytest.raises(FileFault):
+        check_expansion(10 * FREE_EXPANSION_BYTES, 10 * FREE_EXPANSION_BYTES // MAX_EXPANSION - 1)
+
+
+def test_a_window_of_gigabytes_is_refused(tmp_path: Path):
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**30}]
+    packer = lzma.LZMACompressor(filters=filters)
+    (tmp_path / "x.xz").write_bytes(packer.compress(b"small") + packer.flush())
+    with pytest.raises(lzma.LZMAError, match="Memory usage limit"):
+        read(tmp_path / "x.xz")
+
+
+class Losing(io.BytesIO):
+    """A connection that is lost at the second block."""
+
+    def readinto(self, buffer: object, /) -> int:
+        if self.tell() > 0:
+            raise ConnectionResetError("connection lost")
+        return super().readinto(buffer)  # pyright: ignore[reportArgumentType]  # a buffer, whatever the stubs call it
+
+
+class LosingFileSystem(MemoryFileSystem):
+    protocol = "losing"
+
+    def _open(self, path: str, *_: object, **__: object) -> Losing:
+        return Losing(3 * CONTENT)
+
+
+def test_what_the_file_system_fails_with_is_kept():
+    fsspec.register_implementation("losing", LosingFileSystem, clobber=True)
+    with open_watched("losing://x") as file:
+        with pytest.raises(ConnectionResetError):
+            unpacked(file).read()
+        assert isinstance(file.failure, ConnectionResetError)
+        assert 0 < file.taken_bytes < 3 * len(CONTENT)
+
+
+class Cut(io.RawIOBase):
+    """Some bytes, a failure, and then nothing, as if it were the end."""
+
+    def __init__(self):
+        self.reads = iter((b"a few words", FileFault("truncated", "it ends here"), b""))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        found = next(self.reads)
+        if isinstance(found, FileFault):
+            raise found
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def test_what_fails_behind_the_first_bytes_fails_there_and_they_stand():
+    kind, stream = recognise(Cut())
+    assert kind.nature == "text"
+    assert stream.read(11) == b"a few words"
+    with pytest.raises(FileFault, match="it ends here"):
+        stream.read()
+
+
+def test_a_missing_file_is_refused_with_what_to_do(tmp_path: Path):
+    with pytest.raises(DataError, match=r"gone\.gz was listed as a source file and is gone: put it back"), open_watched(
+        (tmp_path / "gone.gz").as_uri()
+    ):  # fmt: skip
+        pass
+
+
+def test_a_folder_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="cannot be read"), open_watched(tmp_path.as_uri()):
+        pass

@@ -1,0 +1,270 @@
+"""Parquet and Arrow: every kind of text column, faults by row and by file, bombs that only metadata gives away, and flat memory."""
+
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from phasewise.tasks.data.findings import MAX_DOCUMENT_BYTES, Fault, Finding, LeftOut, Reason, Record
+from phasewise.tasks.data.reading import read_piece
+from phasewise.tasks.data.source import Piece, Source
+
+Read = Callable[..., list[Finding]]
+Write = Callable[..., Path]
+LONGEST_MAGIC_BYTES = 6
+TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳"]
+
+
+def write_parquet(folder: Path, table: Any, **options: Any) -> Path:
+    pq.write_table(table, folder / "a.parquet", **options)
+    return folder / "a.parquet"
+
+
+def write_stream(folder: Path, table: Any, rows: int = 1000, compression: Any = None) -> Path:
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return folder / "a.arrow"
+
+
+def write_file(folder: Path, table: Any, rows: int = 1000, compression: Any = None) -> Path:
+    with pa.ipc.new_file(str(folder / "b.arrow"), table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return folder / "b.arrow"
+
+
+WRITERS: dict[str, Write] = {"parquet": write_parquet, "arrow stream": write_stream, "arrow file": write_file}
+every_format = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+
+
+def find(read: Read, path: Path, **changes: object) -> list[Finding]:
+    return read(path, path.suffix[1:], **changes)
+
+
+def whole_file(found: list[Finding]) -> Reason:
+    """The one finding's reason."""
+    (fault,) = found
+    assert isinstance(fault, Fault)
+    assert (fault.whole_file, fault.where) == (True, "file")
+    assert fault.sample
+    return fault.reason
+
+
+@every_format
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(TEXTS),
+        pa.array(TEXTS, pa.large_string()),
+        pa.array(TEXTS, pa.string_view()),
+        pa.array([text.encode() for text in TEXTS], pa.binary()),
+        pa.array([text.encode() for text in TEXTS], pa.large_binary()),
+        pa.array(TEXTS).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type).partition("<")[0],
+)
+def test_every_kind_of_text_is_read(tmp_path: Path, read: Read, write: Write, column: pa.Array):
+    path = write(tmp_path, pa.table({"id": [1, 2, 3], "content": column}))
+    assert find(read, path, text_key="content") == [Record(text, f"row {row}") for row, text in enumerate(TEXTS)]
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_row_groups_are_read_in_order(tmp_path: Path, read: Read, dictionary: bool, compression: str):
+    texts = [f"Document {number % 700}." for number in range(3000)]
+    path = write_parquet(tmp_path, pa.table({"text": texts}), row_group_size=1100, use_dictionary=dictionary, compression=compression)
+    assert find(read, path) == [Record(text, f"row {row}") for row, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("write", [write_stream, write_file])
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("as_dictionary", [False, True])
+def test_record_batches_are_read_in_order(tmp_path: Path, read: Read, write: Write, compression: str | None, as_dictionary: bool):
+    texts = [f"Document {number % 700}." for number in range(3000)]
+    column: Any = pa.array(texts).dictionary_encode() if as_dictionary else pa.array(texts)
+    path = write(tmp_path, pa.table({"text": column}), 700, compression)
+    assert find(read, path) == [Record(text, f"row {row}") for row, text in enumerate(texts)]
+
+
+@every_format
+def test_bad_rows_cost_no_others(tmp_path: Path, read: Read, write: Write):
+    raw = [b"good", b"caf\xe9", None, b"half \xed\xa0\xbc", b" ", b"good too"]
+    column: Any = pa.array(raw, pa.binary()).view(pa.string())
+    assert find(read, write(tmp_path, pa.table({"text": column}))) == [
+        Record("good", "row 0"),
+        Fault("not UTF-8", "row 1", "caf\ufffd"),
+        LeftOut("empty text", "row 2"),
+        Fault("half a surrogate pair", "row 3", "half \ufffd\ufffd\ufffd"),
+        LeftOut("empty text", "row 4"),
+        Record("good too", "row 5"),
+    ]
+
+
+@every_format
+def test_keys_reach_into_structs_and_a_null_above_is_no_text(tmp_path: Path, read: Read, write: Write):
+    rows = [{"document": {"body": "a", "n": 1}}, {"document": None}, {"document": {"body": None, "n": 2}}]
+    path = write(tmp_path, pa.Table.from_pylist(rows))
+    assert find(read, path, text_key="document.body") == [
+        Record("a", "row 0"),
+        LeftOut("empty text", "row 1"),
+        LeftOut("empty text", "row 2"),
+    ]
+
+
+@every_format
+def test_a_column_named_with_a_dot_comes_first(tmp_path: Path, read: Read, write: Write):
+    path = write(tmp_path, pa.table({"a.b": ["dotted"], "other": [{"x": 1}]}))
+    assert find(read, path, text_key="a.b") == [Record("dotted", "row 0")]
+
+
+@every_format
+def test_filters_look_at_columns(tmp_path: Path, read: Read, write: Write):
+    table = pa.table(
+        {
+            "text": ["a", "b", "c", "d"],
+            "metadata": [{"extension": "py"}, {"extension": "c"}, {"extension": None}, None],
+            "stars": [5, 5, 5, 5],
+        }
+    )
+    filters = [{"kind": "field", "key": "stars", "keep": ["5"]}, {"kind": "field", "key": "metadata.extension", "keep": ["py", "md"]}]
+    left_out = [LeftOut("filter field metadata.extension", f"row {row}") for row in (1, 2, 3)]
+    assert find(read, write(tmp_path, table), filters=filters) == [Record("a", "row 0"), *left_out]
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"text_key": "body"}, "missing key"),
+        ({"text_key": "meta.body"}, "missing key"),
+        ({"text_key": "text.body"}, "missing key"),
+        ({"text_key": "n"}, "wrong type"),
+        ({"text_key": "meta"}, "wrong type"),
+        ({"filters": [{"kind": "field", "key": "lang", "keep": ["en"]}]}, "missing key"),
+    ],
+)
+def test_a_column_that_is_not_there_or_no_text_is_a_fault(
+    tmp_path: Path, read: Read, write: Write, changes: dict[str, object], reason: Reason
+):  # fmt: skip
+    path = write(tmp_path, pa.table({"text": ["a"], "n": [1], "meta": [{"x": "y"}]}))
+    assert whole_file(find(read, path, **changes)) == reason
+
+
+@every_format
+def test_no_row_or_no_byte_is_an_empty_file(tmp_path: Path, read: Read, write: Write):
+    path = write(tmp_path, pa.table({"text": pa.array([], pa.string())}))
+    assert find(read, path) == [LeftOut("empty file", "file", whole_file=True)]
+    path.write_bytes(b"")
+    assert find(read, path) == [LeftOut("empty file", "file", whole_file=True)]
+
+
+@every_format
+def test_nulls_alone_are_no_text(tmp_path: Path, read: Read, write: Write):
+    assert find(read, write(tmp_path, pa.table({"text": pa.nulls(1)}))) == [LeftOut("empty text", "row 0")]
+
+
+@every_format
+def test_other_columns_of_text_are_named(tmp_path: Path, read: Read, write: Write):
+    """Those that are not null throughout: numbers, and text that is nowhere, are nothing that is lost."""
+    columns = {"text": ["a", "b"], "title": ["t", None], "none": pa.array([None, None], pa.string()), "n": [1, 2], "id": ["1", "2"]}
+    found = find(read, write(tmp_path, pa.table(columns)))
+    assert found == [Record("a", "row 0", beside=("title", "id")), Record("b", "row 1", beside=("title", "id"))]
+
+
+@every_format
+def test_a_cut_is_noticed_wherever_it_is(tmp_path: Path, read: Read, write: Write):
+    path = write(tmp_path, pa.table({"text": [f"Document {number}." for number in range(100)]}))
+    content = path.read_bytes()
+    for length in (1, 3, *range(LONGEST_MAGIC_BYTES, 9), *range(9, len(content), 11), *range(len(content) - 9, len(content))):
+        path.write_bytes(content[:length])
+        *records, fault = find(read, path)
+        assert isinstance(fault, Fault)
+        is_known = length >= LONGEST_MAGIC_BYTES
+        assert (fault.reason, fault.whole_file) == ("truncated" if is_known else "other format", True), length
+        assert not records or len(records) == 100
+
+
+def test_rows_before_a_cut_stand(tmp_path: Path, read: Read):
+    path = write_stream(tmp_path, pa.table({"text": [f"Document {number}." for number in range(100)]}), 30)
+    path.write_bytes(path.read_bytes()[:-8])
+    *records, fault = find(read, path)
+    assert len(records) == 100
+    assert isinstance(fault, Fault)
+    assert fault.reason == "truncated"
+
+
+@every_format
+def test_damage_is_a_fault_and_no_crash(tmp_path: Path, read: Read, write: Write):
+    table = pa.table({"text": [f"Document {number}." for number in range(100)], "lang": pa.array(["en", "de"] * 50).dictionary_encode()})
+    path = write(tmp_path, table)
+    rng = random.Random(0)
+    content = path.read_bytes()
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(rng.choice((1, 20))):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        found = find(read, path, filters=[{"kind": "field", "key": "lang", "keep": ["en"]}])
+        assert found
+        assert sum(isinstance(finding, Fault) and finding.whole_file for finding in found) <= 1
+
+
+def test_what_is_no_table_is_of_another_format_whatever_its_name(tmp_path: Path, read: Read):
+    for name in ("a.parquet", "a.arrow"):
+        (tmp_path / name).write_bytes(b'{"text": "this is no table"}\n' * 10)
+        assert whole_file(find(read, tmp_path / name)) == "other format"
+
+
+def test_a_table_without_sense_is_unreadable_with_the_librarys_words(tmp_path: Path, read: Read):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(40) + b"PAR1")
+    assert whole_file(find(read, tmp_path / "a.parquet")) == "unreadable"
+    (tmp_path / "a.arrow").write_bytes(b"\xff\xff\xff\xff" + b"\x10\0\0\0" + b"\x7f" * 40)
+    assert whole_file(find(read, tmp_path / "a.arrow")) == "unreadable"
+
+
+def read_and_measure(path: Path) -> tuple[int, int]:
+    """The characters of all records, none of them kept, and the most bytes that Arrow and Python hold meanwhile."""
+    source = Source.model_validate({"url": str(path.parent), "include": ("*",), "format": path.suffix[1:]})
+    findings = read_piece(source, Piece(name=path.name, url=str(path)))
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        characters = sum(len(finding.text) for finding in findings if isinstance(finding, Record))
+        return characters, (pool.max_memory() or 0) + tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+
+
+def test_a_dictionary_of_few_bytes_is_not_unrolled(tmp_path: Path, read: Read):
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 500_000]))
+    path = write_parquet(tmp_path, pa.table({"text": column}), store_schema=False)  # or it would be read as a dictionary anyway
+    assert path.stat().st_size < 100_000
+    *_, last = find(read, path)
+    assert isinstance(last, Fault)
+    assert last.reason == "expands too much"
+
+
+def test_a_parquet_bomb_is_seen_in_its_metadata(tmp_path: Path, read: Read):
+    path = write_parquet(tmp_path, pa.table({"text": ["x" * 110_000] * 1000}), compression="zstd", use_dictionary=False)
+    assert whole_file(find(read, path)) == "expands too much"
+
+
+def test_a_long_row_is_a_fault_of_its_own(tmp_path: Path, read: Read):
+    path = write_parquet(tmp_path, pa.table({"text": ["short", "x" * (MAX_DOCUMENT_BYTES + 1), "last"]}), compression="none")
+    assert find(read, path) == [Record("short", "row 0"), Fault("too long", "row 1", "x" * 200), Record("last", "row 2")]
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_stream])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, write: Write):
+    raw = random.Random(0).randbytes(16_000_000).hex()
+    path = write(tmp_path, pa.table({"text": [raw[start : start + 4000] for start in range(0, len(raw), 4000)]}))
+    characters, peak_bytes = read_and_measure(path)
+    assert characters == 32_000_000
+    assert peak_bytes < 16 * 2**20

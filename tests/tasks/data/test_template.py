@@ -1,0 +1,229 @@
+"""Chat templates: what they may do, and how what they must not do is refused."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from phasewise.tasks.data.conversation import Conversation, Message, messages_of
+from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.stand_ins import as_record
+from phasewise.tasks.data.template import ChatTemplate, Refused, Rendered, resolved, template_of
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS
+from phasewise.trainer.data.spans import counted
+from tests.tasks.data.conversation_worlds import (
+    BEYOND_ASCII,
+    LAYOUTS,
+    layout,
+    made_conversations,
+    write_caches,
+    write_records,
+    write_source,
+)
+
+CONVERSATIONS = 1000
+ENOUGH_MADE = 1100
+"""Some are the same where a layout has no room for all of them."""
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra `parity`)")
+@pytest.mark.parametrize("template", ["marin", "trinity"])
+def test_every_token_and_every_span_is_that_of_apply_chat_template(tmp_path: Path, template: str):
+    """What each layout holds of its share, and everywhere some text beyond ASCII."""
+    made = made_conversations(ENOUGH_MADE)
+    compared = 0
+    for number, name in enumerate(LAYOUTS):
+        how, folder = layout(name, template), tmp_path / name
+        share = [*made[number :: len(LAYOUTS)], *BEYOND_ASCII]
+        source = write_source(folder / "source", how, share, "parquet" if number % 2 else "jsonl")
+        write_caches(source, folder)
+        theirs = tokenizer_of_transformers(folder / "tokenizer" / "tokenizer.json", template_of(how).text)
+        documents = expected(theirs, [messages_of(as_record(said, how), how) for said in share])
+        compared += sum(compare(TokenCache.open(folder / split), documents[split]) for split in SPLITS)
+    assert compared >= CONVERSATIONS
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra `parity`)")
+def test_a_template_is_given_the_whole_message_as_apply_chat_template_gives_it(tmp_path: Path):
+    """Thoughts of an answer, names and nested fields; each conversation has some of them."""
+    template = (
+        "{{ bos_token }}{% for message in messages %}{{ message | tojson }}{{ message.name or '' }}{% if message.role == 'assistant' %}"
+        "{% generation %}{% if message.reasoning_content is string %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+        "{{ message.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    more = [{}, {"reasoning_content": "It is ü."}, {"name": "a", "tags": ["x", {"y": 1}]}, {"weight": 1, "reasoning": "Hm."}]
+    records = [[{**message, **more[(turn + n) % 4]} for turn, message in enumerate(said)] for n, said in enumerate(made_conversations(100))]
+    write_records(tmp_path / "source" / "a.jsonl", [{"messages": said} for said in records])
+    how = layout("messages", template)
+    write_caches(write_source(tmp_path / "none", how, []).but(url=(tmp_path / "source").as_uri()), tmp_path)
+    theirs = tokenizer_of_transformers(tmp_path / "tokenizer" / "tokenizer.json", template)
+    documents = expected(theirs, records)
+    assert sum(compare(TokenCache.open(tmp_path / split), documents[split]) for split in SPLITS) > 90
+
+
+def tokenizer_of_transformers(path: Path, template: str) -> Any:
+    """As an exported folder has it."""
+    build = import_module("transformers").PreTrainedTokenizerFast
+    tokenizer = build(tokenizer_file=str(path), bos_token=BEGIN_OF_TEXT, eos_token=END_OF_TEXT)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def expected(theirs: Any, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, tuple[list[int], list[bool]]]]:
+    """Split → id of a document → its tokens and which count, as `transformers` has them; each document once, in order."""
+    found: dict[str, dict[str, tuple[list[int], list[bool]]]] = {split: {} for split in SPLITS}
+    for said in conversations:
+        even = [{**message, "content": unicodedata.normalize("NFC", message["content"])} for message in said]
+        text = theirs.apply_chat_template(even, tokenize=False)
+        digest = digest_of_bytes(text.removeprefix(BEGIN_OF_TEXT).encode())
+        encoded = theirs.apply_chat_template(even, return_dict=True, return_assistant_tokens_mask=True)
+        found[split_of(digest)].setdefault(digest, (encoded["input_ids"], [*map(bool, encoded["assistant_masks"])]))
+    return found
+
+
+def compare(cache: TokenCache, wanted: dict[str, tuple[list[int], list[bool]]]) -> int:
+    """How many documents a cache has, when all are as `transformers` has them; only the end token of the document is ours."""
+    spans = cache.spans()
+    assert spans is not None
+    first = 0
+    for document, (digest, (ids, mask)) in zip(cache.documents(), wanted.items(), strict=True):
+        assert document.id == digest
+        assert document.tokens.tolist() == [*ids, cache.manifest.end_of_text]
+        assert counted(spans, first, len(document.tokens)).tolist() == [*mask, False]
+        assert any(mask)
+        first += len(document.tokens)
+    assert first == cache.manifest.tokens
+    return len(wanted)
+
+
+SAID: list[Message] = [Message(role="user", content="u"), Message(role="assistant", content="a")]
+LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def render(template: str, said: list[Message] = SAID) -> Rendered:
+    return ChatTemplate(template, "mine").render(said, "a.jsonl, byte 12")
+
+
+def test_it_has_what_transformers_gives_a_template():
+    """Blocks trimmed, JSON without escapes of HTML, break and continue, tools that are none, and no question to go on from."""
+    assert render("{{ messages[0] | tojson }}").text == '{"role": "user", "content": "u"}'
+    assert render('{{ "<é>" | tojson(indent=1) }}').text == '"<é>"'
+    assert (
+        render("{% for m in messages %}\n  {% if loop.index0 %}\n{% continue %}\n  {% endif %}\n{{ m.content }}\n{% endfor %}").text
+        == "u\n"
+    )
+    assert (
+        render("{{ bos_token }}{% if tools or documents or add_generation_prompt %}x{% endif %}{{ eos_token }}").text == "<|end_of_text|>"
+    )
+    assert render("{% for m in [[1, [2]]] recursive %}{{ m if m is number else loop(m) }}{% endfor %}").text == "12"
+    assert render("{{ loop is defined }}{{ 'x' if messages[0].tools else messages[0].tools | default('none') }}").text == "Falsenone"
+    assert render("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}").text == "2False 2True "
+
+
+def test_answers_are_what_is_between_the_marks():
+    marked = "{{ bos_token }}{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}"
+    assert render(marked) == Rendered("[u][a]", ((1, 2), (4, 5)), begins=True)
+    assert render("{% generation %}{% endgeneration %}x") == Rendered("x", ())  # an empty answer is none
+    assert not ChatTemplate(LOOP, "mine").marks_answers
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 1 / 0 }}", "the chat template mine failed at a.jsonl, byte 12: ZeroDivisionError"),
+        ("{{ messages[0].content.nothing.more }}", "UndefinedError"),
+        ("{{ messages[0].contents }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
+        ("{{ 'u' ~ messages[0].contents | trim }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
+        ("{{ messages.__class__ }}", "SecurityError: it reaches for the attribute '__class__' of a list"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% for a in range(1000000) %}{% endfor %}", "OverflowError"),
+        ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ messages[0].content.strip }}", "SecurityError: it writes the builtin_function_or_method 'strip' itself"),
+        ("{{ lipsum() }}", "UndefinedError: 'lipsum' is undefined"),
+        ("x{{ bos_token }}", "must write <|begin_of_text|> once, at the start of a conversation"),
+        ("{% macro f() %}x{% generation %}a{% endgeneration %}{% endmacro %}u{{ f() }}", "has a generation block inside a macro"),
+        ("{% generation %}{% generation %}a{% endgeneration %}b{% endgeneration %}", "has a generation block inside a macro"),
+    ],
+)
+def test_one_that_fails_or_reaches_for_what_it_must_not_is_named_with_the_record(template: str, message: str):
+    with pytest.raises(DataError) as refusal:
+        render(template)
+    assert message in str(refusal.value)
+    assert "mine" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "the chat template mine cannot be used: "),
+        ("{% generation %}", "the chat template mine cannot be used: "),
+        ("{{ strftime_now('%Y') }}", "asks for the date by strftime_now"),
+        ("{% if strftime_now is defined %}x{% endif %}", "asks for the date by strftime_now"),
+        ("{{ ['a', 'b'] | random }}", "No filter named 'random'"),
+    ],
+)
+def test_one_that_cannot_be_used_is_refused_before_anything_is_read(template: str, message: str):
+    with pytest.raises(ConfigError) as refusal:
+        ChatTemplate(template, "mine")
+    assert message in str(refusal.value)
+
+
+def test_what_it_refuses_itself_is_no_failure():
+    with pytest.raises(Refused, match="no such turn"):
+        render("{{ raise_exception('no such turn') }}")
+
+
+def test_its_special_tokens_are_found_or_named():
+    how = Conversation(messages="m", template="{{ bos_token }}<|a|>[INST]{{ eos_token }}<|a|>" + LOOP, special_tokens=("[INST]",))
+    assert template_of(how).special_tokens == ("<|a|>", "[INST]")
+
+
+def test_the_token_that_ends_a_turn_is_that_of_an_answer():
+    assert [template_of(layout("messages", name)).turn_end() for name in ("marin", "trinity")] == ["<|eot_id|>", "<|im_end|>"]
+    assert ChatTemplate("{% generation %}a{{ eos_token }}{% endgeneration %}", "mine").turn_end() == "<|end_of_text|>"
+    for end in ("{{ eos_token }}", "<|end|>", "\n<|end|>", ""):  # where no answer is marked, it must be right behind it
+        unmarked = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + end + "{% endfor %}<|more|>"
+        expected = {"{{ eos_token }}": "<|end_of_text|>", "<|end|>": "<|end|>"}
+        assert ChatTemplate(unmarked, "mine").turn_end() == expected.get(end, "<|more|>" if end == "" else None)
+    assert ChatTemplate(LOOP, "mine").turn_end() is None
+
+
+def test_a_file_is_the_text_in_it_wherever_it_is(tmp_path: Path):
+    """So that the same template in another folder makes the same key, and another text another one."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(LOOP)
+    read = [resolved(Conversation(messages="m", template=str(tmp_path / name))) for name in ("a", "b")]
+    assert read[0] == read[1]
+    assert read[0].template == LOOP
+    with pytest.raises(ConfigError, match="must be a file of text, found none at"):
+        template_of(Conversation(messages="m", template=str(tmp_path / "c")))
+    (tmp_path / "c").write_text("no template")
+    with pytest.raises(ConfigError, match="has no braces"):
+        template_of(Conversation(messages="m", template=str(tmp_path / "c")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "either a list of messages"),
+        ({"messages": "m", "prompt": "p"}, "either a list of messages"),
+        ({"prompt": "p"}, "needs the column of its answer"),
+        ({"messages": "m", "roles": {"human": "user"}}, "must be the assistant's"),
+        ({"prompt": "p", "answer": {"key": "a", "best_by": "rate"}}, "chooses among the answers of a list"),
+        ({"messages": "m", "template": "llama"}, "must be marin or trinity, a file"),
+        ({"messages": "m", "special_tokens": ("",)}, "has an empty one"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(fields: dict[str, object], message: str):
+    with pytest.raises(ValidationError) as refusal:
+        Conversation.model_validate({"template": "marin", **fields})
+    assert message in str(refusal.value)

@@ -1,0 +1,287 @@
+"""Training and cutting: every text comes back, no token reaches over a cut, and a cut is what training at the size gives."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import make_missing_tokenizer
+from phasewise.tasks.data.tokenizer import check_tokenizer, tokenizer_digest, train_tokenizer
+from phasewise.tasks.data.tokenizer_training import (
+    MANIFEST_NAME,
+    MAX_DIGITS,
+    MIN_VOCAB_SIZE,
+    SPLITS,
+    TRAINED_BY,
+    Amount,
+    SplitName,
+    TokenizerManifest,
+    TrainedOn,
+    build_pre_tokenizer,
+    checked_file,
+    content_name,
+    names_folder,
+    read_tokenizer_manifest,
+    train,
+    truncate,
+    write_folder,
+)
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import read_json, write_json
+from tests.tasks.conftest import World, write_prose
+
+FOLDER_VOCAB_SIZE = 320
+
+
+def write(folder: Path, seed: int = 0) -> Path:
+    content = train({"prose": [write_prose(seed, 40)]}, FOLDER_VOCAB_SIZE, split="trinity").content
+    read = TrainedOn(
+        component="prose", documents_key="d", cache_digest="c", phase="first", verdict_digest="v", documents=1, text_bytes=9, is_whole=True
+    )
+    manifest = TokenizerManifest(
+        tokenizer_digest=digest_of_bytes(content.encode()), vocab_size=FOLDER_VOCAB_SIZE, split="trinity", max_bytes_per_component=9,
+        recipe="r", scale="proxy", trained_on=(read,), trained_by=TRAINED_BY,
+    )  # fmt: skip
+    write_folder(folder, content, manifest)
+    return folder
+
+
+def plan_of(world: World, name: str) -> DataPlan:
+    return plan_data({"web": world.source("web")}, world.home, vocab_size=FOLDER_VOCAB_SIZE, tokenizer_name=name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "mine")
+
+
+def test_data_are_prepared_with_it(world: World, folder: Path):
+    plan = plan_of(world, str(folder))
+    assert make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
+    assert plan.tokenizer.read_bytes() == (folder / "tokenizer.json").read_bytes()
+    check_tokenizer(plan.tokenizer)
+    assert not make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
+
+
+def test_its_content_decides_the_caches_and_its_place_does_not(world: World, folder: Path, tmp_path: Path):
+    keys = {
+        name: plan_of(world, name).components["web"].train.key for name in map(str, (folder, shutil.copytree(folder, tmp_path / "copy")))
+    }
+    assert len(set(keys.values())) == 1
+    assert plan_of(world, str(write(tmp_path / "other", seed=1))).components["web"].train.key not in keys.values()
+    assert plan_of(world, "somebody/mine").components["web"].train.key not in keys.values()
+
+
+def test_one_that_was_changed_is_refused_before_anything_is_prepared(world: World, folder: Path):
+    plan = plan_of(world, str(folder))
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|begin_of_text|>", "<|begin|>"))
+    with pytest.raises(DataError, match=r"was changed after it was written\. Delete .* and train it again"):
+        plan_of(world, str(folder))
+    with pytest.raises(DataError, match="was changed after it was written"):
+        make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
+    assert not plan.tokenizer.exists()
+
+
+def test_another_one_at_its_place_is_not_taken_under_the_old_key(world: World, folder: Path):
+    plan = plan_of(world, str(folder))
+    shutil.rmtree(folder)
+    write(folder, seed=1)
+    with pytest.raises(DataError, match="changed while the data were prepared"):
+        make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
+
+
+@pytest.mark.parametrize("change", ["field", "digest", "missing", "unknown", "text"])
+def test_a_manifest_that_was_changed_is_refused(folder: Path, change: str):
+    path = folder / MANIFEST_NAME
+    written = read_json(path)
+    fields = {"field": {"recipe": "another"}, "digest": {"digest": "0"}, "unknown": {"more": 1}}
+    if change == "missing":
+        del written["split"]
+    write_json(path, written | fields.get(change, {}))
+    if change == "text":
+        path.write_text("[")
+    with pytest.raises(DataError, match=r"was changed after|does not read as the manifest"):
+        read_tokenizer_manifest(folder)
+
+
+def test_what_is_no_tokenizer_is_refused(world: World, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"found none at {tmp_path}"):
+        plan_of(world, str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
+    with pytest.raises(DataError, match="does not read as a tokenizer"):
+        plan_of(world, str(tmp_path))
+
+
+def test_one_of_a_home_that_was_edited_is_refused(tmp_path: Path):
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer([[write_prose(0, 4)]], 280, path)
+    assert checked_file(tmp_path) == checked_file(path) == path
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(DataError, match="was edited after it was written"):
+        checked_file(path)
+
+
+def test_names(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert [names_folder(name) for name in ("/a", "./a", "../a", "~/a", "a/b", "meta-llama/Meta-Llama-3.1-8B")] == [True] * 4 + [False] * 2
+    monkeypatch.chdir(folder.parent)
+    assert content_name("./mine") == f"sha256:{tokenizer_digest(folder / 'tokenizer.json')}"
+    assert (content_name("mine"), content_name(None)) == ("mine", None)
+
+
+def cut(text: str, name: SplitName = "trinity") -> list[str]:
+    """The pieces, as they are in the text."""
+    return [text[start:stop] for _, (start, stop) in build_pre_tokenizer(name).pre_tokenize_str(text)]
+
+
+@given(digits=st.text("0123456789", min_size=1, max_size=MAX_DIGITS))
+def test_digits_are_cut_as_the_report_s_look_ahead_cuts_them(digits: str):
+    assert cut(digits) == re.sub(r"(?<=\d)(?=(\d{3})+(?!\d))", "|", digits).split("|")
+
+
+@pytest.mark.parametrize("length", [509, 510, 511, 512, 513, 1020, 1021, 5000])
+def test_longer_runs_are_cut_from_the_left_first(length: int):
+    digits = "".join(random.Random(length).choices("0123456789", k=length))
+    runs = [digits[start : start + 510] for start in range(0, length, 510)]
+    expected = [part for run in runs for part in re.sub(r"(?<=\d)(?=(\d{3})+(?!\d))", "|", run).split("|")]
+    assert cut(digits) == expected
+
+
+def test_digits_are_apart_from_what_is_around_them():
+    assert cut("costs 12345, not x1234") == ["costs", " ", "12", "345", ",", " not", " x", "1", "234"]
+    assert cut("१२३४") == ["१", "२३४"]
+    assert cut("12345", "llama3") == ["123", "45"]
+    assert cut(" 12345", "gpt2") == [" 12345"]
+
+
+@pytest.mark.timeout(300)  # a guard against hanging: a cut that looks ahead to the end of the run at each digit takes days
+def test_millions_of_digits_come_to_an_end():
+    digits = "".join(random.Random(0).choices("0123456789", k=3_000_000))
+    tokenizer = Tokenizer(models.BPE(vocab={digit: int(digit) for digit in "0123456789"}, merges=[]))
+    tokenizer.pre_tokenizer = build_pre_tokenizer("trinity")
+    (found,) = tokenizer.encode_batch_fast([digits])
+    assert len(found.ids) == len(digits)
+
+
+@pytest.mark.parametrize("script", ["日本", "㐀", "豈", "⼀", "ひら", "カナ", "ｶﾅ", "ภาษา", "ພາສາ", "ភាសា", "မြန်", "ꩠ", "ꧠ", "한국", "ᄀ"])
+def test_a_script_without_spaces_is_apart(script: str):
+    assert cut(f"word{script}word") == ["word", script, "word"]
+    assert cut(f"ж{script}") == ["ж", script]
+
+
+def test_scripts_with_spaces_are_words():
+    assert cut("Grüße жук عربي") == ["Grüße", " жук", " عربي"]
+
+
+def test_the_main_pattern():
+    assert cut("don't f(.x) -- a\n\n  b\t \nc  ") == [
+        "don", "'t", " f", "(.", "x", ")", " --", " a", "\n\n", " ", " b", "\t \n", "c", "  "
+    ]  # fmt: skip
+
+
+def test_llama_2_has_single_digits_and_spaces_before_words():
+    assert cut("don't  f(.x) = 12 a1", "llama2") == [
+        "don", "'", "t", " ", " f", "(.", "x", ")", " =", " ", "1", "2", " a", "1"
+    ]  # fmt: skip
+    assert cut("a\n\n\tb   ", "llama2") == ["a", "\n", "\n", "\t", "b", "   "]
+
+
+def test_neox_has_runs_of_spaces_apart_and_gpt_2_s_pattern_around_them():
+    assert cut("don't  f(.x) 12 a1", "neox") == ["don", "'t", "  ", "f", "(.", "x", ")", " 12", " a", "1"]
+    assert cut(f"x{' ' * 30}y", "neox") == ["x", " " * 24, " " * 6, "y"]
+
+
+@given(text=st.text(), name=st.sampled_from(SPLITS))
+def test_nothing_is_lost_between_the_cuts(text: str, name: SplitName):
+    assert "".join(cut(text, name)) == text
+
+
+TEXTS = {
+    "numbers": [" ".join(str(7919 * number % 1_000_003) for number in range(400))],
+    "prose": [write_prose(number, 20) for number in range(8)] + ["日本語日本語 한국어한국어 Grüße 🌳"] * 5,
+}
+VOCAB_SIZE = 600
+
+
+def content(split: SplitName = "trinity", vocab_size: int = VOCAB_SIZE) -> str:
+    return train(TEXTS, vocab_size, split=split).content
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def trained(request: pytest.FixtureRequest) -> tuple[SplitName, str]:
+    return request.param, content(request.param)
+
+
+def test_it_has_the_size_that_was_asked_for(trained: tuple[SplitName, str]):
+    assert Tokenizer.from_str(trained[1]).get_vocab_size() == VOCAB_SIZE
+    assert content(trained[0]) == trained[1], "and is the same each time"
+
+
+@pytest.mark.parametrize("vocab_size", [MIN_VOCAB_SIZE, MIN_VOCAB_SIZE + 1, 400, VOCAB_SIZE - 1, VOCAB_SIZE])
+def test_a_cut_one_is_the_one_that_training_gives(trained: tuple[SplitName, str], vocab_size: int):
+    split, larger = trained
+    assert truncate(larger, vocab_size) == content(split, vocab_size)
+
+
+def test_two_merges_may_make_one_entry():
+    """A cut after it keeps the merges that were learnt when it had its last entry."""
+    written = json.loads(content(vocab_size=MIN_VOCAB_SIZE))
+    merges = [["a", "b"], ["b", "c"], ["a", "bc"], ["ab", "c"], ["c", "d"]]
+    for number, token in enumerate(("ab", "bc", "abc", "cd")):
+        written["model"]["vocab"][token] = MIN_VOCAB_SIZE + number
+    larger = json.dumps({**written, "model": {**written["model"], "merges": merges}})
+    for entries, kept in ((2, 2), (3, 3), (4, 5)):
+        model = json.loads(truncate(larger, MIN_VOCAB_SIZE + entries))["model"]
+        assert (model["merges"], len(model["vocab"])) == (merges[:kept], MIN_VOCAB_SIZE + entries)
+
+
+@given(text=st.text())
+def test_every_text_comes_back(trained: tuple[SplitName, str], text: str):
+    tokenizer = Tokenizer.from_str(trained[1])
+    tokenizer.encode_special_tokens = True
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
+
+
+def test_special_tokens_of_a_template_have_entries_and_nothing_is_learnt_from_them():
+    """A cut keeps them, and where a text spells one, its bytes are not merged towards it."""
+    more = ("<|eot_id|>", "<|start_header_id|>")
+    texts = {"chat": ["<|start_header_id|>" * 50 + " river mountain river mountain" * 20]}
+    larger = train(texts, 272, split="llama3", special_tokens=more).content
+    tokenizer = Tokenizer.from_str(larger)
+    assert [tokenizer.id_to_token(number) for number in range(4)] == ["<|begin_of_text|>", "<|end_of_text|>", *more]
+    assert tokenizer.encode("<|eot_id|>", add_special_tokens=False).ids == [2]
+    assert not [token for token in tokenizer.get_vocab() if "head" in token and token not in more]
+    assert truncate(larger, 266, more) == train(texts, 266, split="llama3", special_tokens=more).content
+    with pytest.raises(ConfigError, match="at least 260, for 256 bytes and 4 special tokens"):
+        truncate(larger, 259, more)
+    with pytest.raises(DataError, match="its entries must be 2 special tokens"):
+        truncate(larger, 266)
+
+
+def test_no_more_is_read_than_is_asked_for():
+    found = train({"a": ["12345678"] * 5, "b": ["x"]}, MIN_VOCAB_SIZE, split="trinity", max_bytes=9)
+    assert found.amounts == {"a": Amount(2, 16), "b": Amount(1, 1)}
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match="at least 258"):
+        train(TEXTS, 257, split="trinity")
+    with pytest.raises(DataError, match="must give 300 entries, found 259 in 2 bytes"):
+        train({"a": ["ab"]}, 300, split="trinity")
+    larger = content()
+    for vocab_size, said in ((257, "at least 258"), (VOCAB_SIZE + 1, f"at most the {VOCAB_SIZE} entries")):
+        with pytest.raises(ConfigError, match=said):
+            truncate(larger, vocab_size)
+    other = json.loads(larger)
+    other["model"]["merges"][0], other["model"]["merges"][1] = other["model"]["merges"][1], other["model"]["merges"][0]
+    for changed in (other, {"model": {"type": "WordLevel", "vocab": {"a": 0}}}, {}):
+        with pytest.raises(DataError, match="cut by the rank of its merges"):
+            truncate(json.dumps(changed), 300)
