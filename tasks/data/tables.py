@@ -109,13 +109,11 @@ def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[T
     reader = _idle.pop() if _idle and _idle[-1].owner == os.getpid() else _Reader()
     try:
         yield Table(reader, file, table_format, size)
-    except BaseException:
-        reader.close()
-        raise
-    if reader.is_waiting:
-        _idle.append(reader)
-    else:
-        reader.close()
+    finally:
+        if reader.is_waiting:
+            _idle.append(reader)
+        else:
+            reader.close()
 
 
 def read_texts(
@@ -297,6 +295,7 @@ class _Reader:
                     file.seek(about[0])
                     self._channel.send_bytes(file.read(about[1]))
                 elif kind == "fault":
+                    self.is_waiting = about[0] != "expands too much"  # memory that such a file left would count against the next one
                     raise FileFault(*about)
                 else:
                     self.is_waiting = kind == "end"
