@@ -161,18 +161,15 @@ class _ArrowTable:
         self.largest_bytes: dict[str, int] = {}
 
     def batches(self, columns: list[str] | None, watched: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[str]]]:
-        names = (
-            None if columns is None else list(dict.fromkeys(name if name in self.schema.names else name.split(".")[0] for name in columns))
-        )
+        own = self.schema.names
+        names = list(dict.fromkeys(name if name in own else name.split(".")[0] for name in columns or ()))
         unpacked_bytes = 0
         for batch in self._stream:
             batch.validate()
             unpacked_bytes += batch.nbytes
             check_expansion(unpacked_bytes, self._size)
-            yield (
-                batch if columns is None else batch.select(names),
-                [name for name in watched if batch.column(name).null_count < len(batch)],
-            )
+            filled = [name for name in watched if batch.column(name).null_count < len(batch)]
+            yield batch.select(names) if columns else batch, filled
         at = self._file.tell()
         self._file.seek(max(0, at - len(END_OF_STREAM)))
         if not self._file.read(len(END_OF_STREAM)).endswith(END_OF_STREAM if self._has_mark else END_OF_STREAM[4:]):
