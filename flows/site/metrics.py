@@ -1,4 +1,4 @@
-"""`metrics.jsonl` as columns, read as it grows, and thinned for a picture without losing a spike."""
+"""`metrics.jsonl` as columns, read as it grows."""
 
 import math
 import os
@@ -6,10 +6,10 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import orjson
@@ -18,11 +18,10 @@ COLUMNS = (
     "loss", "learning_rate", "grad_norm", "update_norm", "param_norm", "tokens_per_second", "step_seconds", "tokens", "eval_loss",
     "max_violation", "skipped",
 )  # fmt: skip
-"""What is kept of a row, beside its step."""
-PIECE_BYTES = 2**22
+"""The columns of a row that are kept, beside its step."""
+READ_BYTES = 2**22
 SAMPLED_ROWS, LONGEST_ROW_BYTES = 600, 2**18
 MAX_ROWS_KEPT = 4_000_000
-Points = list[tuple[float, float]]
 
 
 @dataclass
@@ -31,11 +30,11 @@ class Curves:
 
     Attributes:
         steps: of each row.
-        columns: name → a value a row; NaN where the row has none, or none that is finite.
-        not_finite: updates whose loss, gradient norm or weight norm is not a finite number.
+        columns: name → a value a row; NaN for a missing value, or one that is not finite.
+        not_finite: number of updates whose loss, gradient norm or weight norm is not finite.
         last: the last row, whole.
-        is_whole: False while rows are left to read; the columns then hold rows from all over the file, with gaps between.
-        unreadable: lines that are no JSON object.
+        is_whole: False while rows are left to read; the columns then have rows from all over the file, with gaps between.
+        unreadable: number of lines that are not JSON objects.
     """
 
     steps: np.ndarray
@@ -45,13 +44,16 @@ class Curves:
     is_whole: bool
     unreadable: int
 
-    def column(self, name: str) -> np.ndarray:
-        """A value a row."""
-        return self.columns[name]
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """The rows that have a number in the column."""
+        column = self.columns[name]
+        return [(float(self.steps[row]), float(column[row])) for row in np.flatnonzero(np.isfinite(column))]
 
-    def has(self, name: str) -> bool:
-        """Whether any row has a number of that name."""
-        return bool(np.isfinite(self.columns[name]).any())
+    def recent(self, name: str, *, rows: int = 50) -> float | None:
+        """The median of the last rows; None if none has a number."""
+        part = self.columns[name][-rows:]
+        part = part[np.isfinite(part)]
+        return float(np.median(part)) if len(part) else None
 
 
 @dataclass
@@ -67,7 +69,6 @@ class _Tail:
     is_being_read: bool = False
 
     def take(self, line: bytes) -> None:
-        """A whole line."""
         try:
             row = orjson.loads(line)
             step = int(row["step"])
@@ -76,37 +77,47 @@ class _Tail:
             return
         self.steps.append(step)
         for name, column in self.columns.items():
-            column.append(_number(row.get(name)))
+            value = row.get(name)
+            column.append(float(value) if isinstance(value, int | float) else math.nan)
         self.not_finite += any(name in row and row[name] is None for name in ("loss", "grad_norm", "param_norm"))
         self.last = cast(dict[str, Any], row)
 
+    def curves(self, *, is_whole: bool) -> Curves:
+        steps = np.array(self.steps)
+        order = slice(None) if is_whole else np.argsort(steps, kind="stable")
+        columns = {name: np.array(column)[order] for name, column in self.columns.items()}
+        return Curves(steps[order], columns, self.not_finite, self.last, is_whole, self.unreadable if is_whole else 0)
+
 
 class Metrics:
-    """The metrics of a home's runs. Only what came since is read; a file that was replaced or cut is read again."""
+    """The metrics of a home's runs. Only new rows are read; a file that was replaced or cut is read again."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Path, _Tail] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, path: Path, *, seconds: float = math.inf) -> Curves | None:
-        """The rows of the file; None where there is no file.
+        """The rows of the file; None if there is no file.
 
         Args:
-            seconds: that reading may take. What is left is read in the background, and rows from all over the file answer meanwhile.
+            seconds: for which reading may take. The rest is read in the background, and rows from all over the file answer meanwhile.
         """
         try:
-            found = path.stat()
+            tail = self._tail(path, path.stat())
+            if self._read_new(tail, path, time.monotonic() + seconds):
+                with tail.lock:
+                    return tail.curves(is_whole=True)
         except OSError:
             return None
-        tail = self._tail(path, found)
-        try:
-            is_whole = self._read_on(tail, path, time.monotonic() + seconds)
-        except OSError:
-            return None
-        if is_whole:
-            return _curves(tail, is_whole=True)
-        self._go_on(tail, path)
-        return _sample(path)
+        with self._lock:
+            if not tail.is_being_read:
+                tail.is_being_read = True
+                threading.Thread(target=self._read_rest, args=(tail, path), daemon=True, name="read metrics").start()
+        sample = _Tail(0)
+        with path.open("rb") as file:
+            for line in _sampled_lines(file, path.stat().st_size):
+                sample.take(line)
+        return sample.curves(is_whole=False)
 
     def _tail(self, path: Path, found: os.stat_result) -> _Tail:
         with self._lock:
@@ -118,14 +129,14 @@ class Metrics:
                 self._tails.popitem(last=False)
             return tail
 
-    def _read_on(self, tail: _Tail, path: Path, deadline: float) -> bool:
-        """Read what came since, until the deadline; whether everything is read. Another thread that reads is not waited for."""
+    def _read_new(self, tail: _Tail, path: Path, deadline: float) -> bool:
+        """Read new rows until the deadline; return whether all were read. Another thread's lock is not waited for longer."""
         if not tail.lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
             return False
         try:
             with path.open("rb") as file:
                 file.seek(tail.offset)
-                while lines := file.readlines(PIECE_BYTES):
+                while lines := file.readlines(READ_BYTES):
                     for line in lines:
                         if not line.endswith(b"\n"):
                             return True  # a row that is being written
@@ -137,84 +148,21 @@ class Metrics:
         finally:
             tail.lock.release()
 
-    def _go_on(self, tail: _Tail, path: Path) -> None:
-        """Read the rest in a thread of its own, a piece at a time, so that others have their turn."""
-        with self._lock:
-            if tail.is_being_read:
-                return
-            tail.is_being_read = True
-
-        def read_on() -> None:
-            try:
-                while not self._read_on(tail, path, time.monotonic()):
-                    time.sleep(0.005)
-            except OSError:
-                pass
-            finally:
-                tail.is_being_read = False
-
-        threading.Thread(target=read_on, daemon=True, name="read metrics").start()
+    def _read_rest(self, tail: _Tail, path: Path) -> None:
+        """Read the rest a part at a time, so that others have their turn."""
+        try:
+            while not self._read_new(tail, path, time.monotonic()):
+                time.sleep(0.005)
+        except OSError:
+            pass
+        finally:
+            tail.is_being_read = False
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[Points]:
-    """The curve in at most about twice `most` points: of every stretch its least and its greatest value, in the order of the steps.
-
-    A run of numbers is one line; where a value is missing, the line is broken.
-    """
-    if not len(steps):
-        return []
-    stretch = max(1, math.ceil(len(steps) / most))
-    lines: list[Points] = [[]]
-    for start in range(0, len(steps), stretch):
-        part = values[start : start + stretch]
-        finite = np.flatnonzero(np.isfinite(part))
-        if len(finite) < len(part) and stretch == 1 and lines[-1]:
-            lines.append([])
-        if not len(finite):
-            if lines[-1]:
-                lines.append([])
-            continue
-        least, greatest = finite[np.argmin(part[finite])], finite[np.argmax(part[finite])]
-        for place in dict.fromkeys(sorted((int(least), int(greatest)))):
-            lines[-1].append((float(steps[start + place]), float(part[place])))
-    return [line for line in lines if line]
-
-
-def points_of(curves: Curves, name: str) -> Points:
-    """The rows that have a number of that name: for what is measured now and then."""
-    column = curves.column(name)
-    return [(float(curves.steps[row]), float(column[row])) for row in np.flatnonzero(np.isfinite(column))]
-
-
-def recent(curves: Curves, name: str, *, rows: int = 50) -> float | None:
-    """The median of the last rows; None where none has a number."""
-    part = curves.column(name)[-rows:]
-    part = part[np.isfinite(part)]
-    return float(np.median(part)) if len(part) else None
-
-
-def _curves(tail: _Tail, *, is_whole: bool) -> Curves:
-    with tail.lock:
-        columns = {name: np.array(column) for name, column in tail.columns.items()}
-        return Curves(np.array(tail.steps), columns, tail.not_finite, tail.last, is_whole, tail.unreadable)
-
-
-def _sample(path: Path) -> Curves:
-    """Rows from all over a file that is not read to its end yet, the last one among them."""
-    tail = _Tail(0)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        for line in _sampled_lines(file, size):
-            tail.take(line)
-    order = np.argsort(np.array(tail.steps), kind="stable") if tail.steps else np.array([], dtype=int)
-    columns = {name: np.array(column)[order] for name, column in tail.columns.items()}
-    return Curves(np.array(tail.steps)[order], columns, tail.not_finite, tail.last, False, 0)
-
-
-def _sampled_lines(file: Any, size: int) -> Sequence[bytes]:
-    places = [size * number // SAMPLED_ROWS for number in range(SAMPLED_ROWS)]
+def _sampled_lines(file: BinaryIO, size: int) -> list[bytes]:
+    """Rows from all over a file, the last one among them."""
     found: dict[int, bytes] = {}
-    for place in places:
+    for place in (size * number // SAMPLED_ROWS for number in range(SAMPLED_ROWS)):
         file.seek(place)
         if place:
             file.readline(LONGEST_ROW_BYTES)
@@ -225,7 +173,3 @@ def _sampled_lines(file: Any, size: int) -> Sequence[bytes]:
     file.seek(max(0, size - LONGEST_ROW_BYTES))
     ends = [line for line in file.read().splitlines(keepends=True)[1 if size > LONGEST_ROW_BYTES else 0 :] if line.endswith(b"\n")]
     return [*(line for _, line in sorted(found.items())), *ends[-1:]]
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan

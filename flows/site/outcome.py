@@ -1,27 +1,171 @@
-"""What came out of a phase: its evaluation beside its parent's and the record's, and its files with their digests."""
+"""The plan and the outcome of a phase: settings, evaluation beside its parent's and another phase's, files with their digests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from phasewise.flows.measured import measured_of
 from phasewise.flows.record import PhaseRecord
-from phasewise.flows.site.address import GATE_WORDS
-from phasewise.flows.site.files import known
-from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
-from phasewise.flows.summary import reported_by_the_record
-from phasewise.tasks.report.contents import RecordReport
+from phasewise.flows.show.difference import ABSENT, aligned, fields_of
+from phasewise.flows.show.pages import groups_of
+from phasewise.flows.show.words import rate_ends, rows_in_words
+from phasewise.flows.site.shelf import PhaseFiles, Shelf, known
+from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.tasks.report.sections import MeasuredRow, row_of
 from phasewise.trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
-from phasewise.trainer.base.wording import MISSING, decimal, signed
+from phasewise.trainer.base.wording import MISSING, decimal, in_words, signed, tokens
 from phasewise.validations.verdict import Verdict
 
+NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict")
+NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")
+MAX_DIFFERENCES = 400
 PLACES = 3
 
 
-@dataclass(frozen=True)
-class FileRow:
-    """A file of a phase. The digest is the one that was written down when it was made or judged; nothing is read for it here."""
+class Plan(NamedTuple):
+    """The plan of a phase.
+
+    Attributes:
+        main: the values that a reader looks for first, by name.
+        mixture: (first step, component → percent) of each span.
+        groups: every value, in groups.
+        changes: of the hand-off: name, before, after, whether it is declared.
+    """
+
+    main: Mapping[str, str]
+    mixture: tuple[tuple[int, tuple[tuple[str, float], ...]], ...]
+    groups: Mapping[str, Mapping[str, str]]
+    changes: tuple[tuple[str, str, str, bool], ...] = ()
+
+
+def plan_of(files: PhaseFiles, described: Mapping[str, Any] | None) -> Plan | None:
+    """The recipe's plan, or the settings in the run file if the recipe is not known; None without either."""
+    if described is None:
+        return _plan_of_run(files.run) if files.run else None
+    phase = dict(described)
+    groups = {name: values for name, values in groups_of(phase, phase["tokenizer"]).items() if values}
+    start, batch = phase["start"], [f"{size:,}" for _, size in phase["batch"]]
+    sizes = " → ".join(batch) if len(batch) <= 3 else f"{len(batch)} sizes, {batch[0]} to {batch[-1]}"
+    rows = rows_in_words(phase["packing"], phase["loss_on"])
+    main = {
+        "starts from": f"step {start['step']:,} of {start['parent']}" if start["parent"] else f"scratch, seed {start['seed']}",
+        "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
+        "tokens": tokens(phase["tokens"]),
+        "parameters": tokens(phase["parameters"]),
+        "batch": f"{sizes} sequences",
+        "sequence": f"{phase['model']['seq_len']:,} tokens",
+        **({"rows": rows} if rows else {}),
+        "learning rate": rate_ends(phase["learning_rate"], phase["start_step"], phase["stop_step"]),
+        "slice": ", ".join(dict.fromkeys(str(name) for _, name in phase["slice"])),
+    }
+    changed = next((groups[name] for name in groups if name.startswith("changed against")), {})
+    changes: list[tuple[str, str, str, bool]] = []
+    for change in phase["changes"]:
+        name = change["what"].replace("_", " ")
+        before, _, after = changed.get(name, "").partition(" → ")
+        changes.append((name, before, after, change["declared"]))
+    return Plan(main, _spans(phase["mixture"]), groups, tuple(changes))
+
+
+def _plan_of_run(run: Mapping[str, Any]) -> Plan:
+    start, stop = run.get("start_step", 0), run.get("stop_step", 0)
+    settings = {name: value for name, value in run.items() if name not in NOT_A_SETTING}
+    groups = {"settings": {name: value for name, value in settings.items() if not isinstance(value, dict) and name != "mixture"}}
+    groups |= {name: value for name, value in settings.items() if isinstance(value, dict)}
+    words = {group: {name.replace("_", " "): in_words(value) for name, value in values.items()} for group, values in groups.items()}
+    mixture = [entry for entry in run.get("mixture", []) if entry[0] < stop]
+    begun = [number for number, entry in enumerate(mixture) if entry[0] <= start]
+    main = {"steps": f"{start:,} → {stop:,}", "seed": str(run.get("seed", "–"))}
+    return Plan(main, _spans(mixture[begun[-1] if begun else 0 :]), words)
+
+
+def _spans(entries: list[Any]) -> tuple[tuple[int, tuple[tuple[str, float], ...]], ...]:
+    return tuple((step, tuple(sorted(((name, share) for name, share in of.items() if share), key=lambda one: -one[1]))) for step, of in entries)
+
+
+def differences_of(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The fields in which two plans differ, with both values. Values that change at steps are compared stage by stage."""
+    plans = [{name: value for name, value in plan.items() if name not in NOT_A_PLAN} for plan in (left, right)]
+    for plan in plans:
+        if isinstance(start := plan.get("start"), dict):
+            plan["start"] = {name: value for name, value in start.items() if name not in NOT_A_PLAN}
+    both = [fields_of(one) for one in aligned(*plans)]
+    names = [name for name in {**both[0], **both[1]} if both[0].get(name, ABSENT) != both[1].get(name, ABSENT)]
+    rows: list[tuple[str, str, str]] = []
+    for name in names[:MAX_DIFFERENCES]:
+        cells: list[str] = []
+        for fields in both:
+            value = fields.get(name)
+            is_stage = name.startswith("mixture") or name.endswith("from step")
+            if name not in fields or (value is None and is_stage):
+                cells.append("–")
+            else:
+                cells.append(f"{value:.2f} %" if name.startswith("mixture") and isinstance(value, float) else in_words(value))
+        rows.append((name.replace("_", " ").replace(".", ": ", 1), cells[0], cells[1]))
+    return rows
+
+
+class ScoreRow(NamedTuple):
+    """A figure of two phases. `note` says why there is no difference."""
+
+    what: str
+    left: str
+    right: str
+    difference: str
+    note: str
+
+
+def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
+    """The gate's figures beside the parent's; none if the phase is not evaluated, or its recipe is not known."""
+    if files.phase is None or not files.evaluation:
+        return ()
+    judged = dict(files.judged).get("model")
+    record = PhaseRecord(files.phase, None, None, None, None, dict(files.evaluation), judged)
+    return tuple(row_of(one, {}) for one in measured_of(record, files.evidence("model")))
+
+
+def bits_per_byte(files: PhaseFiles, parent: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Component, value, the parent's and the difference, if both were measured on the same text."""
+    mine, theirs = known(files.evaluation.get("bits_per_byte")), known(parent.get("bits_per_byte"))
+    rows: list[tuple[str, str, str, str]] = []
+    for name in sorted(mine, key=lambda name: -mine[name]):
+        before = theirs.get(name) if _is_same_text(files.evaluation, parent, name) else None
+        change = MISSING if before is None else signed(mine[name] - before, places=PLACES)
+        rows.append((name, decimal(mine[name], places=PLACES), decimal(before, places=PLACES), change))
+    return rows
+
+
+def _is_same_text(mine: Mapping[str, Any], theirs: Mapping[str, Any], component: str) -> bool:
+    texts = [one.get("measured_on", {}).get(component) for one in (mine, theirs)]
+    return texts[0] is not None and texts[0] == texts[1]
+
+
+def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[ScoreRow]:
+    """Scores and bits per byte of two phases. Only figures of the same items or text have a difference."""
+    evaluations = mine, theirs = left.evaluation, right.evaluation
+    rows: list[tuple[str, Any, Any, str]] = []
+    if left.result or right.result:
+        rows.append(("final training loss", left.result.get("final_loss"), right.result.get("final_loss"), "each on its own data"))
+    scores = [{f"{one['benchmark']} {one['metric']}": float(one["value"]) for one in each.get("results", [])} for each in evaluations]
+    note = "" if mine.get("benchmarks_digest") == theirs.get("benchmarks_digest") else "not put to the same items"
+    rows += [(name, scores[0].get(name), scores[1].get(name), note) for name in dict.fromkeys([*scores[0], *scores[1]])]
+    bits = [known(each.get("bits_per_byte")) for each in evaluations]
+    notes = {name: "" if _is_same_text(mine, theirs, name) else "not measured on the same text" for name in sorted({*bits[0], *bits[1]})}
+    means = mine.get("macro_bits_per_byte"), theirs.get("macro_bits_per_byte")
+    if means != (None, None):
+        rows.append(("macro bits per byte", *means, "not means over the same text" if any(notes.values()) else ""))
+    rows += [(f"bits per byte, {name}", bits[0].get(name), bits[1].get(name), note) for name, note in notes.items()]
+    shown: list[ScoreRow] = []
+    for what, one, other, note in rows:
+        values = decimal(one, places=PLACES), decimal(other, places=PLACES)
+        if one is None or other is None:
+            shown.append(ScoreRow(what, *values, MISSING, ""))
+        else:
+            shown.append(ScoreRow(what, *values, MISSING if note else signed(float(other) - float(one), places=PLACES), note))
+    return shown
+
+
+class FileRow(NamedTuple):
+    """A file of a phase. The digest was written down when the file was made or judged; nothing is read for it here."""
 
     name: str
     what: str
@@ -29,132 +173,27 @@ class FileRow:
     digest: str
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """A figure of two phases. `note` says why there is no difference."""
-
-    what: str
-    left: str
-    right: str
-    difference: str
-    note: str = ""
-
-
-def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
-    """What the gate measured, beside its parent; none where the phase is not evaluated, or its recipe is not known."""
-    if files.phase is None or not files.evaluation:
-        return ()
-    verdict = files.verdicts.get("model")
-    judged = verdict if isinstance(verdict, Verdict) else None
-    record = PhaseRecord(files.phase, None, None, None, None, dict(files.evaluation), judged)
-    folder = files.home.verdict(files.address.run_name, files.address.phase, "model").with_suffix("")
-    return tuple(row_of(one, {}) for one in measured_of(record, folder))
-
-
-def bits_per_byte(files: PhaseFiles, parent: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Component, value, the parent's and the difference, where both were measured on the same text."""
-    mine, theirs = _bits(files.evaluation), _bits(parent)
-    rows: list[tuple[str, str, str, str]] = []
-    for name in sorted(mine, key=lambda name: -mine[name]):
-        before = theirs.get(name) if _same_text(files.evaluation, parent, name) else None
-        change = MISSING if before is None else signed(mine[name] - before, places=PLACES)
-        rows.append((name, decimal(mine[name], places=PLACES), decimal(before, places=PLACES), change))
-    return rows
-
-
-def reported_of(found: Set, phase: str) -> tuple[RecordReport, ...]:
-    """What the record reported of the phase."""
-    return reported_by_the_record(found.recipe, phase) if found.recipe else ()
-
-
-def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[ScoreRow]:
-    """Scores and bits per byte of two phases. A difference is given only where both were measured on the same items or text."""
-    rows = [_final_loss(left, right)] if left.result or right.result else []
-    mine, theirs = _results(left.evaluation), _results(right.evaluation)
-    same_items = left.evaluation.get("benchmarks_digest") == right.evaluation.get("benchmarks_digest")
-    for name in dict.fromkeys([*mine, *theirs]):
-        rows.append(_score(name, mine.get(name), theirs.get(name), "" if same_items else "not put to the same items"))
-    texts = _bits(left.evaluation), _bits(right.evaluation)
-    means = left.evaluation.get("macro_bits_per_byte"), right.evaluation.get("macro_bits_per_byte")
-    if means != (None, None):
-        same_text = set(texts[0]) == set(texts[1]) and all(_same_text(left.evaluation, right.evaluation, name) for name in texts[0])
-        rows.append(_score("macro bits per byte", *means, "" if same_text else "not means over the same text"))
-    for name in sorted({*texts[0], *texts[1]}):
-        alike = _same_text(left.evaluation, right.evaluation, name)
-        rows.append(
-            _score(f"bits per byte, {name}", texts[0].get(name), texts[1].get(name), "" if alike else "not measured on the same text")
-        )
-    return rows
-
-
 def files_of(shelf: Shelf, files: PhaseFiles) -> list[FileRow]:
-    """The files of a phase, as far as they are there."""
-    health = files.verdicts.get("health")
-    judged = list(health.judged.values()) if isinstance(health, Verdict) else []
-    rows = [
-        _row(files, RUN_NAME, "what was trained, every setting", files.result.get("run_digest", "")),
-        _row(files, METRICS_NAME, "a row an update; the digest is of what the verdict on its training judged", judged[0] if judged else ""),
-        _row(files, RESULT_NAME, "where it ended; the digest is of the weights", files.result.get("params_digest", "")),
-        _row(files, EVALUATION_NAME, "what was measured of the last checkpoint; its key", files.evaluation.get("key", "")),
-        _row(files, LOG_NAME, "what the trainer said", ""),
+    """The existing files of a phase."""
+    health = dict(files.judged).get("health")
+    judged = next(iter(health.judged.values()), "") if health else ""
+    named = [
+        (files.folder / RUN_NAME, "what was trained, every setting", files.result.get("run_digest")),
+        (files.folder / METRICS_NAME, "a row an update; the digest is of what the verdict on its training judged", judged),
+        (files.folder / RESULT_NAME, "where it ended; the digest is of the weights", files.result.get("params_digest")),
+        (files.folder / EVALUATION_NAME, "what was measured of the last checkpoint; its key", files.evaluation.get("key")),
+        (files.folder / LOG_NAME, "what the trainer said", ""),
     ]
-    rows += [_gate_row(files, gate) for gate in files.verdicts]
-    contents = known(shelf.files.json(RunFolder(files.folder).caches)).get("contents")
-    if isinstance(contents, dict):
-        caches = cast(dict[str, Any], contents)
-        rows += [
-            FileRow(f"cache of {name}", "tokens that it trained on: digest of their contents", MISSING, str(caches[name]))
-            for name in sorted(caches)
-        ]
-    rows += [FileRow(f"checkpoints/{step}", f"checkpoint after step {step:,}", MISSING, "") for step in files.checkpoints]
-    return [row for row in rows if row is not None]
-
-
-def _row(files: PhaseFiles, name: str, what: str, digest: object) -> FileRow | None:
-    size = _size(files.folder / name)
-    return None if size is None else FileRow(name, what, size, str(digest or ""))
-
-
-def _gate_row(files: PhaseFiles, gate: Any) -> FileRow:
-    path = files.home.verdict(files.address.run_name, files.address.phase, gate)
-    verdict = files.verdicts[gate]
-    version = f"suite {verdict.suite}, version {verdict.suite_version}" if isinstance(verdict, Verdict) else "does not read"
-    return FileRow(f"{gate}.json", f"verdict on its {GATE_WORDS[gate]}; {version}", _size(path) or MISSING, "")
-
-
-def _size(path: Any) -> str | None:
-    try:
-        return f"{path.stat().st_size:,} bytes"
-    except OSError:
-        return None
-
-
-def _bits(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    found = evaluation.get("bits_per_byte")
-    return {str(name): float(value) for name, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _same_text(mine: Mapping[str, Any], theirs: Mapping[str, Any], component: str) -> bool:
-    texts = [one.get("measured_on", {}).get(component) for one in (mine, theirs)]
-    return texts[0] is not None and texts[0] == texts[1]
-
-
-def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    return {f"{one['benchmark']} {one['metric']}": float(one["value"]) for one in evaluation.get("results", [])}
-
-
-def _final_loss(left: PhaseFiles, right: PhaseFiles) -> ScoreRow:
-    mine, theirs = (one.result.get("final_loss") for one in (left, right))
-    return _score("final training loss", mine, theirs, "each on its own data")
-
-
-def _score(what: str, left: float | None, right: float | None, note: str) -> ScoreRow:
-    is_comparable = not note and left is not None and right is not None
-    difference = signed(float(right or 0) - float(left or 0), places=PLACES) if is_comparable else MISSING
-    return ScoreRow(
-        what,
-        decimal(left, places=PLACES),
-        decimal(right, places=PLACES),
-        difference,
-        note if left is not None and right is not None else "",
-    )
+    for gate, verdict in files.verdicts.items():
+        version = f"suite {verdict.suite}, version {verdict.suite_version}" if isinstance(verdict, Verdict) else "does not read"
+        named.append((files.evidence(gate).with_suffix(".json"), f"verdict on its {GATE_WORDS[gate]}; {version}", ""))
+    rows: list[FileRow] = []
+    for path, what, digest in named:
+        try:
+            rows.append(FileRow(path.name, what, f"{path.stat().st_size:,} bytes", str(digest or "")))
+        except OSError:
+            continue
+    contents = known(known(shelf.files.json(RunFolder(files.folder).caches)).get("contents"))
+    what = "tokens that it trained on: digest of their contents"
+    rows += [FileRow(f"cache of {name}", what, MISSING, str(contents[name])) for name in sorted(contents)]
+    return rows + [FileRow(f"checkpoints/{step}", f"checkpoint after step {step:,}", MISSING, "") for step in files.checkpoints]

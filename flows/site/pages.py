@@ -1,31 +1,33 @@
-"""The pages: each a function from what the home holds to HTML. Addresses are in `address.py`."""
+"""The pages, each a function from the home to HTML, and search over recipes, phases, components, checks and reasons of verdicts."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress, compared_path
-from phasewise.flows.site.comparison import differences_of
-from phasewise.tasks.report.charts import Node, tree
-from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, reported_of, scores_of
-from phasewise.flows.site.plan import plan_of
-from phasewise.flows.site.search import MAX_SHOWN, entries_of, matching
-from phasewise.flows.site.shelf import PhaseFiles, Set
-from phasewise.flows.site.site import Site
-from phasewise.flows.site.states import State, in_words
+from phasewise.flows.site.outcome import bits_per_byte, differences_of, files_of, measured_rows, plan_of, scores_of
+from phasewise.flows.site.shelf import PhaseFiles, Set, known
+from phasewise.flows.site.site import Site, State, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
+from phasewise.flows.summary import reported_by_the_record
+from phasewise.tasks.report.charts import Node, tree
+from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.validations.report.failures import SHOWN_CASES, accepted_of, failures_of
+from phasewise.validations.report.failures import accepted_of, failures_of
 from phasewise.validations.verdict import Verdict
 
-OPEN_FAILURES = 3
+MAX_FOUND = MAX_QUERY = 200
 POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30
 
 
 def home_page(site: Site, links: Links) -> str:
     """Every recipe: those of the home with the states of their phases, then those that could be trained."""
     sets = site.shelf.sets()
-    here = [(found, _states(site, found)) for found in sets if found.in_home]
-    cards = [(found, states, in_words(states.values()), site.holds(found)) for found, states in here]
+    cards: list[tuple[Set, dict[str, State], str, str]] = []
+    for found in sets:
+        if found.in_home:
+            states = {files.address.phase: site.state(found, files) for files in site.shelf.phases(found)}
+            cards.append((found, states, in_words(states.values()), site.holds(found)))
     return site.render("home.html", links, cards=cards, others=[found for found in sets if not found.in_home], problems=site.shelf.problems)
 
 
@@ -34,6 +36,7 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
     phases = site.shelf.phases(found)
     states = {files.address.phase: site.state(found, files) for files in phases}
     begun = [files for files in phases if not (files.phase and files.phase.branch) or states[files.address.phase].word != "not begun"]
+    report = site.shelf.home.report(found.run_name)
     return site.render(
         "recipe.html",
         links,
@@ -47,13 +50,13 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
         holds=site.holds(found),
         plans={files.address.phase: site.plan(found, files.address.phase) for files in phases},
         worst=_look_at_first(phases, states),
-        has_report=(site.shelf.home.report(found.run_name) / "report.html").exists(),
-        has_docs=(site.shelf.home.report(found.run_name) / "data-docs" / "index.html").exists(),
+        has_report=(report / "report.html").exists(),
+        has_docs=(report / "data-docs" / "index.html").exists(),
     )
 
 
 def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
-    """A phase: what it is, how it trains, what came out."""
+    """A phase: plan, training, outcome."""
     phase = files.address.phase
     described = site.plan(found, phase)
     parent = site.shelf.phase(found, files.parent) if files.parent else None
@@ -72,8 +75,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         verdicts={gate: _verdict_row(files, gate) for gate in GATES},
         measured=measured_rows(files),
         bits=bits_per_byte(files, parent.evaluation if parent else {}),
-        parent=parent,
-        reported=reported_of(found, phase),
+        reported=reported_by_the_record(found.recipe, phase) if found.recipe else (),
         rows=files_of(site.shelf, files),
         others=[name for name in site.shelf.phase_names(found) if name != phase],
         poll_seconds=POLL_SECONDS,
@@ -81,7 +83,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
 
 
 def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, Any]:
-    """What changes while a phase trains: numbers for scripts, and the parts of its page that are replaced."""
+    """The part of a phase's page that changes while it trains: numbers for scripts, and HTML to replace."""
     training = training_of(site, files)
     state = site.state(found, files)
     return {
@@ -93,9 +95,9 @@ def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, A
         "loss": training.loss if training else None,
         "next_seconds": POLL_SECONDS if files.is_unfinished else QUIET_POLL_SECONDS,
         "parts": {
-            "state": site.part("parts.html", "state_line", links, state=state),
-            "training": site.part("parts.html", "training_part", links, training=training, files=files),
-            "events": site.part("parts.html", "events_part", links, events=events_of(files)),
+            "state": site.part("state_line", links, state=state),
+            "training": site.part("training_part", links, training=training, files=files),
+            "events": site.part("events_part", links, events=events_of(files)),
         },
     }
 
@@ -105,8 +107,7 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
     verdict = files.verdicts.get(gate)
     if not isinstance(verdict, Verdict):
         return site.render("no_verdict.html", links, found=found, files=files, gate=gate, problem=verdict)
-    folder = files.home.verdict(files.address.run_name, files.address.phase, gate).with_suffix("")
-    failures = failures_of(verdict)
+    folder, failures = files.evidence(gate), failures_of(verdict)
     record = site.record(found, files.address.phase)
     return site.render(
         "verdict.html",
@@ -127,8 +128,6 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
         folder=folder,
         own_docs=(folder / "report" / "index.html").exists(),
         all_docs=(site.shelf.home.report(found.run_name) / "data-docs" / "index.html").exists(),
-        open_failures=OPEN_FAILURES,
-        shown_cases=SHOWN_CASES,
     )
 
 
@@ -136,14 +135,17 @@ def compare_page(site: Site, links: Links, left: str, right: str) -> str:
     """Two phases side by side: plans, curves, scores. Without two, the form that asks for them.
 
     Raises:
-        ConfigError: a phase is named that nobody knows.
+        ConfigError: a phase is not known.
     """
     names = [str(PhaseAddress(found.name, found.scale, name)) for found in site.shelf.sets() for name in site.shelf.phase_names(found)]
     if not left or not right:
-        return site.render("compare.html", links, names=names, left=left, right=right, pair=None, path=compared_path)
+        return site.render("compare.html", links, names=names, left=left, right=right, pair=None)
     pair = [find_phase(site, PhaseAddress.parse(text)) for text in (left, right)]
     (first, first_files), (second, second_files) = pair
-    plans = _plans(site, pair)
+    plans = [site.plan(found, files.address.phase) for found, files in pair]
+    if not all(plans):  # both as their recipes have them, or both as their run files have them
+        plans = [dict(files.run) for _, files in pair]
+    mine, theirs = plans
     return site.render(
         "compare.html",
         links,
@@ -151,30 +153,38 @@ def compare_page(site: Site, links: Links, left: str, right: str) -> str:
         left=left,
         right=right,
         pair=[(files, site.state(found, files)) for found, files in pair],
-        differences=differences_of(*plans) if plans else None,
+        differences=differences_of(mine, theirs) if mine and theirs else None,
         curves=pair_of_curves(site, first_files, second_files),
         scores=scores_of(first_files, second_files),
         other_scale=first.scale != second.scale,
     )
 
 
+def exported_comparison(files: PhaseFiles) -> tuple[str, str, str] | None:
+    """Path of the exported comparison of a phase with its parent, and the addresses of the two; None without a parent."""
+    if files.parent is None:
+        return None
+    left, right = str(files.address._replace(phase=files.parent)), str(files.address)
+    return compared_path(left, right), left, right
+
+
 def search_page(site: Site, links: Links, query: str) -> str:
-    """What matches, by its kind; in exported files everything that can be found, for the browser to filter."""
+    """The matches, by their kind; in exported files everything that can be found, for the browser to filter."""
     entries = entries_of(site, in_home=links.is_static)
     found = entries if links.is_static else matching(entries, query)
-    return site.render("search.html", links, query=query, found=found[: None if links.is_static else MAX_SHOWN], total=len(found))
+    return site.render("search.html", links, query=query, found=found[: None if links.is_static else MAX_FOUND], total=len(found))
 
 
 def problem_page(site: Site, links: Links, title: str, said: str) -> str:
-    """What is not there, and where to go on."""
+    """A page that is missing, and a way on."""
     return site.render("problem.html", links, title=title, said=said)
 
 
 def find_phase(site: Site, address: PhaseAddress) -> tuple[Set, PhaseFiles]:
-    """A phase of the home or of a recipe that is known.
+    """A phase of the home or of a known recipe.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no phase of that name.
     """
     found = site.shelf.find(address.recipe, address.scale)
     files = site.shelf.phase(found, address.phase) if found else None
@@ -183,24 +193,11 @@ def find_phase(site: Site, address: PhaseAddress) -> tuple[Set, PhaseFiles]:
     return found, files
 
 
-def _plans(site: Site, pair: list[tuple[Set, PhaseFiles]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Both as their recipes have them, or both as their run files have them; None where they cannot be held beside each other."""
-    first, second = (site.plan(found, files.address.phase) for found, files in pair)
-    if first and second:
-        return first, second
-    runs = [dict(files.run) for _, files in pair]
-    return (runs[0], runs[1]) if all(runs) else None
-
-
-def _states(site: Site, found: Set) -> dict[str, State]:
-    return {files.address.phase: site.state(found, files) for files in site.shelf.phases(found)}
-
-
 def _tree(links: Links, phases: list[PhaseFiles], states: dict[str, State]) -> Any:
-    nodes = [
-        Node(files.address.phase, files.parent, links.page(str(files.address)), state.kind, f"{state.mark} {state.word}")
-        for files, state in ((files, states[files.address.phase]) for files in phases)
-    ]
+    nodes: list[Node] = []
+    for files in phases:
+        state = states[files.address.phase]
+        nodes.append(Node(files.address.phase, files.parent, links.page(str(files.address)), state.kind, f"{state.mark} {state.word}"))
     return tree(nodes)
 
 
@@ -214,9 +211,49 @@ def _look_at_first(phases: list[PhaseFiles], states: dict[str, State]) -> tuple[
 
 
 def _verdict_row(files: PhaseFiles, gate: Gate) -> dict[str, Any]:
-    """A verdict in a line: its standing, and the worst that it says."""
     verdict = files.verdicts.get(gate)
     if not isinstance(verdict, Verdict):
         return {"standing": None, "words": str(verdict) if verdict else "not judged yet", "worst": ""}
     failures = failures_of(verdict)
     return {"standing": verdict.counts.standing, "words": verdict.counts.words, "worst": failures[0].worst.what if failures else ""}
+
+
+class Entry(NamedTuple):
+    """A thing that can be found: recipe, phase, component, check or reason. `path` is the page that it leads to."""
+
+    kind: str
+    name: str
+    where: str
+    path: str
+
+
+def entries_of(site: Site, *, in_home: bool = False) -> list[Entry]:
+    """Everything: failures first, then in the order of recipes and phases. A check is named once for all phases.
+
+    Args:
+        in_home: only recipes of which the home has something.
+    """
+    found: list[Entry] = []
+    checks: dict[str, Entry] = {}
+    for one in site.shelf.sets():
+        if in_home and not one.in_home:
+            continue
+        found.append(Entry("recipe", one.name, f"at {one.scale} scale" if one.scale != "own" else "as it is written", one.path))
+        for files in site.shelf.phases(one):
+            address = files.address
+            found.append(Entry("phase", address.phase, f"of {address.recipe}, {address.scale}", str(address)))
+            components = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
+            found += [Entry("component", name, f"in {address}", str(address)) for name in components]
+            for gate, verdict in files.judged:
+                where, path = f"verdict on the {GATE_WORDS[gate]} of {address}", f"{address}/{gate}"
+                found += [Entry("reason", case.what, where, path) for failure in failures_of(verdict) for case in failure.cases]
+                for check in verdict.checks:
+                    checks.setdefault(check.asks, Entry("check", check.asks, f"{where}, among others", path))
+    order = ("reason", "recipe", "phase", "component")
+    return sorted(found, key=lambda entry: order.index(entry.kind)) + list(checks.values())
+
+
+def matching(entries: Sequence[Entry], query: str) -> list[Entry]:
+    """The entries in which every word of the query occurs, ignoring case; none without a word."""
+    words = query[:MAX_QUERY].casefold().split()
+    return [entry for entry in entries if words and all(word in " ".join(entry[:3]).casefold() for word in words)]

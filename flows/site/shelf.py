@@ -1,28 +1,96 @@
-"""What is on the page: recipes, their phases, and what the home has of each. Files say what happened; whether it holds, `checked` says."""
+"""Everything in a home: recipes, their phases, and the files of each. Files are read again only when they change."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
 from phasewise.flows.recipes import at_scale, load_written, split_target
 from phasewise.flows.recipes.phase import Phase
-from phasewise.flows.recipes.recipe import Recipe, Scale
+from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.site.address import GATES, NAME, SCALES, Gate, PhaseAddress
-from phasewise.flows.site.files import Damaged, Files, known
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import Decisions, Ruling, decision_path, ruling_of
-from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.errors import PhasewiseError, VerdictError
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.run_folder import EVALUATION_NAME, PASSED_OVER_NAME, RESULT_NAME, RUN_NAME, SUPERSEDED, RunFolder
-from phasewise.validations.verdict import Verdict
+from phasewise.validations.verdict import Verdict, read_verdict
 
-Named = TypeVar("Named", bound=str)
+T = TypeVar("T")
 QUESTION = "recovery"
-SIGN_OF_LIFE_SECONDS = 120.0
-"""So long after its last sign of life a run is taken to be at work."""
+ALIVE_SECONDS = 120.0
+"""A run is taken to be at work for so long after its last metrics or heartbeat."""
+MAX_KEPT = 4000
+
+
+class Damaged(str):
+    """Why an existing file does not read, in words."""
+
+
+class Files:
+    """Parsed files of a home, each kept until it changes. Several threads may read."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, Path], tuple[tuple[int, ...], Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def json(self, path: Path) -> dict[str, Any] | Damaged | None:
+        """The JSON object in the file; None if there is no file."""
+        return self.read("json", path, lambda path: read_sealed(path, may_lack_seal=True))
+
+    def verdict(self, path: Path) -> Verdict | Damaged | None:
+        """The verdict in the file; None if there is no file."""
+        return self.read("verdict", path, read_verdict)
+
+    def lines(self, path: Path) -> tuple[dict[str, Any], ...]:
+        """The JSON objects in the file, one a line. A line that is not a JSON object is left out."""
+
+        def read(path: Path) -> tuple[dict[str, Any], ...]:
+            found: list[dict[str, Any]] = []
+            for line in path.read_bytes().splitlines():
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(value, dict):
+                    found.append(cast(dict[str, Any], value))
+            return tuple(found)
+
+        found = self.read("lines", path, read)
+        return found if isinstance(found, tuple) else ()
+
+    def read(self, kind: str, path: Path, read: Callable[[Path], T]) -> T | Damaged | None:
+        """The result of `read`, kept until the file's inode, size or times change; None if there is no file."""
+        try:
+            stat = path.stat()
+            now = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            with self._lock:
+                kept = self._kept.get((kind, path))
+                if kept and kept[0] == now:
+                    self._kept.move_to_end((kind, path))
+                    return cast(T, kept[1])
+            try:
+                value = read(path)
+            except (NotAsWritten, VerdictError) as error:
+                value = Damaged(str(error))
+        except OSError:
+            return None
+        with self._lock:
+            self._kept[kind, path] = (now, value)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return value
+
+
+def known(value: object) -> dict[str, Any]:
+    """The object that was read; empty if it is missing or damaged."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -30,8 +98,8 @@ class Set:
     """A recipe at a scale.
 
     Attributes:
-        recipe: as it is written; None where the home has runs of a recipe that is not known here.
-        target: what it is asked for by, such as `marin-8b` or a file.
+        recipe: None if the home has runs of a recipe that is not known here.
+        target: its name on the command line, such as `marin-8b` or a file.
         in_home: whether the home has anything of it.
     """
 
@@ -43,7 +111,7 @@ class Set:
 
     @property
     def run_name(self) -> str:
-        """What its folders are called."""
+        """The name of its folders."""
         return f"{self.name}-{self.scale}"
 
     @property
@@ -54,17 +122,15 @@ class Set:
 
 @dataclass(frozen=True)
 class PhaseFiles:
-    """What the home has of a phase: read, not judged.
+    """The files of a phase in the home: read, not judged.
 
     Attributes:
-        phase: as the recipe has it; None where the recipe is not known here, or has no such phase.
-        run: what was trained, as `run.json` has it.
+        phase: None if the recipe is not known here, or has no such phase.
         verdicts: gate → its verdict, or why it does not read.
-        rulings: gate → what follows from its verdict and from what people decided of it.
-        question: what its training asks a person, or why it does not read; None where nothing was asked.
-        asked: what follows from that.
-        passed_over: `passed_over.json` of its run.
-        superseded: names of the folders that were set aside.
+        rulings: gate → the ruling on its verdict and on people's decisions.
+        question: the question of its training to a person, or why it does not read; None if nothing was asked.
+        asked: the ruling on the question.
+        superseded: names of the folders that were archived.
     """
 
     address: PhaseAddress
@@ -85,18 +151,20 @@ class PhaseFiles:
 
     @property
     def folder(self) -> Path:
-        """Of its run."""
+        """The folder of its run."""
         return self.home.run(self.address.run_name, self.address.phase)
 
-    @property
-    def metrics(self) -> Path:
-        """Its metrics."""
-        return RunFolder(self.folder).metrics
+    def evidence(self, gate: Gate) -> Path:
+        """The folder of a verdict's evidence."""
+        return self.home.verdict(self.address.run_name, self.address.phase, gate).with_suffix("")
 
     @property
     def parent(self) -> str | None:
-        """The phase that it starts from."""
-        return self.phase.parent if self.phase else _parent_in(self.run)
+        """The phase that it starts from; without a recipe, by the path of the checkpoint that its run starts from."""
+        if self.phase:
+            return self.phase.parent
+        parts = Path(str(known(self.run.get("start")).get("checkpoint", ""))).parts
+        return parts[-3] if len(parts) > 3 else None
 
     @property
     def start_step(self) -> int | None:
@@ -115,30 +183,28 @@ class PhaseFiles:
 
     def is_alive(self, now: float) -> bool:
         """Whether it trains, as far as its files say."""
-        return not self.result and self.last_sign is not None and now - self.last_sign < SIGN_OF_LIFE_SECONDS
+        return not self.result and self.last_sign is not None and now - self.last_sign < ALIVE_SECONDS
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether something may still happen that a reader waits for."""
+        """Whether a reader may wait for something."""
         return not (self.result and self.evaluation and len(self.verdicts) == len(GATES))
 
     @cached_property
     def checkpoints(self) -> tuple[int, ...]:
-        """The steps whose checkpoints are there."""
-        folder = RunFolder(self.folder).checkpoints
-        return tuple(sorted(int(path.name) for path in _entries(folder) if path.name.isdigit()))
+        """The steps of its checkpoints."""
+        return tuple(sorted(int(path.name) for path in _entries(RunFolder(self.folder).checkpoints) if path.name.isdigit()))
 
 
 class Shelf:
-    """Everything in a home, and every recipe that is known.
+    """Everything in a home, and every known recipe.
 
     Args:
         targets: recipes by name or file.
     """
 
-    def __init__(self, home: Home, targets: Iterable[str], files: Files | None = None) -> None:
-        self.home = home
-        self.files = files or Files()
+    def __init__(self, home: Home, targets: Iterable[str]) -> None:
+        self.home, self.files = home, Files()
         self.problems: list[str] = []
         self._targets: dict[str, str] = {}
         for target in targets:
@@ -149,128 +215,105 @@ class Shelf:
         self._recipes: dict[tuple[str, str], Recipe | None] = {}
 
     def sets(self) -> list[Set]:
-        """What the home has, then what it could have: each known recipe at the scales at which it runs."""
+        """The recipes in the home, then the others: each known recipe at its scales."""
         here = self._in_home()
-        known_sets = [(name, scale) for name in self._targets for scale in SCALES if self.recipe(name, scale)]
-        found = [self._set(name, scale, in_home=True) for name, scale in sorted(here)]
-        return found + [self._set(name, scale, in_home=False) for name, scale in known_sets if (name, scale) not in here]
+        others = [(name, scale) for name in self._targets for scale in SCALES if (name, scale) not in here and self.recipe(name, scale)]
+        return [self._set(name, scale, here) for name, scale in (*sorted(here), *others)]
 
     def find(self, name: str, scale: str) -> Set | None:
-        """The recipe at a scale; None where neither the home nor this installation has it."""
+        """The recipe at a scale; None if neither the home nor this installation has it."""
         if scale not in SCALES or not NAME.fullmatch(name):
             return None
-        in_home = (name, scale) in self._in_home()
-        return self._set(name, scale, in_home=in_home) if in_home or self.recipe(name, scale) else None
+        found = self._set(name, scale, self._in_home())
+        return found if found.in_home or found.recipe else None
 
     def recipe(self, name: str, scale: str) -> Recipe | None:
-        """The recipe with all its branches; None where it is not known, or has no such scale."""
+        """The recipe with all its branches; None if it is not known, or has no such scale."""
         if (name, scale) not in self._recipes:
-            self._recipes[name, scale] = self._load(name, scale)
+            recipe = None
+            if name in self._targets:
+                try:
+                    recipe = at_scale(load_written(self._targets[name]), scale, name)  # pyright: ignore[reportArgumentType]  # one of SCALES
+                except PhasewiseError:  # it has no such scale
+                    pass
+            self._recipes[name, scale] = recipe
         return self._recipes[name, scale]
 
     def phase_names(self, found: Set) -> list[str]:
-        """The phases of the recipe in its order, then what else the home has under its name."""
+        """The phases of the recipe in its order, then the others in the home under its name."""
         ours = [phase.name for phase in found.recipe.phases] if found.recipe else []
-        folders = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind / found.run_name)}
-        others = [name for name in folders if NAME.fullmatch(name) and name not in ours and self._is_a_phase(found, name)]
-        return ours + sorted(others, key=lambda name: (self._start_of(found, name), name))
+        others: list[tuple[int, str]] = []
+        for name in {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind / found.run_name)} - set(ours):
+            run_file = RunFolder(self.home.run(found.run_name, name)).run_file
+            paths = [run_file, *(self.home.verdict(found.run_name, name, gate) for gate in GATES)]
+            if NAME.fullmatch(name) and any(path.exists() for path in paths):
+                others.append((int(known(self.files.json(run_file)).get("start_step", 0)), name))
+        return ours + [name for _, name in sorted(others)]
 
     def phase(self, found: Set, name: str) -> PhaseFiles | None:
-        """What is known of a phase; None where there is no such phase."""
-        if name not in self.phase_names(found):
-            return None
-        return self._read(found, name, self._folders(found))
+        """The files of a phase; None if there is no such phase."""
+        return self._read(found, name, self._folders(found)) if name in self.phase_names(found) else None
 
     def phases(self, found: Set) -> list[PhaseFiles]:
         """Every phase of the recipe."""
         folders = self._folders(found)
         return [self._read(found, name, folders) for name in self.phase_names(found)]
 
-    def _set(self, name: str, scale: str, *, in_home: bool) -> Set:
-        return Set(name, scale, self.recipe(name, scale), self._targets.get(name, name), in_home)
-
-    def _load(self, name: str, scale: Scale | str) -> Recipe | None:
-        if name not in self._targets:
-            return None
-        try:
-            return at_scale(load_written(self._targets[name]), scale, name)  # pyright: ignore[reportArgumentType]  # one of SCALES
-        except PhasewiseError:
-            return None  # it has no such scale
+    def _set(self, name: str, scale: str, here: set[tuple[str, str]]) -> Set:
+        return Set(name, scale, self.recipe(name, scale), self._targets.get(name, name), (name, scale) in here)
 
     def _in_home(self) -> set[tuple[str, str]]:
         names = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind)}
         parts = (name.rpartition("-") for name in names)
         return {(recipe, scale) for recipe, _, scale in parts if scale in SCALES and NAME.fullmatch(recipe)}
 
-    def _is_a_phase(self, found: Set, name: str) -> bool:
-        verdicts = self.home.work / "verdicts" / found.run_name / name
-        is_begun = RunFolder(self.home.run(found.run_name, name)).run_file.exists()
-        return is_begun or any((verdicts / f"{gate}.json").exists() for gate in GATES)
-
-    def _start_of(self, found: Set, name: str) -> int:
-        return int(known(self.files.json(RunFolder(self.home.run(found.run_name, name)).run_file)).get("start_step", 0))
-
-    def _folders(self, found: Set) -> tuple[str, ...]:
-        """The names of its runs' folders, those that were set aside among them."""
-        return tuple(sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name)))
+    def _folders(self, found: Set) -> list[str]:
+        return sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name))
 
     def _read(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
-        address = PhaseAddress(found.name, found.scale, name)
-        folder = self.home.run(found.run_name, name)
-        paths: dict[Gate, Path] = {gate: self.home.verdict(found.run_name, name, gate) for gate in GATES}
-        verdicts: dict[Gate, Verdict | Damaged] = {
-            gate: verdict for gate, path in paths.items() if (verdict := self.files.verdict(path)) is not None
-        }
-        decisions: dict[Gate, Any] = {gate: self.files.json(path.with_name(f"{gate}.decision.json")) for gate, path in paths.items()}
-        rulings, unread = _rulings(verdicts, decisions)
-        question = self.files.verdict(RunFolder(folder).question)
-        asked, unread_answer = _rulings(
-            {QUESTION: question} if question else {}, {QUESTION: self.files.json(decision_path(RunFolder(folder).question))}
-        )
-        read = {part: self.files.json(folder / part) for part in (RUN_NAME, RESULT_NAME, EVALUATION_NAME, PASSED_OVER_NAME)}
-        aside = tuple(one for one in folders if one.startswith(f"{name}{SUPERSEDED}"))
+        folder = RunFolder(self.home.run(found.run_name, name))
+        paths: dict[str, Path] = {gate: self.home.verdict(found.run_name, name, gate) for gate in GATES}
+        verdicts: dict[str, Verdict | Damaged] = {}
+        rulings: dict[str, Ruling] = {}
+        read: list[object] = []
+        for gate, path in {**paths, QUESTION: folder.question}.items():
+            verdict, decisions = self.files.verdict(path), self.files.json(decision_path(path))
+            read.append(decisions)
+            if verdict is not None:
+                verdicts[gate] = verdict
+            if isinstance(verdict, Verdict):  # a decision that does not read lets nothing pass
+                decided = None
+                try:
+                    decided = Decisions.model_validate(decisions) if isinstance(decisions, dict) else None
+                except ValidationError as error:
+                    read.append(Damaged(f"{gate}.decision.json does not read as a decision: {error.errors()[0]['msg']}"))
+                rulings[gate] = ruling_of(verdict.model_dump(mode="json"), decided)
+        names = (RUN_NAME, RESULT_NAME, EVALUATION_NAME, PASSED_OVER_NAME)
+        run, result, evaluation, passed_over = parts = [self.files.json(folder.path / part) for part in names]
+        times: list[float] = []
+        for path in (folder.metrics, folder.heartbeat):
+            try:
+                times.append(path.stat().st_mtime)
+            except OSError:
+                continue
         phases = {phase.name: phase for phase in found.recipe.phases} if found.recipe else {}
         return PhaseFiles(
-            address=address,
+            address=PhaseAddress(found.name, found.scale, name),
             phase=phases.get(name),
             home=self.home,
-            run=known(read[RUN_NAME]),
-            result=known(read[RESULT_NAME]),
-            evaluation=known(read[EVALUATION_NAME]),
-            verdicts=verdicts,
-            rulings=rulings,
-            events=self.files.lines(RunFolder(folder).events),
-            question=question,
-            asked=asked.get(QUESTION),
-            passed_over=known(read[PASSED_OVER_NAME]),
-            superseded=aside,
-            damaged=(*(str(one) for one in (*read.values(), *decisions.values()) if isinstance(one, Damaged)), *unread, *unread_answer),
-            last_sign=_last_sign([RunFolder(folder).metrics, RunFolder(folder).heartbeat]),
+            run=known(run),
+            result=known(result),
+            evaluation=known(evaluation),
+            verdicts={gate: verdicts[gate] for gate in GATES if gate in verdicts},
+            rulings={gate: rulings[gate] for gate in GATES if gate in rulings},
+            events=self.files.lines(folder.events),
+            question=verdicts.get(QUESTION),
+            asked=rulings.get(QUESTION),
+            passed_over=known(passed_over),
+            superseded=tuple(one for one in folders if one.startswith(f"{name}{SUPERSEDED}")),
+            damaged=tuple(str(one) for one in (*parts, *read) if isinstance(one, Damaged)),
+            last_sign=max(times, default=None),
         )
-
-
-def _rulings(verdicts: Mapping[Named, Verdict | Damaged], decisions: Mapping[Named, Any]) -> tuple[dict[Named, Ruling], list[str]]:
-    """By gate, as the trainer rules; and why a decision does not read. Nothing goes on by one that does not."""
-    rulings: dict[Named, Ruling] = {}
-    unread: list[str] = []
-    for gate, verdict in verdicts.items():
-        if isinstance(verdict, Damaged):
-            continue
-        decided = None
-        if isinstance(found := decisions[gate], dict):
-            try:
-                decided = Decisions.model_validate(found)
-            except ValidationError as error:
-                unread.append(f"{gate}.decision.json does not read as a decision: {error.errors()[0]['msg']}")
-        rulings[gate] = ruling_of(verdict.model_dump(mode="json"), decided)
-    return rulings, unread
-
-
-def _parent_in(run: Mapping[str, Any]) -> str | None:
-    """The phase in whose run the checkpoint lies that a run starts from."""
-    start = run.get("start")
-    parts = Path(str(start.get("checkpoint", ""))).parts if isinstance(start, dict) else ()
-    return parts[-3] if len(parts) > 3 else None
 
 
 def _entries(folder: Path) -> Sequence[Path]:
@@ -278,13 +321,3 @@ def _entries(folder: Path) -> Sequence[Path]:
         return list(folder.iterdir())
     except OSError:
         return []
-
-
-def _last_sign(paths: Iterable[Path]) -> float | None:
-    times: list[float] = []
-    for path in paths:
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=None)

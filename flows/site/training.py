@@ -1,19 +1,21 @@
-"""How a phase trains: its numbers, its curves and its events, as the files say now."""
+"""The training of a phase: its numbers, its curves and its events, by its files."""
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from phasewise.tasks.report.charts import Figure, Line, curve, thinned
-from phasewise.flows.site.metrics import Curves, points_of, recent
+from phasewise.flows.site.metrics import Curves
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import Site
+from phasewise.tasks.report.charts import Figure, Line, curve, thinned
+from phasewise.tasks.report.sections import Tile
 from phasewise.tasks.training.time_breakdown import read_time_breakdown
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import MISSING, about, count, decimal, plural, rate
 from phasewise.trainer.config import Steps
 from phasewise.trainer.passed_over import RollBack, roll_backs_in
@@ -27,21 +29,11 @@ SHOWN = (
     ("tokens_per_second", "Speed", "tokens/s"),
     ("max_violation", "Busiest expert above the mean", "share"),
 )
-KINDS_TO_LOOK_AT = {"stalled", "spike", "diverged", "rolled_back", "preempted"}
+WORRYING = {"stalled", "spike", "diverged", "rolled_back", "preempted"}
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A number with its name."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened while the phase trained, or to its folder."""
+class Event(NamedTuple):
+    """An event of the training, or of its folder."""
 
     when: str
     kind: str
@@ -51,16 +43,16 @@ class Event:
     @property
     def is_worrying(self) -> bool:
         """Whether somebody should look at it."""
-        return self.kind.replace(" ", "_") in KINDS_TO_LOOK_AT
+        return self.kind.replace(" ", "_") in WORRYING
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is shown of a phase's training.
+    """The numbers and curves of a training.
 
     Attributes:
-        share: of its steps that are done, in percent; None where that is not known.
-        notes: what a reader must know of the curves.
+        share: percent of its steps that are done; None if that is not known.
+        notes: warnings about the curves.
     """
 
     tiles: tuple[Tile, ...]
@@ -68,31 +60,44 @@ class Training:
     notes: tuple[str, ...]
     share: float | None
     is_alive: bool
-    step: int | None
+    step: int
     loss: float | None
 
 
 def training_of(site: Site, files: PhaseFiles) -> Training | None:
-    """None where the phase has not trained a step."""
-    curves = site.metrics.read(files.metrics, seconds=site.reads_within)
+    """None if the phase has not trained a step."""
+    curves = _curves(site, files)
     if curves is None or not len(curves.steps):
         return None
     now = time.time()
-    is_alive = files.is_alive(now)
-    step = int(curves.last.get("step", curves.steps[-1]))
+    is_alive, step = files.is_alive(now), int(curves.last.get("step", curves.steps[-1]))
+    figures: list[Figure | None] = []
+    for column, title, unit in SHOWN:
+        lines = [Line("training" if column == "loss" else title.lower(), thinned(curves.steps, curves.columns[column]))]
+        if column == "loss" and (measured := curves.points("eval_loss")):
+            lines.append(Line("held-out", [measured[:: max(1, len(measured) // 120)]], 1, is_dots=True))
+        figures.append(curve(title, lines, unit=unit) if lines[0].points else None)
+    start, stop = files.start_step, files.stop_step
+    share = None
+    if start is not None and stop and stop > start:
+        share = round(max(0.0, min(100.0, 100 * (step - start) / (stop - start))), 1)
     return Training(
         tiles=tuple(_tiles(files, curves, step, is_alive=is_alive, now=now)),
-        figures=tuple(figure for figure in (_figure(curves, *shown) for shown in SHOWN) if figure),
+        figures=tuple(figure for figure in figures if figure),
         notes=tuple(_notes(curves)),
-        share=_share(files, step),
+        share=share,
         is_alive=is_alive,
         step=step,
         loss=curves.last.get("loss"),
     )
 
 
+def _curves(site: Site, files: PhaseFiles) -> Curves | None:
+    return site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within)
+
+
 def roll_backs_of(files: PhaseFiles) -> list[RollBack]:
-    """The windows of data that were passed over; a list that does not read is among what is damaged."""
+    """The windows of data that were passed over; none if the list does not read, which is among the damaged files."""
     if not files.passed_over:
         return []
     try:
@@ -102,115 +107,82 @@ def roll_backs_of(files: PhaseFiles) -> list[RollBack]:
 
 
 def events_of(files: PhaseFiles) -> list[Event]:
-    """What its run wrote down, the last first, and the folders that were set aside."""
-    written = [
-        Event(
-            str(one.get("time", MISSING)), str(one.get("kind", "event")).replace("_", " "), _step(one.get("step")), str(one.get("text", ""))
-        )
-        for one in files.events
-    ]
-    written.sort(key=lambda event: event.when, reverse=True)
-    aside = [
-        Event(_changed(files, name), "superseded", MISSING, f"what was trained before had other data or settings; it is kept in {name}")
-        for name in files.superseded
-    ]
-    return written + aside
+    """The events of its run, the last first, and the folders that were archived."""
+    events: list[Event] = []
+    for one in files.events:
+        step = one.get("step")
+        words = f"{step:,}" if isinstance(step, int) and not isinstance(step, bool) else MISSING
+        kind = str(one.get("kind", "event")).replace("_", " ")
+        events.append(Event(str(one.get("time", MISSING)), kind, words, str(one.get("text", ""))))
+    events.sort(key=lambda event: event.when, reverse=True)
+    for name in files.superseded:
+        try:
+            changed = datetime.fromtimestamp(files.folder.with_name(name).stat().st_mtime, UTC).isoformat(timespec="seconds")
+        except OSError:
+            changed = MISSING
+        text = f"what was trained before had other data or settings; it is kept in {name}"
+        events.append(Event(changed, "superseded", MISSING, text))
+    return events
 
 
 def pair_of_curves(site: Site, left: PhaseFiles, right: PhaseFiles) -> list[Figure]:
     """The curves of two phases over each other, from the first step of each."""
-    read = [site.metrics.read(one.metrics, seconds=site.reads_within) for one in (left, right)]
-    names = _two_names(left, right)
+    is_same_recipe = left.address[:2] == right.address[:2]
+    read = [(files, curves) for files in (left, right) if (curves := _curves(site, files)) is not None]
     figures: list[Figure | None] = []
     for column, title, unit in SHOWN:
         lines: list[Line] = []
-        for place, (curves, files) in enumerate(zip(read, (left, right), strict=True)):
-            if curves is not None and curves.has(column):
-                lines.append(Line(names[place], thinned(curves.steps - (files.start_step or 0), curves.column(column)), place))
-        note = " ".join(note for curves in read if curves is not None for note in _notes(curves)) if column == "loss" else ""
-        figures.append(curve(title, lines, unit=unit, note=note))
+        for files, curves in read:
+            name = files.address.phase if is_same_recipe else str(files.address)
+            points = thinned(curves.steps - (files.start_step or 0), curves.columns[column])
+            lines.append(Line(name, points, int(files is right)))
+        notes = [note for _, curves in read for note in _notes(curves)] if column == "loss" else []
+        figures.append(curve(title, lines, unit=unit, note=" ".join(notes)))
     return [figure for figure in figures if figure]
 
 
-def _two_names(left: PhaseFiles, right: PhaseFiles) -> tuple[str, str]:
-    same = left.address[:2] == right.address[:2]
-    return (left.address.phase, right.address.phase) if same else (str(left.address), str(right.address))
+def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now: float) -> list[Tile]:
+    def value(name: str) -> str:
+        if name not in curves.last:
+            return MISSING
+        found = curves.last[name]
+        return "not finite" if found is None or not math.isfinite(found) else f"{found:.4g}"
 
-
-def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now: float) -> Sequence[Tile]:
-    stop = files.stop_step
-    seconds = recent(curves, "step_seconds")
-    left = about((stop - step) * seconds) if stop and seconds and is_alive and stop > step else MISSING
-    last = curves.last
-    measured = points_of(curves, "eval_loss")
-    tiles = [
-        Tile("step", f"{step:,}", f"of {stop:,}" if stop else ""),
-        Tile("loss", _value(last, "loss"), "nats a token"),
-        Tile(
-            "held-out loss",
-            decimal(measured[-1][1], places=4) if measured else MISSING,
-            f"at step {measured[-1][0]:,.0f}" if measured else "",
-        ),
-        Tile("learning rate", rate(last.get("learning_rate")) if "learning_rate" in last else MISSING),
-        Tile("gradient norm", _value(last, "grad_norm"), "before clipping"),
-        Tile("weights' norm", _value(last, "param_norm")),
-        Tile("speed", _speed(recent(curves, "tokens_per_second")), "tokens/s, median of 50"),
+    stop, seconds, speed = files.stop_step, curves.recent("step_seconds"), curves.recent("tokens_per_second")
+    tiles = [Tile("step", f"{step:,}", f"of {stop:,}" if stop else "")]
+    if curves.is_whole:
+        tiles.append(Tile("tokens", count(int(np.nansum(curves.columns["tokens"]))), "of this phase"))
+    tiles.append(Tile("loss", value("loss"), "nats a token"))
+    if measured := curves.points("eval_loss"):
+        tiles.append(Tile("held-out loss", decimal(measured[-1][1], places=4), f"at step {measured[-1][0]:,.0f}"))
+    else:
+        tiles.append(Tile("held-out loss", MISSING))
+    tiles += [
+        Tile("learning rate", rate(curves.last.get("learning_rate")) if "learning_rate" in curves.last else MISSING),
+        Tile("gradient norm", value("grad_norm"), "before clipping"),
+        Tile("weights' norm", value("param_norm")),
+        Tile("speed", MISSING if speed is None else count(round(speed)), "tokens/s, median of 50"),
     ]
-    if left != MISSING:
-        tiles.append(Tile("time left", left, "at the pace of the last 50 steps"))
+    if stop and seconds and is_alive and stop > step:
+        tiles.append(Tile("time left", about((stop - step) * seconds), "at the pace of the last 50 steps"))
     if not files.result:
         tiles.append(Tile("last sign of life", _ago(files.last_sign, now), "" if is_alive else "not at work"))
-    if files.result and (spent := read_time_breakdown(files.folder)):
+    elif spent := read_time_breakdown(files.folder):
         tiles.append(Tile("time", about(spent.wall_seconds)))
-    if curves.is_whole:
-        tiles.insert(1, Tile("tokens", count(int(_sum(curves, "tokens"))), "of this phase"))
     return tiles
 
 
 def _notes(curves: Curves) -> list[str]:
     notes: list[str] = []
     if not curves.is_whole:
-        notes.append(
-            f"Drawn from {len(curves.steps):,} rows of a longer file, and a spike between two of them is missed; the rest is being read."
-        )
+        rows = f"{len(curves.steps):,} rows of a longer file"
+        notes.append(f"Drawn from {rows}, and a spike between two of them is missed; the rest is being read.")
     if curves.not_finite:
         notes.append(f"{plural(curves.not_finite, 'update')} had a loss or a norm that is no finite number: the curve has a gap there.")
     if curves.unreadable:
-        notes.append(
-            f"{plural(curves.unreadable, 'line')} of metrics.jsonl did not read and {'is' if curves.unreadable == 1 else 'are'} left out."
-        )
+        verb = "is" if curves.unreadable == 1 else "are"
+        notes.append(f"{plural(curves.unreadable, 'line')} of metrics.jsonl did not read and {verb} left out.")
     return notes
-
-
-def _figure(curves: Curves, column: str, title: str, unit: str) -> Figure | None:
-    if not curves.has(column):
-        return None
-    lines = [Line("training" if column == "loss" else title.lower(), thinned(curves.steps, curves.column(column)))]
-    if column == "loss" and (measured := points_of(curves, "eval_loss")):
-        lines.append(Line("held-out", [measured[:: max(1, len(measured) // 120)]], 1, is_dots=True))
-    return curve(title, lines, unit=unit)
-
-
-def _share(files: PhaseFiles, step: int) -> float | None:
-    start, stop = files.start_step, files.stop_step
-    if start is None or not stop or stop <= start:
-        return None
-    return round(max(0.0, min(100.0, 100 * (step - start) / (stop - start))), 1)
-
-
-def _value(row: dict[str, float | None], name: str) -> str:
-    if name not in row:
-        return MISSING
-    value = row[name]
-    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4g}"
-
-
-def _speed(value: float | None) -> str:
-    return MISSING if value is None else count(round(value))
-
-
-def _sum(curves: Curves, name: str) -> float:
-    return float(np.nansum(curves.column(name)))
 
 
 def _ago(then: float | None, now: float) -> str:
@@ -220,15 +192,3 @@ def _ago(then: float | None, now: float) -> str:
     if seconds < 3:
         return "now"
     return f"{about(seconds)} ago" if seconds < 48 * 3600 else f"{datetime.fromtimestamp(then, UTC):%Y-%m-%d}"
-
-
-def _step(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else MISSING
-
-
-def _changed(files: PhaseFiles, name: str) -> str:
-    try:
-        changed = files.folder.with_name(name).stat().st_mtime
-    except OSError:
-        return MISSING
-    return datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds")

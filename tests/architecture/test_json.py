@@ -24,7 +24,7 @@ OTHERS: dict[str, str] = {
     "tasks/store/content.py": STORE,
     "tasks/data/plan.py": HOME,
     "tasks/data/stand_ins.py": HOME,
-    "flows/site/files.py": HOME,
+    "flows/site/shelf.py": HOME,
     "flows/site/metrics.py": HOME,
     "tasks/training/execution.py": MADE_HERE,
     "tasks/evaluation/apart.py": MADE_HERE,

@@ -105,7 +105,7 @@ def test_where_a_page_fails_the_site_of_before_stays_whole(own_home: Home, tmp_p
     folder = tmp_path / "out"
     write_site(site_of(own_home), folder)
     before = pages_of(folder)
-    monkeypatch.setattr(export, "_compared", lambda *_: 1 / 0)
+    monkeypatch.setattr(export.pages, "compare_page", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_site(site_of(own_home), folder)
     assert pages_of(folder) == before

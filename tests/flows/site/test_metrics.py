@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasewise.flows.site.metrics import Curves, Metrics, points_of, recent, thinned
+from phasewise.flows.site.metrics import Curves, Metrics
+from phasewise.tasks.report.charts import thinned
 from tests.flows.site.homes import row, write_rows
 
 
@@ -35,7 +36,7 @@ def test_only_what_came_since_is_read(file: Path, monkeypatch: pytest.MonkeyPatc
     found = read(metrics, file)
     assert len(parsed) == 1
     assert found.steps.tolist() == list(range(1, 102))
-    assert found.column("loss")[-1] == found.last["loss"] == 9.5
+    assert found.columns["loss"][-1] == found.last["loss"] == 9.5
 
 
 def test_a_row_that_is_being_written_waits_until_it_is_whole(file: Path) -> None:
@@ -59,15 +60,15 @@ def test_a_file_that_was_cut_and_written_again_is_read_again(file: Path) -> None
     os.replace(again, file)
     found = read(metrics, file)
     assert found.steps.tolist() == list(range(1, 121))
-    assert found.column("loss")[60] == 1.0
+    assert found.columns["loss"][60] == 1.0
 
 
 def test_what_is_not_finite_is_counted_and_leaves_a_gap(file: Path) -> None:
     write_rows(file, [row(1), row(2, loss=None), row(3), row(4)])
     found = read(Metrics(), file)
     assert found.not_finite == 1
-    assert math.isnan(found.column("loss")[1])
-    assert [[x for x, _ in line] for line in thinned(found.steps, found.column("loss"))] == [[1], [3, 4]]
+    assert math.isnan(found.columns["loss"][1])
+    assert [[x for x, _ in line] for line in thinned(found.steps, found.columns["loss"])] == [[1], [3, 4]]
 
 
 def test_a_line_that_is_no_row_is_counted(file: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_spike_of_one_step_survives_thinning() -> None:
 
 
 def test_a_file_that_takes_too_long_is_drawn_from_rows_all_over_it_and_read_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phasewise.flows.site.metrics.PIECE_BYTES", 1000)
+    monkeypatch.setattr("phasewise.flows.site.metrics.READ_BYTES", 1000)
     write_rows(file, [row(step) for step in range(1, 5001)])
     metrics = Metrics()
     first = metrics.read(file, seconds=0)
@@ -114,7 +115,7 @@ def test_a_file_that_takes_too_long_is_drawn_from_rows_all_over_it_and_read_on(f
 def test_points_and_medians_are_of_rows_that_have_a_number(file: Path) -> None:
     write_rows(file, [row(step, **({"eval_loss": 3.0} if step % 2 else {})) for step in range(1, 5)])
     found = read(Metrics(), file)
-    assert points_of(found, "eval_loss") == [(1.0, 3.0), (3.0, 3.0)]
-    assert recent(found, "eval_loss") == 3.0
-    assert recent(found, "max_violation") is None
-    assert not found.has("max_violation")
+    assert found.points("eval_loss") == [(1.0, 3.0), (3.0, 3.0)]
+    assert found.recent("eval_loss") == 3.0
+    assert found.recent("max_violation") is None
+    assert not np.isfinite(found.columns["max_violation"]).any()

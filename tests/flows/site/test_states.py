@@ -8,10 +8,9 @@ import pytest
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.record import Finding, PhaseRecord
 from phasewise.flows.site.address import Links
-from phasewise.flows.site.checked import check
 from phasewise.flows.site.pages import phase_page
 from phasewise.flows.site.shelf import PhaseFiles
-from phasewise.flows.site.states import in_words, state_of
+from phasewise.flows.site.site import check, in_words, state_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.asking import CHECK, TABLE
