@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from phasewise.flows.fixed import TAG
+from phasewise.flows.prefect.deployment_params import TAG
+from phasewise.flows.prefect.server import CONTROL, DATA, LOCAL
 from phasewise.flows.recipes import default_scale, load_written
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.server import CONTROL, DATA, LOCAL
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.base.frozen import Frozen
 

@@ -12,8 +12,8 @@ import threading
 import time
 from contextlib import suppress
 
-from phasewise.flows.access import hide_from_children
-from phasewise.flows.presence import stay_present
+from phasewise.flows.prefect.access import hide_from_children
+from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.tasks.holder import AlreadyHeld
 from phasewise.tasks.home import Home
 from phasewise.trainer.process.child_process import collect_rarely, wait_for_end_of_input

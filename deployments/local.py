@@ -25,13 +25,12 @@ from phasewise.deployments.register import register
 from phasewise.deployments.site_process import Bound, OwnSite, own_site
 from phasewise.deployments.watch import watch
 from phasewise.deployments.worker import work
-from phasewise.flows.access import AUTH_NAME, hide_from_children, keep_links
-from phasewise.flows.leftovers import close_leftovers
-from phasewise.flows.missed import close_missed
-from phasewise.flows.own_address import opened
+from phasewise.flows.prefect.access import AUTH_NAME, hide_from_children, keep_links, opened
+from phasewise.flows.prefect.missed_schedules import close_missed
+from phasewise.flows.prefect.server import SERVED, OwnServer, own_server, quiet_environment
+from phasewise.flows.prefect.stale_runs import close_leftovers
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.recipes.python_file import allow_code
-from phasewise.flows.server import SERVED, OwnServer, own_server, quiet_environment
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.secrets import without_secrets

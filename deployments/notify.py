@@ -23,7 +23,7 @@ async def register_notification(client: Any, block: str | None) -> str | None:
     Raises:
         ConfigError: the block is not named as TYPE/NAME, or there is none.
     """
-    from phasewise.flows.mail import Mail  # it imports prefect
+    from phasewise.flows.prefect.email_block import Mail  # it imports prefect
 
     await Mail.aregister_type_and_schema(client=client)
     wanted = block or await _variable(client)

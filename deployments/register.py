@@ -7,8 +7,8 @@ from typing import Any
 
 from phasewise.deployments.declared import MAX_TRAININGS, MODULES, TRAINING_QUEUE, Deployment, Pool, Schedule
 from phasewise.deployments.forms import form_of
-from phasewise.flows.fixed import is_ours
-from phasewise.flows.server import LOCAL
+from phasewise.flows.prefect.deployment_params import is_ours
+from phasewise.flows.prefect.server import LOCAL
 from phasewise.trainer.process.child_process import python_command
 
 PAGE = 200

@@ -21,7 +21,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 
 from phasewise.deployments.site_process import TOKEN_VARIABLE
-from phasewise.flows.own_address import LOOPBACK, OwnAddress
+from phasewise.flows.prefect.access import LOOPBACK, OwnAddress
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.site import pages
 from phasewise.flows.site.address import GATES, NAME, Gate, Links, PhaseAddress

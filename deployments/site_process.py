@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from phasewise.flows.access import page_token
-from phasewise.flows.own_address import LOOPBACK
-from phasewise.flows.server_process import server_process
+from phasewise.flows.prefect.access import LOOPBACK, page_token
+from phasewise.flows.prefect.server import server_process
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.process.child_process import ending_with_reason, python_command

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 
 import httpx
 
-from phasewise.flows.leftovers import Sweep
-from phasewise.flows.missed import close_missed
-from phasewise.flows.rerun import Rerun
-from phasewise.flows.server import SERVED, OwnServer
+from phasewise.flows.prefect.missed_schedules import close_missed
+from phasewise.flows.prefect.server import SERVED, OwnServer
+from phasewise.flows.prefect.stale_runs import Rerun, Sweep
 from phasewise.tasks.home import Home
 
 LOOK_SECONDS, SWEEP_SECONDS = 1.0, 5.0
@@ -27,7 +26,7 @@ async def watch(home: Home, server: OwnServer | None) -> None:
     Raises:
         PhasewiseError: the server has ended too often.
     """
-    from phasewise.flows.waiting import wake  # it imports what reads records
+    from phasewise.flows.prefect.dependency_wait import wake  # it imports what reads records
 
     sweep = Sweep(home, SERVED)
     rerun = Rerun(home, datetime.now(UTC), SERVED if server else ())

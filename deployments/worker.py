@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from phasewise.flows.server import SERVED
+from phasewise.flows.prefect.server import SERVED
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.process.signals import stop_seconds
 

@@ -4,7 +4,7 @@ import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 
 API = (
     "phasewise.flows.recipes.words",

@@ -1,14 +1,12 @@
 """A phase's last checkpoint → benchmarks and bits per byte → verdict of the gate."""
 
-from phasewise.flows.declared import check_benchmarks
-from phasewise.flows.door import door, this_run
+from phasewise.flows.checks import check_benchmarks
+from phasewise.flows.prefect.flow_decorator import door, this_run
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
-from phasewise.flows.record import parent_evaluation
 from phasewise.flows.resolved import Resolved, resolve_phase
-from phasewise.flows.rulings import approving_command, raise_unless_let_pass
-from phasewise.flows.trained import trained_run
+from phasewise.flows.status.phase_status import approving_command, parent_evaluation, raise_unless_let_pass, trained_run
 from phasewise.tasks.evaluation.task import evaluate
 from phasewise.tasks.validation.task import model_gate
 from phasewise.trainer.base.errors import TrainingError

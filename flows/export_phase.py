@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from phasewise.flows.door import door
+from phasewise.flows.prefect.flow_decorator import door
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve_phase
-from phasewise.flows.trained import trained_run
+from phasewise.flows.status.phase_status import trained_run
 from phasewise.tasks.progress import say
 
 Weights = Literal["last", "ema", "average"]
@@ -43,7 +43,7 @@ def export_phase(
         generation_prompt: Of a chat template that opens no answer when asked for one: `add` what does, or `none`, leave it.
         settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
-    from phasewise.flows.commands.export import export_target
+    from phasewise.flows.cli.publish import export_target
     from phasewise.tasks.report.placing import export_name, is_placed, place
 
     resolved, chosen = resolve_phase(recipe, phase, scale, home, reads_only=True)

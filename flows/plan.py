@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from phasewise.flows.needs import budgets_of
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.feasibility import check_components
 from phasewise.flows.recipes.phase import FromScratch, GraftFrom, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, scale_in_words
+from phasewise.flows.token_budget import budgets_of
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.source import Source

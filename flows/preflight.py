@@ -2,7 +2,7 @@
 
 from prefect.artifacts import create_table_artifact
 
-from phasewise.flows.door import door
+from phasewise.flows.prefect.flow_decorator import door
 from phasewise.flows.recipes import split_target
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale

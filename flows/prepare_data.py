@@ -1,6 +1,6 @@
 """Sources → documents → tokenizer → token caches → benchmarks."""
 
-from phasewise.flows.door import door
+from phasewise.flows.prefect.flow_decorator import door
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve

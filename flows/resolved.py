@@ -8,26 +8,142 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from phasewise.flows.checks import check_slices, check_sources
-from phasewise.flows.declared import check_declared
+from pydantic import ValidationError
+
+from phasewise.flows.checks import check_declared, check_slices, check_sources
 from phasewise.flows.plan import build_run, data_plan, stand_ins_of, start_of
-from phasewise.flows.recipe_origin import RecipeOrigin, check_name_free, keep_origin, origin_of
-from phasewise.flows.recipes import at_scale, load_written, split_target
+from phasewise.flows.recipes import FILE, at_scale, load_written, split_target
 from phasewise.flows.recipes.assignments import assigned, settings_in_force
 from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
-from phasewise.flows.trials import with_trial
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import StandIn, missing_stand_ins
 from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig, StartFrom
+from phasewise.trainer.config.identity import BIND_THE_RESULT, MAY_CHANGE, field_of
 from phasewise.trainer.process.environment import check_usual
+
+
+class RecipeOrigin(Frozen):
+    """The file that a recipe was read from, on this machine, and what makes it another recipe: its phases, and where its own text is.
+
+    All else may be edited, also in a copy: what it changes is trained again, and `run` says so.
+    """
+
+    file: str
+    phases: tuple[str, ...]
+    urls: dict[str, str]
+
+
+def origin_of(name: str, written: Recipe, home: Home) -> RecipeOrigin | None:
+    """The origin of a recipe in a file; None of one of this project, and of the copies that `phasewise up` keeps in its home."""
+    file = FILE.fullmatch(name)
+    if file is None or not home.is_local:
+        return None
+    path = Path(file["path"]).resolve()
+    if path.is_relative_to(home.prefect):
+        return None
+    return RecipeOrigin(
+        file=str(path) + (file["of_file"] or ""),
+        phases=tuple(phase.name for phase in written.phases),
+        urls={name: source.url for name, source in sorted(written.sources.items())},
+    )
+
+
+def check_name_free(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> None:
+    """Refuse a recipe whose name another file of this home has. A file that is gone was moved.
+
+    Raises:
+        RecipeError: the home has runs from another file that is still there.
+    """
+    if origin is None:
+        return
+    try:
+        found = RecipeOrigin.model_validate(read_json(_place(recipe, home)))
+    except (OSError, ValueError, ValidationError):
+        return
+    is_same = (found.phases, found.urls) == (origin.phases, origin.urls)
+    if is_same or _stem(found) == _stem(origin) or not _path(found).exists():
+        return
+    raise RecipeError(
+        f"the name {recipe.name} is taken in the home {home.root}: its runs are of {found.file}, and {origin.file} is another recipe. Give "
+        "it another `name`, or its own --home."
+    )
+
+
+def keep_origin(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> None:
+    """Write which file the home's runs of a recipe come from."""
+    if origin is not None:
+        write_json(_place(recipe, home), origin.model_dump(mode="json"))
+
+
+def _place(recipe: Recipe, home: Home) -> Path:
+    return home.root / "recipes" / f"{recipe.run_name}.json"
+
+
+def _path(origin: RecipeOrigin) -> Path:
+    found = FILE.fullmatch(origin.file)
+    return Path(found["path"] if found else origin.file)
+
+
+def _stem(origin: RecipeOrigin) -> str:
+    """A recipe as code and as data, side by side, is one recipe; two recipes of one file are two."""
+    path = _path(origin)
+    return f"{path.with_suffix('')}{origin.file[len(str(path)) :] if path.suffix == '.py' else ''}"
+
+
+OF_DATA = {"tokenizer", "sources", "pins", "max_tokens", "length_bias"}
+"""Fields of a recipe that decide its caches."""
+
+
+def home_in_trial(home: Home, target: str, scale: Scale) -> Home:
+    """The home with the folders of the trial that the settings in force make of a recipe; itself without settings.
+
+    Raises:
+        ConfigError: as `flows.recipes.load_record`.
+    """
+    if not settings_in_force():
+        return home
+    name, _ = split_target(target)
+    recipe = at_scale(load_written(name), scale, name)
+    return with_trial(home, recipe, assigned(recipe))
+
+
+def with_trial(home: Home, recipe: Recipe, changed: Recipe) -> Home:
+    """The home in which each phase that settings change has a folder named by what it and its ancestors train as.
+
+    How a phase is executed, evaluated and judged makes no trial: it stays the same run.
+    """
+    keys = ((phase.name, _key(changed, phase)) for phase in changed.phases)
+    before = {phase.name: _key(recipe, phase) for phase in recipe.phases}
+    return replace(home, trials=tuple((name, f"{name}-trial-{key[:8]}") for name, key in keys if key != before[name]))
+
+
+def _key(recipe: Recipe, phase: Phase) -> str:
+    recipe = recipe.with_branch(phase.name)
+    lineage = [_trained_as(one) for one in (*recipe.ancestors(phase), phase)]
+    return digest_of_json([recipe.model_dump(mode="json", include=OF_DATA), recipe.components, lineage])
+
+
+def _trained_as(phase: Phase) -> dict[str, Any]:
+    """What of a phase binds its result, as it does in a run."""
+    free = {field_of(path) for path in MAY_CHANGE} - {*BIND_THE_RESULT, "start"}
+    settings = phase.model_dump(mode="json", include=RunConfig.model_fields.keys() - free)
+    settings["start"].pop("declares", None)
+    return {"name": phase.name, **settings}
+
 
 SOURCES = "the sources"
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Collection, Iterable
 
-from phasewise.flows.ancestors import phases_to_train
-from phasewise.flows.asking import asking_people, take_answers
-from phasewise.flows.door import door, say_waiting, this_run
+from phasewise.flows.prefect.approvals import asking_people, take_answers
+from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
 from phasewise.flows.prepare_data import prepare_data
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
-from phasewise.flows.replaced import check_replaced, check_retrain, find_replaced, say_replaced
 from phasewise.flows.resolved import Resolved, resolve
-from phasewise.flows.summary import write_recipe_report
+from phasewise.flows.status.retraining import check_replaced, check_retrain, find_replaced, phases_to_train, say_replaced
+from phasewise.flows.status.summary import write_recipe_report
 from phasewise.flows.train_phase import REFUSALS, train_phase
 from phasewise.tasks.evaluation.task import fit_baselines
 from phasewise.tasks.progress import say

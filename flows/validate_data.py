@@ -1,14 +1,13 @@
 """Evidence → verdict, for the data of one phase."""
 
-from phasewise.flows.decided_by import decided_by
-from phasewise.flows.door import door, this_run
-from phasewise.flows.hand_off import hand_off_facts
-from phasewise.flows.needs import check_enough, drawn_earlier
+from phasewise.flows.prefect.flow_decorator import door, this_run
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve_phase
-from phasewise.flows.rulings import approving_command, raise_unless_let_pass
+from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass
+from phasewise.flows.status.verdict_inputs import decided_by, hand_off_facts
+from phasewise.flows.token_budget import check_enough, drawn_earlier
 from phasewise.tasks.validation.task import data_gate
 from phasewise.validations.accepted import accepted_in
 from phasewise.validations.evidence.hand_off import hand_off_evidence

@@ -1,5 +1,5 @@
 """`python -m phasewise`: the command line."""
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 
 main()

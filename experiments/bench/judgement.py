@@ -47,7 +47,7 @@ def _judge(home: Path, other: Path, phase: str) -> Judged:
 
 
 def _prepared(home: Path) -> Path:
-    _output([sys.executable, "-m", "phasewise.flows.cli", "data", "prepare", RECIPE, "--home", home])
+    _output([sys.executable, "-m", "phasewise.flows.cli.main", "data", "prepare", RECIPE, "--home", home])
     return home
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from phasewise.flows import tracing
-from phasewise.flows.commands.trace import Question, trace
+from phasewise.flows.cli.trace import Question, trace
 from phasewise.flows.plan import data_plan
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.trace import trace_query
 from phasewise.tasks.data.caches import INDEX_ROWS, INDEX_SCHEMA, shard_name
 from phasewise.tasks.data.documents import DocumentsManifest
 from phasewise.tasks.data.parts import DIGEST, Part, write_model
@@ -146,7 +146,7 @@ def write_cache(component: ComponentPlan, split: str, shards: list[Shard], token
 
 def ask(recipe: Path, target: str, **question: Any) -> tuple[dict[str, Any], float, float]:
     clock, processor = time.monotonic(), time.process_time()
-    with patch.object(tracing, "check_begins"):  # documents never start in the gaps
+    with patch.object(trace_query, "check_begins"):  # documents never start in the gaps
         answer = trace(f"{recipe}{target}", "full", str(recipe.parent / "home"), Question(**question))
     return answer, time.monotonic() - clock, time.process_time() - processor
 

@@ -111,7 +111,7 @@ class Story:
 
     def phasewise(self, *arguments: object, expect: int) -> str:
         print(f"\n$ phasewise {' '.join(map(str, arguments))}", flush=True)
-        command = [sys.executable, "-m", "phasewise.flows.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "phasewise.flows.cli.main", *map(str, arguments)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=self._environment)
         print(
             done.stdout if "--json" not in arguments else f"({len(done.stdout)} bytes of JSON)", f"exit code {done.returncode}", flush=True

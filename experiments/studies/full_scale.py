@@ -30,7 +30,7 @@ RECIPE, SCALE = "marin-8b", "370m"
 DOCUMENTS, WORDS = 48, 100
 STARS = ("0", "1")
 """What stands for the stars of a glob: two files of each."""
-COMMAND = "import tests.stores.mirror; from phasewise.flows.cli import main; main()"
+COMMAND = "import tests.stores.mirror; from phasewise.flows.cli.main import main; main()"
 Repositories = dict[str, dict[str, dict[str, bytes]]]
 
 

@@ -46,7 +46,11 @@ SETTINGS = [f"--set={phase}.checkpoints.every_steps={EVERY_STEPS}" for phase in 
 LOOK_SECONDS, FAMILY_SECONDS, MAX_SECONDS = 0.005, 0.5, 1800.0
 ENDS_SECONDS = 60.0
 """So long may what a killed command started take to end."""
-SIGNS = {"trainer": ("-m", "phasewise.trainer"), "server": ("-m", "phasewise.flows.server"), "Dask worker": ("--multiprocessing-fork",)}
+SIGNS = {
+    "trainer": ("-m", "phasewise.trainer"),
+    "server": ("-m", "phasewise.flows.prefect.server"),
+    "Dask worker": ("--multiprocessing-fork",),
+}
 SIGNS["evaluation"] = SIGNS["Dask worker"]
 """What is in the command line of a party's processes. The command is the process that was started, `everything` it and all below it."""
 ENDINGS = {"command": {-signal.SIGKILL}, "everything": {-signal.SIGKILL}}
@@ -146,7 +150,7 @@ class Rig(NamedTuple):
 
     def start(self, *words: object, log: Path) -> subprocess.Popen[bytes]:
         with open(f"{log}.out", "wb") as out, open(f"{log}.err", "wb") as err:
-            command = [sys.executable, "-P", "-m", "phasewise.flows.cli", *map(str, words)]
+            command = [sys.executable, "-P", "-m", "phasewise.flows.cli.main", *map(str, words)]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self.folder, env=self.environment)
 
     def run(self, home: Path, log: Path) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ import psutil
 
 from experiments.survival.runs import complete, wait_until
 from experiments.survival.two_processes import run_below, step_below, without_clock, write_recipe
-from phasewise.flows.server import own_server
+from phasewise.flows.prefect.server import own_server
 from phasewise.tasks.home import Home
 from phasewise.tasks.store.publisher import Kept
 from phasewise.trainer.base.code_digest import HOUSE
@@ -57,7 +57,7 @@ def main(root: Path) -> None:
         }
 
         def start(name: str, home: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-m", "phasewise.flows.cli", "run", str(recipe), "--home", home, "--json"]
+            command = [sys.executable, "-m", "phasewise.flows.cli.main", "run", str(recipe), "--home", home, "--json"]
             errors = open(root / f"{name}.log", "w")  # noqa: SIM115  # the process has it
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
 

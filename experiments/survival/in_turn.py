@@ -89,7 +89,7 @@ def call(words: list[str]) -> int:
             recipe, phase, home = words[1:]
             train_phase(recipe, phase, home=home)
         else:
-            from phasewise.flows.cli import main as phasewise
+            from phasewise.flows.cli.main import main as phasewise
 
             phasewise(words, prog_name="phasewise")
     except SystemExit as ended:

@@ -29,7 +29,7 @@ from experiments.survival.hosts_on_a_store import (
 )
 from experiments.survival.runs import complete, kill_when
 from experiments.survival.two_processes import run_below, step_below
-from phasewise.flows.server import own_server
+from phasewise.flows.prefect.server import own_server
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.run_folder import RunFolder
 from tests.ports import free_port
@@ -106,7 +106,7 @@ def check_logs(run: Path) -> None:
 
 
 def phasewise_on_cpus() -> None:
-    from phasewise.flows.cli import main as phasewise
+    from phasewise.flows.cli.main import main as phasewise
     from phasewise.tasks.training import jobset_manifest
 
     jobset_manifest._accelerator = lambda slices: "cpu"  # pyright: ignore[reportPrivateUsage]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.survival.runs import complete, kill_when, tiny_recipe
-from phasewise.flows.server import own_server
+from phasewise.flows.prefect.server import own_server
 from phasewise.tasks.home import Home
 from phasewise.tasks.store.publisher import Kept
 from phasewise.trainer.base.storage import as_path
@@ -46,7 +46,7 @@ def main(root: Path) -> None:
         }
 
         def start(machine: str, command: str, home: str) -> subprocess.Popen[str]:
-            words = [sys.executable, "-m", "phasewise.flows.cli", command, str(recipe), "--home", home, "--json"]
+            words = [sys.executable, "-m", "phasewise.flows.cli.main", command, str(recipe), "--home", home, "--json"]
             own = {**environment, "PHASEWISE_SCRATCH": str(root / machine)}
             return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from experiments.survival.runs import complete, kill_when, wait_until
-from phasewise.flows.server import own_server
+from phasewise.flows.prefect.server import own_server
 from phasewise.tasks.home import Home
 from phasewise.tasks.store.publisher import Kept
 from phasewise.tasks.training.execution import execution_summary
@@ -81,7 +81,7 @@ def main(root: Path) -> None:
         }
 
         def start(machine: str, *words: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-m", "phasewise.flows.cli", *words, "--json"]
+            command = [sys.executable, "-m", "phasewise.flows.cli.main", *words, "--json"]
             own = {**environment, "PHASEWISE_SCRATCH": str(root / machine)}
             errors = open(root / f"{machine}.log", "w")  # noqa: SIM115  # the process has it
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=own)

@@ -11,7 +11,7 @@ from phasewise.flows.recipes.hand_off import both_in_words
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.waivers import accepted_among
-from phasewise.flows.trials import home_in_trial
+from phasewise.flows.resolved import home_in_trial
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, VerdictError

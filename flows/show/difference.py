@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from phasewise.flows.cli.terminal import print_table
 from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show.describe import describe_phase
-from phasewise.flows.tables import print_table
 from phasewise.trainer.base.wording import in_words, number
 
 NOT_COMPARED = ("name", "discrepancies", "notes", "changes")

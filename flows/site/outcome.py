@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from phasewise.flows.measured import measured_of
-from phasewise.flows.record import PhaseRecord
 from phasewise.flows.show.difference import ABSENT, aligned, fields_of
 from phasewise.flows.show.pages import groups_of
 from phasewise.flows.show.words import rate_ends, rows_in_words
 from phasewise.flows.site.shelf import PhaseFiles, Shelf, known
+from phasewise.flows.status.phase_status import PhaseRecord
+from phasewise.flows.status.summary import measured_of
 from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.tasks.report.sections import MeasuredRow, row_of
 from phasewise.trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
@@ -79,7 +79,9 @@ def _plan_of_run(run: Mapping[str, Any]) -> Plan:
 
 
 def _spans(entries: list[Any]) -> tuple[tuple[int, tuple[tuple[str, float], ...]], ...]:
-    return tuple((step, tuple(sorted(((name, share) for name, share in of.items() if share), key=lambda one: -one[1]))) for step, of in entries)
+    return tuple(
+        (step, tuple(sorted(((name, share) for name, share in of.items() if share), key=lambda one: -one[1]))) for step, of in entries
+    )
 
 
 def differences_of(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from phasewise.flows.site.shelf import PhaseFiles, Set, known
 from phasewise.flows.site.site import Site, State, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
-from phasewise.flows.summary import reported_by_the_record
+from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.tasks.report.charts import Node, tree
 from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.trainer.base.errors import ConfigError

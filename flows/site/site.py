@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from phasewise.flows.record import PhaseRecord, read_record
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.show.describe import describe_phase, describe_recipe
 from phasewise.flows.site.address import GATES, Links
 from phasewise.flows.site.metrics import Metrics
 from phasewise.flows.site.shelf import Damaged, PhaseFiles, Set, Shelf
+from phasewise.flows.status.phase_status import PhaseRecord, read_record
 from phasewise.tasks.report.html import GATE_WORDS, clipped, environment
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.wording import plural

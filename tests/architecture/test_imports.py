@@ -194,7 +194,7 @@ def test_relative_imports_are_resolved():
 @pytest.mark.parametrize(
     ("module", "without"),
     [
-        ("phasewise.flows.cli", "jax optax orbax prefect dask distributed great_expectations lm_eval pandas"),
+        ("phasewise.flows.cli.main", "jax optax orbax prefect dask distributed great_expectations lm_eval pandas"),
         ("phasewise.trainer.config", "jax optax orbax prefect dask numpy pandas"),
         ("phasewise.tasks.data.plan", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
         ("phasewise.tasks.training.attempts", "jax optax orbax prefect dask distributed great_expectations lm_eval"),

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from phasewise.deployments.notify import AUTOMATION, register_notification
 from phasewise.deployments.worker import RUN_MODULE
-from phasewise.flows.mail import Mail
+from phasewise.flows.prefect.email_block import Mail
 from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import ConfigError
 from tests.chromium import CHROMIUM
@@ -223,7 +223,7 @@ def test_what_was_approved_is_trained_and_reported_with_the_name(asked: Asked, a
 
 def test_a_person_rejects_in_a_terminal_and_the_run_ends_refused(asked: Asked, again: Up, recipes: Path):
     target = f"{recipes / 'asked-too.json'}/kestrel"
-    command = [sys.executable, "-m", "phasewise.flows.cli", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
+    command = [sys.executable, "-m", "phasewise.flows.cli.main", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
     settings = {**environment(), **again.settings}
     done = subprocess.run([*command, "--home", str(again.home)], env=settings, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,7 @@ import prefect.settings
 import pytest
 import yaml
 
-from phasewise.flows.server import SERVED
+from phasewise.flows.prefect.server import SERVED
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = ROOT / "deployments"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.flows.presence import is_present
+from phasewise.flows.prefect.stale_runs import is_present
 from phasewise.tasks.holder import holding
 from phasewise.tasks.home import Home
 from tests.deployments.up import WAIT_SECONDS, environment, launch

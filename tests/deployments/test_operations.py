@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from phasewise.deployments.worker import RUN_MODULE
-from phasewise.flows.rerun import MESSAGE
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
 from tests.deployments.up import (
     WAIT_SECONDS,
     Up,
@@ -57,7 +57,7 @@ def trains_on(up: Up) -> None:
 
 def phasewise(up: Up, *arguments: object) -> subprocess.Popen[str]:
     """`phasewise …` beside what is up, in a process group of its own, as a terminal makes it."""
-    command = [sys.executable, "-m", "phasewise.flows.cli", *map(str, arguments), "--home", str(up.home)]
+    command = [sys.executable, "-m", "phasewise.flows.cli.main", *map(str, arguments), "--home", str(up.home)]
     settings = {**environment(), **up.settings}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings, start_new_session=True)
 
@@ -191,7 +191,7 @@ def test_a_crashed_training_is_started_once_more_and_only_once(up: Up) -> None:
         return [state["message"] for state in ask(up, f"flow_run_states/?flow_run_id={run}")]
 
     kill_flow(up)
-    wait_for(up, "the second start", lambda: MESSAGE in messages())
+    wait_for(up, "the second start", lambda: RERUN_MESSAGE in messages())
     kill_flow(up)
     wait_for(up, "the second crash", lambda: state_of(up, run)["type"] == "CRASHED")
     before = messages()
@@ -199,7 +199,7 @@ def test_a_crashed_training_is_started_once_more_and_only_once(up: Up) -> None:
     assert final_state(up, other)["message"].startswith(
         "the deployment long-kestrel is for phase 'kestrel', and this run was given 'ocelot'"
     )
-    assert (state_of(up, run)["type"], messages(), before.count(MESSAGE)) == ("CRASHED", before, 1)
+    assert (state_of(up, run)["type"], messages(), before.count(RERUN_MESSAGE)) == ("CRASHED", before, 1)
 
 
 def kill_flow(up: Up) -> None:

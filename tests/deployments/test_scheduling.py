@@ -20,10 +20,10 @@ from phasewise.deployments.declared import Source, declare, declare_pools
 from phasewise.deployments.own_recipes import read_folder
 from phasewise.deployments.register import register
 from phasewise.deployments.worker import RUN_MODULE
-from phasewise.flows.leftovers import CANCELLED_MESSAGE, close_leftovers
+from phasewise.flows.prefect.server import SERVED
+from phasewise.flows.prefect.stale_runs import CANCELLED_MESSAGE, close_leftovers
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.recipes.python_file import allow_code
-from phasewise.flows.server import SERVED
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.validations.expectations.reasons import Reason
@@ -35,7 +35,7 @@ T = TypeVar("T")
 AT_WORK = """
 import sys
 from pathlib import Path
-from phasewise.flows.presence import stay_present
+from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.tasks.home import Home
 stay_present(Home(Path(sys.argv[1])), sys.argv[2], "a run")
 print("at work", flush=True)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from phasewise.deployments.site import TOKEN_COOKIE, TOKEN_HEADER, create_app, names_of
 from phasewise.deployments.site_process import TOKEN_VARIABLE, URL_VARIABLE, Bound, own_site
-from phasewise.flows.access import page_token
+from phasewise.flows.prefect.access import page_token
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from tests.flows.site.homes import RUN_NAME, site_of, write_home

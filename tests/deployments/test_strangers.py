@@ -22,8 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from phasewise.deployments.worker import RUN_MODULE
-from phasewise.flows.access import AUTH_VARIABLES
-from phasewise.flows.own_address import OPEN_PATH
+from phasewise.flows.prefect.access import AUTH_VARIABLES, OPEN_PATH
 from phasewise.tasks.data.cluster import cluster
 from tests.deployments.up import Up, ask, final_state, processes, start_run, state_of, wait_for
 from tests.ports import free_port
@@ -72,8 +71,8 @@ LISTENERS = {
     "deployments/local.py": {"probe.bind"},  # looks whether Prefect's port is free, on loopback
     "deployments/site.py": {"uvicorn.run"},  # our page, at --site-host
     "deployments/site_process.py": {"probe.bind"},  # looks whether the page's port is free
-    "flows/door.py": {"signature.bind"},  # arguments of a call
-    "flows/server.py": {"probe.bind", "uvicorn.run"},  # Prefect's server
+    "flows/prefect/flow_decorator.py": {"signature.bind"},  # arguments of a call
+    "flows/prefect/server.py": {"probe.bind", "uvicorn.run"},  # Prefect's server
     "tasks/data/cluster.py": {"LocalCluster"},  # Dask's scheduler, workers and dashboard
     "tasks/training/local.py": {"probe.bind"},  # a port for the coordinator
     "trainer/model/products.py": {"equation.primitive.bind"},  # arguments of an operation of jax
@@ -339,7 +338,11 @@ def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pyte
         process.stdout.close()
     with capsys.disabled():
         print("".join(f"\n{one.what:50} {one.address}" for one in sorted(found)))
-    assert {one.what for one in found} >= {"up: phasewise.flows.server", "up: phasewise.deployments.site", "joined trainers: python"}
+    assert {one.what for one in found} >= {
+        "up: phasewise.flows.prefect.server",
+        "up: phasewise.deployments.site",
+        "joined trainers: python",
+    }
     assert {one.address for one in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from phasewise.deployments.watch import SWEEP_SECONDS
 from phasewise.deployments.worker import RUN_MODULE
-from phasewise.flows.leftovers import MESSAGE as LEFT_OVER
-from phasewise.flows.rerun import MESSAGE
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE as LEFT_OVER
 from phasewise.trainer.base.decision import decision_path
 from tests.deployments.spiking_recipe import NOISE_FROM, NOISE_TO, STOP_STEP
 from tests.deployments.up import WAIT_SECONDS, Up, ask, environment, final_state, pause, processes, start_run, state_of, wait_for
@@ -25,12 +25,12 @@ MAX_SLOT_SECONDS = 90.0
 HASTY = {"PREFECT_API_REQUEST_TIMEOUT": "4", "PREFECT_CLIENT_MAX_RETRIES": "2"}
 AWAY_SECONDS = 25.0
 """Longer than the three tries of a request take together with these settings, and the seconds between them."""
-SERVER_MODULE = "phasewise.flows.server"
+SERVER_MODULE = "phasewise.flows.prefect.server"
 DIES_AS_IT_BEGINS = """
 import os, signal, sys
-import phasewise.flows.door
+import phasewise.flows.prefect.flow_decorator
 from phasewise.flows.prepare_data import prepare_data
-phasewise.flows.door.end_if_missed = lambda: os.kill(os.getpid(), signal.SIGKILL)
+phasewise.flows.prefect.flow_decorator.end_if_missed = lambda: os.kill(os.getpid(), signal.SIGKILL)
 prepare_data("marin-8b", home=sys.argv[1])
 """
 """A flow run of a terminal that ends between Prefect's state Running and the first line of its flow."""
@@ -69,7 +69,7 @@ def asked(up: Up) -> str:
     run = start_run(up, "train-phase/spiking-kestrel")
     (flow,) = wait_for(up, "its process", lambda: processes(up, RUN_MODULE))
     flow.kill()
-    wait_for(up, "the second start", lambda: MESSAGE in [state["message"] for state in states(up, run)])
+    wait_for(up, "the second start", lambda: RERUN_MESSAGE in [state["message"] for state in states(up, run)])
     suspended(up, run)
     wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))
     return run
@@ -92,7 +92,7 @@ def test_no_crash_is_seen_while_a_person_is_asked_and_the_question_outlives_serv
     wait_for(up, "two sweeps", lambda: time.monotonic() - seen > 2 * SWEEP_SECONDS)
     assert state_of(up, asked)["name"] == "Suspended"
     assert processes(up, RUN_MODULE) == []
-    assert [state["message"] for state in states(up, asked)].count(MESSAGE) == 1
+    assert [state["message"] for state in states(up, asked)].count(RERUN_MESSAGE) == 1
 
 
 def test_approved_in_the_form_it_rolls_back_and_ends(asked: str, up: Up):
@@ -115,7 +115,7 @@ def test_rejected_in_a_terminal_it_ends_with_the_reason(up: Up, recipes: Path):
     command = [
         sys.executable,
         "-m",
-        "phasewise.flows.cli",
+        "phasewise.flows.cli.main",
         "approve",
         f"{recipes / 'spiked.json'}/kestrel",
         "--reject",
@@ -173,7 +173,7 @@ def cancel(up: Up, run: str) -> None:
 def has_begun_again(up: Up, run: str) -> bool:
     found = sorted(states(up, run), key=lambda state: state["timestamp"])
     names = [state["message"] for state in found]
-    return MESSAGE in names and any(state["type"] in ("PENDING", "RUNNING") for state in found[names.index(MESSAGE) + 1 :])
+    return RERUN_MESSAGE in names and any(state["type"] in ("PENDING", "RUNNING") for state in found[names.index(RERUN_MESSAGE) + 1 :])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from phasewise.deployments import worker
 from phasewise.deployments.worker import patient
-from phasewise.flows.server import MAX_REVIVED, OwnServer
+from phasewise.flows.prefect.server import MAX_REVIVED, OwnServer
 
 
 def test_a_worker_asks_again_until_the_server_answers(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
-from phasewise.flows.access import AUTH_NAME, LINKS_NAME
+from phasewise.flows.prefect.access import AUTH_NAME, LINKS_NAME
 from phasewise.trainer.process.child_process import python_command
 from tests.shadows import write_shadows
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from phasewise.flows.commands.status import describe
+from phasewise.flows.cli.status import describe
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 
@@ -115,7 +115,7 @@ CHANGES = [
     Change("the limit of a gate", in_ocelot(MODEL, "judge"), in_phase(1, "gates", "model", max_increase_bits_per_byte=-9)),
     Change("a limit of the data", in_ocelot(DATA, "judge"), in_phase(1, "gates", "data", max_epochs=49)),
     Change("a limit of the training", in_ocelot(TRAINING, "judge"), in_phase(1, "gates", "health", spike_window=99)),
-    Change("the checks", JUDGED, around=patched("phasewise.flows.record.version_of", lambda suite: "another")),
+    Change("the checks", JUDGED, around=patched("phasewise.flows.status.phase_status.version_of", lambda suite: "another")),
     Change("the bound of held-out text", EVALUATED, in_both("evaluation", held_out_tokens=777)),
     Change("the code of the evaluation", EVALUATED, around=patched("phasewise.tasks.evaluation.finished.measuring_code", lambda: "other")),
     Change("the benchmarks", BENCHMARKED, around=patched("phasewise.tasks.data.plan.BENCHMARKS_VERSION", "other")),
@@ -131,7 +131,11 @@ CHANGES = [
     Change("a source", RETRAINED, around=add_a_document),
     Change("a cache that is gone", PREPARED, around=remove("tokens/flan/train-*")),
     Change("a report that is gone", {**NOTHING, "tiny": [("report", "report")]}, around=remove("reports/*/report.html")),
-    Change("the code of the report", {**NOTHING, "tiny": [("report", "report")]}, around=patched("phasewise.flows.finished._code", list)),
+    Change(
+        "the code of the report",
+        {**NOTHING, "tiny": [("report", "report")]},
+        around=patched("phasewise.flows.status.recipe_status._code", list),
+    ),
     Change("the baselines", {**NOTHING, "tiny": [("baselines", "evaluate")]}, around=remove("evidence/byte-ngram")),
     Change("a verdict that is gone", in_ocelot(DATA, "judge"), around=remove("verdicts/tiny-proxy/ocelot/data.json")),
 ]

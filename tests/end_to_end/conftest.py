@@ -10,7 +10,7 @@ import pytest
 
 from experiments.survival.in_turn import ANOTHER_READER, InTurn, in_turn_process
 from experiments.survival.runs import Finished, Start, complete, tiny_recipe
-from phasewise.flows.server import OwnServer, own_server
+from phasewise.flows.prefect.server import OwnServer, own_server
 from phasewise.tasks.home import Home
 from tests.ports import free_port
 
@@ -42,7 +42,7 @@ def phasewise(environment: dict[str, str]) -> Start:
     """Starts `phasewise …` against that server."""
 
     def start(*words: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "phasewise.flows.cli", *map(str, words)]
+        command = [sys.executable, "-m", "phasewise.flows.cli.main", *map(str, words)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     return start

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.incidents.bison import MADE, MATH, REAL, TEST_FILE, Incident, pin_of, write_incident
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.plan import build_run, data_plan
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.rulings import raise_unless_let_pass
+from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data.cluster import WORKERS_VARIABLE, cluster
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from phasewise.tasks.evaluation.made import write_missing_benchmarks
@@ -142,4 +142,4 @@ def verify_and_scan(incident: Incident, recipe: Recipe, folder: Path) -> dict[st
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.main, list(map(str, arguments)))
+    return CliRunner().invoke(main.main, list(map(str, arguments)))

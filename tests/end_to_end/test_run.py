@@ -12,8 +12,8 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from experiments.survival.in_turn import InTurn
 from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
-from phasewise.flows.commands.status import describe, is_done
-from phasewise.flows.server import OwnServer
+from phasewise.flows.cli.status import describe, is_done
+from phasewise.flows.prefect.server import OwnServer
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import read_json, write_atomically, write_json
 from phasewise.trainer.model.hugging_face import read_folder
@@ -341,7 +341,7 @@ def test_an_evaluation_killed_at_work_costs_itself_alone(
     before = json.loads(kept.read_text())
     kept.unlink()
     files = {path: digest_of_file(path) for part in ("runs", "verdicts") for path in (copied / part).rglob("*") if path.is_file()}
-    command = [sys.executable, "-m", "phasewise.flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    command = [sys.executable, "-m", "phasewise.flows.cli.main", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
     (tmp_path / "work").mkdir()
     at_work = environment | {"TMPDIR": str(tmp_path / "work")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work)
@@ -368,7 +368,7 @@ def test_an_evaluation_ends_with_the_command_that_is_killed(
 ) -> None:
     copied = Path(shutil.copytree(home, tmp_path / "home"))
     (copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json").unlink()
-    command = [sys.executable, "-m", "phasewise.flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    command = [sys.executable, "-m", "phasewise.flows.cli.main", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def evaluating() -> list[psutil.Process]:

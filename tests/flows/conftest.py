@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from tests.flows.commands import Run
 
 
@@ -16,6 +16,6 @@ def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
 
     def run(command: str, *arguments: object) -> Result:
-        return CliRunner().invoke(cli.main, [*command.split(), *map(str, arguments)])
+        return CliRunner().invoke(main.main, [*command.split(), *map(str, arguments)])
 
     return run

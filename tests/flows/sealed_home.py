@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phasewise.flows.commands.export import export_target
-from phasewise.flows.finished import seal_report
-from phasewise.flows.record import parent_evaluation, read_records
+from phasewise.flows.cli.publish import export_target
 from phasewise.flows.resolved import Resolved, resolve
-from phasewise.flows.summary import build_report
+from phasewise.flows.status.phase_status import parent_evaluation, read_records
+from phasewise.flows.status.recipe_status import seal_report
+from phasewise.flows.status.summary import build_report
 from phasewise.tasks.evaluation.baselines import measure_baselines
 from phasewise.tasks.evaluation.suites.kept import kept_path, write_kept
 from phasewise.tasks.home import Home

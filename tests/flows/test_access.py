@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.flows.access import AUTH_NAME, AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, keep_links, page_token
+from phasewise.flows.prefect.access import AUTH_NAME, AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, keep_links, page_token
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 

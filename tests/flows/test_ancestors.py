@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.ancestors import check_ancestors_passed, phases_to_train
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
+from phasewise.flows.status.retraining import check_ancestors_passed, phases_to_train
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import VerdictError

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows import ancestors
-from phasewise.flows.ancestors import check_ancestors_passed
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict means, without training a phase
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.describe import verdict_here
+from phasewise.flows.status import retraining
+from phasewise.flows.status.phase_status import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict means, without training a phase
+from phasewise.flows.status.retraining import check_ancestors_passed
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import decision_path
@@ -55,8 +55,8 @@ def verdict(gate: str, *, fails: bool = False, asks: AsksPeople = ASKS, limits: 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """All that Mantis rests on passed, but for the model of qk-norm, which waits for a person."""
-    monkeypatch.setattr(ancestors, "_check_hold", lambda *_: None)
-    monkeypatch.setattr(ancestors, "resolve_phase", lambda *_: (None, None))
+    monkeypatch.setattr(retraining, "_check_hold", lambda *_: None)
+    monkeypatch.setattr(retraining, "resolve_phase", lambda *_: (None, None))
     home = Home.open(str(tmp_path / "home"))
     for phase in ("phase-1", "qk-norm"):
         for gate in ("data", "health", "model"):

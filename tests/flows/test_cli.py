@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.recipes import load_recipe
 from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.trainer.base.identity import write_sealed
@@ -52,8 +52,8 @@ def every_command(group: click.Group, before: str = "") -> Iterator[tuple[str, c
 
 
 def test_these_are_the_commands():
-    assert {name for name, _ in every_command(cli.main)} == COMMANDS
-    assert all(command.help for _, command in every_command(cli.main))
+    assert {name for name, _ in every_command(main.main)} == COMMANDS
+    assert all(command.help for _, command in every_command(main.main))
 
 
 @pytest.mark.parametrize("command", ["", "data", *sorted(COMMANDS)])
@@ -242,13 +242,13 @@ def test_a_stop_by_hand_says_how_to_go_on(phasewise: Run, monkeypatch: pytest.Mo
     def interrupted(*_: object):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phasewise.flows.commands.lineage.describe", interrupted)
+    monkeypatch.setattr("phasewise.flows.cli.lineage.describe", interrupted)
     assert_refused(phasewise("lineage", "marin-8b"), 130, "stopped; the same command goes on from here")
 
 
 def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.MonkeyPatch):
     called: list[list[str]] = []
-    monkeypatch.setattr(cli.os, "execv", lambda _path, arguments: called.append(arguments))
+    monkeypatch.setattr(main.os, "execv", lambda _path, arguments: called.append(arguments))
     assert phasewise("up", "--port", 4300, "--home", "here").exit_code == 0
     assert called == [
         [sys.executable, "-P", "-m", "phasewise.deployments.local", "--port", "4300", "--site-host", "127.0.0.1", "--home", "here"]
@@ -258,7 +258,7 @@ def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.Mon
 def test_as_a_program_of_its_own(tmp_path: Path):
     """The streams are the real ones here: nothing but JSON on one, and no traceback on the other."""
     shown = subprocess.run(
-        [sys.executable, "-m", "phasewise.flows.cli", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "phasewise.flows.cli.main", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True
     )
     assert len(json.loads(shown.stdout)["phases"]) == 37
     assert shown.stderr == ""

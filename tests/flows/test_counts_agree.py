@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from phasewise.flows import summary
+from phasewise.flows.cli.terminal import print_summary
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.record import PhaseRecord
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.terminal import print_summary
+from phasewise.flows.status import summary
+from phasewise.flows.status.phase_status import PhaseRecord
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.contents import Report
 from phasewise.tasks.report.data_docs import build_data_docs

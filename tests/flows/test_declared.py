@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.flows.commands.evaluate import evaluate_target
-from phasewise.flows.commands.run import run_recipe
-from phasewise.flows.declared import check_declared
+from phasewise.flows.checks import check_declared
+from phasewise.flows.cli.evaluate import evaluate_target
+from phasewise.flows.cli.run import run_recipe
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.scales import proxy_phase

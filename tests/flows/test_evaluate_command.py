@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.commands.evaluate import print_evaluation
+from phasewise.flows.cli.evaluate import print_evaluation
 from tests.validations.made_answers import guessed_result
 
 

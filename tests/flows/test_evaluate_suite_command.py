@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.plan import build_run
 from phasewise.tasks.data.tokenizer import train_tokenizer
 from phasewise.tasks.evaluation import loading, opening
@@ -61,7 +61,7 @@ def evaluate(checkpoint: Path, benchmarks: Path, tmp_path_factory: pytest.TempPa
 
     def call(*options: str) -> Result:
         given = [str(checkpoint), "--tokenizer", str(tokenizer), "--benchmarks", str(benchmarks), *options]
-        return CliRunner().invoke(cli.main, ["evaluate", *given])
+        return CliRunner().invoke(main.main, ["evaluate", *given])
 
     return call
 
@@ -98,10 +98,10 @@ def test_what_would_change_nothing_is_refused(evaluate: Evaluate, tmp_path: Path
     assert "--benchmarks, --tokenizer needs --suite" in " ".join(without.stderr.split())
     assert_refused(evaluate("--suite", "kore"), 2, "--suite must be one of core, core+mmlu,", "found 'kore'")
     (tmp_path / "config.json").write_text("{}")
-    refused = CliRunner().invoke(cli.main, ["evaluate", str(tmp_path), "--suite", "core", "--weights", "ema"])
+    refused = CliRunner().invoke(main.main, ["evaluate", str(tmp_path), "--suite", "core", "--weights", "ema"])
     assert_refused(refused, 2, "has one set of weights: leave out --weights ema")
     (tmp_path / "config.json").unlink()
-    assert_refused(CliRunner().invoke(cli.main, ["evaluate", str(tmp_path), "--suite", "core"]), 2, "and is neither")
+    assert_refused(CliRunner().invoke(main.main, ["evaluate", str(tmp_path), "--suite", "core"]), 2, "and is neither")
 
 
 def test_the_chat_templates_of_its_caches_go_with_a_checkpoint(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,5 +114,5 @@ def test_the_chat_templates_of_its_caches_go_with_a_checkpoint(evaluate: Evaluat
 
 
 def test_a_checkpoint_whose_caches_are_gone_asks_for_its_tokenizer(checkpoint: Path, benchmarks: Path) -> None:
-    result = CliRunner().invoke(cli.main, ["evaluate", str(checkpoint), "--suite", "core", "--benchmarks", str(benchmarks)])
+    result = CliRunner().invoke(main.main, ["evaluate", str(checkpoint), "--suite", "core", "--benchmarks", str(benchmarks)])
     assert_refused(result, 2, "name its tokenizer.json with --tokenizer")

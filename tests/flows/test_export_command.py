@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.flows import cli, trained
-from phasewise.flows.commands import export
+from phasewise.flows.cli import main, publish
 from phasewise.flows.plan import build_run
+from phasewise.flows.status import phase_status
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, train_tokenizer
 from phasewise.tasks.home import Home
@@ -78,10 +78,10 @@ def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: P
     plan = SimpleNamespace(tokenizer=tokenizer, chats_of=lambda _: ())
     about = {"options": "--scale proxy", "digests": KnownDigests()}
     resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, **about)
-    monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
+    monkeypatch.setattr(publish, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(*arguments: object) -> Result:
-        return CliRunner().invoke(cli.main, ["export", "tiny/kestrel", *map(str, arguments), "--scale", "proxy", "--home", str(home.root)])
+        return CliRunner().invoke(main.main, ["export", "tiny/kestrel", *map(str, arguments), "--scale", "proxy", "--home", str(home.root)])
 
     return call
 
@@ -186,7 +186,7 @@ def test_other_weights_than_the_result_names_are_refused(phasewise_export: Expor
 
 
 def test_what_is_not_trained_is_not_exported(phasewise_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trained, "finished_result", lambda run, **_: None)
+    monkeypatch.setattr(phase_status, "finished_result", lambda run, **_: None)
     result = phasewise_export(tmp_path / "out")
     assert result.exit_code == 1
     assert "is not trained at proxy scale" in as_written(result)
@@ -197,7 +197,7 @@ def test_a_tokenizer_without_those_tokens_is_refused(
 ):
     other = tmp_path / "tokenizer.json"
     other.write_text(tokenizer.read_text().replace(END_OF_TEXT, "<|end|>"))
-    resolved, _ = export.resolve("tiny/kestrel", "proxy", None)
+    resolved, _ = publish.resolve("tiny/kestrel", "proxy", None)
     monkeypatch.setattr(resolved, "plan", SimpleNamespace(tokenizer=other, chats_of=lambda _: ()))
     result = phasewise_export(tmp_path / "out")
     assert result.exit_code == 1
@@ -212,6 +212,6 @@ def test_a_tokenizer_without_those_tokens_is_refused(
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], code: int, said: str):
-    result = CliRunner().invoke(cli.main, ["export", *arguments])
+    result = CliRunner().invoke(main.main, ["export", *arguments])
     assert (result.exit_code, result.stdout) == (code, "")
     assert said in as_written(result)

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.flows import cli
-from phasewise.flows.commands import fit
+from phasewise.flows.cli import corpus_fit, main
 from phasewise.flows.plan import build_run
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.tokenizer import load_tokenizer, special_tokens, tokenizer_digest, train_tokenizer
@@ -93,11 +92,11 @@ def evaluate(home: Home, run: RunConfig, checkpoint: Path, tokenizer: Path, monk
     plan = SimpleNamespace(tokenizer=tokenizer)
     about = {"options": "--scale proxy", "digests": KnownDigests()}
     resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, **about)
-    monkeypatch.setattr(fit, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
+    monkeypatch.setattr(corpus_fit, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(target: object, *arguments: object) -> Result:
         scale = () if Path(str(target)).is_dir() else ("--scale", "proxy")
-        return CliRunner().invoke(cli.main, ["evaluate", str(target), *scale, *map(str, arguments)])
+        return CliRunner().invoke(main.main, ["evaluate", str(target), *scale, *map(str, arguments)])
 
     return call
 

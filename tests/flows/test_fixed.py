@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.fixed import FIXED, check_fixed, is_ours
+from phasewise.flows.prefect.deployment_params import FIXED, check_fixed, is_ours
 from phasewise.trainer.base.errors import ConfigError
 
 STARLING = {"recipe": "marin-8b", "phase": "starling", "scale": "proxy"}

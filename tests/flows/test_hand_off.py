@@ -10,11 +10,11 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
-from phasewise.flows.hand_off import changes_of_contract, hand_off_facts
 from phasewise.flows.plan import build_run
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.hand_off import both_in_words
 from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.status.verdict_inputs import changes_of_contract, hand_off_facts
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError, TrainingError
 from phasewise.trainer.base.storage import read_json, write_json

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from phasewise.flows.headline import headline, status_of
-from phasewise.flows.record import PhaseRecord
+from phasewise.flows.status.phase_status import PhaseRecord
+from phasewise.flows.status.recipe_status import headline, status_of
 
 
 def records(**states: str) -> list[PhaseRecord]:

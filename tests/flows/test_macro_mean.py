@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.macro_mean import macro_mean, shared_components
+from phasewise.flows.status.summary import macro_mean, shared_components
 
 
 def evaluation(ema: float | None = 1.5, **bits: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from prefect.blocks.abstract import NotificationError
 from pydantic import SecretStr, ValidationError
 
-from phasewise.flows.mail import Mail
+from phasewise.flows.prefect.email_block import Mail
 from tests.deployments.listening import USER, mail_server
 from tests.ports import free_port
 

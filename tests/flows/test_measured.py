@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.measured import measured_of
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.record import PhaseRecord
+from phasewise.flows.status.phase_status import PhaseRecord
+from phasewise.flows.status.summary import measured_of
 from phasewise.tasks.report.contents import MeasuredReport
 from phasewise.validations.evidence.against_parent import NOT_ASKED
 from phasewise.validations.evidence.gate import gate_tables

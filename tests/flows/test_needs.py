@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows.needs import budgets_of, check_enough, needed_tokens
-from phasewise.flows.options import max_tokens_option, set_option
+from phasewise.flows.cli.options import max_tokens_option, set_option
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.assignments import settings_in_force
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.words import from_scratch, llama, wsd
+from phasewise.flows.token_budget import budgets_of, check_enough, needed_tokens
 from phasewise.tasks.data.listing import MARGIN, Budget
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import DataError

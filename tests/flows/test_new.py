@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.recipes import NAMES, load_record
 from phasewise.flows.recipes.inspect_source import inspect_folder
 from phasewise.flows.recipes.python_file import allow_code
@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
-    return lambda *arguments: CliRunner().invoke(cli.main, list(map(str, arguments)))
+    return lambda *arguments: CliRunner().invoke(main.main, list(map(str, arguments)))
 
 
 def written(path: str) -> Recipe:

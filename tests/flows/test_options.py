@@ -7,15 +7,15 @@ from typing import Any
 import click
 import pytest
 
-from phasewise.flows import cli
-from phasewise.flows.options import FiniteFloat, NamedPlace
+from phasewise.flows.cli import main
+from phasewise.flows.cli.options import FiniteFloat, NamedPlace
 from tests.flows.commands import Run, assert_refused
 
 PLACES = {"DIR", "FILE", "FOLDER", "URL", "OUT", "PATH"}
 NOT_FINITE = ("nan", "NAN", "inf", "-inf", "1e999", "-1e999")
 
 
-def parameters(command: click.Command = cli.main, words: str = "phasewise") -> Iterator[tuple[str, click.Parameter]]:
+def parameters(command: click.Command = main.main, words: str = "phasewise") -> Iterator[tuple[str, click.Parameter]]:
     """Every option and argument, after the words of its command."""
     for name, one in command.commands.items() if isinstance(command, click.Group) else ():
         yield from parameters(one, f"{words} {name}")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phasewise.flows.commands.order import judge_order, print_judgement
+from phasewise.flows.cli.order import judge_order, print_judgement
 from phasewise.trainer.base.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 from phasewise.tasks.preflight import launcher
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import Execution, Kept
@@ -124,7 +124,7 @@ def test_reads_from_another_region_are_named_with_bytes_and_price(run: Run, gcs:
 
 def test_within_a_region_reads_cost_nothing_and_unasked_nothing_is_said(run: Run, gcs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reads" not in json.loads(run("marin-32b/mantis", "--home", str(gcs), "--json").stdout)
-    monkeypatch.setattr("phasewise.flows.commands.preflight.region_of", lambda _: "us-east5")
+    monkeypatch.setattr("phasewise.flows.cli.preflight.region_of", lambda _: "us-east5")
     assert "in us-east5, as the slice: reads from it cost nothing." in run("marin-32b/mantis", "--region", "us-east5").stdout
 
 

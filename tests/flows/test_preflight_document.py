@@ -1,6 +1,6 @@
 import pytest
 
-from phasewise.flows.preflight_document import DOCUMENT, markdown, put, slices
+from experiments.lab.preflight_tables import DOCUMENT, markdown, put, slices
 
 TEXT = "before\n<!-- main lines: made -->\nold\n<!-- main lines: end -->\nafter\n"
 

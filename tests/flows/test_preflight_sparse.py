@@ -1,4 +1,4 @@
-from phasewise.flows.preflight_sparse import size_table, time_table, what_was_tried
+from experiments.lab.preflight_tables import size_table, time_table, what_was_tried
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.preflight.plan import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "questions.md"
 QUESTIONS = re.findall(r"^## (\d+)\. (.*?)\n.*?```console\n\$ phasewise (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -27,7 +27,7 @@ def test_there_are_ten():
 def test_a_question_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, question: str, command: str, shown: str):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(cli.main, shlex.split(command))
+    result = CliRunner().invoke(main.main, shlex.split(command))
     assert (result.exit_code, result.stderr) == (0, ""), f"{number}. {question}"
     printed, place = squeezed(result.stdout), 0
     for answer in filter(None, map(squeezed, shown.split("…\n"))):

@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.flows import record
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.record import PhaseRecord, parent_evaluation, read_record
 from phasewise.flows.resolved import Resolved
+from phasewise.flows.status import phase_status
+from phasewise.flows.status.phase_status import PhaseRecord, parent_evaluation, read_record
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
@@ -45,11 +45,11 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     home = Home.open(str(tmp_path))
     plan = SimpleNamespace(folders=lambda split: {}, benchmarks=tmp_path / "benchmarks")
     run = SimpleNamespace(verdict=tmp_path / "none", output=tmp_path, caches={})
-    monkeypatch.setattr(record, "_are_built", lambda *_: True)
-    monkeypatch.setattr(record, "_decided_by", lambda *_: {})
-    monkeypatch.setattr(record, "is_begun", lambda *_: True)
-    monkeypatch.setattr(record, "evaluation_key", lambda *_: "key")
-    monkeypatch.setattr(record, "finished_result", lambda *_: {"params_digest": "weights"})
+    monkeypatch.setattr(phase_status, "_are_built", lambda *_: True)
+    monkeypatch.setattr(phase_status, "_decided_by", lambda *_: {})
+    monkeypatch.setattr(phase_status, "is_begun", lambda *_: True)
+    monkeypatch.setattr(phase_status, "evaluation_key", lambda *_: "key")
+    monkeypatch.setattr(phase_status, "finished_result", lambda *_: {"params_digest": "weights"})
     (tmp_path / "metrics.jsonl").write_text("")
     recipe = with_limits()
     limits = GateLimits.model_validate(LIMITS)
@@ -57,7 +57,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     write_verdict(home.verdict(recipe.run_name, "kestrel", "model"), verdict)
 
     def read_with(evaluation: dict[str, Any] | None = EVALUATION, **limits: Any) -> PhaseRecord:
-        monkeypatch.setattr(record, "finished_evaluation", lambda *_: evaluation)
+        monkeypatch.setattr(phase_status, "finished_evaluation", lambda *_: evaluation)
         wanted = with_limits(**limits)
         resolved = SimpleNamespace(recipe=wanted, home=home, plan=plan, run=lambda phase: run, digests=KnownDigests())
         return read_record(cast(Resolved, resolved), wanted.phases[0])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
+from phasewise.flows.status.phase_status import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.validations.accepted import AcceptedWarning

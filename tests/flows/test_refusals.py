@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import Result
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.recipes import load_written
 from phasewise.flows.recipes.words import Recipe, Tokenizer, continued, cooldown, from_scratch, gates, llama, text, wsd
 from phasewise.trainer.base.errors import PhasewiseError
@@ -131,7 +131,7 @@ def mine(tmp_path: Path) -> str:
     return "mine.json"
 
 
-def commands_with_a_recipe(group: click.Group = cli.main, before: str = "") -> Iterator[str]:
+def commands_with_a_recipe(group: click.Group = main.main, before: str = "") -> Iterator[str]:
     """The words of each command whose target may be a recipe."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
@@ -201,9 +201,9 @@ def test_nothing_heavy_is_imported_before_a_refusal(mine: str, tmp_path: Path):
     code = f"""
 import sys
 from click.testing import CliRunner
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 for words in {rows!r}:
-    result = CliRunner().invoke(cli.main, [*words, "--set", "recipe.tokenizer.vocab_size=10"])
+    result = CliRunner().invoke(main.main, [*words, "--set", "recipe.tokenizer.vocab_size=10"])
     assert result.exit_code == 1 and "expected at least 258" in result.stderr, (words, result.output)
     found = [name for name in {HEAVY!r} if name in sys.modules]
     assert not found, (words, found)
@@ -268,7 +268,7 @@ def test_a_folder_is_no_file(phasewise: Run, tmp_path: Path):
 
 
 def test_a_name_that_another_file_has_is_refused(phasewise: Run, mine: str, tmp_path: Path):
-    from phasewise.flows.recipe_origin import check_name_free, keep_origin, origin_of
+    from phasewise.flows.resolved import check_name_free, keep_origin, origin_of
     from phasewise.tasks.home import Home
 
     home, recipe = Home.open(str(tmp_path / "home")), load_written(mine)

@@ -9,8 +9,8 @@ import pytest
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.replaced import Replaced, WouldReplace, check_replaced, check_retrain, find_replaced, say_replaced
 from phasewise.flows.resolved import Resolved
+from phasewise.flows.status.retraining import Replaced, WouldReplace, check_replaced, check_retrain, find_replaced, say_replaced
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError

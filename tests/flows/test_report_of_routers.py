@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from phasewise.flows import summary
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.record import PhaseRecord
 from phasewise.flows.resolved import Resolved
+from phasewise.flows.status import summary
+from phasewise.flows.status.phase_status import PhaseRecord
 from phasewise.tasks.home import Home
 
 RECIPE = load_recipe("trinity-nano", "proxy")

@@ -2,12 +2,12 @@
 
 import ast
 
-from phasewise.flows.finished import REPORTING
+from phasewise.flows.status.recipe_status import REPORTING
 from phasewise.trainer.base.code_digest import HOUSE, NAME, files_of
 
-MAKERS = ("flows/summary.py", "flows/measured.py", "flows/macro_mean.py")
+MAKERS = ("flows/status/summary.py",)
 READS_ALONE = {
-    "flows/finished.py", "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/record.py", "flows/resolved.py",
+    "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/status/phase_status.py", "flows/resolved.py",
     "tasks/evaluation/baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
     "trainer/model/params.py", "validations/evidence/evaluation.py",

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.presence import stay_present
-from phasewise.flows.rerun import MESSAGE, Rerun
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
 from phasewise.tasks.home import Home
 
 SINCE = datetime(2026, 11, 25, tzinfo=UTC)
@@ -52,6 +51,6 @@ def test_what_lives_is_not_started_again_and_what_is_dead_is(home: Home):
 
 
 def test_a_run_is_started_once_and_none_of_before_and_no_subflow(home: Home):
-    assert not may_start(home, "crashed-twice", "it ran", MESSAGE)
+    assert not may_start(home, "crashed-twice", "it ran", RERUN_MESSAGE)
     assert not may_start(home, "of-before", age=timedelta(hours=1))
     assert not may_start(home, "child", subflow=True)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.views import olmes
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.validations.evidence.leakage import compiled
 from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 from tests.hostile_makers import zipped
@@ -58,7 +58,7 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, cach
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
     def run(*arguments: object) -> Result:
-        return CliRunner().invoke(cli.main, ["scan", *map(str, arguments), "--benchmarks", str(benchmarks)])
+        return CliRunner().invoke(main.main, ["scan", *map(str, arguments), "--benchmarks", str(benchmarks)])
 
     return run
 
@@ -171,7 +171,7 @@ def test_wrong_usage(scan: Run, leaky: Path, arguments: tuple[str, ...], said: s
 def test_benchmarks_without_items_are_wrong_usage(scan: Run, tmp_path: Path, benchmarks: Path):
     (tmp_path / "none").mkdir()
     for place in ("none", "nowhere"):
-        result = CliRunner().invoke(cli.main, ["scan", "data", "--benchmarks", place])
+        result = CliRunner().invoke(main.main, ["scan", "data", "--benchmarks", place])
         assert (result.exit_code, result.stdout) == (2, "")
         assert "--benchmarks needs" in result.stderr
 
@@ -181,7 +181,7 @@ def test_a_small_scan_is_one_light_process(benchmarks: Path):
     """It starts no cluster and trains nothing; the streams are the real ones here."""
     heavy = {"jax", "prefect", "dask", "distributed", "great_expectations", "lm_eval"}
     ends = f"finally: print(*sorted({heavy} & set(sys.modules)), file=sys.stderr)"
-    program = f"import sys; from phasewise.flows.cli import main\ntry: main()\n{ends}"
+    program = f"import sys; from phasewise.flows.cli.main import main\ntry: main()\n{ends}"
     command = [sys.executable, "-c", program, "scan", "data", "--benchmarks", str(benchmarks), "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert found.returncode == 1, found.stderr

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from phasewise.flows.commands.export import export_target
-from phasewise.flows.commands.status import describe, is_done
-from phasewise.flows.record import read_record, read_records
+from phasewise.flows.cli.publish import export_target
+from phasewise.flows.cli.status import describe, is_done
+from phasewise.flows.status.phase_status import read_record, read_records
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import check_once, split_texts
 from phasewise.tasks.data.tokenizer import load_tokenizer

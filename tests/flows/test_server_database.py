@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from phasewise.flows.server_database import TakesTurns
+from phasewise.flows.prefect.server import TakesTurns
 
 WAIT_SECONDS = 0.3
 """For the second to be done, where nothing keeps it from that."""
@@ -54,7 +54,7 @@ def test_two_transactions_take_turns(tmp_path: Path) -> None:
 
 
 def test_as_prefect_begins_them_one_of_the_two_is_refused(tmp_path: Path) -> None:
-    """Where this passes no more, Prefect has mended it, and `flows/server_database.py` can go."""
+    """Where this passes no more, Prefect has mended it, and `flows/prefect/server.py` can go."""
     with pytest.raises(OperationalError, match="database is locked"):
         asyncio.run(both(AioSqliteConfiguration(url(tmp_path))))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.server import OwnServer, own_server
+from phasewise.flows.prefect.server import OwnServer, own_server
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import StorageError
 from tests.ports import free_port
@@ -64,9 +64,9 @@ def test_a_server_whose_disk_is_full_says_so(tmp_path: Path) -> None:
 
 def test_an_error_that_the_servers_disk_is_the_reason_of_is_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "phasewise.flows.server._wait_until_up", lambda *_: None
+        "phasewise.flows.prefect.server._wait_until_up", lambda *_: None
     )  # a server that cannot write its database answers 500, for minutes
-    monkeypatch.setattr("phasewise.flows.server.python_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr("phasewise.flows.prefect.server.python_command", lambda *_: ["sleep", "60"])
     home = Home(tmp_path)
     home.prefect.mkdir(parents=True)
 

@@ -8,7 +8,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from phasewise.flows.tables import print_table
+from phasewise.flows.cli.terminal import print_table
 
 WORDS = "a verdict of several words that may be broken between them"
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from phasewise.flows.terminal import TerminalHandler, bar_columns, print_summary, print_words, shown_on_terminal
+from phasewise.flows.cli.terminal import TerminalHandler, bar_columns, print_summary, print_words, shown_on_terminal
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, Progress, advance, say
 
 SUMMARY: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from phasewise.flows import cli
-from phasewise.flows.decided_by import decided_by
+from phasewise.flows.cli import main
 from phasewise.flows.resolved import resolve_phase
+from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.tokenizer import train_tokenizer
 from phasewise.tasks.data.tokenizer_training import MANIFEST_NAME, open_tokenizer
 from phasewise.tasks.evaluation.made import write_missing_benchmarks
@@ -65,11 +65,11 @@ def copied(world: World, tmp_path: Path) -> World:
 
 def train(world: World, out: Path, *arguments: object, target: str = "/kestrel", vocab_size: int = VOCAB_SIZE) -> Result:
     words = ["tokenizer", "train", f"{world.recipe}{target}", out, "--vocab-size", vocab_size, "--home", world.home.root, *arguments]
-    return CliRunner().invoke(cli.main, list(map(str, words)))
+    return CliRunner().invoke(main.main, list(map(str, words)))
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.main, ["tokenizer", *map(str, arguments)])
+    return CliRunner().invoke(main.main, ["tokenizer", *map(str, arguments)])
 
 
 def refusal(result: Result) -> str:

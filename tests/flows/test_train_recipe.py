@@ -10,7 +10,7 @@ from phasewise.flows import train_recipe
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.rulings import raise_unless_let_pass
+from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import TrainingDiverged, TrainingError, VerdictError

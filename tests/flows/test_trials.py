@@ -8,7 +8,7 @@ import pytest
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run
 from phasewise.flows.recipes.assignments import assigned, setting
-from phasewise.flows.trials import with_trial
+from phasewise.flows.resolved import with_trial
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.storage import write_json
 

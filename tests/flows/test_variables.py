@@ -3,9 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows import variables
-from phasewise.flows.cli import main
-from phasewise.flows.variables import names_in_code, words_of_unread
+from phasewise.flows.cli.main import main, names_in_code, words_of_unread
 from phasewise.tasks.training.select_launcher import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
 
 
@@ -22,7 +20,7 @@ def test_the_names_are_those_that_the_code_has():
 
 
 def test_the_code_is_read_only_where_there_is_such_a_variable(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(variables, "names_in_code", lambda: pytest.fail("it was read"))
+    monkeypatch.setattr("phasewise.flows.cli.main.names_in_code", lambda: pytest.fail("it was read"))
     assert words_of_unread({"HOME": "/"}) == []
 
 

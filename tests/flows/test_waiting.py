@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.ancestors import GATES, ParentNotDone
-from phasewise.flows.door import FILE
-from phasewise.flows.missed import LOOK_AGAIN, earlier_of
+from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
+from phasewise.flows.prefect.flow_decorator import FILE
+from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, earlier_of
 from phasewise.flows.resolved import Resolved, resolve_phase
-from phasewise.flows.waiting import answer_for, or_wait, waiting_state
+from phasewise.flows.status.retraining import GATES, ParentNotDone
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.identity import write_sealed

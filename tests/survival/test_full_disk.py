@@ -40,7 +40,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_same_command_goes_on(tmp_pat
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | settings
 
     def run(home: Path, more: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-        command = python_command("phasewise.flows.cli", "run", str(recipe), "--home", str(home), "--json")
+        command = python_command("phasewise.flows.cli.main", "run", str(recipe), "--home", str(home), "--json")
         return subprocess.run(command, env=environment | more, capture_output=True, text=True, check=False, timeout=900)
 
     with small_disk(tmp_path / "disk", "100m") as disk:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from phasewise.flows.commands.show import describe, print_description
+from phasewise.flows.cli.show import describe, print_description
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.waivers import accepted_among

@@ -9,15 +9,14 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError
 
-from phasewise.flows.checks import check_slices
-from phasewise.flows.decided_by import unreadable_key
-from phasewise.flows.declared import check_declared
+from phasewise.flows.checks import check_declared, check_slices
 from phasewise.flows.plan import build_run, data_plan
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.feasibility import check_mixtures
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.setups import setups_of
+from phasewise.flows.status.verdict_inputs import unreadable_key
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks

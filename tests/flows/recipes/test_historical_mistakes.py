@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.recipes import load_record, load_target
 from phasewise.flows.recipes.feasibility import check_mixtures
 from phasewise.flows.recipes.recipe import Recipe
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_the_parent_does_not_keep():
 
 
 def test_the_terminal_says_it_in_one_line_before_anything_is_made(tmp_path: Path):
-    refused = CliRunner().invoke(cli.main, ["run", "marin-8b/dessert-v1", "--home", str(tmp_path / "home")])
+    refused = CliRunner().invoke(main.main, ["run", "marin-8b/dessert-v1", "--home", str(tmp_path / "home")])
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("phasewise: the mixture from step 820000 must have a sequence of every component in every block")
     assert not (tmp_path / "home").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.commands.show import describe
+from phasewise.flows.cli.show import describe
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.scales import to_proxy
 from phasewise.tasks.data.source import Pin, Source

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.commands.show import describe
+from phasewise.flows.cli.show import describe
 from tests.flows.recipes.test_record_8b import (
     BLOCK,
     Described,

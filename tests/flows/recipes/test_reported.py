@@ -7,10 +7,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.recipes import NAMES, facts, load_record
 from phasewise.flows.recipes.facts import results_of
-from phasewise.flows.summary import reported_by_the_record
+from phasewise.flows.status.summary import reported_by_the_record
 
 
 def value(recipe: str, phase: str, what: str) -> float | str:
@@ -74,7 +74,7 @@ def test_the_report_has_all_of_them_at_full_scale_and_scores_and_losses_at_proxy
 
 
 def test_show_prints_them():
-    result = CliRunner().invoke(cli.main, ["show", "marin-32b/mantis", "--results", "--scale", "full"])
+    result = CliRunner().invoke(main.main, ["show", "marin-32b/mantis", "--results", "--scale", "full"])
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
     assert all(words in shown for words in ("mean rank among six models 3.05", "MMLU 74.7 %", "Base Model Results"))

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from phasewise.flows.needs import drawn_earlier
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.phase import Phase, continued
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.scales import proxy_rows, to_proxy
 from phasewise.flows.recipes.words import from_scratch, llama, order, wsd
+from phasewise.flows.token_budget import drawn_earlier
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.trainer.config import always
 from phasewise.trainer.data.mixture import MixtureSchedule

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 from phasewise.flows.plan import sources_of, stand_ins_of
 from phasewise.flows.recipes import NAMES, at_scale, load_record
 from phasewise.flows.recipes.facts import leaves_of

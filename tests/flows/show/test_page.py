@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.show.describe import describe
 from phasewise.trainer.base.wording import number, rounded, tokens
 
@@ -20,7 +20,7 @@ def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*arguments: object) -> str:
-        result = CliRunner().invoke(cli.main, [*map(str, arguments), "--scale", "full"])
+        result = CliRunner().invoke(main.main, [*map(str, arguments), "--scale", "full"])
         assert (result.exit_code, result.stderr) == (0, "")
         return " ".join(result.stdout.split())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.flows.recipes import load_record
 from phasewise.flows.show.describe import verdict_here
 from phasewise.tasks.home import Home
@@ -25,7 +25,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def run(*arguments: object, width: int = 120) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
-        result = CliRunner().invoke(cli.main, ["show", *map(str, arguments)])
+        result = CliRunner().invoke(main.main, ["show", *map(str, arguments)])
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout
 

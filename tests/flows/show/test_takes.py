@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.show.cost import describe_takes, print_takes
 from phasewise.tasks.home import Home

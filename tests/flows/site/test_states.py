@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.record import Finding, PhaseRecord
 from phasewise.flows.site.address import Links
 from phasewise.flows.site.pages import phase_page
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import check, in_words, state_of
+from phasewise.flows.status.phase_status import Finding, PhaseRecord
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.asking import CHECK, TABLE

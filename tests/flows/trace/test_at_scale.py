@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.trace import ask, write_world
-from phasewise.flows import finding
+from phasewise.flows.trace import document_search
 
 MAX_SECONDS = 1.0
 """Of the processor: the clock is that of whatever else runs."""
@@ -17,8 +17,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
 
 
 def test_a_question_takes_less_than_a_second_and_both_ways_agree(world: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
-    monkeypatch.setattr(finding, "MAX_TOKENS_INSIDE", 0)
+    monkeypatch.setattr(document_search, "MAX_SEARCHED_DOCUMENTS", 0)
+    monkeypatch.setattr(document_search, "MAX_TOKENS_INSIDE", 0)
     recipe, ids = world
     ask(recipe, "/kestrel", step=1, row=0)  # the first question imports what the others need
     for phase, step in (("kestrel", 1), ("kestrel", 654_321), ("phoenix", 1_000_000)):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.flows.commands import trace as command
-from phasewise.flows.summary import AT_A_BATCH, what_trained_there
+from phasewise.flows.cli import trace as command
+from phasewise.flows.status.summary import AT_A_BATCH, what_trained_there
 from phasewise.tasks.home import Home
 from phasewise.validations.expectations.health_suite import HEALTH_SUITE
 from phasewise.validations.expectations.reasons import Reason

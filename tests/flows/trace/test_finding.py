@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasewise.flows import finding
-from phasewise.flows.commands import trace as command
+from phasewise.flows.cli import trace as command
+from phasewise.flows.trace import document_search
 from tests.flows.trace.world import World
 
 
@@ -143,8 +143,8 @@ def test_of_more_documents_than_are_read_the_digests_name_the_shards(world: Worl
     before = world.ask(document=one)
     (tmp_path / "text").write_text(texts(world, "medu_science_qa")[7])
     as_text = world.ask(text=str(tmp_path / "text"))
-    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
-    monkeypatch.setattr(finding, "MAX_TOKENS_INSIDE", 0)
+    monkeypatch.setattr(document_search, "MAX_SEARCHED_DOCUMENTS", 0)
+    monkeypatch.setattr(document_search, "MAX_TOKENS_INSIDE", 0)
     assert world.ask(document=one) == before == world.ask(document=one[:9])
     answer = world.ask(text=str(tmp_path / "text"))
     assert (answer["rows"], answer["searched"]["inside"]) == (as_text["rows"], False)
@@ -161,7 +161,7 @@ def test_of_more_documents_than_are_read_the_digests_name_the_shards(world: Worl
 
 
 def test_damaged_digests_are_refused(copied: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
+    monkeypatch.setattr(document_search, "MAX_SEARCHED_DOCUMENTS", 0)
     path = next((copied.home.root / "documents/flan").glob("*/*.digests"))
     path.write_bytes(path.read_bytes()[:-36])
     assert "prepare the data again" in copied.invoke("", "--document", "00000000ffff")[2]

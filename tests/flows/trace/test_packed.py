@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasewise.flows.cli.preflight import utilisation_of
 from phasewise.flows.recipes import at_scale
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.utilisation import utilisation_of
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.rows import ComponentRows, RowRule

@@ -10,8 +10,8 @@ import numpy as np
 from click.testing import CliRunner
 
 from experiments.survival.runs import COMPONENTS, tiny_recipe
-from phasewise.flows.cli import main
-from phasewise.flows.commands.trace import Question, trace
+from phasewise.flows.cli.main import main
+from phasewise.flows.cli.trace import Question, trace
 from phasewise.flows.plan import build_run, data_plan
 from phasewise.flows.recipes import at_scale
 from phasewise.flows.recipes.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 from phasewise.tasks.data import caches, documents, plan, tokenizer
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.listing import assumed_tokens

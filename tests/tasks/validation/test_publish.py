@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.rulings import raise_unless_let_pass
+from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.site import SITE_VARIABLE
 from phasewise.tasks.validation import task
 from phasewise.trainer.base.errors import VerdictError

@@ -86,7 +86,7 @@ def test_a_real_disk_that_is_full_is_named_with_its_room_and_keeps_what_was_ther
 @pytest.mark.parametrize(("arguments", "code"), [(("schema",), 7), (("show", "no-such-recipe"), 2)], ids=str)
 def test_output_to_a_full_disk_ends_with_the_code_alone(arguments: tuple[str, ...], code: int):
     with open("/dev/full", "w") as full:
-        ended = subprocess.run(python_command("phasewise.flows.cli", *arguments), stdout=full, stderr=full, check=False)
+        ended = subprocess.run(python_command("phasewise.flows.cli.main", *arguments), stdout=full, stderr=full, check=False)
     assert ended.returncode == code
 
 
@@ -94,12 +94,12 @@ def test_output_to_a_full_disk_ends_with_the_code_alone(arguments: tuple[str, ..
 def test_a_command_ends_in_one_line(fail: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch):
     from click.testing import CliRunner
 
-    from phasewise.flows.cli import main
+    from phasewise.flows.cli.main import main
 
     def raise_it(*_arguments: object) -> None:
         raise fail()
 
-    monkeypatch.setattr("phasewise.flows.commands.lineage.describe", raise_it)  # nothing real runs out of memory at will
+    monkeypatch.setattr("phasewise.flows.cli.lineage.describe", raise_it)  # nothing real runs out of memory at will
     ended = CliRunner().invoke(main, ["lineage", "marin-8b"])
     assert ended.exit_code == (7 if isinstance(fail(), OSError) else 1)
     assert ended.stderr.startswith("phasewise: ")

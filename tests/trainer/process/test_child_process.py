@@ -19,7 +19,7 @@ SAYS = "import atexit, gc, sys; atexit.register(lambda: print(*gc.get_threshold(
 
 @pytest.mark.parametrize(
     ("code", "rarely"),
-    [("from phasewise.flows.cli import main; main(['schema'])", True), ("from phasewise.trainer.run import main; main([])", False)],
+    [("from phasewise.flows.cli.main import main; main(['schema'])", True), ("from phasewise.trainer.run import main; main([])", False)],
     ids=["a command", "the trainer"],
 )
 def test_a_command_looks_rarely_and_the_trainer_as_python_does(code: str, rarely: bool):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 from phasewise.tasks.report.card import ENVELOPE_NAME, STATEMENT_NAME, Against, CardOptions, verify_card, write_card
 from phasewise.tasks.report.card_documents import BOM_NAME, CROISSANT_NAME
 from phasewise.trainer.base.errors import ConfigError, VerdictError

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli.main import main
 from phasewise.tasks.report.card import CardOptions, write_card
 from phasewise.trainer.base.errors import VerdictError
 from tests.tasks.report.card.conftest import SUBJECT, Carded

@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 
 from phasewise.deployments.site import TOKEN_HEADER
 from phasewise.deployments.site_process import Bound, OwnSite, own_site
-from phasewise.flows import cli
-from phasewise.flows.commands import approve
+from phasewise.flows.cli import approve, main
 from phasewise.flows.export_phase import export_phase
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
@@ -53,7 +52,7 @@ class World(NamedTuple):
         target = [f"{self.recipe}/{PHASE}"] if of_phase else []
         command, *rest = map(str, words)
         scale = ["--scale", "proxy"] if of_phase else []
-        return CliRunner().invoke(cli.main, [command, *target, *rest, *scale, "--home", home or self.url])
+        return CliRunner().invoke(main.main, [command, *target, *rest, *scale, "--home", home or self.url])
 
     def kept(self, machine: str) -> Kept:
         """What a machine would work on."""

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.survival.runs import COMPONENTS
-from phasewise.flows.decided_by import decided_by
-from phasewise.flows.hand_off import hand_off_facts
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve
+from phasewise.flows.status.verdict_inputs import decided_by, hand_off_facts
 from phasewise.tasks.evaluation.asked import ask
 from phasewise.tasks.evaluation.checkpoint import evaluate_phase
 from phasewise.tasks.evaluation.made import write_missing_benchmarks

@@ -1,0 +1,272 @@
+"""`python -m experiments.lab.preflight_tables [--home URL] [--table NAME]`: compile every setup of the record; write their tables."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+
+from phasewise.flows.cli.preflight import HEADINGS, cells, what_it_took
+from phasewise.flows.recipes import load_recipe, load_record
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.launcher import examine, versions
+from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.report import report_of
+from phasewise.tasks.preflight.search import Found, refusal
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.sizes import kept_a_token
+from phasewise.tasks.preflight.slices import find_slice, read_table
+from phasewise.tasks.preflight.smallest import smallest_slice
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.errors import ConfigError
+
+Report = dict[str, Any]
+GIGA = 1e9
+
+SPARSE = ("trinity-nano", "trinity-mini", "trinity-large")
+CHIPS = ("v5p", "tpu7x")
+"""The chips with slices of thousands. A v6e has a third of the memory, and no slice of more than 256."""
+
+
+def sparse_models(home: Home) -> str:
+    """Every setup of the three, once: phases that share a compiled step are in one row."""
+    reports = [report | {"recipe": name, "phase": phases} for name in SPARSE for phases, report in setups_once(name, home)]
+    lines = "\n".join(f"* {report['recipe']} {what_was_tried(report)}" for report in reports)
+    used = ", ".join(f"{name} {number}" for name, number in versions().items())
+    return f"{size_table(reports)}\n\n{time_table(reports)}\n\nWhat was compiled for each:\n\n{lines}\n\nMade with {used}."
+
+
+def setups_once(name: str, home: Home) -> list[tuple[str, Report]]:
+    """The setups of a recipe's main line with different steps, each with the phases that have it."""
+    shared: dict[tuple[str, str], list[Setup]] = {}
+    for setup in setups_of(phase for phase in load_recipe(name, "full").phases if not phase.branch):
+        shared.setdefault((setup.slice, setup.step.model_dump_json()), []).append(setup)
+    return [(", ".join(setup.phase for setup in setups), preflight_setup(setups[0], home)) for setups in shared.values()]
+
+
+def size_table(reports: list[Report]) -> str:
+    """Parameters, memory and plan."""
+    rows = [["recipe", "phases", "parameters", "active", "slice", "devices", "batch", "GiB a device", "plan"]]
+    for report in reports:
+        memory = report["gib_per_chip"]
+        needs = "–" if memory["peak"] is None else f"{memory['peak']:.1f} of {memory['limit']:.2f}"
+        counts = [f"{report['parameters'] / 1e9:.2f} B", f"{report['active_parameters'] / 1e9:.2f} B"]
+        place = [report["slice"], f"{report['devices']:,}", f"{report['batch_sequences']:,}"]
+        rows.append([report["recipe"], report["phase"], *counts, *place, needs, report["plan"] or "does not fit"])
+    return markdown(rows, left=2)
+
+
+def time_table(reports: list[Report]) -> str:
+    """What goes from each to each, the terms of the roofline, and what follows from the largest."""
+    terms = ("compute", "hbm", "ici", "dcn", "host")
+    headings = [
+        "recipe",
+        "phases",
+        "all-to-all",
+        "GB",
+        "s",
+        *(f"{term} s" for term in terms),
+        "s a step",
+        "MFU",
+        "M tokens/s",
+        "compiled in s",
+    ]
+    rows = [headings]
+    for report in reports:
+        if not report["fits"]:
+            continue
+        sent = report["all_to_all"].get("expert", {"bytes": 0, "seconds": 0.0})
+        devices = report["mesh"]["expert"]
+        moved = [f"over {devices}" if devices > 1 else "none", f"{sent['bytes'] / GIGA:,.1f}", f"{sent['seconds']:.2f}"]
+        times = [f"{report['roofline_seconds'][term]:.2f}" for term in terms]
+        ends = [f"{report['step_seconds']:.2f}", f"{report['mfu']:.2f}", f"{report['tokens_per_second'] / 1e6:.2f}"]
+        rows.append([report["recipe"], report["phase"], *moved, *times, *ends, f"{report['compile_seconds']:.0f}"])
+    return markdown(rows, left=2)
+
+
+def what_was_tried(report: Report) -> str:
+    """Why the plan was taken, and what else was compiled."""
+    who = f"{report['phase']}, {report['batch_sequences']:,} sequences"
+    if not report["fits"]:
+        return f"{who}: {report['reason']}."
+    again = 100 * report["flops_recomputed"] / report["flops_per_step"]
+    by_muon = 100 * report["flops_per_step_per_chip"]["update"] / report["flops_per_step_per_chip"]["analytic"]
+    tried = "".join(f"; {one['plan']}: {one['reason']}" for one in report["tried"])
+    return f"{who}: {again:.0f} % more FLOPs to save memory, {by_muon:.1f} % by Muon; {report['why']}{tried}."
+
+
+def smallest_slices(home: Home) -> str:
+    """For the first setup of each model and each chip: the smallest slice that holds it, and why the next smaller one does not."""
+    rows = [["recipe", "batch", "chip", "smallest slice", "chips", "GiB a device", "plan that needs least", "the next smaller"]]
+    for name in SPARSE:
+        setup = setups_of(load_recipe(name, "full").phases[:1])[0]
+        for chip in CHIPS:
+            rows.append([name, f"{setup.step.batch_sequences:,}", chip, *smallest_cells(setup, chip, home)])
+    return markdown(rows, left=1)
+
+
+def smallest_cells(setup: Setup, chip: str, home: Home) -> list[str]:
+    """Slice, chips, memory, plan, and the reason of the next smaller slice."""
+    found = smallest_slice(setup.step, chip, partial(examine, home=home))
+    below = f"{found.smaller[0][0]}: {found.smaller[0][1]}" if found.smaller else "there is none"
+    if found.where is None or found.plan is None or found.result is None or found.result.memory is None:
+        return ["none", "–", "–", "–", below]
+    memory = f"{found.result.memory.peak / GIB:.1f} of {found.result.limit_bytes / GIB:.2f}"
+    return [found.where.name, f"{found.where.chips:,}", memory, found.plan.words, below]
+
+
+DOCUMENT = HOUSE.parent / "docs" / "lab" / "preflight-tables.md"
+
+
+RULE = (Plan(remat="dots"), Plan(remat="full"), Plan(remat="offload"))
+COMPILED = ("marin-8b", "marin-32b")
+"""The dense recipes. The sparse ones have tables of their own (`flows.preflight_sparse`)."""
+
+
+@click.command()
+@click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
+@click.option("--table", "names", multiple=True, help="Only this table; may be given more than once [default: all].")
+def main(home: str | None, names: tuple[str, ...]) -> None:
+    """Write the tables into the document, between their marks."""
+
+    place = Home.open(home)
+    tables: dict[str, Callable[[], str]] = {
+        "main lines": partial(main_lines, place),
+        "gains": partial(gains, place),
+        "branches": partial(branches, place),
+        "sparse models": partial(sparse_models, place),
+        "smallest slices": partial(smallest_slices, place),
+        "slices": slices,
+    }
+    if unknown := sorted(set(names) - set(tables)):
+        raise click.UsageError(f"no table is called {', '.join(unknown)}: take of {', '.join(tables)}.")
+    for name in names or tables:
+        table = tables[name]()
+        DOCUMENT.write_text(put(DOCUMENT.read_text(encoding="utf-8"), name, table), encoding="utf-8")
+
+
+def put(text: str, name: str, table: str) -> str:
+    """The text with the table between the marks of that name."""
+    begin, end = f"<!-- {name}: made -->", f"<!-- {name}: end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    assert len(pattern.findall(text)) == 1, f"{DOCUMENT.name} has the marks of {name} once"
+    return pattern.sub(lambda _found: f"{begin}\n{table}\n{end}", text)
+
+
+def main_lines(home: Home) -> str:
+    """Every setup of both main lines, and what it took to fit."""
+    reports = [preflight_setup(setup, home) for name in COMPILED for setup in setups_of(load_recipe(name, "full").phases)]
+    used = ", ".join(f"{name} {number}" for name, number in versions().items())
+    lines = "\n".join(f"* {what_it_took(report)}." for report in reports)
+    return f"{setup_table(reports)}\n\n{network_table(reports)}\n\nWhat each took to fit:\n\n{lines}\n\nMade with {used}."
+
+
+def gains(home: Home) -> str:
+    """What the search gains, for every setup of the main lines: the first plan of the rule that fits, and the plan that was found."""
+    rows = [["phase", "slice", "batch", "by the rule", "GiB", "s a step", "MFU", "found", "GiB", "s a step", "MFU", "faster"]]
+    for name in COMPILED:
+        for setup in setups_of(load_recipe(name, "full").phases):
+            before, after = by_rule(setup, home), preflight_setup(setup, home)
+            cells_of = [gain_cells(report) for report in (before, after)]
+            faster = f"{before['step_seconds'] / after['step_seconds']:.2f} ×"
+            rows.append([setup.phase, setup.slice, f"{setup.step.batch_sequences:,}", *cells_of[0], *cells_of[1], faster])
+    return markdown(rows, left=2)
+
+
+def gain_cells(report: Report) -> list[str]:
+    """Plan, memory, time and MFU."""
+    return [report["plan"], f"{report['gib_per_chip']['peak']:.1f}", f"{report['step_seconds']:.2f}", f"{report['mfu']:.2f}"]
+
+
+def by_rule(setup: Setup, home: Home) -> Report:
+    """The first plan that fits on the mesh by rule, in the order from the least that is computed again: what preflight took before."""
+    where, step = find_slice(setup.slice), setup.step
+    tokens = step.batch_sequences * step.model.seq_len // where.devices
+    for plan in RULE:
+        if tokens * kept_a_token(step.model, plan.remat)[0] / GIB > where.chip.device_gib:
+            continue
+        result = examine(spec_for(step, where, plan), home)
+        if refusal(result, where) is None:
+            seconds = result.lower_seconds + result.compile_seconds
+            found = Found(plan=plan, result=result, tried=(), compile_seconds=seconds, considered=len(RULE), why="the first that fits")
+            return report_of(setup, where, found)
+    raise ConfigError(f"no plan of the rule fits {setup.words}: it has no line in the table of gains.")
+
+
+def branches(home: Home) -> str:
+    """Every step of the branches that no other has; with the phases that share it."""
+    shared: dict[tuple[str, str], list[Setup]] = {}
+    for name in COMPILED:
+        known = {phase.name for phase in load_recipe(name, "full").phases}
+        for setup in setups_of(phase for phase in load_record(name, "full").phases if phase.name not in known):
+            shared.setdefault((setup.slice, setup.step.model_dump_json()), []).append(setup)
+    reports: list[Report] = []
+    for setups in shared.values():
+        report = preflight_setup(setups[0], home)
+        reports.append(report | {"phase": ", ".join(setup.phase for setup in setups)})
+    unfit = "".join(f"\n\n{what_it_took(report)}." for report in reports if not report["fits"])
+    return f"{setup_table(reports)}\n\nDays and chip-hours are those of the first phase that is named.{unfit}"
+
+
+def setup_table(reports: list[Report]) -> str:
+    """Phase, slice and the figures of the command's table."""
+    rows = [["phase", "slice", *HEADINGS, "plan"]]
+    rows += [[report["phase"], report["slice"], *cells(report), report["plan"] or "–"] for report in reports]
+    return markdown(rows, left=2)
+
+
+def network_table(reports: list[Report]) -> str:
+    """The roofline's terms and what they are made of, for each setup that fits."""
+    headings = [
+        "phase",
+        "slice",
+        "batch",
+        "compute s",
+        "HBM s",
+        "ICI s",
+        "DCN s",
+        "host s",
+        "HBM GB",
+        "ICI GB",
+        "DCN GB",
+        "MFU",
+        "compiled in s",
+        "compiler's GiB",
+    ]
+    rows = [headings]
+    for report in reports:
+        if not report["fits"]:
+            continue
+        terms = report["roofline_seconds"]
+        sent = {link: sum(each["bytes"] for each in report["collectives"] if each["link"] == link) for link in ("ici", "dcn")}
+        figures = [f"{terms[term]:.2f}" for term in ("compute", "hbm", "ici", "dcn", "host")]
+        moved = [f"{amount / GIGA:,.1f}" for amount in (report["hbm_bytes"], sent["ici"], sent["dcn"])]
+        ends = [f"{report['mfu']:.2f}", f"{report['compile_seconds']:.0f}", f"{report['compiler_host_gib']:.1f}"]
+        rows.append([report["phase"], report["slice"], f"{report['batch_sequences']:,}", *figures, *moved, *ends])
+    return markdown(rows, left=2)
+
+
+def slices() -> str:
+    """The chips of `deployments/slices.toml`."""
+    rows = [["chip", "peak bf16 TFLOP/s", "memory GiB", "HBM GB/s", "ICI GB/s", "DCN GB/s", "host GB/s", "host GiB", "source"]]
+    for name, chip in read_table().chips.items():
+        figures = [
+            f"{value:g}"
+            for value in (chip.devices * chip.speeds.flops / 1e12, chip.memory_gib, chip.hbm_gbps, chip.ici_gbps, chip.dcn_gbps)
+        ]
+        figures += [f"{value:g}" for value in (chip.host_gbps, chip.host_memory_gib)]
+        rows.append([name, *figures, chip.source])
+    return markdown(rows, left=1)
+
+
+def markdown(rows: list[list[str]], *, left: int) -> str:
+    """A table; all columns but the first ones, and those of words, are to the right."""
+    rule = ["---" if number < left or any(len(row[number]) > 20 for row in rows) else "---:" for number in range(len(rows[0]))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What people see on the terminal while a recipe runs: lines, and a bar for what is under way. Everything goes to standard error."""
+
+import json
+import logging
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import rich.box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
+from phasewise.trainer.base import wording
+
+
+def print_found(value: Any, for_people: Callable[[Any], None], *, as_json: bool) -> None:
+    """What came out, as one JSON object or for people."""
+    if as_json:
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_path_as_text))
+    else:
+        for_people(value)
+
+
+def nothing(_value: Any) -> None:
+    """People were shown it on the way."""
+
+
+def _path_as_text(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+INDENT = "  "
+
+
+def print_table(console: Console, table: Table) -> None:
+    """The table, with columns as wide as their words; where the terminal is too narrow even for those, a row is a list of its cells."""
+    cells = [[_text(cell) for cell in column.cells] for column in table.columns]
+    heads = [_text(column.header) if table.show_header else "" for column in table.columns]
+    columns = list(zip(table.columns, heads, cells, strict=True))
+    least = [_width([head, *found], whole=bool(column.no_wrap)) for column, head, found in columns]
+    most = [_width([head, *found], whole=True) for _, head, found in columns]
+    left, right = table.padding[3], table.padding[1]
+    between = len(columns) + (1 if table.show_edge else -1) if table.box else 0
+    room = console.width - (left + right) * len(columns) - between
+    if sum(least) > room:
+        _print_rows(console, table, heads, cells)
+        return
+    for column, width in zip(table.columns, _shared(least, most, room), strict=True):
+        column.width = width
+        column.min_width = column.max_width = None
+    console.print(table)
+
+
+def _text(cell: object) -> str:
+    return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
+
+
+def _width(texts: list[str], *, whole: bool) -> int:
+    """Of the longest line, or of the longest word."""
+    parts = [part for text in texts for part in (text.splitlines() if whole else text.split())]
+    return max(map(cell_len, parts), default=1)
+
+
+def _shared(least: list[int], most: list[int], room: int) -> list[int]:
+    """Widths between the two: what is left goes to the column that lacks most."""
+    widths = list(least)
+    for _ in range(room - sum(least)):
+        lacking = max(range(len(widths)), key=lambda place: most[place] - widths[place])
+        if most[lacking] <= widths[lacking]:
+            break
+        widths[lacking] += 1
+    return widths
+
+
+def _print_rows(console: Console, table: Table, heads: list[str], cells: list[list[str]]) -> None:
+    if table.title:
+        console.print(table.title, highlight=False, soft_wrap=True)
+    for first, *others in zip(*cells, strict=True):
+        console.print(first, highlight=False, markup=False, soft_wrap=True)
+        for head, text in zip(heads[1:], others, strict=True):
+            named = f"{head}: {text}" if head else text
+            row = Table.grid(Column(width=len(INDENT)), Column(width=max(console.width - len(INDENT), _width([named], whole=False))))
+            row.add_row("", Text(named))
+            console.print(row)
+
+
+AT_WORK = "at work"
+MIN_BAR_SECONDS = 2.0
+
+
+class Bar(BarColumn):
+    """A bar, where it is known how much there is."""
+
+    def render(self, task: Task) -> Any:
+        """Nothing for work of unknown size."""
+        return super().render(task) if task.total else Text("")
+
+
+class Count(MofNCompleteColumn):
+    """`140/660`, where it is known how much there is."""
+
+    def render(self, task: Task) -> Text:
+        """Nothing for work of unknown size."""
+        return super().render(task) if task.total else Text("")
+
+
+class Times(ProgressColumn):
+    """How long it takes already, and how long it will."""
+
+    def render(self, task: Task) -> Text:
+        """`0:12`, and from the third second on `, 40 s left`."""
+        minutes, seconds = divmod(int(task.elapsed or 0), 60)
+        left = task.time_remaining if task.total and (task.elapsed or 0) > MIN_BAR_SECONDS else None
+        return Text(f"{minutes}:{seconds:02}" + (f", {wording.about(left).removeprefix('about ')} left" if left else ""))
+
+
+class TerminalHandler(logging.Handler):
+    """Draws the records of `tasks.progress`. Where standard error is no terminal, a bar becomes a line at its milestones."""
+
+    def __init__(self, console: Console, bars: Progress) -> None:
+        super().__init__()
+        self._console, self._bars = console, bars
+        self._tasks: dict[str, TaskID] = {}
+        self._milestones = Milestones()
+        self._at_work = bars.add_task(AT_WORK, total=None, note="")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line, or a step of a bar."""
+        progress = getattr(record, "progress", None)
+        if progress is None:
+            print_words(self._console, record.getMessage())
+            self._bars.reset(self._at_work, total=None)
+        elif self._console.is_terminal:
+            self._draw(progress)
+        else:
+            self._print_milestone(progress)
+
+    def _draw(self, progress: Any) -> None:
+        self._bars.update(self._at_work, visible=False)
+        if progress.work not in self._tasks:
+            self._tasks[progress.work] = self._bars.add_task(progress.work, total=progress.total, note="")
+        self._bars.update(self._tasks[progress.work], completed=progress.done, total=progress.total, note=progress.note)
+        if progress.done >= progress.total:
+            self._bars.remove_task(self._tasks.pop(progress.work))
+            print_words(self._console, progress.line)
+        if not self._tasks:
+            self._bars.reset(self._at_work, total=None, visible=True)
+
+    def _print_milestone(self, progress: Any) -> None:
+        if words := self._milestones.line(progress):
+            print_words(self._console, words)
+
+
+def print_words(console: Console, text: str, *, indent: str = "  ") -> None:
+    """Lines that break between words alone, the rest of a line indented. Where the output is no terminal none is broken.
+
+    A path that is longer than the terminal is wide is left to it.
+    """
+    for line in text.splitlines() or [""]:
+        lead = line[: len(line) - len(line.lstrip())]
+        broken = textwrap.wrap(
+            line, console.width, subsequent_indent=lead + indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+        for part in broken if console.is_terminal and broken else [line]:
+            console.print(part, highlight=False, markup=False, soft_wrap=True)
+
+
+def bar_columns() -> tuple[ProgressColumn, ...]:
+    """Where they do not all fit, the bar alone becomes narrower: no line breaks, and no number is cut."""
+    whole = partial(Column, no_wrap=True)
+    return (
+        TextColumn("{task.description}", table_column=whole()),
+        Bar(bar_width=20),
+        Count(table_column=whole()),
+        Times(table_column=whole()),
+        TextColumn("{task.fields[note]}", table_column=whole()),
+    )
+
+
+@contextmanager
+def shown_on_terminal() -> Iterator[Console]:
+    """Show what the steps say for as long as the context lasts."""
+    console = Console(stderr=True)
+    with Progress(*bar_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
+        handler, warnings = TerminalHandler(console, bars), _library_warnings()
+        logging.getLogger().addHandler(warnings)
+        for logger in (LOGGER, PROGRESS_LOGGER):
+            logger.addHandler(handler)
+        LOGGER.propagate = False
+        try:
+            yield console
+        finally:
+            for logger in (LOGGER, PROGRESS_LOGGER):
+                logger.removeHandler(handler)
+            logging.getLogger().removeHandler(warnings)
+            LOGGER.propagate = True
+
+
+def _library_warnings() -> logging.Handler:
+    """Print the warnings of libraries. Prefect and Dask log the errors of steps, which the commands print themselves.
+
+    Without a handler of the root logger, absl installs one of every level when Orbax is imported.
+    """
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not record.name.startswith(("prefect", "distributed")))
+    return handler
+
+
+def print_summary(console: Console, summary: dict[str, Any]) -> None:
+    """The table at the end of a run."""
+    title = f"{summary['recipe']} · {summary['scale']}"
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
+    table.add_column("phase", no_wrap=True)
+    for name in ("steps", "tokens", "learning rate", "loss", "bits/byte"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict")  # in two lines where the terminal is narrow
+    for phase in summary["phases"]:
+        table.add_row(
+            phase["name"],
+            f"{phase['steps']:,}",
+            f"{phase['tokens']:,}",
+            " → ".join(map(wording.rate, phase["learning_rate"])),
+            wording.decimal(phase["final_loss"], places=3),
+            wording.decimal(phase["bits_per_byte"], places=3),
+            phase["standing"] or "not reached",
+        )
+    print_table(console, table)
+    print_words(console, f"{summary['told']}.")
+    for words in summary["unused"]:
+        print_words(console, f"Accepted by the recipe, and not found: {words}.")
+    if over := summary["bits_per_byte_over"]:
+        print_words(console, f"Bits per byte: of the {wording.plural(len(over), 'component')} on which all phases were measured.")
+    baselines = ", ".join(f"{name} {value:.3f}" for name, value in summary["baselines"].items())
+    if baselines:
+        print_words(console, f"For comparison, held-out bits per byte of {baselines}.")

@@ -1,1 +1,0 @@
-"""What each command does; `flows/cli.py` says how it is called."""

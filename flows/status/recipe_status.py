@@ -1,0 +1,154 @@
+"""Whether nothing is left to do: each phase done, the baselines measured, and the report one of what is there now."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.status.phase_status import Finding, PhaseRecord, read_record
+from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
+from phasewise.tasks.training.execution import execution_summary
+from phasewise.tasks.training.run_identity import read_run
+from phasewise.trainer.base.code_digest import code_digest, files_of
+from phasewise.trainer.base.errors import CheckpointError, PhasewiseError
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.passed_over import read_roll_backs
+
+
+def status_of(records: Sequence[PhaseRecord]) -> Literal["passed", "stopped", "unfinished"]:
+    """Of the whole recipe. A phase that nobody has trained yet stops nothing."""
+    states = {record.state for record in records}
+    if states <= {"done"}:
+        return "passed"
+    return "stopped" if states & {"refused", "waits for a person"} else "unfinished"
+
+
+def headline(records: Sequence[PhaseRecord]) -> str:
+    """What happened, in a sentence."""
+    done = [record for record in records if record.state == "done"]
+    if len(done) == len(records):
+        every = {1: "The phase", 2: "Both phases"}.get(len(records), f"All {len(records)} phases")
+        return f"{every} trained on judged data and passed {'its gate' if len(records) == 1 else 'their gates'}."
+    if waiting := [record.phase.name for record in records if record.state == "waits for a person"]:
+        return f"{len(done)} of {len(records)} phases passed; waiting for a person: {', '.join(waiting)}."
+    if refused := [record.phase.name for record in records if record.state == "refused"]:
+        return f"{len(done)} of {len(records)} phases passed; refused: {', '.join(refused)}."
+    return f"{len(done)} of {len(records)} phases are done; next is {next(one.phase.name for one in records if one.state != 'done')}."
+
+
+KEYS_NAME = "keys.json"
+PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
+"""The report names their versions."""
+REPORTING = (
+    "flows/recipes/facts.py",
+    "flows/show/words.py",
+    "flows/status/recipe_status.py",
+    "flows/status/summary.py",
+    "tasks/report/*.py",
+    "tasks/training/computed.py",
+    "tasks/training/spent.py",
+    "trainer/base/wording.py",
+    "trainer/passed_over.py",
+    "validations/report/*.py",
+)
+LAID_OUT_BY = ("flows/recipes/*/*.yaml", "tasks/report/templates/*.html", "tasks/report/static/*.css")
+
+
+def report_path(resolved: Resolved) -> Path:
+    """The HTML report of a recipe."""
+    return resolved.home.report(resolved.recipe.run_name) / "report.html"
+
+
+def keys_path(resolved: Resolved) -> Path:
+    """What the report was made of, beside it."""
+    return report_path(resolved).with_name(KEYS_NAME)
+
+
+def report_keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
+    """Phase → digest of everything that the report says of it, and of the code that says it."""
+    tokenizer = resolved.recipe.tokenizer
+    makers = [tokenizer.name, tokenizer.vocab_size, _code(), {name: version(name) for name in PACKAGES}]
+    return {record.phase.name: digest_of_json([*makers, *_shown_of(record)]) for record in records}
+
+
+def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
+    """Whether nothing is left to do for these phases: every cache, every result, the baselines and the report."""
+    try:
+        is_built = resolved.plan.is_built
+    except PhasewiseError:
+        return False
+    records = [read_record(resolved, phase) for phase in phases]
+    return is_built and all(record.state == "done" for record in records) and all(one.holds for one in find_of_recipe(resolved, records))
+
+
+def find_of_recipe(resolved: Resolved, records: Sequence[PhaseRecord]) -> tuple[Finding, ...]:
+    """The results of a recipe that are no phase's: its baselines, and its report."""
+    baselines = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
+    why_report = why_no_report(resolved, records)
+    why_baselines = "" if read_baselines(baselines) else "the byte n-grams are not measured on the text as it is now"
+    return (
+        Finding(what="baselines", holds=not why_baselines, again="evaluate" if why_baselines else None, why=why_baselines),
+        Finding(what="report", holds=not why_report, again="report" if why_report else None, why=why_report),
+    )
+
+
+def seal_report(resolved: Resolved, records: Iterable[PhaseRecord]) -> None:
+    """Write down what the report was made of, and the digest of each of its files: last, when all are written."""
+    folder = report_path(resolved).parent
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != KEYS_NAME and not path.name.startswith(".")]
+    files = {path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}
+    write_sealed(keys_path(resolved), {"phases": report_keys(resolved, records), "files": files})
+
+
+def why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
+    """Why the report does not hold, in words; empty if it does."""
+    if not report_path(resolved).exists():
+        return "there is no report"
+    try:
+        written = read_sealed(keys_path(resolved))
+        phases, files = written["phases"], written["files"]
+    except (FileNotFoundError, NotAsWritten, KeyError) as error:
+        return f"the report does not say what it was made of: {error}"
+    if changed := resolved.digests.changed(report_path(resolved).parent, files, keys_path(resolved)):
+        return f"the report is out of date: {name_some(changed, 3)} changed after it was written"
+    try:
+        others = [name for name, key in report_keys(resolved, records).items() if phases.get(name) != key]
+    except CheckpointError as error:
+        return str(error)
+    return f"the report is out of date: {', '.join(others)} came out otherwise since than {KEYS_NAME} says" if others else ""
+
+
+def _shown_of(record: PhaseRecord) -> list[Any]:
+    verdicts = [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts]
+    found = [{name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)]
+    decided = [finding.decided for finding in record.findings if finding.decided]
+    return [
+        record.state,
+        *decided,
+        record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}),
+        verdicts,
+        *found,
+        *(read_roll_backs(record.run) if record.run else ()),
+        computed_of(record),
+    ]
+
+
+def computed_of(record: PhaseRecord) -> str:
+    """On what and how a phase was computed, in words; empty where it is not known from what it would start."""
+    if record.run is None:
+        return ""
+    folder = as_path(record.run.output)
+    written = read_run(folder)
+    return execution_summary(folder, record.phase.slice.at((written or record.run).last_step - 1))
+
+
+@cache
+def _code() -> list[str]:
+    """Digests of the code and of the pages that make a report."""
+    pages = sorted(path.read_text(encoding="utf-8") for path in files_of(*LAID_OUT_BY))
+    return [code_digest(*REPORTING), digest_of_json(pages)]

@@ -1,0 +1,250 @@
+"""The answers of `phasewise trace`: what an update trained on, and where documents train."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phasewise.flows.trace.trace_context import Traced, TracedPhase
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.config import Component
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_index import Located, Piece
+from phasewise.trainer.data.rows import counted_before
+from phasewise.trainer.data.shards import fetch
+from phasewise.trainer.data.spans import answers_of
+from phasewise.trainer.data.trace import Draws
+
+MAX_TEXTS = 1000
+"""So many pieces get an excerpt; an answer with more names the others without."""
+EXCERPT_TOKENS, EXCERPT_CHARACTERS = 64, 200
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Tokens of one document in one row of one update.
+
+    Attributes:
+        step: as metrics and verdicts count: after this update so many were applied.
+        row: the row in the batch, before the batch is cut into parts and shared by hosts.
+        epoch: passes over the component that were completed before.
+        cache_row: which row of the component's cache it is; None where a document buffer filled the row.
+        buffer_row: which row of its pass the buffer filled; None where the row is one of the cache.
+        at: where in the row its tokens begin.
+        offset: where in the document they begin, in tokens; the token that begins the document is number 0.
+        tokens: how many there are.
+    """
+
+    phase: str
+    step: int
+    row: int
+    component: Component
+    document: Located
+    epoch: int
+    cache_row: int | None
+    buffer_row: int | None
+    at: int
+    offset: int
+    tokens: int
+
+    def as_json(self, text: str | None, predicted: int) -> dict[str, Any]:
+        """In the shape of `phasewise trace --json`; `predicted` is how many of the tokens the loss counted."""
+        return {
+            "phase": self.phase,
+            "step": self.step,
+            "row": self.row,
+            "component": self.component,
+            "document": self.document.id,
+            "file": self.document.file,
+            "offset": self.offset,
+            "tokens": self.tokens,
+            "predicted": predicted,
+            "document_tokens": self.document.length,
+            "at": self.at,
+            "epoch": self.epoch,
+            "cache_row": self.cache_row,
+            "buffer_row": self.buffer_row,
+            "text": text,
+        }
+
+
+class Asked(NamedTuple):
+    """A document of a training cache, and the tokens `[first, stop)` of the cache that are asked for: all of it, or a passage."""
+
+    document: Located
+    first: int
+    stop: int
+
+
+def whole(document: Located) -> Asked:
+    """All tokens of a document."""
+    return Asked(document, document.first, document.first + document.length)
+
+
+def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -> list[Trained]:
+    """What the update that makes `step` trains on, row by row; one row where that is given. Nothing where the run passed over the update.
+
+    Raises:
+        ConfigError: the phase has no such step, or the batch no such row.
+    """
+    _check_step(traced, phase, step)
+    size = phase.order.batch.at(step - 1)
+    if row is not None and row >= size:
+        raise ConfigError(f"step {step} of {phase.phase.name} has a batch of {size} rows, 0 to {size - 1}; found row {row}.")
+    if step - 1 in phase.trained.passed_over:
+        return []
+    draws = phase.order.of_update(step - 1, row)
+    found: list[Trained] = []
+    for number in np.unique(draws.component).tolist():
+        mine = draws.chosen(draws.component == number)
+        name = phase.order.names[number]
+        runs = phase.runs_of(name, mine)
+        for piece in traced.indices["train"][name].covering(runs.first, runs.stop):
+            at = int(runs.at[piece.of]) + piece.first - int(runs.first[piece.of])
+            found.append(_trained(phase, name, mine, int(runs.draw[piece.of]), piece, at=at))
+    return sorted(found, key=_place)
+
+
+def trains_at(traced: Traced, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
+    """Where these documents of a component train, phase by phase."""
+    for phase in traced.phases:
+        yield from _in_phase(phase, component, asked)
+
+
+def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
+    """The text of each piece's first tokens, for the first `MAX_TEXTS` of them; None where there is no tokenizer.
+
+    Raises:
+        DataError: the tokens are not those of the documents that the index names.
+    """
+    texts: list[str | None] = [None] * len(found)
+    numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: one[1].component)
+    for component, group in groupby(numbered, key=lambda one: one[1].component):
+        members = list(group)
+        cache, text = traced.indices["train"][component].cache, traced.text_of(component)
+        for (number, one), tokens in zip(members, _read_tokens(cache, [one for _, one in members]), strict=True):
+            check_begins(cache, one, tokens)
+            texts[number] = text and _shortened(text.excerpt(tokens[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
+    return texts
+
+
+def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
+    """Of each piece, how many tokens are predicted, as `ComponentRows.targets` has it: never the first of a row, nor of a packed document.
+
+    Raises:
+        DataError: answers are predicted, and a cache does not say which tokens are theirs.
+    """
+    phases = {one.phase.name: one.phase for one in traced.phases}
+    counts = [one.tokens - int(one.at == 0 or (one.offset == 0 and phases[one.phase].packing != "chunk")) for one in found]
+    of_answers = [number for number, one in enumerate(found) if phases[one.phase].loss_on == "answers"]
+    for component in {found[number].component for number in of_answers}:
+        cache = traced.indices["train"][component].cache
+        members = [number for number in of_answers if found[number].component == component]
+        stops = np.array([found[number].document.first + found[number].offset + found[number].tokens for number in members])
+        spans = answers_of(cache.manifest, cache.spans())
+        told = counted_before(spans, stops) - counted_before(spans, stops - [counts[number] for number in members])
+        for number, count in zip(members, told.tolist(), strict=True):
+            counts[number] = count
+    return counts
+
+
+def _read_tokens(cache: TokenCache, found: Sequence[Trained]) -> list[np.ndarray]:
+    """All tokens of each piece."""
+    tokens = [np.empty(one.tokens, np.int32) for one in found]
+    fetch([wanted for one, out in zip(found, tokens, strict=True) for wanted in cache.read_piece(one.document.first + one.offset, out)])
+    return tokens
+
+
+def check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
+    """A document's first token is the one that begins documents, and no other of its tokens is."""
+    begins, expected = np.flatnonzero(tokens == cache.manifest.begin_of_text).tolist(), [0] if one.offset == 0 else []
+    if begins != expected:
+        raise DataError(
+            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} where it begins and nowhere "
+            f"else, found it at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens do not belong "
+            "together. Delete the folder and run `phasewise data prepare`."
+        )
+
+
+def tokens_trained(found: Iterable[Trained]) -> int:
+    """How many different tokens of one document these pieces hold."""
+    last = count = 0
+    for one in sorted(found, key=lambda one: one.offset):
+        stop = one.offset + one.tokens
+        count += max(0, stop - max(last, one.offset))
+        last = max(last, stop)
+    return count
+
+
+def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
+    if not phase.order.drawn.get(component) or not asked:
+        return
+    if not phase.order.from_caches:
+        yield from _in_buffered_phase(phase, component, asked)
+        return
+    laid = phase.rows[component]
+    spans = [laid.between(one.first, one.stop) for one in asked]
+    wanted = np.unique(np.concatenate([np.arange(span.start, span.stop) for span in spans]))
+    if not wanted.size:
+        return
+    draws = phase.order.of_rows(component, wanted)
+    by_row = np.argsort(draws.row, kind="stable")
+    rows = draws.row[by_row]
+    firsts = laid.firsts(draws.row)
+    stops = firsts + laid.used(draws.row)
+    for one, span in zip(asked, spans, strict=True):
+        for number in by_row[np.searchsorted(rows, span.start) : np.searchsorted(rows, span.stop)].tolist():
+            if int(draws.update[number]) in phase.trained.passed_over:
+                continue
+            first = int(firsts[number])
+            piece = Piece(0, one.document, max(one.first, first), min(one.stop, int(stops[number])))
+            yield one, _trained(phase, component, draws, number, piece, at=piece.first - first)
+
+
+def _in_buffered_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
+    first, stop = (np.array([getattr(one, name) for one in asked], np.int64) for name in ("first", "stop"))
+    which, draws, runs = phase.order.of_ranges(component, first, stop)
+    for number in np.lexsort((draws.place, draws.update, which)).tolist():
+        if int(draws.update[number]) in phase.trained.passed_over:
+            continue
+        one = asked[int(which[number])]
+        piece = Piece(0, one.document, int(runs.first[number]), int(runs.stop[number]))
+        yield one, _trained(phase, component, draws, number, piece, at=int(runs.at[number]))
+
+
+def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece, *, at: int) -> Trained:
+    row = int(draws.row[number])
+    return Trained(
+        phase=phase.phase.name,
+        step=int(draws.update[number]) + 1,
+        row=int(draws.place[number]),
+        component=component,
+        document=piece.document,
+        epoch=int(draws.epoch[number]),
+        cache_row=row if phase.order.from_caches else None,
+        buffer_row=None if phase.order.from_caches else row,
+        at=at,
+        offset=piece.first - piece.document.first,
+        tokens=piece.stop - piece.first,
+    )
+
+
+def _place(one: Trained) -> tuple[int, int, int]:
+    return one.step, one.row, one.at
+
+
+def _check_step(traced: Traced, phase: TracedPhase, step: int) -> None:
+    first, last = phase.phase.start_step + 1, phase.stop_step
+    if first <= step <= last:
+        return
+    recipe = traced.resolved.recipe
+    others = [one.name for one in recipe.phases if one.start_step < step <= one.stop_step]
+    hint = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} step {step}" if others else ""
+    raise ConfigError(f"{phase.phase.name} trains steps {first} to {last} at {recipe.scale} scale, found step {step}{hint}.")
+
+
+def _shortened(text: str, *, is_whole: bool) -> str:
+    cut = text[:EXCERPT_CHARACTERS]
+    return cut if is_whole and cut == text else f"{cut}…"
