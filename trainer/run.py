@@ -22,12 +22,11 @@ from phasewise.trainer.loop import Guards, Moves, Preempted, train
 from phasewise.trainer.process import distributed
 from phasewise.trainer.process.child_process import end_with_parent
 from phasewise.trainer.process.compilation_cache import drop_changed, seal_new
-from phasewise.trainer.process.heartbeat import Heartbeat
 from phasewise.trainer.process.lease import Lease, only_one_trainer
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import seconds_left_to_save
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.trainer.process.watchdog import Watchdog, end_stalled, stall_limits
+from phasewise.trainer.process.watchdog import Heartbeat, Watchdog, end_stalled, stall_limits
 from phasewise.trainer.sinks import check_sinks
 
 

@@ -46,14 +46,14 @@ class JobSetLauncher:
         if (folder / NAME_FILE).exists() and (found := self._cluster.read(jobset_name(folder))):
             remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
 
-    def start(self, attempt: Attempt) -> "JobSetHosts | RemoteHosts":
+    def start(self, attempt: Attempt) -> "_JobSetHosts | RemoteHosts":
         """See `Launcher`. If the home is on a store the pods are hosts without the launcher's folder."""
         self.clear(attempt.folder)
         if (keeper := keeper_of(attempt.folder)) is not None:
             return start_remote(keeper, attempt, lambda kept: self._create(attempt, kept))
         return self._create(attempt, None)
 
-    def _create(self, attempt: Attempt, kept: Kept | None) -> "JobSetHosts":
+    def _create(self, attempt: Attempt, kept: Kept | None) -> "_JobSetHosts":
         name = jobset_name(attempt.folder)
         forget_meetings(attempt.folder)
         logs_before = [size_of(RunFolder(attempt.folder).log(number)) for number in range(self._slices.hosts)]
@@ -66,10 +66,10 @@ class JobSetLauncher:
             if found is None or annotations.get(LAUNCH) != attempt.name:
                 raise TrainingError(f"JobSet {name} was created by another launcher just now: wait for it, or stop it.") from None
         say(f"{attempt.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
-        return JobSetHosts(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)
+        return _JobSetHosts(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)
 
 
-class JobSetHosts:
+class _JobSetHosts:
     """A JobSet and its pods.
 
     Args:
@@ -111,7 +111,6 @@ class JobSetHosts:
         return self._code
 
     def wait(self, seconds: float) -> None:
-        """See `Hosts`."""
         time.sleep(seconds)
 
     def stop(self) -> None:
@@ -120,7 +119,6 @@ class JobSetHosts:
             self._cluster.delete(self._found)
 
     def kill(self) -> None:
-        """See `Hosts`."""
         self._cluster.delete(self._found)
         self._cluster.delete_pods(own_pods(self._cluster, self._found))
         wait_until_gone(self._cluster, self._found, GONE_SECONDS)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,10 +108,8 @@ class Cluster:
         found = self._request(self._core.list_namespaced_pod, self.namespace, label_selector=f"{NAME_LABEL}={name}")
         return self._api.sanitize_for_serialization(found)["items"]
 
-    def copy_log(self, pod: str, container: str, path: Path, after: bytes, *, follows: bool) -> bytes:
-        """Append the lines of a pod's log that are newer than the time `after`, and return the time of the last one.
-
-        The API gives a log from its beginning, with the time in front of each line (nine digits of a second, so times compare as bytes).
+    def log_lines(self, pod: str, container: str, *, follows: bool) -> Iterator[bytes]:
+        """Yield the lines of a pod's log from its beginning, with the time in front of each.
 
         Args:
             follows: whether to read until the container has ended, or the connection does.
@@ -119,7 +117,7 @@ class Cluster:
         Raises:
             NotStarted: the container has not begun.
             Missing: there is no such pod any more.
-            Unreachable: the server or the node does not answer, or ended in the middle. `after` is an attribute of the error.
+            Unreachable: the server or the node does not answer, or ended in the middle.
         """
         answer = self._request(
             self._core.read_namespaced_pod_log,
@@ -133,23 +131,14 @@ class Cluster:
         )
         rest = b""
         try:
-            with open(path, "ab", buffering=0) as log:
-                for piece in answer.stream():
-                    *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
-                        stamp, _, said = line.partition(b" ")
-                        if not stamp[:4].isdigit():  # a node answers 200 with an error's words if it has no log any more
-                            raise Unreachable(f"the node says of the log of {pod}: {line.decode(errors='replace')[:300]}")
-                        if stamp > after:
-                            log.write(said + b"\n")
-                            after = stamp
-                if rest and not follows and rest.partition(b" ")[0] > after:
-                    log.write(rest.partition(b" ")[2] + b"\n")
+            for piece in answer.stream():
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from lines
+            yield from [rest] if rest and not follows else []
         except _transport_errors() as error:
-            raise CutLog(f"the log of {pod} was cut: {error}", after) from None
+            raise Unreachable(f"the log of {pod} was cut: {error}") from None
         finally:
             answer.close()
-        return after
 
     def _request(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         try:
@@ -163,19 +152,15 @@ class Cluster:
             raise Unreachable(f"the Kubernetes API cannot be reached: {error}") from None
 
 
-class CutLog(Unreachable):
-    """The connection of a log ended in the middle, after the line of that time."""
-
-    def __init__(self, message: str, after: bytes) -> None:
-        super().__init__(message)
-        self.after = after
-
-
 class PodLog:
-    """A thread that appends the log of one pod to a file: pods without a shared folder can't write there."""
+    """A thread that appends the log of one pod to a file: pods without a shared folder can't write there.
+
+    A log that was cut is read again from its beginning. Times have nine digits of a second, so they compare as bytes.
+    """
 
     def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:
         self._cluster, self._pod, self._container, self._path = cluster, pod, container, path
+        self._after = b""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self._thread.start()
@@ -188,37 +173,37 @@ class PodLog:
         """Wait for the rest of the log, until a monotonic time."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
-            self._write(f"the rest of the log of {self._pod} could not be read")
+            self._write(f"the rest of the log of {self._pod} could not be read".encode())
 
     def _run(self) -> None:
-        self._write(f"log of {self._pod}:")
-        after, has_reported = b"", False
-        while True:
+        self._write(f"log of {self._pod}:".encode())
+        is_last = has_reported = False
+        while not is_last:
             is_last = self._ended.is_set()
             try:
-                after = self._cluster.copy_log(self._pod, self._container, self._path, after, follows=not is_last)
+                for line in self._cluster.log_lines(self._pod, self._container, follows=not is_last):
+                    stamp, _, said = line.partition(b" ")
+                    if not stamp[:4].isdigit():  # a node answers 200 with an error's words if it has no log any more
+                        raise Unreachable(f"the node says: {line.decode(errors='replace')[:300]}")
+                    if stamp > self._after:
+                        self._write(said)
+                        self._after = stamp
                 has_reported = False
-                if is_last:
-                    return
             except NotStarted:
-                if is_last:
-                    return
+                pass
             except Missing:
-                self._write(f"{self._pod} is gone, and its last lines may be missing")
+                self._write(f"{self._pod} is gone, and its last lines may be missing".encode())
                 return
             except (Unreachable, ConfigError) as error:
-                after = error.after if isinstance(error, CutLog) else after
                 if not has_reported:
                     say(f"the log of {self._pod} cannot be read at the moment: {error}")
-                has_reported = True
-            if not is_last:
-                self._ended.wait(RETRY_SECONDS)
-            else:
+                has_reported, is_last = True, False
                 time.sleep(RETRY_SECONDS)
+            self._ended.wait(RETRY_SECONDS)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: bytes) -> None:
         with open(self._path, "ab") as file:
-            file.write(f"{line}\n".encode())
+            file.write(line + b"\n")
 
 
 def with_retries(request: Callable[[], T]) -> T:

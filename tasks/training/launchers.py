@@ -165,21 +165,10 @@ class Process(Protocol):
         """Return its exit code or minus its signal; None while it is at work."""
         ...
 
-    def wait(self, seconds: float) -> None:
-        """Wait until it ends, at most so long."""
-        ...
-
-    def stop(self) -> None:
-        """Ask it to save and to end."""
-        ...
-
-    def kill(self) -> None:
-        """End it and what it started, and return when it has ended."""
-        ...
-
-    def close(self) -> None:
-        """Release its resources."""
-        ...
+    def wait(self, seconds: float) -> None: ...  # noqa: D102  # until it ends
+    def stop(self) -> None: ...  # noqa: D102  # ask it to save and to end
+    def kill(self) -> None: ...  # noqa: D102  # with what it started, and return when it has ended
+    def close(self) -> None: ...  # noqa: D102
 
 
 class ProcessGroup:

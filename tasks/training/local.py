@@ -52,7 +52,7 @@ class LocalLauncher:
         group = ProcessGroup(attempt.folder)
         try:
             for number, environment in enumerate(environments):
-                group.processes.append(LocalProcess(command, environment, RunFolder(attempt.folder).log(number), number))
+                group.processes.append(_LocalProcess(command, environment, RunFolder(attempt.folder).log(number), number))
         except BaseException:
             group.close()
             raise
@@ -106,7 +106,7 @@ class LocalLauncher:
         return [str(number) for number in range(len(there))] if chosen is None else [name for name in chosen.split(",") if name]
 
 
-class LocalProcess:
+class _LocalProcess:
     """One trainer, in its own process group."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, number: int) -> None:
@@ -115,11 +115,9 @@ class LocalProcess:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=environment, process_group=0)
 
     def code(self) -> int | None:
-        """See `Process`."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> None:
-        """See `Process`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
@@ -128,13 +126,11 @@ class LocalProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """See `Process`."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """See `Process`."""
         if self._process.poll() is None:
             self.kill()
         if self._process.stdin:

@@ -14,8 +14,8 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, read_metrics
-from phasewise.trainer.process.heartbeat import read_heartbeat, signature
 from phasewise.trainer.process.signals import stop_seconds
+from phasewise.trainer.process.watchdog import read_heartbeat, signature
 
 POLL_SECONDS = 0.5
 SILENT_SECONDS = 60.0

@@ -1,19 +1,4 @@
-"""Selects the launcher of a phase and its settings, from the phase's slice and the environment.
-
-| variable | |
-|---|---|
-| `PHASEWISE_LAUNCHER` | `local` (if it is not set), `jobset` or `tpu_vm`; a phase of the slice `local` is always trained here |
-| `PHASEWISE_PROCESSES` | local: how many processes; if it is not set, one for each GPU of the mesh, and else one |
-| `PHASEWISE_GKE_IMAGE`, `…_NAMESPACE`, `…_SERVICE_ACCOUNT` | jobset: image, namespace, service account |
-| `PHASEWISE_GKE_CLAIM`, `…_MOUNT` | jobset, home in a folder: the volume claim that holds the home, and its mount path |
-| `PHASEWISE_GKE_SCRATCH` | jobset, home on a store: the working folder of pods, a folder of the node or `memory`; a
-folder that the node makes for the pod if it is not set |
-| `PHASEWISE_TPU_HOSTS` | tpu_vm: `[user@]name[:port]` of the workers in order, `,` between them and `;` between slices; of a phase that
-moves from slice to slice `SLICE=…` of each, with `|` between them |
-| `PHASEWISE_TPU_PYTHON`, `…_PROJECT` | tpu_vm: their paths on every host; as here if they are not set |
-| `PHASEWISE_TPU_KNOWN_HOSTS`, `…_KEY` | tpu_vm: files of ssh; the user's own if they are not set |
-| `PHASEWISE_TPU_SCRATCH` | tpu_vm: the working folder of hosts with a home on a store; their user's cache folder if it is not set |
-"""
+"""Selects the launcher of a phase and its settings, from the phase's slice and the environment (docs/reference/environment.md)."""
 
 import os
 import sys

@@ -1,10 +1,9 @@
-"""Training as a Prefect task: its progress and loss curve in the UI, and the stop if the run above it is suspended."""
+"""Training as a Prefect task: its progress in the UI, and the stop if the run above it is suspended."""
 
-import base64
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -26,21 +25,17 @@ from phasewise.tasks.store.publisher import check_not_taken_over
 from phasewise.tasks.training.attempts import PlannedSegment, SliceSegment, launch_trainer
 from phasewise.tasks.training.select_launcher import select_launcher
 from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import decimal
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.metrics import Row
 
 ARTIFACT_SECONDS = 3.0
-PICTURE_SECONDS = 30.0
+PAGE_SECONDS = 30.0
 RATE_ROWS = 50
 LOOK_SECONDS = 2.0
 SERVER_SECONDS = 3600.0
 """How long a training that has ended waits for a server that is away: what follows is written there."""
 SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, that goes on from what is saved."
-
-MAX_POINTS = 400
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 260, 56, 28, 12
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
@@ -55,16 +50,13 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
     key = f"{run.recipe}-{run.scale}-{run.phase}"
     artifact = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
     recent: deque[Row] = deque(maxlen=RATE_ROWS)
-    curve = Curve()
-    metrics = RunFolder.at(run.output).metrics
-    curve.add(read_metrics(metrics) if metrics.exists() else ())
-    reported = pictured = time.monotonic()
+    reported = paged = time.monotonic()
 
-    def picture() -> None:
-        nonlocal pictured
-        pictured = time.monotonic()
-        page = training_markdown(run, curve, tokens_per_second(recent))
-        requests.ask("picture", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))
+    def show_page() -> None:
+        nonlocal paged
+        paged = time.monotonic()
+        page = training_markdown(run, recent[-1] if recent else {}, tokens_per_second(recent))
+        requests.ask("page", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))
 
     def show_progress(percent: float) -> None:
         nonlocal reported
@@ -73,7 +65,6 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
 
     def on_rows(rows: list[Row]) -> None:
         recent.extend(rows)
-        curve.add(rows)
         last = rows[-1]
         total = run.stop_step - run.start_step
         done = last["step"] - run.start_step
@@ -81,8 +72,8 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
         advance(f"train {run.phase}", done, total, f"loss {loss}  {tokens_per_second(recent):,.0f} tokens/s")
         if time.monotonic() - reported >= ARTIFACT_SECONDS or done == total:
             show_progress(100.0 * done / total)
-        if time.monotonic() - pictured >= PICTURE_SECONDS or done == total:
-            picture()
+        if time.monotonic() - paged >= PAGE_SECONDS or done == total:
+            show_page()
 
     def check() -> None:
         check_not_taken_over()
@@ -151,76 +142,23 @@ def tokens_per_second(rows: Sequence[Row]) -> float:
     return sum(row["tokens"] for row in list(rows)[1:]) / seconds if seconds > 0 else 0.0
 
 
-class Curve:
-    """The loss by steps, thinned to a few hundred points however long the run is."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[int, float]] = []
-        self._every, self._count = 1, 0
-        self.last: Mapping[str, Any] | None = None
-
-    @property
-    def points(self) -> list[tuple[int, float]]:
-        """Step and loss, the last one always among them."""
-        last = self.last
-        if last is None or not _is_number(last["loss"]) or (self._points and self._points[-1][0] == last["step"]):
-            return self._points
-        return [*self._points, (last["step"], last["loss"])]
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows of the metrics in order; one whose loss is no number leaves a gap."""
-        for row in rows:
-            self.last = row
-            if self._count % self._every == 0 and _is_number(row["loss"]):
-                self._points.append((row["step"], row["loss"]))
-            self._count += 1
-            if len(self._points) >= MAX_POINTS:
-                self._points = self._points[::2]
-                self._every *= 2
-
-
-def training_markdown(run: RunConfig, curve: Curve, rate: float) -> str:
-    """The page.
+def training_markdown(run: RunConfig, last: Mapping[str, Any], rate: float) -> str:
+    """Return the page of a training, with a link to the page that has every measure live.
 
     Args:
+        last: the newest row of the metrics; empty if there is none.
         rate: tokens a second.
     """
-    last = curve.last or {}
     done, total = last.get("step", run.start_step) - run.start_step, run.stop_step - run.start_step
     page = site_address(run.recipe, run.scale, run.phase)
+    loss = last.get("loss")
     rows = {
         "step": f"{last.get('step', run.start_step):,} of {run.stop_step:,}",
         "done": f"{100 * done / total:.0f} %",
-        "loss": "no number" if last and not _is_number(last["loss"]) else decimal(last.get("loss"), places=3),
+        "loss": "NaN" if last and (loss is None or not math.isfinite(loss)) else decimal(loss, places=3),
         "learning rate": f"{last['learning_rate']:.3g}" if "learning_rate" in last else "–",
         "tokens a second": f"{rate:,.0f}" if rate else "–",
     }
     lines = [f"# Training of {run.recipe}/{run.scale}/{run.phase}", ""]
     lines += [f"[Live, with every measure]({page})", ""] if page else []
-    if len(curve.points) > 1:
-        svg = base64.b64encode(loss_svg(curve.points).encode()).decode()
-        lines += [f"![loss by step](data:image/svg+xml;base64,{svg})", ""]
     return "\n".join([*lines, "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-
-
-def _is_number(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss)
-
-
-def loss_svg(points: list[tuple[int, float]]) -> str:
-    """The loss by step as a picture that reads on light and dark; it needs two points."""
-    steps, losses = [step for step, _ in points], [loss for _, loss in points]
-    low, high = min(losses), max(losses)
-    span, length = (high - low) or 1.0, (steps[-1] - steps[0]) or 1
-    inner, height = WIDTH - LEFT - 12, HEIGHT - BOTTOM - TOP
-    path = " ".join(f"{LEFT + inner * (step - steps[0]) / length:.1f},{TOP + height * (high - loss) / span:.1f}" for step, loss in points)
-    text = 'font-family="sans-serif" font-size="13" fill="#64748b"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
-        f'<line x1="{LEFT}" y1="{HEIGHT - BOTTOM}" x2="{WIDTH - 12}" y2="{HEIGHT - BOTTOM}" stroke="#94a3b8"/>'
-        f'<polyline points="{path}" fill="none" stroke="#1d4ed8" stroke-width="1.6"/>'
-        f'<text x="4" y="{TOP + 10}" {text}>{high:.3f}</text><text x="4" y="{HEIGHT - BOTTOM}" {text}>{low:.3f}</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 8}" {text}>step {steps[0]:,}</text>'
-        f'<text x="{WIDTH - 12}" y="{HEIGHT - 8}" text-anchor="end" {text}>step {steps[-1]:,}</text></svg>'
-    )

@@ -9,11 +9,9 @@ While an attempt goes on, `life.json` says what is known of it. A launcher that 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -21,13 +19,11 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.base.wording import about
-from phasewise.trainer.process.heartbeat import read_heartbeat
+from phasewise.trainer.process.watchdog import read_heartbeat
 
 STEPPING = ("step", "data", "barrier")
 """The works of an update."""
 LEAST_SHARE = 0.01
-UNCOUNTED_SECONDS = 60.0
-"""A trainer starts to count after its imports. A longer time by the clock means that the clock was set."""
 NOTE_SECONDS = 10.0
 
 
@@ -74,28 +70,9 @@ class TimeBreakdown(Frozen):
 
 
 class OpenAttempt(Frozen):
-    """An attempt that goes on, as `life.json` says it.
-
-    Attributes:
-        life: what was known of it when this was written.
-        before: time and process of the heartbeat that was there when it began, of an earlier one.
-    """
+    """An attempt that goes on, as `life.json` says it: what was known of it when this was written."""
 
     life: AttemptTime
-    before: list[str | int | None]
-
-    def with_its_heartbeat(self, said: Mapping[str, Any]) -> AttemptTime:
-        """Return the attempt with the later heartbeat of its trainer, if that is on this machine."""
-        if not said or [said.get("time"), said.get("pid")] == self.before:
-            return self.life
-        with suppress(KeyError, TypeError, ValueError):
-            on_the_clock = datetime.fromisoformat(said["time"]).timestamp() - self.life.started_at
-            counted = self.life.wall_seconds + sum(said["spent"].values()) - sum(self.life.seconds.values())
-            until = min(on_the_clock, counted + UNCOUNTED_SECONDS)
-            if until >= self.life.wall_seconds:
-                said_then = {"seconds": dict(said["spent"]), "to_step": said["step"], "peak_memory_bytes": said["peak_memory_bytes"]}
-                return self.life.but(wall_seconds=until, **said_then)
-        return self.life
 
 
 class Clock:
@@ -140,7 +117,7 @@ class Clock:
             if noted is None or now - noted >= NOTE_SECONDS:
                 noted = now
                 with suppress(OSError):
-                    write_json(RunFolder(self._folder).life, OpenAttempt(life=so_far(), before=before).model_dump(mode="json"))
+                    write_json(RunFolder(self._folder).life, OpenAttempt(life=so_far()).model_dump(mode="json"))
 
         note()
         try:
@@ -152,10 +129,10 @@ class Clock:
                 RunFolder(self._folder).life.unlink(missing_ok=True)
 
     def _write_lost_attempt(self) -> None:
-        if found := read_open_attempt(self._folder):
-            lost = found.with_its_heartbeat(read_heartbeat(self._folder))
-            if lost.started_at not in [one.started_at for one in read_attempts(self._folder)]:
-                self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
+        found = read_open_attempt(self._folder)
+        if found and found.life.started_at not in [one.started_at for one in read_attempts(self._folder)]:
+            away = max(0.0, time.time() - found.life.started_at - found.life.wall_seconds)
+            self._append(found.life.but(away_seconds=away))
 
     def _append(self, attempt: AttemptTime) -> None:
         with suppress(OSError), open(RunFolder(self._folder).spent, "a", encoding="utf-8") as file:

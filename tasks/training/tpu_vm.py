@@ -121,18 +121,18 @@ class TpuVmLauncher:
         loop = Loop()
         forget_meetings(attempt.folder)
 
-        async def start_all() -> list[SshProcess]:
+        async def start_all() -> list[_SshProcess]:
             commands = list(zip(self._workers.hosts, self.commands(attempt, kept), strict=True))
             found = await asyncio.gather(
                 *(self._start(attempt, loop, number, host, command) for number, (host, command) in enumerate(commands)),
                 return_exceptions=True,
             )
             if failed := [one for one in found if isinstance(one, BaseException)]:
-                for process in [one for one in found if isinstance(one, SshProcess)]:
+                for process in [one for one in found if isinstance(one, _SshProcess)]:
                     await process.kill_on_host()
                     await process.disconnect()
                 raise failed[0]
-            return [one for one in found if isinstance(one, SshProcess)]
+            return [one for one in found if isinstance(one, _SshProcess)]
 
         try:
             return SshGroup(attempt.folder, loop, loop.run(start_all()), done_seconds)
@@ -140,7 +140,7 @@ class TpuVmLauncher:
             loop.close()
             raise
 
-    async def _start(self, attempt: Attempt, loop: "Loop", number: int, host: Host, command: str) -> "SshProcess":
+    async def _start(self, attempt: Attempt, loop: "Loop", number: int, host: Host, command: str) -> "_SshProcess":
         connection = await connect(host, self._workers.known_hosts, self._workers.key)
         log = RunFolder(attempt.folder).log(number)
         # how long the last attempt of this launcher may still have a host: until it hears nothing, and has saved
@@ -170,7 +170,7 @@ class TpuVmLauncher:
             if isinstance(error, TimeoutError):
                 raise TrainingError(f"{host} did not start the trainer within {START_SECONDS:.0f} s: look at it by ssh.") from None
             raise
-        return SshProcess(loop, connection, process, host, log, pid)
+        return _SshProcess(loop, connection, process, host, log, pid)
 
     def commands(self, attempt: Attempt, kept: Kept | None = None) -> list[str]:
         """Return the command of each host, for its shell, which becomes the trainer, or `tasks.training.hosts` if there is a store."""
@@ -272,7 +272,7 @@ async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any
         raise TrainingError(f"{host} does not answer by ssh: {error or 'nothing came in time'}. Look whether it runs.") from None
 
 
-class SshProcess:
+class _SshProcess:
     """The trainer on one host. It ends when the connection does, for it watches its standard input."""
 
     def __init__(self, loop: Loop, connection: Any, process: Any, host: Host, log: Path, pid: int) -> None:
@@ -284,11 +284,9 @@ class SshProcess:
         loop.begin(self._stay_alive())
 
     def code(self) -> int | None:
-        """See `Process`."""
         return self._code
 
     def wait(self, seconds: float) -> None:
-        """See `Process`."""
         self._ended.wait(seconds)
 
     def stop(self) -> None:
@@ -308,7 +306,6 @@ class SshProcess:
             self._ended.wait(END_SECONDS)
 
     def close(self) -> None:
-        """See `Process`."""
         self._loop.run(self.disconnect())
 
     async def kill_on_host(self) -> None:
@@ -354,7 +351,7 @@ class SshProcess:
 class SshGroup(ProcessGroup):
     """The trainers on all hosts, and the thread that talks to them."""
 
-    def __init__(self, folder: Path, loop: Loop, processes: list[SshProcess], done_seconds: float = DONE_SECONDS) -> None:
+    def __init__(self, folder: Path, loop: Loop, processes: list[_SshProcess], done_seconds: float = DONE_SECONDS) -> None:
         super().__init__(folder, done_seconds=done_seconds)
         self._loop = loop
         self.processes.extend(processes)

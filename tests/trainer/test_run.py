@@ -16,9 +16,8 @@ from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.metrics import read_metrics
-from phasewise.trainer.process.heartbeat import Heartbeat
 from phasewise.trainer.process.lease import only_one_trainer
-from phasewise.trainer.process.watchdog import Doing
+from phasewise.trainer.process.watchdog import Doing, Heartbeat
 from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state, params_digest
 

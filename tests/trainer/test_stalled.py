@@ -11,8 +11,8 @@ import pytest
 
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.process.heartbeat import read_heartbeat
 from phasewise.trainer.process.lease import only_one_trainer
+from phasewise.trainer.process.watchdog import read_heartbeat
 from tests.trainer.conftest import MakeRun
 
 LIMIT_SECONDS, AFTER_SECONDS = 1.0, 15.0

@@ -17,12 +17,12 @@ import pytest
 
 from phasewise.tasks.training import attempts, local, monitor
 from phasewise.tasks.training.attempts import MAX_RESTARTS, launch_trainer
-from phasewise.tasks.training.run_identity import archive_another_run, finished_result, last_saved_step
+from phasewise.tasks.training.run_identity import finished_result, last_saved_step
 from phasewise.tasks.training.time_breakdown import read_time_breakdown
 from phasewise.trainer.base.errors import StorageError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.identity import read_sealed
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, read_metrics
@@ -116,25 +116,6 @@ def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path
     assert (aside / "checkpoints" / "10").is_dir()
     assert f"it is kept in {aside.name}" in caplog.text
     assert result["run_digest"] == after.digest
-
-
-def test_a_name_that_is_taken_is_not_taken_again(build_run: BuildRun, trained_at: Path):
-    """Three times the same two runs in turn: every folder is kept."""
-    for turn in range(3):
-        write_json(trained_at / "turns" / "run.json", build_run("turns").model_dump(mode="json"))
-        write_json(trained_at / "turns" / "result.json", {"turn": turn})
-        archive_another_run(build_run("turns", peak=1e-3))
-    kept = [read_json(path / "result.json")["turn"] for path in trained_at.glob("turns.superseded-*")]
-    assert sorted(kept) == [0, 1, 2]
-    assert not (trained_at / "turns").exists()
-
-
-def test_a_folder_that_lost_its_run_file_is_not_gone_on_with(build_run: BuildRun, trained_at: Path):
-    """Nobody knows with which settings its checkpoints were trained."""
-    (trained_at / "lost" / "checkpoints" / "10").mkdir(parents=True)
-    archive_another_run(build_run("lost"))
-    assert (trained_at / "lost.superseded-unknown" / "checkpoints" / "10").is_dir()
-    assert not (trained_at / "lost").exists()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -237,22 +218,6 @@ signal.pause()
     assert "slow: stopped after step 40 of 90; the checkpoint of step 30 is kept, and 10 updates are done again" in caplog.text
 
 
-def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
-    lives: list[Path] = []
-
-    def die(run_file: Path, *_: object) -> int:
-        (run_file.parent / "trainer.log").touch()
-        lives.append(run_file)
-        return -signal.SIGKILL
-
-    start_instead(monkeypatch, die)
-    with pytest.raises(
-        TrainingError, match=r"doomed was not trained: the trainer was ended by SIGKILL: its log says nothing \(log: .*trainer\.log\)"
-    ):
-        launch_trainer(build_run("doomed"), ignore)
-    assert len(lives) == 1 + MAX_RESTARTS
-
-
 @pytest.mark.parametrize(("code", "ending"), [(4, "ended stalled"), (75, "ended preempted"), (-9, "was ended by SIGKILL")])
 def test_what_may_go_on_is_started_again(
     build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
@@ -272,21 +237,6 @@ def test_what_may_go_on_is_started_again(
     start_instead(monkeypatch, end_early)
     assert launch_trainer(build_run(f"unlucky{code}"), ignore) == {"life": 1 + MAX_RESTARTS}
     assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its beginning") == MAX_RESTARTS
-
-
-def test_a_trainer_that_always_stalls_is_given_up_with_its_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
-    lives: list[int] = []
-
-    def stall(run_file: Path, *_: object) -> int:
-        with open(run_file.parent / "trainer.log", "a") as log:
-            log.write("Thread 0x1\ntrainer: phase stuck stalled: no update for 5 seconds.\n")
-        lives.append(4)
-        return 4
-
-    start_instead(monkeypatch, stall)
-    with pytest.raises(TrainingError, match=r"^stuck was not trained: phase stuck stalled: no update for 5 seconds\.$"):
-        launch_trainer(build_run("stuck"), ignore)
-    assert len(lives) == 1 + MAX_RESTARTS
 
 
 def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
@@ -313,11 +263,6 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
     assert not list(trained_at.glob("moved.superseded-*"))
 
 
-def test_data_that_nobody_judged_is_not_trained_on(build_run: BuildRun):
-    with pytest.raises(VerdictError, match=r"unjudged was not trained: phase unjudged has no verdict at .*: validate its data first"):
-        launch_trainer(build_run("unjudged", judged=False), ignore)
-
-
 @pytest.mark.parametrize(("code", "kind"), [(1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError)])
 def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]):
     """One clear line, and no second try: what failed for a reason would fail for it again."""
@@ -341,17 +286,6 @@ def test_a_trainer_whose_log_could_not_be_written_says_that_its_disk_is_full(bui
     with pytest.raises(StorageError, match=r"No space left on device \(the trainer ended with code 7: its log says nothing") as failure:
         launch_trainer(build_run("full"), ignore)
     assert failure.value.exit_code == 7
-
-
-def test_the_reason_is_that_of_this_attempt(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
-    """The log grows over all attempts; the reason of an earlier one must not be given for a crash that gave none."""
-    run = build_run("again", judged=False)
-    with pytest.raises(VerdictError):
-        launch_trainer(run, ignore)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises((TrainingError, VerdictError)) as failure:
-        launch_trainer(run, ignore)
-    assert "the trainer ended with code 1" in str(failure.value)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(build_run: BuildRun):

@@ -18,7 +18,6 @@ from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig, Steps
 from phasewise.trainer.events import append_event
 from phasewise.trainer.preflight.spec import run_of
-from phasewise.trainer.process.environment import conditions_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 
 FOUR = Machine("gpu", "NVIDIA H100 80GB HBM3", 4)
@@ -46,12 +45,6 @@ def test_where_there_is_an_accelerator_jax_is_asked(tmp_path: Path):
     assert find_machine(environment, tmp_path) == CPU
     with pytest.raises(TrainingError, match=r"jax does not start here \(ended with code 1\): .* Set JAX_PLATFORMS=cpu to train on the CPU"):
         find_machine({**environment, "JAX_PLATFORMS": "nonsense"}, tmp_path)
-
-
-def test_one_device_is_as_it_always_was():
-    assert execution_here(llama_run(), CPU) == ONE_DEVICE == Execution()
-    assert execution_here(llama_run(), Machine("cpu", "CPU", 8)) == ONE_DEVICE
-    assert execution_here(llama_run(), Machine("gpu", "NVIDIA H200", 1)) == ONE_DEVICE
 
 
 def test_several_devices_are_used_where_they_cut_every_batch():
@@ -115,13 +108,6 @@ def test_a_run_that_went_on_says_from_where(run: RunConfig):
     append_event(folder, "stalled", 7, "it stalled")
     append_event(folder, "resumed", 1200, "going on")
     assert execution_summary(folder, "local").endswith("; it went on from the beginning, step 1,200")
-
-
-def test_variables_that_may_change_bits_are_named(run: RunConfig):
-    folder = written(run)
-    found = conditions_of({"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}, platform_name="cpu", device="cpu", processes=1)
-    write_json(RunFolder(folder).conditions, found.model_dump(mode="json"))
-    assert "the batch at once, XLA_FLAGS=--xla_cpu_enable_fast_math=true; from its start" in execution_summary(folder, "local")
 
 
 def test_what_was_computed_otherwise_before_is_named(run: RunConfig):

@@ -26,7 +26,7 @@ from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.remote_hosts import start_remote, take_back
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
 from phasewise.trainer.base.code_digest import HOUSE
-from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
+from phasewise.trainer.base.errors import ConfigError, TakenOver
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, put_file, read_json, write_atomically, write_json
@@ -36,7 +36,6 @@ from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
-from tests.stores.fixtures import FaultyStore
 from tests.tasks.training.conftest import BuildRun
 from tests.tasks.training.machines import environment_here
 from tests.tasks.training.ssh_hosts import SshHosts, ssh_hosts
@@ -285,19 +284,6 @@ def test_content_that_a_host_uploads_again_is_not_deleted_with_the_checkpoint_th
         launch.committer.commit()
         assert launch.committed() == [10]
         assert launch.is_whole_elsewhere(10)
-
-
-def test_a_store_that_is_away_gets_the_rest_later(faulty_store: FaultyStore, tmp_path: Path):
-    with Launch(tmp_path, faulty_store.root) as launch:
-        launch.train_to(5)
-        faulty_store.faults.refuse(where="objects", method="POST", times=1000)
-        with pytest.raises(StorageError, match="what host 0 wrote is not on gs://"):
-            launch.committer.finish()
-        assert launch.committed() == []
-        faulty_store.faults.clear()
-        faulty_store.faults.drop_reply(where="head", method="POST", times=1)
-        launch.committer.commit()
-        assert launch.committed() == [5]
 
 
 def test_a_host_that_comes_too_late_begins_nothing(

@@ -14,7 +14,7 @@ from phasewise.tasks.training.jobset_manifest import ClusterSettings
 from phasewise.tasks.training.kubernetes_cluster import Cluster
 from phasewise.tasks.training.launchers import Attempt, Hosts
 from phasewise.tasks.training.monitor import start_and_monitor
-from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from tests.tasks.training.api_server import ApiServer, api_server
 from tests.tasks.training.schema import problems_of
@@ -177,12 +177,6 @@ def test_hosts_that_do_not_hear_are_ended(
         start_and_monitor(launcher, life, lambda rows: None, check)
     assert not server.jobsets
     assert not server.pods
-
-
-def test_a_manifest_that_the_server_refuses_is_said(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife):
-    server.validate = lambda manifest: ["spec.x: Invalid value"]
-    with pytest.raises(ConfigError, match=r"422 .*spec\.x: Invalid value"):
-        launcher.start(bare_life())
 
 
 def test_why_pods_do_not_start():

@@ -12,7 +12,7 @@ from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_mani
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import as_path
-from tests.tasks.training.schema import SCHEMA, own_problems, schema_problems
+from tests.tasks.training.schema import SCHEMA, schema_problems
 
 BareLife = Callable[..., Attempt]
 KEPT = Kept(Path("/scratch/phasewise/0123"), as_path("gs://bucket/home"), "marin-8b-full")
@@ -51,13 +51,6 @@ def test_it_holds_against_the_schema(bare_life: BareLife, name: str):
     assert len(schema_problems(manifest)) == 2, "the schema can fail"
 
 
-@pytest.mark.parametrize("name", SLICES)
-def test_it_holds_against_our_own_check(bare_life: BareLife, name: str):
-    assert own_problems(manifest_on(name, bare_life())) == []
-    assert own_problems(manifest_on(name, bare_life(), claim=None, mount=None, service_account=None)) == []
-    assert own_problems(on_store(name, bare_life())) == []
-
-
 def test_pods_of_a_home_on_a_store_have_a_disk_of_their_own_and_bring_what_they_need(bare_life: BareLife):
     life = bare_life()
     manifest = on_store("4x v5p-512", life, send_seconds=100.0)
@@ -81,36 +74,6 @@ def test_pods_of_a_home_on_a_store_have_a_disk_of_their_own_and_bring_what_they_
         "/mnt/disks/ssd0": {"hostPath": {"path": "/mnt/disks/ssd0", "type": "DirectoryOrCreate"}},
     }.items():
         assert pod_of(on_store("v6e-4", life, scratch=scratch))["volumes"] == [{"name": "scratch", **volume}]
-
-
-def spoil(manifest: Any, path: str, value: Any) -> Any:
-    *above, last = path.split(".")
-    found = manifest
-    for name in above:
-        found = found[int(name)] if isinstance(found, list) else found[name]
-    found[last] = value
-    return manifest
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("kind", "Job"),
-        ("spec.failurePolicy.maxRestarts", 3),
-        ("spec.replicatedJobs.0.template.spec.backoffLimit", 6),
-        ("spec.replicatedJobs.0.template.spec.parallelism", 1),
-        ("spec.replicatedJobs.0.template.spec.template.spec.restartPolicy", "OnFailure"),
-        ("spec.replicatedJobs.0.template.spec.template.spec.terminationGracePeriodSeconds", 45.5),
-        ("spec.replicatedJobs.0.template.spec.template.spec.volumes", []),
-        ("spec.replicatedJobs.0.template.spec.template.spec.containers.0.resources.limits", {"google.com/tpu": "8"}),
-        ("metadata.annotations.phasewise/hosts", 7),
-        ("metadata.name", "Phasewise_1"),
-        ("metadata.name", "p" * 60),
-        ("spec.suspended", True),
-    ],
-)
-def test_our_own_check_can_fail(bare_life: BareLife, path: str, value: Any):
-    assert own_problems(spoil(manifest_on("v4-2048", bare_life()), path, value))
 
 
 def test_a_slice_of_several_hosts_is_one_replicated_job(bare_life: BareLife):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phasewise.tasks.training import local
-from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, ProcessGroup, decisive, ending, grace_seconds
+from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, ProcessGroup, decisive
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -100,15 +100,6 @@ def test_where_one_is_lost_the_others_are_ended_and_it_is_named(group: ProcessGr
     assert RunFolder(tmp_path).log(0).read_text() == "trainer: host 1 (host1) was ended by SIGKILL: out of memory\n"
 
 
-def test_who_was_cut_off_is_not_the_reason(group: ProcessGroup, members: list[Member], clock: Clock):
-    """The others of a process that was preempted and could not be heard."""
-    members[2].ended = 5
-    group.look()
-    clock.now += GRACE_SECONDS + 1
-    group.look()
-    assert group.look() == 5
-
-
 def test_those_that_save_have_their_time(group: ProcessGroup, members: list[Member], clock: Clock, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PHASEWISE_STOP_SECONDS", "100")
     members[0].ended = 75
@@ -127,17 +118,6 @@ def test_one_that_does_not_end_with_those_that_are_done_is_lost(group: ProcessGr
     group.look()
     assert group.look() == 5
     assert "host 2 (host2) did not end with the others" in RunFolder(tmp_path).log(0).read_text()
-
-
-def test_how_long_the_others_may_go_on():
-    assert grace_seconds([0, 0]) == DONE_SECONDS
-    assert grace_seconds([0, 5]) == GRACE_SECONDS
-    assert grace_seconds([75, 3]) == GRACE_SECONDS
-
-
-@pytest.mark.parametrize(("code", "words"), [(-9, "was ended by SIGKILL"), (7, "ended no storage"), (120, "ended with code 120")])
-def test_an_ending_in_words(code: int, words: str):
-    assert ending(code) == words
 
 
 @pytest.fixture
@@ -160,11 +140,6 @@ def with_gpus(root: Path, count: int, monkeypatch: pytest.MonkeyPatch, *, plugin
 def test_one_process_without_an_accelerator_has_the_environment_and_the_cpu(life: Any, tmp_path: Path):
     [environment] = LocalLauncher(root=tmp_path).environments(life(), {"A": "b"})
     assert environment == {"A": "b", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-
-def test_what_somebody_said_stays(life: Any, tmp_path: Path):
-    given = {"JAX_PLATFORMS": "tpu,cpu", "TF_CPP_MIN_LOG_LEVEL": "0"}
-    assert LocalLauncher(root=tmp_path).environments(life(), given) == [given]
 
 
 def test_a_machine_with_a_gpu_trains_on_it(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -196,11 +171,6 @@ def test_a_gpu_that_jax_cannot_use_is_said(life: Any, tmp_path: Path, monkeypatc
     assert "there is a GPU, and jax has no plugin for it: this trains on the CPU" in caplog.text
 
 
-def test_a_gpu_is_left_alone_where_the_cpu_was_asked_for(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    assert LocalLauncher(root=with_gpus(tmp_path, 1, monkeypatch)).environments(life(), given) == [given]
-
-
 def test_virtual_devices_are_dealt_out(life: Any, tmp_path: Path):
     found = LocalLauncher(2, root=tmp_path).environments(life(replica=2, fsdp=2), {"XLA_FLAGS": "--other"})
     assert [one["XLA_FLAGS"] for one in found] == ["--other --xla_force_host_platform_device_count=2"] * 2
@@ -211,9 +181,3 @@ def test_virtual_devices_are_dealt_out(life: Any, tmp_path: Path):
 def test_processes_that_do_not_divide_the_devices_are_refused(life: Any, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"found 4 devices in execution.mesh for 3 processes"):
         LocalLauncher(3, root=tmp_path).environments(life(fsdp=4), {})
-
-
-def test_what_is_left_over_from_another_launch_is_refused_before_anything_starts(life: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MEGASCALE_SLICE_ID", "3")
-    with pytest.raises(ConfigError, match="found MEGASCALE_SLICE_ID=3 in the environment"):
-        LocalLauncher().start(life())

@@ -92,11 +92,6 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
     assert len(after) == STEPS
 
 
-def test_another_run_in_the_folder_is_no_changed_plan(build_run: BuildRun, planned: Execution):
-    other = build_run("planned", peak=2e-2).but(execution=planned)
-    assert note_changed_plan(other) is None
-
-
 Edit = Callable[[dict[str, Any]], Any]
 
 
@@ -163,11 +158,6 @@ def test_other_settings_are_another_run(case: Case):
     assert not holds(case.again().but(seed=1))
 
 
-def test_another_component_is_another_run(case: Case):
-    caches = {**case.again().caches, "more": case.run.caches["web"]}
-    assert not holds(case.run.but(caches=caches))
-
-
 def without_notes(case: Case) -> None:
     (Path(case.run.output) / CACHES_NAME).unlink()
 
@@ -206,12 +196,6 @@ def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
     places = {name: str(folder).replace(str(tmp_path / "home"), str(moved)) for name, folder in again.caches.items()}
     output = again.output.replace(str(tmp_path / "home"), str(moved))
     assert holds(again.but(caches=places, output=output))
-
-
-def test_a_pinned_cache_is_known_by_its_content_too(case: Case):
-    again = case.again()
-    digests = {name: read_manifest(folder).digest for name, folder in again.caches.items()}
-    assert holds(again.but(cache_digests=digests))
 
 
 def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,6 @@ import pytest
 from phasewise.tasks.store.publisher import Kept, keeping
 from phasewise.tasks.training import kubernetes_cluster
 from phasewise.tasks.training import select_launcher as selection
-from phasewise.tasks.training.jobset import JobSetLauncher
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.select_launcher import chosen_kind, select_launcher
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher
@@ -49,20 +48,6 @@ def test_the_number_of_processes_reaches_the_launcher(monkeypatch: pytest.Monkey
     assert given == [None, 4]
     with pytest.raises(ConfigError, match="equally many of its 8 devices, found 3 in PHASEWISE_PROCESSES"):
         select_launcher(run(), "local", {"PHASEWISE_PROCESSES": "3"})
-
-
-def test_the_settings_of_a_cluster_reach_the_launcher(monkeypatch: pytest.MonkeyPatch):
-    more = {
-        "PHASEWISE_GKE_NAMESPACE": "train", "PHASEWISE_GKE_CLAIM": "home", "PHASEWISE_GKE_MOUNT": "/mnt/home",
-        "PHASEWISE_GKE_SERVICE_ACCOUNT": "trainer",
-    }  # fmt: skip
-    monkeypatch.setenv("PHASEWISE_STOP_SECONDS", "44")
-    launcher: Any = select_launcher(run(), "v5e-8", {**GKE, **more})
-    assert isinstance(launcher, JobSetLauncher)
-    settings = launcher._settings
-    assert (settings.image, settings.namespace, settings.claim, settings.mount) == ("registry/phasewise:1", "train", "home", "/mnt/home")
-    assert (settings.service_account, settings.stop_seconds, launcher._slices.name) == ("trainer", 44.0, "v5e-8")
-    assert launcher._cluster.namespace == "train"
 
 
 def test_what_is_for_a_home_on_a_store_reaches_the_pods(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

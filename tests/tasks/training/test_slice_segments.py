@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from phasewise.tasks.training import attempts as module
-from phasewise.tasks.training.attempts import SliceSegment, launch_trainer, segment_at
+from phasewise.tasks.training.attempts import SliceSegment, launch_trainer
 from phasewise.tasks.training.execution import execution_summary
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.tasks.training.run_identity import finished_result
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.identity import read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig
@@ -100,21 +98,6 @@ def test_the_account_has_each_slice(moved: RunConfig):
     assert "replay" not in spent.seconds
 
 
-def test_what_is_trained_is_done_and_says_how_it_ended(moved: RunConfig):
-    assert finished_result(moved)
-    written = RunConfig.model_validate(read_sealed(RunFolder.at(moved.output).run_file))
-    assert (written.execution, written.until_step) == (ONE, None)
-
-
-def test_which_segment_makes_an_update(moved: RunConfig):
-    first, second = segments_of(moved)
-    assert [segment_at((first, second), step) for step in (0, MOVED_AT - 1, MOVED_AT, MOVED_STEPS - 1, MOVED_STEPS)] == [
-        first,
-        first,
-        *[second] * 3,
-    ]
-
-
 def test_a_move_whose_state_is_not_there_is_not_believed(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
     """The launcher looks for the checkpoint; where there is none, the segment is trained again, as after a loss."""
     run = short_run(build_run("not saved"))
@@ -131,17 +114,6 @@ def test_a_move_whose_state_is_not_there_is_not_believed(build_run: BuildRun, mo
     launch_trainer(run, lambda rows: None, segments=segments_of(run))
     assert lives == [MOVED_AT, MOVED_AT]
     assert [event["kind"] for event in read_events(run.output)] == ["restart"]
-
-
-def test_a_trainer_whose_last_update_is_saved_already_says_so_again(stayed: RunConfig, build_run: BuildRun):
-    """It was ended after the checkpoint and before its exit code."""
-    run = short_run(build_run("ended late")).but(until_step=SAVED_EVERY)
-    file = RunFolder.at(run.output).run_file
-    write_json(file, run.model_dump(mode="json"))
-    for _ in range(2):
-        assert main([str(file)]) == ExitCode.MOVES
-        assert [row["step"] for row in rows_of(run)] == list(range(1, SAVED_EVERY + 1))
-    assert not RunFolder.at(run.output).result.exists()
 
 
 def test_a_move_within_what_is_passed_over_trains_nothing_of_it(stayed: RunConfig, build_run: BuildRun):

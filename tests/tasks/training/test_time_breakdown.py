@@ -1,24 +1,14 @@
 """Where the time of a training went: the parts add up, and what was done twice is called that."""
 
 import json
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from phasewise.tasks.training import time_breakdown as module
-from phasewise.tasks.training.attempts import launch_trainer
-from phasewise.tasks.training.time_breakdown import AttemptTime, Clock, read_attempts, read_open_attempt, read_time_breakdown
-from phasewise.trainer.base.code_digest import HOUSE
-from phasewise.trainer.base.run_folder import LIFE_NAME, SPENT_NAME, RunFolder, is_kept
-from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import RunConfig
-from tests.tasks.training.conftest import BuildRun
+from phasewise.tasks.training.time_breakdown import AttemptTime, Clock, read_attempts, read_time_breakdown
+from phasewise.trainer.base.run_folder import LIFE_NAME, SPENT_NAME
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
@@ -29,7 +19,7 @@ from pathlib import Path
 from phasewise.tasks.training import time_breakdown
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.trainer.process.heartbeat import read_heartbeat
+from phasewise.trainer.process.watchdog import read_heartbeat
 from phasewise.trainer.run import read_run
 
 run = read_run(Path(sys.argv[1]))
@@ -44,46 +34,6 @@ def lose() -> None:
 print(time.time(), flush=True)
 launch_trainer(run, lambda rows: None, lose, LocalLauncher(python=sys.argv[2]))
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        yield
-
-
-def lose_a_machine(run: RunConfig, folder: Path) -> float:
-    """When its work began. Its trainer hangs after some updates, so that it is lost before it is done."""
-    file, python = folder / "wanted.json", folder / "python"
-    write_json(file, run.model_dump(mode="json"))
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE.parent} exec {sys.executable} -m tests.trainer.hanging {HANGS_AFTER} "$4" "$5"\n')
-    python.chmod(0o755)
-    words = [sys.executable, "-c", MACHINE, str(file), str(python), str(HANGS_AFTER)]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=HOUSE.parent, check=False)
-    assert ended.returncode == -9, ended.stderr[-2000:]
-    return float(ended.stdout.split()[0])
-
-
-def test_the_account_is_the_time_on_the_clock(build_run: BuildRun, tmp_path: Path):
-    checkpoints = {"every_steps": SAVED_EVERY, "every_minutes": None, "keep_all": False}
-    rate = build_run("lost").learning_rate[0].but(end_step=STEPS)
-    run = build_run("lost").but(stop_step=STEPS, checkpoints=checkpoints, learning_rate=[rate])
-    began = lose_a_machine(run, tmp_path)
-    elsewhere = run.but(output=str(Path(run.output).with_name("elsewhere")))
-    shutil.copytree(run.output, elsewhere.output, ignore=lambda _, names: [name for name in names if not is_kept(name)])
-    assert not RunFolder.at(elsewhere.output).heartbeat.exists()
-    launch_trainer(elsewhere, lambda rows: None)
-    on_the_clock = time.time() - began
-    lost, last = read_attempts(Path(elsewhere.output))
-    assert (lost.is_whole, lost.to_step, last.is_whole, last.from_step, last.to_step) == (False, HANGS_AFTER, True, SAVED_EVERY, STEPS)
-    spent = read_time_breakdown(Path(elsewhere.output))
-    assert spent is not None
-    assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds)
-    print(f"the account has {spent.wall_seconds / on_the_clock:.2%} of {on_the_clock:.1f} s: {spent.seconds}")
-    assert 0.9 < spent.wall_seconds / on_the_clock <= 1.0, "what comes before the first life and after the last is left out"
-    assert spent.seconds["away"] > 0
-    assert spent.seconds["replay"] > 0
 
 
 def life(wall: float, seconds: dict[str, float], steps: tuple[int, int], pause: float = 0.0) -> AttemptTime:
@@ -178,49 +128,6 @@ def test_on_another_machine_what_was_kept_of_it_counts(machine: Machine, tmp_pat
     spent = read_time_breakdown(machine.folder)
     assert spent is not None
     assert spent.seconds == pytest.approx({"step": 30.0, "compile": 2.0, "process": 2.0, "away": 5.0})
-
-
-def test_here_its_heartbeat_says_more_than_was_noted(machine: Machine):
-    machine.lose(at_step=10, seconds=20.0, noted=False)
-    machine.now += 5.0
-    machine.end(from_step=10, to_step=20, seconds=14.0)
-    lost, _ = read_attempts(machine.folder)
-    assert (lost.wall_seconds, lost.to_step, lost.away_seconds) == (20.0, 10, 5.0)
-
-
-def test_a_clock_that_was_set_while_it_trained_makes_no_life_of_days(machine: Machine):
-    machine.lose(at_step=10, seconds=20.0, noted=False)
-    machine.now += 40 * 86_400.0
-    machine.beat(10, {"step": 17.0, "compile": 2.0})
-    machine.end(from_step=10, to_step=20, seconds=14.0)
-    lost, _ = read_attempts(machine.folder)
-    assert lost.wall_seconds < 100.0
-    assert lost.away_seconds > 39 * 86_400.0, "what nobody knows of"
-
-
-def test_a_line_is_written_once_of_each_life(machine: Machine):
-    """Its launcher was ended between the line and the file's end."""
-    machine.lose(at_step=10, seconds=20.0)
-    kept = (machine.folder / LIFE_NAME).read_bytes()
-    machine.end(from_step=10, to_step=20, seconds=14.0)
-    (machine.folder / LIFE_NAME).write_bytes(kept)
-    machine.end(from_step=20, to_step=30, seconds=14.0)
-    assert [life.to_step for life in read_attempts(machine.folder)] == [10, 20, 30]
-
-
-def test_a_note_that_does_not_read_is_passed_over(tmp_path: Path):
-    (tmp_path / LIFE_NAME).write_text('{"life"')
-    assert read_open_attempt(tmp_path) is None
-    with Clock(tmp_path).attempt(0):
-        assert read_open_attempt(tmp_path)
-    assert len(read_attempts(tmp_path)) == 1
-
-
-def test_a_life_that_was_ended_before_its_first_heartbeat_is_all_process(tmp_path: Path):
-    write(tmp_path, life(3.0, {}, (0, 0)), life(4.0, {"step": 4.0}, (0, 8)))
-    spent = read_time_breakdown(tmp_path)
-    assert spent is not None
-    assert spent.seconds == {"process": 3.0, "step": 4.0}
 
 
 def test_the_heartbeat_of_a_life_before_is_not_this_ones(tmp_path: Path):

@@ -12,7 +12,6 @@ import asyncssh
 import pytest
 
 from phasewise.tasks.training.launchers import Attempt, Hosts
-from phasewise.tasks.training.monitor import start_and_monitor
 from phasewise.tasks.training.tpu_vm import Host, TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -104,21 +103,6 @@ def test_what_is_left_of_the_own_last_life_is_waited_for(hosts: SshHosts, worker
         one.close()
 
 
-def test_hosts_that_do_not_hear_are_ended(hosts: SshHosts, workers: Workers, bare_life: BareLife, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PHASEWISE_STOP_SECONDS", "0.3")
-    life = bare_life()
-    for number in (0, 1):
-        (life.folder / f"end-{number}").write_text("deaf")
-
-    def check() -> None:
-        if are_here(life):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start_and_monitor(TpuVmLauncher(workers), life, lambda rows: None, check)
-    assert hosts.at_work == 0
-
-
 def test_a_host_with_another_key_is_refused(hosts: SshHosts, workers: Workers, bare_life: BareLife):
     lines = hosts.known_hosts.read_text().splitlines()
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
@@ -126,19 +110,6 @@ def test_a_host_with_another_key_is_refused(hosts: SshHosts, workers: Workers, b
     with pytest.raises(ConfigError, match=r"the key of 127\.0\.0\.1:\d+ is not the one that is known .*compare its fingerprint"):
         TpuVmLauncher(workers).start(bare_life())
     until(lambda: hosts.at_work == 0)
-
-
-def test_a_host_that_nobody_knows_is_refused(hosts: SshHosts, workers: Workers, bare_life: BareLife):
-    hosts.known_hosts.write_text("")
-    with pytest.raises(ConfigError, match="is not the one that is known"):
-        TpuVmLauncher(workers).start(bare_life())
-    assert hosts.processes == []
-
-
-def test_a_host_that_does_not_let_us_in_is_said(hosts: SshHosts, workers: Workers, bare_life: BareLife, tmp_path: Path):
-    asyncssh.generate_private_key("ssh-ed25519").write_private_key(str(tmp_path / "other"))
-    with pytest.raises(ConfigError, match="does not let us in"):
-        TpuVmLauncher(workers.model_copy(update={"key": tmp_path / "other"})).start(bare_life())
 
 
 def test_a_host_that_cannot_start_the_trainer_is_named(hosts: SshHosts, workers: Workers, bare_life: BareLife):

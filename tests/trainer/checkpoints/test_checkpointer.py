@@ -13,9 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from phasewise.trainer.base.errors import CheckpointError, StorageError
-from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params, saved_params_digest, steps_to_keep
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params, saved_params_digest
 from phasewise.trainer.checkpoints.files import saved_steps
-from phasewise.trainer.config import CheckpointPolicy, RunConfig
+from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.state import TrainState, init_state, params_digest
 
@@ -131,22 +131,6 @@ def test_they_are_due_by_steps_and_by_minutes_since_the_last_save(checkpoints_of
         assert not checkpoints.due(6)
 
 
-def test_a_temporary_one_waits_for_the_save_before_it(
-    checkpoints_of: Callable[..., Checkpoints], state: TrainState, monkeypatch: pytest.MonkeyPatch
-):
-    """What is due by minutes must not stop the loop until the disk has caught up."""
-    now = 0.0
-    go_on = threading.Event()
-    monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", lambda *_: go_on.wait(20))
-    with checkpoints_of(lambda: now, every_minutes=1.0) as checkpoints:
-        checkpoints.save(4, state, CONTRACT)
-        now = 1000.0
-        assert not checkpoints.due(5)
-        go_on.set()
-        checkpoints.wait()
-        assert checkpoints.due(5)
-
-
 @pytest.mark.parametrize(
     ("keep_all", "kept"), [(False, [{3}, {3, 4}, {4, 6}, {6, 7}, {7, 9}]), (True, [{3}, {3, 4}, {3, 4, 6}, {3, 6, 7}, {3, 6, 7, 9}])]
 )
@@ -179,15 +163,6 @@ def test_nothing_is_pruned_before_the_next_one_is_committed(
     monkeypatch.undo()
     with checkpoints_of() as checkpoints:
         assert checkpoints.latest_step() == 6
-
-
-def test_what_is_kept_is_a_function_of_steps_and_policy():
-    policy = CheckpointPolicy(every_steps=10, every_minutes=1.0, keep_all=True)
-    assert steps_to_keep([10, 17, 20, 22, 25], policy) == {10, 20, 22, 25}
-    assert steps_to_keep([10, 17, 20, 22, 25], CheckpointPolicy(every_steps=10, every_minutes=1.0, keep_all=False)) == {22, 25}
-    assert steps_to_keep([], policy) == set()
-    at_steps = CheckpointPolicy(every_steps=10, every_minutes=None, keep_all=False, at_steps=(17, 19))
-    assert steps_to_keep([10, 17, 20, 22, 25], at_steps) == {17, 22, 25}  # 19 was never saved
 
 
 # ── which one is used ──
@@ -370,27 +345,3 @@ def test_damage_is_found_and_the_one_before_is_used_and_named(
         assert checkpoints.latest_step() == 6
         assert capsys.readouterr().err == ""
         assert set(saved_steps(tmp_path)) == {3, 6}
-
-
-def test_a_damaged_one_is_not_kept_as_one_to_fall_back_on(checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState):
-    save(checkpoints_of(), state, 3, 6)
-    flip_a_bit(tmp_path / "6")
-    with checkpoints_of() as checkpoints:
-        assert checkpoints.latest_step() == 3
-        checkpoints.save(5, state, CONTRACT)
-        checkpoints.wait()
-        assert set(saved_steps(tmp_path)) == {3, 5}
-
-
-@pytest.mark.parametrize("spoils", [(flip_a_bit, flip_a_bit), (lose_the_digests, lose_the_digests), (flip_a_bit, lose_the_digests)])
-def test_where_none_is_whole_it_is_said_what_to_do(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, spoils: tuple[Spoil, Spoil]
-):
-    save(checkpoints_of(), state, 3, 6)
-    for step, spoil in zip((3, 6), spoils, strict=True):
-        spoil(tmp_path / str(step))
-    with (
-        checkpoints_of() as checkpoints,
-        pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole\. Bring one back from a copy"),
-    ):
-        checkpoints.latest_step()

@@ -25,12 +25,6 @@ def test_undeclared_gains_are_refused(build: Build, llama: Parent):
         state_to_start_from(build(qk_norm=True, start=llama.start("optimizer", "ema")))
 
 
-def test_gains_cannot_be_left_out(build: Build, qwen: Parent):
-    message = r"params\.blocks\.\w+_norm of .*24 would be dropped: a phase cannot leave out weights"
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=qwen.start("optimizer", "ema")))
-
-
 def test_a_leaf_of_the_parent_that_nothing_takes_is_refused(build: Build, llama: Parent, tmp_path: Path):
     """As if an optimizer had kept more than the child's does."""
     richer = llama.state._replace(optimizer={**llama.state.optimizer._asdict(), "third": jnp.ones(3)})  # pyright: ignore
@@ -66,11 +60,6 @@ def test_another_shape_is_refused(build: Build, llama: Parent, shape: dict[str, 
 def test_idle_declarations_are_refused(build: Build, llama: Parent, fresh: list[str], kind: dict[str, Any], message: str):
     with pytest.raises(CheckpointError, match=message):
         state_to_start_from(build(start=llama.start(*fresh), **kind))
-
-
-def test_fresh_and_grafted_at_once_is_refused(build: Build, llama: Parent, qwen: Parent):
-    with pytest.raises(CheckpointError, match="'rolling' is declared twice: make it fresh or graft it from one checkpoint"):
-        state_to_start_from(build(start=llama.start("rolling", rolling=qwen)))
 
 
 def test_other_weights_than_planned_are_refused(build: Build, llama: Parent):
@@ -139,14 +128,6 @@ def test_what_is_declared_fresh_is_made_again(build: Build, llama: Parent):
     assert_owned(found)
 
 
-@pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
-def test_one_part_is_made_again_and_the_others_carried(build: Build, llama: Parent, part: str):
-    run = build(start=llama.start(part))
-    found = state_to_start_from(run)
-    initial = init_state(run)._replace(ema=llama.state.params)
-    assert_equal(found, llama.state._replace(**{part: getattr(initial, part)}))
-
-
 def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[..., Parent]):
     bare = leave(ema_decay=None, windows=False)
     run = build(start=bare.start("ema", "rolling"))
@@ -162,20 +143,7 @@ def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[...
         state_to_start_from(build(start=bare.start("ema")))
 
 
-def test_what_a_phase_does_not_keep_is_let_go(build: Build, llama: Parent):
-    found = state_to_start_from(build(start=llama.start(), ema_decay=None, windows=False))
-    assert_equal(found, TrainState(llama.state.params, llama.state.optimizer, None))
-
-
 # ── grafts ──
-
-
-@pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
-def test_a_part_comes_from_another_checkpoint(build: Build, llama: Parent, leave: Callable[..., Parent], part: str):
-    """The record's necromancy: the state of step 80,000 with the update history of step 77,096."""
-    other = leave(2)
-    found = state_to_start_from(build(start=llama.start(**{part: other})))
-    assert_equal(found, llama.state._replace(**{part: getattr(other.state, part)}))
 
 
 def test_trained_gains_come_from_another_checkpoint(build: Build, llama: Parent, qwen: Parent):
@@ -185,13 +153,6 @@ def test_trained_gains_come_from_another_checkpoint(build: Build, llama: Parent,
     for name, leaf in found.items():
         expected = of_qwen if name.endswith(("query_norm", "key_norm")) else of_llama
         assert np.array_equal(leaf, expected[name]), name
-
-
-def test_a_graft_of_other_weights_than_planned_is_refused(build: Build, llama: Parent, qwen: Parent):
-    start = llama.start(rolling=qwen)
-    start["graft"][0]["params_digest"] = "0" * 64
-    with pytest.raises(CheckpointError, match=rf"{qwen.checkpoint} holds other weights .* expected 0{{12}}, found"):
-        state_to_start_from(build(start=start))
 
 
 # ── from the Llama to the Qwen3 family ──
@@ -219,15 +180,6 @@ def test_gains_are_fresh_with_their_moments_and_averages_and_all_else_is_carried
 @pytest.mark.parametrize("kind", ["adamc", "nadamw"])
 def test_adam_s_state_is_carried_to_its_relatives(build: Build, llama: Parent, kind: str):
     assert_equal(state_to_start_from(build(optimizer=kind, start=llama.start())), llama.state)
-
-
-@pytest.mark.parametrize(("before", "after"), [("adamw", "muon"), ("muon", "adamw")])
-def test_from_adam_to_muon_and_back_the_state_is_fresh(build: Build, leave: Callable[..., Parent], before: str, after: str):
-    parent = leave(optimizer=before)
-    with pytest.raises(CheckpointError, match=r"optimizer\.\S+ is nothing in .*declare 'optimizer' in the hand-off's `fresh`"):
-        state_to_start_from(build(optimizer=after, start=parent.start()))
-    run = build(optimizer=after, start=parent.start("optimizer"))
-    assert_equal(state_to_start_from(run), parent.state._replace(optimizer=init_state(run).optimizer))
 
 
 # ── where it is ──

@@ -36,11 +36,6 @@ def test_a_shard_that_no_host_wrote_is_named(checkpoint: Path):
         united(checkpoint, [FIRST, {"about/metadata": (2, "b")}])
 
 
-def test_a_shard_that_two_hosts_wrote_differently_is_named(checkpoint: Path):
-    with pytest.raises(StorageError, match=r"state/w/0\.0 was written by host 1, too, with other bytes"):
-        united(checkpoint, [FIRST, {**SECOND, "state/w/0.0": (9, "other")}])
-
-
 def test_what_is_written_apart_is_read_as_any_other(tmp_path: Path):
     """Also zeros, and a leaf without axes: of each there is a file."""
     state = {"w": jnp.arange(12.0).reshape(3, 4), "zeros": jnp.zeros((2, 2)), "count": jnp.int32(7)}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from phasewise.trainer import recorder
@@ -22,7 +21,7 @@ from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process import distributed
-from phasewise.trainer.process.distributed import Process, decided_by_first, is_first, is_of_the_runtime, joined, pieces_on_host, start
+from phasewise.trainer.process.distributed import is_of_the_runtime, start
 from phasewise.trainer.state import params_digest
 from tests.ports import free_port
 
@@ -36,15 +35,6 @@ HEARTBEAT_SECONDS = 5
 
 # processes that start again and again; a busy machine may need minutes for them
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
-
-
-def test_alone_nothing_is_joined_and_this_process_is_the_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    with joined() as process:
-        assert process == start({}) == Process(0, 1)
-    assert is_first()
-    assert decided_by_first("save", 3, True)
-    assert not decided_by_first("save", 3, False)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +82,6 @@ def test_an_environment_that_contradicts_itself_is_refused(environment: dict[str
 def test_a_collective_that_fails_is_another_process_s_end(error: Exception, expected: bool):
     """Seen where the other process was killed while both wrote a checkpoint: it must start again, and was refused."""
     assert is_of_the_runtime(error) == expected
-
-
-def test_what_lies_here_comes_in_one_piece():
-    array = np.arange(6).reshape(2, 3).T
-    (piece,) = pieces_on_host(array)
-    assert piece.tobytes() == np.ascontiguousarray(array).tobytes()
 
 
 @pytest.mark.parametrize("first", [True, False])

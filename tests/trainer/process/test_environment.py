@@ -70,12 +70,6 @@ def test_a_launcher_of_this_machine_refuses_what_it_would_set_itself(name: str):
         check_nothing_left_over({"HOME": "/", name: "7"})
 
 
-def test_one_tpu_host_is_not_left_over():
-    check_nothing_left_over({"TPU_WORKER_HOSTNAMES": "localhost", "HOME": "/"})
-    with pytest.raises(ConfigError, match="TPU_WORKER_HOSTNAMES=a,b"):
-        check_nothing_left_over({"TPU_WORKER_HOSTNAMES": "a,b"})
-
-
 @pytest.fixture(autouse=True)
 def _with_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_spec", lambda name: importlib.util.find_spec("json") if name == "libtpu" else None)
@@ -97,11 +91,6 @@ def test_without_an_accelerator_jax_is_asked_to_use_the_cpu(tmp_path: Path) -> N
     assert chosen(tmp_path) == "cpu"
 
 
-def test_without_libtpu_there_is_nothing_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "find_spec", lambda _name: None)
-    assert chosen(tmp_path) is None
-
-
 def test_what_somebody_said_stays(tmp_path: Path) -> None:
     assert chosen(tmp_path, JAX_PLATFORMS="tpu,cpu") == "tpu,cpu"
 
@@ -111,16 +100,6 @@ def test_a_device_leaves_the_choice_to_jax(tmp_path: Path, device: str) -> None:
     (tmp_path / device).parent.mkdir(parents=True)
     (tmp_path / device).touch()
     assert chosen(tmp_path) is None
-
-
-def test_a_tpu_on_the_bus_leaves_the_choice_to_jax(tmp_path: Path) -> None:
-    pci(tmp_path, "0x1ae0")
-    assert chosen(tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT"])
-def test_an_environment_of_tpus_leaves_the_choice_to_jax(tmp_path: Path, name: str) -> None:
-    assert chosen(tmp_path, **{name: "x"}) is None
 
 
 MakeRun = Callable[..., RunConfig]

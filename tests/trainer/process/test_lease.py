@@ -59,17 +59,6 @@ def test_a_token_that_does_not_read_lets_nobody_write(tmp_path: Path, damage: by
         fence.check()
 
 
-def test_a_folder_that_was_moved_is_not_written_to(tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    fence = Lease.take(tmp_path / "run")
-    (tmp_path / "run").rename(tmp_path / "aside")
-    with pytest.raises(TakenOver, match="cannot be read"):
-        fence.check()
-    with pytest.raises(TakenOver, match="cannot be read"), fence.alone():
-        pass
-    assert not (tmp_path / "run").exists()
-
-
 def test_nobody_takes_over_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And whoever was taken over before it writes nothing."""
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)

@@ -66,28 +66,6 @@ def test_the_host_that_is_missing_is_named_within_a_minute(make_run: MakeRun, ca
     assert HostMissing.exit_code == 5, "all are started again"
 
 
-def test_a_host_that_may_come_later_is_named_before(make_run: MakeRun, capsys: pytest.CaptureFixture[str]):
-    run, clock = make_run("later"), Clock()
-    with pytest.raises(HostMissing):
-        meet(run, (0, 2), {**LAUNCH, "PHASEWISE_JOIN_SECONDS": "600"}, clock=clock)
-    assert capsys.readouterr().err == "trainer: still waiting for host 1 (beta)\n"
-    assert 600 < clock.now < 620
-
-
-def test_what_was_said_in_an_earlier_life_does_not_count(make_run: MakeRun):
-    run = make_run("earlier")
-    write_json(Path(run.output) / ROLL_CALL_NAME / "before" / "1.json", present(run, 2, LAUNCH).model_dump())
-    with pytest.raises(HostMissing, match=r"host 1 \(beta\)"):
-        meet(run, (0, 2), LAUNCH, clock=Clock())
-
-
-@pytest.mark.parametrize("environment", [{}, {"PHASEWISE_LAUNCH": ""}])
-def test_without_a_launch_nobody_is_asked(make_run: MakeRun, environment: dict[str, str]):
-    run = make_run("by hand")
-    meet(run, (0, 2), environment)
-    assert not (Path(run.output) / ROLL_CALL_NAME).exists()
-
-
 def host(**changes: Any) -> Presence:
     values: dict[str, Any] = {
         "host": "alpha", "pid": 1, "processes": 2, "code": "c0de", "run": "a" * 64, "execution": "b" * 64,
@@ -113,33 +91,6 @@ def test_a_host_that_differs_is_refused_with_what_differs(changes: dict[str, Any
     check_alike([host(), host(pid=2, host="beta")], [])
     with pytest.raises(ConfigError, match=rf"host 1 \(beta\) has {named}"):
         check_alike([host(), host(host="beta", **changes)], [])
-
-
-def test_every_field_is_compared_or_is_a_hosts_own():
-    """A field that comes later and is not compared would let hosts differ without a word."""
-    own = {"host", "pid"}
-    others: dict[str, Any] = {
-        "processes": 9, "code": "x", "run": "x" * 64, "execution": "x" * 64, "versions": {"jax": "x"}, "environment": {"JAX_X": "x"}
-    }  # fmt: skip
-    assert set(Presence.model_fields) == own | set(others)
-    for name, value in others.items():
-        assert host(**{name: value}).compared != host().compared, name
-
-
-def test_what_a_host_says_holds_what_decides(make_run: MakeRun):
-    run = make_run("says")
-    said = present(
-        run,
-        2,
-        {**LAUNCH, "XLA_FLAGS": "x", "JAX_PROCESS_ID": "1", "MEGASCALE_SLICE_ID": "0", "HOME": "/", "LIBTPU_INIT_ARGS": "y"}
-        | {"NVIDIA_TF32_OVERRIDE": "0"},
-    )
-    assert said.environment == {"XLA_FLAGS": "x", "LIBTPU_INIT_ARGS": "y", "NVIDIA_TF32_OVERRIDE": "0"}
-    assert set(said.versions) >= {"python", "jax", "jaxlib", "numpy", "optax"}
-    assert said.run == run.digest
-    other = run.but(execution={"mesh": {"fsdp": 2}})
-    assert present(other, 2, LAUNCH).execution != said.execution
-    assert present(run.but(until_step=1), 2, LAUNCH).execution != said.execution, "one would wait for the others"
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])

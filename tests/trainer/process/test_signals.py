@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.process.signals import STOP_VARIABLE, seconds_left_to_save, stop_requests, stop_seconds
+from phasewise.trainer.process.signals import STOP_VARIABLE, seconds_left_to_save, stop_requests
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -42,10 +41,3 @@ def test_ctrl_c_and_the_parents_sigterm_are_one_wish_and_a_second_ctrl_c_is_anot
         assert is_requested()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf"])
-def test_what_is_no_time_is_refused(value: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(STOP_VARIABLE, value)
-    with pytest.raises(ConfigError, match=f"{STOP_VARIABLE} must be a number of seconds above 0, found '{value}'"):
-        stop_seconds()

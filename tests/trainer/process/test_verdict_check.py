@@ -9,7 +9,7 @@ import pytest
 
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.decision import Decisions, decision_path, seen_of
-from phasewise.trainer.base.errors import DataError, VerdictError
+from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
@@ -31,14 +31,6 @@ def test_no_verdict_is_no_permission(make_run: MakeRun):
         check_verdict(run)
 
 
-@pytest.mark.parametrize("passes", [False, None, "true", 1])
-def test_only_true_is_a_pass(make_run: MakeRun, judge: Judge, passes: Any):
-    run = make_run("failing")
-    judge(run, passes=passes)
-    with pytest.raises(VerdictError, match=r"does not pass: phase failing must not train"):
-        check_verdict(run)
-
-
 def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
     other = Path(shutil.copytree(caches["code"], tmp_path / "code"))
     run = make_run("other bytes", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
@@ -46,20 +38,6 @@ def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str
     write_manifest(other, read_manifest(other).but(key="built again"))
     found = read_manifest(other).digest
     with pytest.raises(VerdictError, match=rf"other bytes of code: it names {judged[:12]}, the cache is {found[:12]}"):
-        check_verdict(run)
-
-
-def test_a_verdict_that_leaves_a_cache_out_is_none(make_run: MakeRun, judge: Judge):
-    run = make_run("left out")
-    judge(run, judged={name: read_manifest(folder).digest for name, folder in run.caches.items() if name != "web"})
-    with pytest.raises(VerdictError, match=r"other bytes of web: it names None"):
-        check_verdict(run)
-
-
-def test_a_cache_without_a_manifest_is_no_cache(make_run: MakeRun, tmp_path: Path):
-    run = make_run("no cache")
-    run = run.but(caches={**run.caches, "web": str(tmp_path)})
-    with pytest.raises(DataError, match=r"is not a finished token cache"):
         check_verdict(run)
 
 
@@ -94,14 +72,6 @@ def test_a_verdict_that_waits_for_a_person_is_no_permission_until_one_lets_it_pa
         check_verdict(run)
 
 
-def test_a_decision_on_what_the_verdict_said_before_is_no_permission(make_run: MakeRun):
-    run = waiting(make_run, "changed since")
-    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
-    write_sealed(run.verdict, read_json(run.verdict) | {"thresholds": {"max_epochs": 2}})
-    with pytest.raises(VerdictError, match=r"waits for a person's decision \(approved by Ada .* thresholds changed since\)"):
-        check_verdict(run)
-
-
 def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may_let_pass(make_run: MakeRun):
     run = waiting(make_run, "other bytes too", judged={"web": "0" * 64})
     decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
@@ -115,10 +85,4 @@ def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may
     forged = decision.but(seen=seen_of(verdict))
     write_json(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))
     with pytest.raises(VerdictError, match="does not pass: phase leak must not train"):
-        check_verdict(run)
-
-
-def test_a_verdict_with_checks_that_do_not_read_is_none(make_run: MakeRun):
-    run = waiting(make_run, "torn checks", checks=[{"outcome": "failed"}])
-    with pytest.raises(VerdictError, match="is not a verdict"):
         check_verdict(run)

@@ -20,11 +20,6 @@ def test_every_work_has_the_limit_of_its_field():
     assert (found["compile"], found["data"], found["barrier"], found["save"], found["restore"]) == (1, 2, 2, 3, None)
 
 
-def test_the_defaults_are_three_minutes_for_a_step_and_more_for_what_takes_more():
-    found = stall_limits(Execution(), {})
-    assert (found["step"], found["compile"], found["save"], found["restore"]) == (180, 1800, 900, 900)
-
-
 def test_the_environment_replaces_what_it_names():
     found = stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": " step=0.5, save=off"})
     assert (found["step"], found["data"], found["save"], found["compile"]) == (0.5, 0.5, None, 1800)
@@ -84,19 +79,6 @@ def test_the_seconds_of_each_work_are_the_time_that_passed():
     assert sum(watchdog.spent().values()) == time.now
 
 
-def test_what_is_done_beside_has_a_limit_of_its_own():
-    time = Time()
-    watchdog = Watchdog(limits(step=10.0, save=20.0), ignore, clock=time)
-    with watchdog.beside("save"):
-        for now in range(0, 25, 5):
-            time.now = now
-            watchdog.begin("step")
-        assert watchdog.doing() == Doing("step", 0.0, 10.0)
-        time.now = 20.5
-        assert watchdog.doing() == Doing("save", 20.5, 20.0)
-    assert watchdog.doing().work == "step"
-
-
 def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
     """SIGSTOP and SIGCONT: the look comes late, too."""
     time = Time()
@@ -113,13 +95,6 @@ def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
     assert STOPPED_SECONDS > 1.0
 
 
-def test_none_is_never():
-    time = Time()
-    with Watchdog(limits(), ignore, clock=time) as watchdog:
-        time.now = 1e9
-        assert watchdog.look() is None
-
-
 def test_the_thread_says_it_once_and_ends():
     shown = list[Doing]()
     ended = threading.Event()
@@ -132,14 +107,6 @@ def test_the_thread_says_it_once_and_ends():
         watchdog.begin("data")
         assert ended.wait(30)
     assert [doing.work for doing in shown] == ["data"]
-
-
-def test_leaving_ends_the_thread():
-    others = set(threading.enumerate())
-    with Watchdog(limits(step=1000.0), ignore):
-        begun = [thread for thread in threading.enumerate() if thread.name == "watchdog" and thread not in others]
-        assert len(begun) == 1
-    assert not begun[0].is_alive()
 
 
 def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):

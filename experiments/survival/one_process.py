@@ -17,6 +17,7 @@ import pytest
 
 import phasewise.trainer.loop
 import phasewise.trainer.run
+from experiments.survival.file_faults import Faults, Killed, installed
 from phasewise.tasks.training import attempts
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.file_lock import try_lock
@@ -33,7 +34,6 @@ from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.sharding import run_mesh
 from phasewise.trainer.state import init_state, params_digest
 from phasewise.trainer.step import build_train_step
-from tests.survival.faults import Faults, Killed, installed
 from tests.trainer.poisoned import poison
 from tests.trainer.token_caches import write_passing_verdict, write_token_cache
 

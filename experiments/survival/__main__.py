@@ -1,4 +1,4 @@
-"""`python -m tests.survival --steps 10000 [--seed N]`: so many steps of the state machine, and how they ended, as JSON."""
+"""`python -m experiments.survival --steps 10000 [--seed N]`: so many steps of the state machine, and how they ended, as JSON."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ STEPS_AN_EXAMPLE = 25
 
 def main(words: list[str]) -> int:
     """Exit code 1 where a rule ended otherwise than it must; then Hypothesis prints the shortest way there."""
-    parser = argparse.ArgumentParser(prog="python -m tests.survival")
+    parser = argparse.ArgumentParser(prog="python -m experiments.survival")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further example after so long")
@@ -26,8 +26,8 @@ def main(words: list[str]) -> int:
     from hypothesis import HealthCheck, Phase, seed, settings
     from hypothesis.stateful import run_state_machine_as_test
 
-    from tests.survival.machine import Survival
-    from tests.survival.world import Expected, set_up_jax, write_caches
+    from experiments.survival.one_process import Expected, set_up_jax, write_caches
+    from experiments.survival.state_machine import Survival
 
     set_up_jax()
     logging.disable(logging.CRITICAL)

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from experiments.survival.file_faults import Killed
+from experiments.survival.one_process import VARIANTS, Cancelled, Expected, World, check_result, terminate, world_in
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.identity import read_sealed
 from phasewise.trainer.checkpoints.files import saved_steps
 from phasewise.trainer.config import RunConfig
-from tests.survival.faults import Killed
-from tests.survival.world import VARIANTS, Cancelled, Expected, World, check_result, terminate, world_in
 
 OPERATIONS = st.integers(1, 90)
 """A life of the tiny phase changes files about 80 times."""
