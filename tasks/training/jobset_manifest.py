@@ -90,54 +90,12 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
         ConfigError: the slice is not one of TPUs that GKE has.
     """
     hosts = slices.hosts // slices.count
-    chips = str(min(slices.chip.chips_per_host, slices.chips_of_each))
-    names = host_names(name, slices)
-    values = {
-        **settings.passed_on,
-        "PYTHON": settings.python,
-        "HOSTS": str(hosts),
-        "JAX_COORDINATOR_ADDRESS": f"{names[0]}:{PORT}",
-        "JAX_NUM_PROCESSES": str(len(names)),
-        LAUNCH_VARIABLE: attempt.name,
-        SLICES_VARIABLE: str(slices.count),
-        HOSTS_VARIABLE: ",".join(one.partition(".")[0] for one in names),
-        STOP_VARIABLE: f"{settings.stop_seconds:g}",
-    }
-    fields = {"SLICE": SLICE_INDEX, "HOST": HOST_INDEX}
-    if slices.count > 1:
-        values |= {"MEGASCALE_COORDINATOR_ADDRESS": names[0], "MEGASCALE_NUM_SLICES": str(slices.count)}
-        fields["MEGASCALE_SLICE_ID"] = SLICE_INDEX
-    stop = settings.stop_seconds
-    if kept is None:
-        values |= {"RUN_FOLDER": str(attempt.folder), JOIN_VARIABLE: str(CLUSTER_JOIN_SECONDS)}
-        command = [COMMAND]
-        volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": settings.claim}}] if settings.claim else []
-    else:
-        stop += settings.send_seconds
-        values |= {SCRATCH_VARIABLE: SCRATCH, SEND_VARIABLE: f"{settings.send_seconds:g}", "PYTHONUNBUFFERED": "1"}
-        values[JOIN_VARIABLE] = str(JOIN_SECONDS)
-        command = [COMMAND_ON_STORE, "host", str(kept.store), kept.run_name, Path(attempt.run.output).name, str(kept.work)]
-        disk = {"emptyDir": {"medium": "Memory"} if settings.scratch == IN_MEMORY else {}}
-        if settings.scratch and settings.scratch != IN_MEMORY:
-            disk = {"hostPath": {"path": settings.scratch, "type": "DirectoryOrCreate"}}
-        volumes = [{"name": "scratch", **disk}]
-    container = {
-        "name": CONTAINER,
-        "image": settings.image,
-        "command": ["/bin/sh", "-c", *command],
-        "ports": [{"containerPort": PORT}],
-        "env": [
-            *({"name": key, "value": value} for key, value in values.items()),
-            *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
-        ],
-        "resources": {"requests": {"google.com/tpu": chips}, "limits": {"google.com/tpu": chips}},
-        "volumeMounts": [{"name": one["name"], "mountPath": SCRATCH if kept else settings.mount} for one in volumes],
-    }
+    volumes, container = _container(attempt, slices, settings, name, kept)
     pod = {
         "metadata": {"annotations": {LAUNCH: attempt.name, HOSTS: str(hosts)}},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": math.ceil(stop),
+            "terminationGracePeriodSeconds": math.ceil(settings.stop_seconds + (0.0 if kept is None else settings.send_seconds)),
             "nodeSelector": {
                 "cloud.google.com/gke-tpu-accelerator": _accelerator(slices),
                 "cloud.google.com/gke-tpu-topology": "x".join(map(str, slices.torus)),
@@ -168,6 +126,53 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
             "successPolicy": {"operator": "All"},
             "replicatedJobs": [{"name": JOB_NAME, "replicas": slices.count, "template": {"spec": job}}],
         },
+    }
+
+
+def _container(
+    attempt: Attempt, slices: Slice, settings: ClusterSettings, name: str, kept: Kept | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the volumes and the container of a pod."""
+    chips = str(min(slices.chip.chips_per_host, slices.chips_of_each))
+    names = host_names(name, slices)
+    values = {
+        **settings.passed_on,
+        "PYTHON": settings.python,
+        "HOSTS": str(slices.hosts // slices.count),
+        "JAX_COORDINATOR_ADDRESS": f"{names[0]}:{PORT}",
+        "JAX_NUM_PROCESSES": str(len(names)),
+        LAUNCH_VARIABLE: attempt.name,
+        SLICES_VARIABLE: str(slices.count),
+        HOSTS_VARIABLE: ",".join(one.partition(".")[0] for one in names),
+        STOP_VARIABLE: f"{settings.stop_seconds:g}",
+    }
+    fields = {"SLICE": SLICE_INDEX, "HOST": HOST_INDEX}
+    if slices.count > 1:
+        values |= {"MEGASCALE_COORDINATOR_ADDRESS": names[0], "MEGASCALE_NUM_SLICES": str(slices.count)}
+        fields["MEGASCALE_SLICE_ID"] = SLICE_INDEX
+    if kept is None:
+        values |= {"RUN_FOLDER": str(attempt.folder), JOIN_VARIABLE: str(CLUSTER_JOIN_SECONDS)}
+        command = [COMMAND]
+        volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": settings.claim}}] if settings.claim else []
+    else:
+        values |= {SCRATCH_VARIABLE: SCRATCH, SEND_VARIABLE: f"{settings.send_seconds:g}", "PYTHONUNBUFFERED": "1"}
+        values[JOIN_VARIABLE] = str(JOIN_SECONDS)
+        command = [COMMAND_ON_STORE, "host", str(kept.store), kept.run_name, Path(attempt.run.output).name, str(kept.work)]
+        disk = {"emptyDir": {"medium": "Memory"} if settings.scratch == IN_MEMORY else {}}
+        if settings.scratch and settings.scratch != IN_MEMORY:
+            disk = {"hostPath": {"path": settings.scratch, "type": "DirectoryOrCreate"}}
+        volumes = [{"name": "scratch", **disk}]
+    return volumes, {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": ["/bin/sh", "-c", *command],
+        "ports": [{"containerPort": PORT}],
+        "env": [
+            *({"name": key, "value": value} for key, value in values.items()),
+            *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
+        ],
+        "resources": {"requests": {"google.com/tpu": chips}, "limits": {"google.com/tpu": chips}},
+        "volumeMounts": [{"name": one["name"], "mountPath": SCRATCH if kept else settings.mount} for one in volumes],
     }
 
 
