@@ -86,8 +86,7 @@ def _claims(home: Home, run: RunConfig) -> dict[str, Any]:
 
     A part of which the home contradicts itself is left out.
     """
-    from phasewise.tasks.report.claims import Subject, read_claims
-    from phasewise.tasks.report.home_files import HomeFiles
+    from phasewise.tasks.report.claims import HomeFiles, Subject, read_claims
 
     files = HomeFiles(home.root, work=home.work, max_read_bytes=0)
     claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None))

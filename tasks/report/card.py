@@ -10,10 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2 import TemplateError
+
 from phasewise.tasks.report.card_documents import README_NAME, render_documents
-from phasewise.tasks.report.claims import GATES, NAME, Subject, read_claims, read_trained, ruling_word
+from phasewise.tasks.report.claims import (
+    GATES,
+    MAX_READ_BYTES,
+    NAME,
+    Disagreement,
+    HomeFiles,
+    Subject,
+    read_claims,
+    read_trained,
+    ruling_word,
+    shown,
+)
 from phasewise.tasks.report.export import differing_weights
-from phasewise.tasks.report.home_files import MAX_READ_BYTES, Disagreement, HomeFiles, shown
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.tasks.report.signature import sign, signature_problem
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
@@ -218,7 +230,7 @@ def verify_card(folder: Path, against: Against) -> Verification:
         for one in _differences(statement["subject"], _subjects(claims), "subject", "its files give"):
             found.add(*one)
         _check_documents(folder, claims, predicate["documents"], found)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, TemplateError) as error:
         found.add("statement", f"a part is missing or of another kind: {type(error).__name__} {error}")
         return found
     for name in claims.get(SAID, {}):

@@ -24,13 +24,13 @@ class Recorded(Frozen):
 
 
 class VerdictReport(Recorded):
-    """One judgement. `path` is the verdict file; `counts` says how many of its checks came out how.
+    """One judgement; `path` is the verdict file.
 
     Attributes:
-        reasons: why it fails or warns.
-        accepted: what was found and the recipe accepts, with its reason.
-        ruling: what follows from it and from what people decided of it; None is from its checks alone.
-        decided: who let it pass or rejected it, when and why; empty where nobody decided.
+        reasons: of failures and warnings.
+        accepted: findings that the recipe accepts, with its reason.
+        ruling: None is the one of its checks alone.
+        decided: the person's decision, with time and reason; empty without one.
     """
 
     name: Literal["data", "training", "gate"]
@@ -53,7 +53,7 @@ class VerdictReport(Recorded):
 
 
 class BenchmarkReport(Recorded):
-    """One benchmark's metric after a phase. `baseline` is what the best dumb answer scores; `stderr` is the standard error of `value`."""
+    """One benchmark's metric after a phase. `baseline` is the score of the best dumb answer."""
 
     benchmark: str
     metric: str
@@ -63,17 +63,14 @@ class BenchmarkReport(Recorded):
 
 
 class MeasuredReport(Recorded):
-    """One figure of a phase's last weights beside its parent's, as its gate compared them. What is not known is None.
+    """One figure of a phase's last weights beside its parent's, as its gate compared them. An unknown value is None.
 
     Attributes:
         what: a benchmark and its metric, or the macro mean of bits per byte.
-        stderr: standard error of `value`.
-        parent: the parent's value, where both were measured alike.
-        difference: `value` minus `parent`.
         interval: of the difference, at 95 %.
         smallest_effect: the least fall that the gate would have seen.
-        floor: what the best dumb answer scores.
-        not_compared: why a parent's value is not beside it, in words; empty where it is, and where there is no parent.
+        floor: the score of the best dumb answer.
+        not_compared: why there is no parent's value, in words.
     """
 
     what: str
@@ -106,15 +103,13 @@ Points = tuple[tuple[int, float], ...]
 
 
 class RoutingReport(Recorded):
-    """What the routers of a sparse model did in a phase.
+    """The routers of a sparse model in a phase.
 
     Attributes:
-        max_violation: how far the busiest expert is above the mean, in the worst layer.
-        dead_experts: without any token of a batch, over all layers.
-        router_entropy: of the scores, as a share of the most that it can be.
-        limit: on `max_violation`; None is none.
-        layers: the numbers of the layers with experts; empty where the load was not recorded.
-        loads: of each of them, the load on each expert after `loads_step`, as a share of the mean.
+        max_violation: the busiest expert's load above the mean, in the worst layer; `limit` is its limit.
+        dead_experts: experts without any token of a batch, over all layers.
+        router_entropy: of the scores, as a share of its maximum.
+        loads: by layer, the load on each expert after `loads_step`, as a share of the mean; empty if it was not recorded.
     """
 
     max_violation: Points
@@ -127,14 +122,7 @@ class RoutingReport(Recorded):
 
 
 class RollBackReport(Recorded):
-    """Updates that a phase passed over with their data, because it rolled back.
-
-    Attributes:
-        steps: which, in words.
-        sequences: of data, how many were not trained on.
-        why: what was found.
-        decided_by: the recipe, or who approved it, when and why.
-    """
+    """Updates that a phase passed over with their data after a roll-back, in words; `decided_by` is the recipe, or a person."""
 
     steps: str
     sequences: int
@@ -143,22 +131,16 @@ class RollBackReport(Recorded):
 
 
 class PhaseReport(Recorded):
-    """One phase of the recipe. What was not measured is `None` or empty.
+    """One phase of the recipe. A value that was not measured is None or empty.
 
     Attributes:
-        learning_rate_turns: its first and last, and between them the highest, where it is above both.
-        learning_rate, loss: points (step, value).
+        learning_rate_turns: its first and last, and between them the highest, if it is above both.
         mixture: (first step of the span, component → percent realised).
-        reads: how its rows are packed, what its loss is on, which documents are taken by their length, in words.
+        reads: packing of rows, loss and length sampling, in words.
         bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
-        declares: what the hand-off declares to change.
-        parent: the name of the phase that this one starts from.
-        measured: what its gate measured, beside the parent's.
-        routing: what its routers did; None for dense models.
-        reported: what the record reported of the phase, whose run was at full scale; of a smaller one scores and losses alone.
-        spent: where the wall time of its training went, in words.
-        computed: on what and how it was computed, in words.
-        roll_backs: the windows of data that it passed over.
+        declares: declared changes of the hand-off.
+        reported: figures that the record reported of the phase at full scale; of a smaller run only scores and losses.
+        spent, computed: time breakdown and execution of its training, in words.
     """
 
     name: str
@@ -198,12 +180,11 @@ class Report(Recorded):
     """One run of a recipe.
 
     Attributes:
-        created: ISO time.
-        status: stopped where a phase is refused or waits for a person; unfinished where nothing stands in the way of the next one.
-        headline: one sentence that says what happened.
+        status: stopped if a phase is refused or waits for a person; unfinished if the next one may go on.
+        headline: one sentence.
         baselines: name → macro bits per byte of a simple model on the same held-out text.
-        macro_over: the components that the macro means are over, where some phases were measured on others as well; else none.
-        unused: what the recipe accepts and no verdict found, in words.
+        macro_over: the components of all macro means; empty if each phase was measured on the same ones.
+        unused: findings that the recipe accepts and no verdict has, in words.
         facts: the small print: tokenizer, seed, versions, home.
     """
 

@@ -28,24 +28,18 @@ LAST, EMA, AVERAGE = "last", "ema", "average:"
 
 
 def check_weights(weights: str) -> None:
-    """Refuse a name of weights that is none.
+    """Refuse an unknown name of weights.
 
     Raises:
-        ConfigError: it is not `last`, `ema` or `average:N` with N of at least 2.
+        ConfigError: expected `last`, `ema` or `average:N` with N of at least 2.
     """
     count = weights.removeprefix(AVERAGE)
-    if weights in (LAST, EMA) or (weights.startswith(AVERAGE) and count.isdecimal() and int(count) > 1):
-        return
-    raise ConfigError(f"the weights must be last, ema or average:N with N of at least 2, found {weights!r}.")
+    if weights not in (LAST, EMA) and not (weights.startswith(AVERAGE) and count.isdecimal() and int(count) > 1):
+        raise ConfigError(f"the weights must be last, ema or average:N with N of at least 2, found {weights!r}.")
 
 
-def weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params, tuple[int, ...]]:
-    """The weights, and the steps that they were made of.
-
-    Raises:
-        CheckpointError: the checkpoint is not whole, has no moving average, or there are fewer than N.
-        ConfigError: as `check_weights`.
-    """
+def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params, tuple[int, ...]]:
+    """The weights, and the steps that they were made of."""
     check_weights(weights)
     if weights.startswith(AVERAGE):
         return average_of_last(checkpoint.parent, run, int(weights.removeprefix(AVERAGE)))
@@ -58,12 +52,14 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
     Raises:
         PhasewiseError: the folder or a checkpoint does not read.
     """
-    params, steps = weights_of(run, checkpoint, str(origin["weights"]))
+    params, steps = _weights_of(run, checkpoint, str(origin["weights"]))
     if (found := params_digest(params)) != origin["params_digest"]:
         return f"{origin['weights']} has the digest {found[:16]}, the folder says {str(origin['params_digest'])[:16]}"
     if list(steps) != list(origin["steps"]):
         return f"{origin['weights']} is of the steps {list(steps)}, the folder says {origin['steps']}"
-    if differing := differing_fields(folder, run.model, _dtype_name(origin)):
+    if origin["dtype"] not in ("float32", "bfloat16"):
+        raise CheckpointError(f"an exported folder must be of float32 or bfloat16, found {origin['dtype']}.")
+    if differing := differing_fields(folder, run.model, origin["dtype"]):
         return f"config.json describes another model than the run's: {', '.join(differing)}"
     import jax
 
@@ -79,12 +75,6 @@ def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list
     expected = json.loads(json.dumps(to_hugging_face(model, dtype)))
     found = read_settings(folder / "config.json")
     return sorted(name for name, value in expected.items() if found.get(name) != value)
-
-
-def _dtype_name(origin: Mapping[str, Any]) -> DTypeName:
-    if origin["dtype"] not in ("float32", "bfloat16"):
-        raise CheckpointError(f"an exported folder must be of float32 or bfloat16, found {origin['dtype']}.")
-    return origin["dtype"]
 
 
 DType = Literal["float32", "bfloat16"]
@@ -126,7 +116,7 @@ def export_phase(
     check_writable(folder, run.model)
     chats = opening_answers(chats, generation_prompt)
     checkpoint = Path(result["checkpoint"])
-    params, steps = weights_of(run, checkpoint, weights)
+    params, steps = _weights_of(run, checkpoint, weights)
     digest = params_digest(params)
     if weights == LAST and digest != result["params_digest"]:
         raise CheckpointError(
@@ -136,7 +126,9 @@ def export_phase(
     which = {"weights": weights, "steps": list(steps), "dtype": dtype, "params_digest": digest}
     origin = {"recipe": run.recipe, "scale": run.scale, "phase": run.phase, "step": run.stop_step, **which}
     chat = _shared(chats)
-    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chats), origin, claims or {})
+    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(claims or {}, origin)}
+    beside = tokenizer_files(tokenizer, run.model.seq_len, chats)
+    beside = beside._replace(files={**beside.files, **{name: text.encode() for name, text in about.items()}})
     write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
     digests = {path.name: digest_of_file(path) for path in sorted(folder.iterdir()) if path.name != ORIGIN_NAME}
     write_sealed(folder / ORIGIN_NAME, {**origin, "files": digests})
@@ -165,12 +157,6 @@ def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None)
         f"the chat template {chat.name} has no generation prompt: asked for an answer (add_generation_prompt), it does not write "
         f"{opening!r}, and a chat with the model would not begin one. Say --generation-prompt add, or none to export it as it is."
     )
-
-
-def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[str, Any]) -> TokenizerFiles:
-    """The tokenizer's files, which weights these are, and the page about the model."""
-    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(claims, origin)}
-    return tokenizer._replace(files={**tokenizer.files, **{name: text.encode() for name, text in about.items()}})
 
 
 def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:

@@ -20,7 +20,7 @@ from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.tasks.store.publisher import Kept, Publisher
 from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import TakenOver
-from phasewise.trainer.base.identity import digest_of_file, write_sealed
+from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import COMPILED_NAME, RunFolder
 from phasewise.trainer.base.storage import as_path, read_json, write_atomically
 from phasewise.validations.verdict import write_verdict
@@ -134,22 +134,6 @@ def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World,
     assert not list(world.at("two").exporting.iterdir())
 
 
-def test_a_card_does_not_hold_where_a_committed_file_changed(world: World, tmp_path: Path):
-    assert world.run("one", "card", tmp_path / "card").exit_code == 0
-    kept = world.kept("other")
-    metrics = RunFolder(world.at("other").run(RUN_NAME, PHASE)).metrics
-    with Publisher(kept, every_seconds=HOUR):
-        before = metrics.read_bytes()
-        first, *rest = before.splitlines(keepends=True)
-        write_atomically(metrics, json.dumps({**json.loads(first), "loss": 99.0}).encode() + b"\n" + b"".join(rest))
-    done = world.run("two", "verify", tmp_path / "card", of_phase=False)
-    with Publisher(kept, every_seconds=HOUR):
-        write_atomically(metrics, before)
-    assert done.exit_code == 1, done.output
-    assert "metrics.jsonl" in done.output
-    assert world.run("two", "verify", tmp_path / "card", of_phase=False).output.count("the home says") == 0
-
-
 def forget_evaluation(world: World) -> dict[str, Any]:
     """Commit that there is none; what it was."""
     with Publisher(world.kept("first"), every_seconds=HOUR):
@@ -167,26 +151,6 @@ def test_an_evaluation_is_kept_where_others_see_it(world: World):
     assert json.loads(done.stdout)["macro_bits_per_byte"] == before["macro_bits_per_byte"]
     seen = read_json(RunFolder(world.seen("two").run(RUN_NAME, PHASE)).evaluation)
     assert (seen["key"], seen["bits_per_byte"]) == (before["key"], before["bits_per_byte"])
-
-
-def test_an_evaluation_whose_machine_was_taken_over_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch):
-    before = forget_evaluation(world)
-
-    def lose(*_: object) -> dict[str, Any]:
-        evaluation = RunFolder(world.at("one").run(RUN_NAME, PHASE)).evaluation
-        with Publisher(world.kept("other"), every_seconds=HOUR):
-            pass
-        world.at("one")
-        write_sealed(evaluation, before)
-        return before
-
-    monkeypatch.setattr("phasewise.tasks.evaluation.apart.evaluate_apart", lose)
-    done = world.run("one", "evaluate")
-    assert "is another's" in done.output
-    assert done.exit_code == TakenOver.exit_code
-    assert not RunFolder(world.seen("two").run(RUN_NAME, PHASE)).evaluation.exists()
-    with Publisher(world.kept("first"), every_seconds=HOUR):
-        write_sealed(RunFolder(world.at("first").run(RUN_NAME, PHASE)).evaluation, before)
 
 
 @pytest.fixture
