@@ -32,9 +32,8 @@ from phasewise.flows.prefect.stale_runs import close_leftovers
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.secrets import without_secrets
-from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
+from phasewise.trainer.base.errors import PhasewiseError, print_refusal, refused_by_system
+from phasewise.trainer.base.storage import without_secrets
 from phasewise.trainer.process.child_process import collect_rarely
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130

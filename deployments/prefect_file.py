@@ -9,7 +9,7 @@ import yaml
 
 from phasewise.deployments.declared import Deployment, Pool, Source, declare, declare_pools
 from phasewise.flows.recipes import NAMES
-from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.identity import HOUSE
 
 PREFECT_FILE = HOUSE.parent / "prefect.yaml"
 HEAD = """\

@@ -31,8 +31,7 @@ from phasewise.flows.site.tables import asked_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.html import static_files
 from phasewise.tasks.store.publisher import publish_seconds
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError
-from phasewise.trainer.base.system_errors import print_refusal, refusal_of, refused_by_system
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, print_refusal, refusal_of, refused_by_system
 from phasewise.trainer.process.child_process import end_with_parent
 
 TOKEN_COOKIE, TOKEN_HEADER, TOKEN_QUERY = "phasewise-site", "x-phasewise-token", "token"

@@ -15,9 +15,9 @@ from phasewise.tasks.data.stand_ins import StandIn, stand_in_source
 from phasewise.tasks.home import Home
 from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.trainer.base.errors import RecipeError, TrainingError
+from phasewise.trainer.base.run_folder import read_result
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
-from phasewise.trainer.result import read_result
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:

@@ -32,7 +32,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig, StartFrom
-from phasewise.trainer.config.identity import BIND_THE_RESULT, MAY_CHANGE, field_of
+from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE, field_of
 from phasewise.trainer.process.environment import check_usual
 
 

@@ -12,7 +12,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.rows import DrawnRows, RowsOfTokens
+from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:

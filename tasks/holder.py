@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.file_lock import try_lock
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import try_lock
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 0.5

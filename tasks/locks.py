@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.file_lock import locked
-from phasewise.trainer.base.storage import as_path, file_system_of
+from phasewise.trainer.base.storage import as_path, file_system_of, locked
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
 LEASE_SECONDS = 30.0

@@ -44,7 +44,7 @@ def step_flops(model: ModelConfig, sequences: int, *, causal: bool = True) -> St
         causal: count only the pairs (position, what it sees), windows included; else all t² of a row, as PaLM does. Documents within a row
             count as one: what their mask saves is not known from the shape.
     """
-    from phasewise.trainer.model.layers import layer_kinds  # it imports jax
+    from phasewise.trainer.model.params import layer_kinds  # it imports jax
 
     tokens = sequences * model.seq_len
     width = model.num_query_heads * model.head_dim

@@ -1,28 +1,31 @@
 """The loop around the step: batches in, metrics and checkpoints out."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
 
-from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
-from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.errors import AsksPerson, CheckpointError, DataError, ExitCode, TrainingDiverged
+from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_rows
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.checkpoints.hand_off import state_to_start_from
-from phasewise.trainer.config import RunConfig, sequences_between
-from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.data.rows import RowRule
-from phasewise.trainer.events import append_event
-from phasewise.trainer.held_out_loss import Evaluate, build_evaluate, is_due
+from phasewise.trainer.config import Component, Execution, LossEvaluation, ModelConfig, RunConfig, sequences_between
+from phasewise.trainer.data.cache import TokenCache, fetch
+from phasewise.trainer.data.loader import Batch, Loader
+from phasewise.trainer.data.packing import PLAIN, ComponentRows, RowRule
 from phasewise.trainer.instability import Unstable, after_answer, decide
+from phasewise.trainer.interventions import scheduled_at
+from phasewise.trainer.loss import Targets
 from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.model.params import Params
 from phasewise.trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
 from phasewise.trainer.process.compilation_cache import seal_new
 from phasewise.trainer.process.distributed import is_first, stop_agreed
@@ -31,12 +34,19 @@ from phasewise.trainer.process.lease import Alone, no_check
 from phasewise.trainer.process.signals import stop_requests
 from phasewise.trainer.process.watchdog import FIELD_OF, Watchdog
 from phasewise.trainer.recorder import Recorder
-from phasewise.trainer.schedule import scheduled_at
-from phasewise.trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
+from phasewise.trainer.sharding import on_mesh, parts_here, place_batch, run_mesh, state_shardings
 from phasewise.trainer.state import TrainState, init_state, params_digest
-from phasewise.trainer.step import StepMetrics, build_train_step
+from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
+
+MIN_TOKENS = 2
+
+MeanLoss = Callable[..., Float[Array, ""]]
+"""Weights, tokens, the documents that they belong to, and which tokens are predicted, where not all are → nats a token."""
+
+Evaluate = Callable[[Params, Params | None], Row]
 
 T = TypeVar("T")
+
 FINAL_LOSS_UPDATES = 10
 
 
@@ -62,6 +72,131 @@ class Guards:
     watchdog: Watchdog
     check: Callable[[], None] = no_check
     alone: Alone = nullcontext
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the updates of a run read from, and write to."""
+
+    loader: Loader
+    checkpoints: Checkpoints
+    guards: Guards
+    evaluate: Evaluate | None
+    stop_requested: Callable[[int], bool]
+    mesh: jax.sharding.Mesh | None
+    shardings: TrainState | None
+
+
+class _Batches:
+    """The batches of a run in order, with their update's number, placed; the watchdog hears what is waited for."""
+
+    def __init__(self, run: RunConfig, around: Around, first_step: int, passed_over: PassedOver) -> None:
+        self._around = around
+        self._steps = (step for step in range(first_step, run.last_step) if step not in passed_over)
+        self._batches = timed(around.loader.batches(first_step, run.last_step, left_out=passed_over))
+        self._shapes: set[tuple[int, ...]] = set()
+
+    def __iter__(self) -> Iterator[tuple[int, Any, Any, tuple[Any, ...], float]]:
+        watchdog = self._around.guards.watchdog
+        for step in self._steps:
+            watchdog.begin("data", step)
+            batch, data_seconds = next(self._batches)
+            watchdog.begin("step" if batch.tokens.shape in self._shapes else "compile", step)
+            self._shapes.add(batch.tokens.shape)
+            mesh = self._around.mesh
+            targets = () if batch.targets is None else (place_batch(batch.targets, mesh),)
+            yield step, place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh), targets, data_seconds
+
+
+def is_due(evaluation: LossEvaluation | None, step: int, stop_step: int) -> bool:
+    """Whether the weights after `step` updates are evaluated."""
+    return evaluation is not None and (step % evaluation.every_steps == 0 or step == stop_step)
+
+
+def read_held_out(evaluation: LossEvaluation, model: ModelConfig, rule: RowRule = PLAIN) -> dict[Component, Batch]:
+    """Each component's first rows, as many as there are up to `evaluation.sequences`; of less than one row's text, all of it as one.
+
+    Args:
+        rule: how documents become rows, and which tokens are predicted, as in training.
+
+    Raises:
+        DataError: a cache is missing or damaged, is not of the held-out split, or has fewer than two tokens, or no answer to be predicted.
+    """
+    return {name: _first_rows(name, folder, evaluation, model, rule) for name, folder in sorted(evaluation.caches.items())}
+
+
+def _first_rows(name: Component, folder: str, evaluation: LossEvaluation, model: ModelConfig, rule: RowRule) -> Batch:
+    cache = TokenCache.open(folder)
+    if cache.manifest.split != "held_out":
+        raise DataError(f"{folder} must be a held-out cache of {name}, found the split '{cache.manifest.split}': name another folder.")
+    if cache.manifest.tokens < MIN_TOKENS:
+        raise DataError(
+            f"{folder} must have at least {MIN_TOKENS} tokens to predict one, found {cache.manifest.tokens}: give it more text."
+        )
+    whole = 1 if cache.num_rows(model.seq_len) or rule.packing != "chunk" else 0
+    laid = ComponentRows(cache, rule, model.seq_len if whole else cache.manifest.tokens)
+    rows = np.arange(min(laid.num_rows, evaluation.sequences))
+    tokens = np.empty((len(rows), laid.seq_len), np.int32)
+    fetch(laid.read(rows, tokens, rows))
+    targets = laid.targets(rows) if rule.chooses_targets else None
+    if targets is not None and not targets.any():
+        raise DataError(
+            f"the held-out text of {name} must have tokens that are predicted in its first {len(rows)} rows, found none in {folder} with "
+            f"packing {rule.packing} and loss_on {rule.loss_on}: give it more conversations, or raise evaluation.loss_sequences."
+        )
+    return Batch(tokens, cache.manifest.begin_of_text, packed=laid.segment_ids(rows), targets=targets)
+
+
+def build_evaluate(
+    evaluation: LossEvaluation,
+    model: ModelConfig,
+    execution: Execution,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    rule: RowRule = PLAIN,
+) -> Evaluate:
+    """Evaluates weights, and their moving average where there is one, on text that is read now.
+
+    Args:
+        rule: as in `read_held_out`.
+
+    Raises:
+        DataError: as `read_held_out`.
+    """
+    held_out = read_held_out(evaluation, model, rule)
+    mean_loss = build_mean_loss(model, execution, mesh)
+
+    def losses(params: Params) -> dict[Component, Float[Array, ""]]:
+        return {name: mean_loss(params, batch.tokens, batch.segment_ids, batch.targets) for name, batch in held_out.items()}
+
+    def evaluate(params: Params, ema: Params | None) -> Row:
+        found = losses(params), None if ema is None else losses(ema)
+        of_weights, of_average = cast(tuple[dict[str, float], dict[str, float] | None], jax.device_get(found))
+        row = as_row("eval_loss", of_weights)
+        if of_average is not None:
+            row |= as_row("ema_eval_loss", of_average)
+            row["ema_gap"] = row["eval_loss"] - row["ema_eval_loss"]
+        return row
+
+    return evaluate
+
+
+def build_mean_loss(model: ModelConfig, execution: Execution, mesh: jax.sharding.Mesh | None = None) -> MeanLoss:
+    """Mean cross-entropy in nats a token, without z-loss; compiled once for a shape."""
+    objective = build_objective(model, execution)
+
+    def mean_loss(
+        params: Params, tokens: Int[Array, "b t"], segment_ids: Int[Array, "b t"], targets: Targets | None = None
+    ) -> Float[Array, ""]:
+        _, sums = objective(params, tokens, segment_ids, 0.0, targets)
+        return sums.cross_entropy / sums.tokens
+
+    return jax.jit(on_mesh(mean_loss, mesh))
+
+
+def as_row(name: str, losses: Mapping[Component, float]) -> Row:
+    """The mean over components, each counting the same, and each by its name."""
+    return {name: float(np.mean(list(losses.values()))), **{f"{name}/{component}": float(loss) for component, loss in losses.items()}}
 
 
 def unwatched() -> Guards:
@@ -167,40 +302,6 @@ def loader_of(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Loader:
         return Loader(run)
     parts, of = parts_here(mesh)
     return Loader(run, host=parts, hosts=of)
-
-
-@dataclass(frozen=True)
-class Around:
-    """What the updates of a run read from, and write to."""
-
-    loader: Loader
-    checkpoints: Checkpoints
-    guards: Guards
-    evaluate: Evaluate | None
-    stop_requested: Callable[[int], bool]
-    mesh: jax.sharding.Mesh | None
-    shardings: TrainState | None
-
-
-class _Batches:
-    """The batches of a run in order, with their update's number, placed; the watchdog hears what is waited for."""
-
-    def __init__(self, run: RunConfig, around: Around, first_step: int, passed_over: PassedOver) -> None:
-        self._around = around
-        self._steps = (step for step in range(first_step, run.last_step) if step not in passed_over)
-        self._batches = timed(around.loader.batches(first_step, run.last_step, left_out=passed_over))
-        self._shapes: set[tuple[int, ...]] = set()
-
-    def __iter__(self) -> Iterator[tuple[int, Any, Any, tuple[Any, ...], float]]:
-        watchdog = self._around.guards.watchdog
-        for step in self._steps:
-            watchdog.begin("data", step)
-            batch, data_seconds = next(self._batches)
-            watchdog.begin("step" if batch.tokens.shape in self._shapes else "compile", step)
-            self._shapes.add(batch.tokens.shape)
-            mesh = self._around.mesh
-            targets = () if batch.targets is None else (place_batch(batch.targets, mesh),)
-            yield step, place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh), targets, data_seconds
 
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:

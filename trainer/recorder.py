@@ -1,36 +1,50 @@
-"""From what an update measured to a row of `metrics.jsonl` and to the sinks."""
+"""From the measurements of an update to a row of `metrics.jsonl`, and its copies in TensorBoard and Weights & Biases.
 
+Each sink is a copy of that file: one point a step, however often the run was stopped.
+"""
+
+import importlib.util
+import json
 import math
+import os
+import socket
+import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
 
+from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.config import AdamC, RunConfig
+from phasewise.trainer.config import AdamC, Instrumentation, RunConfig
 from phasewise.trainer.flops import mfu, peak_flops, step_flops
 from phasewise.trainer.instability import SpikeWatch, Unstable
+from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
-from phasewise.trainer.model.layers import expert_layers
-from phasewise.trainer.norms import groups, slot_names
+from phasewise.trainer.model.params import expert_layers
+from phasewise.trainer.model.router import RoutingMetrics
 from phasewise.trainer.process.distributed import is_first
 from phasewise.trainer.process.lease import Alone, no_check
-from phasewise.trainer.routing import RoutingMetrics
-from phasewise.trainer.schedule import scheduled_at
-from phasewise.trainer.sinks import Sink, open_sinks, send
+from phasewise.trainer.state import groups, slot_names
 from phasewise.trainer.step import StepMetrics
 
 MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
+MODULE_OF_EXTRA = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+EVENTS_PREFIX = "events.out.tfevents"
+RECORD_HEADER = struct.Struct("<QI")
+RECORD_FOOTER_BYTES = 4
 
 
 class Recorder:
-    """Writes one row an update. Use it as a context; opening it forgets the rows after `restored_step`, which will be trained again.
+    """Writes one row an update. Use it as a context; opening it drops the rows after `restored_step`, which will be trained again.
 
-    `check` is called before anything is written; the rows are forgotten within `alone`.
+    `check` is called before anything is written; rows are dropped within `alone`.
     """
 
     def __init__(
@@ -45,21 +59,17 @@ class Recorder:
         self._run, self._check, self._clock = run, check, clock
         self._started = self._since = clock()
         self._until: float | None = None
-        device = jax.devices()[0]
-        self._peak = peak_flops(device.device_kind, run.model.compute_dtype)
-        self._devices = run.execution.mesh.devices
-        self._groups = groups(run.model)
-        self._slots = slot_names(run.model)
-        self._expert_layers = expert_layers(run.model)
+        self._peak = peak_flops(jax.devices()[0].device_kind, run.model.compute_dtype)
+        self._groups, self._slots, self._expert_layers = groups(run.model), slot_names(run.model), expert_layers(run.model)
         self._file: MetricsFile | None = None
-        self._sinks: list[Sink] = []
-        if is_first():  # of several processes; all have the same values, and all stop where they are no numbers
+        self._sinks: list[TensorBoardSink | WandbSink] = []
+        path = RunFolder.at(run.output).metrics
+        if is_first():  # all processes have the same values, and all stop at NaN
             with alone():
-                self._file = MetricsFile(RunFolder.at(run.output).metrics, restored_step=restored_step)
+                self._file = MetricsFile(path, restored_step=restored_step)
             self._sinks = open_sinks(run)
             send(self._sinks, self._file.kept)
-        rows = read_metrics(RunFolder.at(run.output).metrics)
-        self._spikes = SpikeWatch(run, [row for row in rows if row["step"] <= restored_step])
+        self._spikes = SpikeWatch(run, [row for row in read_metrics(path) if row["step"] <= restored_step])
 
     def __enter__(self) -> "Recorder":
         return self
@@ -71,95 +81,82 @@ class Recorder:
             sink.close()
 
     def stop_clock(self) -> None:
-        """The update that is to be written next has ended; what follows (evaluation, saving) is not its time."""
+        """End the time of the update that is written next; evaluation and saving follow."""
         self._until = self._clock()
 
     def start_clock(self) -> None:
-        """The next update begins only now."""
+        """Begin the time of the next update."""
         self._since = self._clock()
         self._until = None
 
     def write(self, step: int, measured: StepMetrics, more: Row) -> None:
-        """The row of the update that made `step` updates of them.
+        """Write the row of the update that made `step` updates of them.
 
         Raises:
-            Unstable: the loss, the gradients' norm or the weights' norm is no number, or the loss lies above the recipe's limit.
-                Of an update that was skipped only the weights' norm counts.
+            Unstable: the loss, the gradients' norm or the weights' norm is NaN, or the loss is above the recipe's limit. Of an update that
+                was skipped only the weights' norm counts.
             TakenOver: the folder is another trainer's.
         """
-        is_due = self._layers_are_due(step)
+        run, every = self._run, self._run.instrumentation.layer_norms_every
+        is_due = every is not None and step % every == 0
         values = values_of(measured, self._slots if is_due else (), groups=self._groups)
         if measured.routing is not None:
-            values |= routing_values(measured.routing, self._expert_layers, of_layers=is_due or step == self._run.stop_step)
+            values |= routing_values(measured.routing, self._expert_layers, of_layers=is_due or step == run.stop_step)
         if self._file is not None:
             finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
-            row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}
-            self._append(self._file, {**row, **self._times(row)})
+            row: Row = {"step": step, **finite, **scheduled_row(run, step - 1)}
+            now = self._clock()
+            until = now if self._until is None else self._until
+            seconds, self._since = until - self._since, until
+            row |= {"step_seconds": seconds, "seconds": now - self._started}
+            if seconds > 0:
+                row["tokens_per_second"] = row["tokens"] / seconds
+            share = mfu(step_flops(run.model, row["sequences"]).total, seconds, peak=self._peak, devices=run.execution.mesh.devices)
+            if share is not None:
+                row["mfu"] = share
+            self._check()
+            self._file.append(row)
+            send(self._sinks, [row])
         for name in MUST_BE_FINITE if not values.get("skipped") else ("param_norm",):
             if not math.isfinite(values[name]):
-                raise Unstable(self._run, step, f"{name} is {values[name]}")
+                raise Unstable(run, step, f"{name} is {values[name]}")
         if not values.get("skipped"):
             self._spikes.look(step, values["loss"])
 
     def flush(self) -> str | None:
-        """Have the rows on the disk: a checkpoint that is saved next has them also where the power fails. Gives their digest."""
+        """Sync the rows to disk, so that the next checkpoint has them even if the power fails. Return their digest."""
         if self._file is None:
             return None
         self._file.flush()
         return self._file.digest
 
-    def _append(self, file: MetricsFile, row: Row) -> None:
-        self._check()
-        file.append(row)
-        send(self._sinks, [row])
-
-    def _layers_are_due(self, step: int) -> bool:
-        every = self._run.instrumentation.layer_norms_every
-        return every is not None and step % every == 0
-
-    def _times(self, row: Row) -> Row:
-        now = self._clock()
-        until = now if self._until is None else self._until
-        seconds, self._since = until - self._since, until
-        times: Row = {"step_seconds": seconds, "seconds": now - self._started}
-        if seconds > 0:
-            times["tokens_per_second"] = row["tokens"] / seconds
-        share = mfu(step_flops(self._run.model, row["sequences"]).total, seconds, peak=self._peak, devices=self._devices)
-        return times if share is None else {**times, "mfu": share}
-
 
 def scheduled_row(run: RunConfig, step: int) -> Row:
-    """The scheduled values of update number `step` (counted from 0). What is off is left out, except z-loss, which is 0 then."""
-    stability = run.stability
+    """Return the scheduled values of update number `step` (from 0). Values that are off are omitted, except z-loss, which is 0."""
+    stability, sequences = run.stability, run.batch.at(step)
     scheduled = scheduled_at(run, step)
-    sequences = run.batch.at(step)
-    row: Row = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
     optional = {
         "max_grad_norm": stability.max_grad_norm.at(step),
         "max_update_rms": stability.max_update_rms.at(step),
         "ema_decay": stability.ema_decay.at(step),
-        # AdamC's decay goes with the learning rate; that of the others stays, and is in the run's file.
+        # AdamC's decay follows the learning rate; that of the others is constant, and is in the run's file.
         "weight_decay": run.optimizer.weight_decay * scheduled.decay_scale if isinstance(run.optimizer, AdamC) else None,
     }
+    starts = [start for start, _ in run.mixture.root]
+    since = max([start for start in starts if start <= step], default=starts[0])
+    row: Row = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
     row |= {name: value for name, value in optional.items() if value is not None}
-    since = mixture_since(run, step)
     row |= {"sequences": sequences, "tokens": sequences * run.model.seq_len, "mixture_since": since}
     if step in (since, run.start_step):
         row |= {f"mixture/{component}": share for component, share in run.mixture.at(step).items()}
     return row
 
 
-def mixture_since(run: RunConfig, step: int) -> int:
-    """The step from which the mixture of update number `step` holds."""
-    starts = [start for start, _ in run.mixture.root]
-    return max([start for start in starts if start <= step], default=starts[0])
-
-
 def values_of(measured: StepMetrics, slots: Sequence[str] = (), *, groups: Sequence[str] = PARAM_GROUPS) -> dict[str, float]:
-    """The measurements under their names in `metrics.jsonl`, fetched in one go.
+    """Fetch the measurements in one go, under their names in `metrics.jsonl`.
 
-    `X_norms` holds a norm of each of `groups` of weights, `X_slots` one for each name of `slots`; without names the latter stay there.
-    What is None is left out, and so is a limit that is infinite: it is none.
+    `X_norms` has a norm of each of `groups` of weights, `X_slots` one for each name of `slots`; without names the latter are not fetched.
+    None is omitted, and so is an infinite limit.
     """
     numbers = {name: value for name, value in measured._asdict().items() if value is not None and name != "routing"}
     wanted = {name: value for name, value in numbers.items() if slots or not name.endswith("_slots")}
@@ -176,7 +173,7 @@ def values_of(measured: StepMetrics, slots: Sequence[str] = (), *, groups: Seque
 
 
 def routing_values(measured: RoutingMetrics, layers: Sequence[int], *, of_layers: bool) -> dict[str, float]:
-    """What the routers of these layers did, under the names in `metrics.jsonl`; `of_layers` adds that of each layer and expert."""
+    """Fetch the routers' measurements under their names in `metrics.jsonl`; `of_layers` adds those of each layer and expert."""
     found: RoutingMetrics = jax.device_get(measured)
     values = {
         "max_violation": float(np.max(found.max_violations)),
@@ -196,3 +193,141 @@ def routing_values(measured: RoutingMetrics, layers: Sequence[int], *, of_layers
 
 def _named(kind: str, names: Iterable[object], norms: np.ndarray) -> dict[str, float]:
     return {f"{kind}/{name}": float(norm) for name, norm in zip(names, norms, strict=True)}
+
+
+class TensorBoardSink:
+    """An event a row, in a new event file for each attempt. `last_step` is read from the existing files."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
+        from tensorboardX.record_writer import RecordWriter
+
+        self._event = Event
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(folder.glob(f"{EVENTS_PREFIX}.*"))
+        self.last_step: int = max((event.step for path in found for event in read_tensorboard(path)), default=0)
+        # TensorBoard reads the files of a folder in the order of their names.
+        path = folder / f"{EVENTS_PREFIX}.{int(time.time()):010d}.{len(found):05d}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter(str(path))
+        self._append(file_version="brain.Event:2")
+
+    def write(self, row: Row) -> None:
+        """Write one event with a scalar for every number of the row; it is in the file on return."""
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in values_to_send(row).items()]
+        self._append(step=row["step"], summary=Summary(value=values))
+        self.last_step = row["step"]
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+    def _append(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+        self._writer.flush()
+
+
+def read_tensorboard(path: Path) -> Iterator[Any]:
+    """Yield the whole events of a file; one that a kill cut short ends it. (A record is length, checksum, bytes, checksum.)"""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
+
+    with open(path, "rb") as file:
+        while len(header := file.read(RECORD_HEADER.size)) == RECORD_HEADER.size:
+            length, _ = RECORD_HEADER.unpack(header)
+            content = file.read(length)
+            if len(content) < length or len(file.read(RECORD_FOOTER_BYTES)) < RECORD_FOOTER_BYTES:
+                return
+            yield Event.FromString(content)
+
+
+class WandbSink:
+    """Rows as the history of one Weights & Biases run, by step, over all attempts; its files are in `wandb/` of the run's folder.
+
+    `sent.json` there has the run's id and the last step sent. A kill loses at most the row that is being sent.
+
+    Raises:
+        TrainingError: Weights & Biases does not open it, as without a login.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        import wandb
+
+        folder = RunFolder.at(run.output).weights_and_biases
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "sent.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"id": uuid.uuid4().hex[:12], "step": 0}
+        self._id, self.last_step = str(found["id"]), int(found["step"])
+        self._sent = open(path, "r+b" if path.exists() else "w+b", buffering=0)  # noqa: SIM115  # stays open for the run
+        self._note(self.last_step)
+        is_offline = run.instrumentation.wandb == "offline"
+        try:
+            self._run: Any = wandb.init(
+                project=run.recipe,
+                name=f"{run.recipe}/{run.scale}/{run.phase}",
+                id=self._id,
+                # An offline run cannot be asked for its steps: its files are put together by `wandb sync --append`.
+                resume=None if is_offline else "allow",
+                dir=run.output,
+                mode="offline" if is_offline else "online",
+                config=run.model_dump(mode="json"),
+                settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_code=True, disable_git=True),
+            )
+        except wandb.Error as error:
+            raise TrainingError(
+                f"Weights & Biases could not be opened for phase {run.phase}: {error}. Log in with `wandb login`, or set "
+                'instrumentation.wandb to "offline".'
+            ) from error
+
+    def write(self, row: Row) -> None:
+        """Send one row."""
+        self._note(row["step"])
+        self._run.log(values_to_send(row), step=row["step"])
+
+    def close(self) -> None:
+        """Finish the run: its rows are in its file, or uploaded, on return."""
+        self._run.finish()
+        self._sent.close()
+
+    def _note(self, step: int) -> None:
+        """Write the step in one call of constant length: the file is never half old, half new."""
+        self.last_step = step
+        os.pwrite(self._sent.fileno(), f'{{"id": "{self._id}", "step": {step:>15}}}\n'.encode(), 0)
+
+
+def check_sinks(instrumentation: Instrumentation) -> None:
+    """Raise `ConfigError` for a sink whose library is not installed."""
+    wanted = {"tensorboard": instrumentation.tensorboard, "wandb": instrumentation.wandb != "off"}
+    for extra, is_wanted in wanted.items():
+        if is_wanted and importlib.util.find_spec(MODULE_OF_EXTRA[extra]) is None:
+            raise ConfigError(
+                f"instrumentation.{extra} needs the package {MODULE_OF_EXTRA[extra]}, which is not installed here: "
+                f"pip install 'phasewise[{extra}]', or turn it off."
+            )
+
+
+def open_sinks(run: RunConfig) -> list[TensorBoardSink | WandbSink]:
+    """Open the sinks of a run, in its folder."""
+    sinks: list[TensorBoardSink | WandbSink] = []
+    if run.instrumentation.tensorboard:
+        sinks.append(TensorBoardSink(RunFolder.at(run.output).tensorboard))
+    if run.instrumentation.wandb != "off":
+        sinks.append(WandbSink(run))
+    return sinks
+
+
+def send(sinks: Iterable[TensorBoardSink | WandbSink], rows: Iterable[Row]) -> None:
+    """Send each sink the rows after its last step.
+
+    A step that was sent before a kill and is trained again is not sent again: it is the same, bit for bit. A row that was written to
+    `metrics.jsonl` and not sent is sent when the run resumes.
+    """
+    for row in rows:
+        for sink in sinks:
+            if row["step"] > sink.last_step:
+                sink.write(row)
+
+
+def values_to_send(row: Row) -> dict[str, float]:
+    """Return the numbers of a row that are drawn over the steps."""
+    return {name: float(value) for name, value in row.items() if name != "step" and value is not None}

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from phasewise.trainer.process.heartbeat import Heartbeat
 from pydantic import ValidationError
 
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TakenOver
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, TakenOver, print_refusal, refused_by_system
+from phasewise.trainer.base.frozen import join_problems
 from phasewise.trainer.base.identity import SEAL, NotAsWritten, unsealed, write_sealed
-from phasewise.trainer.base.problems import join_problems
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
 from phasewise.trainer.checkpoints.checkpointer import check_resume
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.kernels.attention import check_kernel
@@ -26,8 +25,8 @@ from phasewise.trainer.process.lease import Lease, only_one_trainer
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import seconds_left_to_save
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.trainer.process.watchdog import Heartbeat, Watchdog, end_stalled, stall_limits
-from phasewise.trainer.sinks import check_sinks
+from phasewise.trainer.process.watchdog import Watchdog, end_stalled, stall_limits
+from phasewise.trainer.recorder import check_sinks
 
 
 def main(arguments: list[str]) -> int:

@@ -10,9 +10,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from phasewise.trainer.config import Execution, ModelConfig, Optimizer
-from phasewise.trainer.gradients import Objective, Rows, SegmentIds, Targets, mean_gradients
 from phasewise.trainer.interventions import (
+    Limit,
     Rolling,
+    Scheduled,
     Window,
     clip_factor,
     clip_update_rms,
@@ -22,16 +23,13 @@ from phasewise.trainer.interventions import (
     moving_average,
     push,
 )
-from phasewise.trainer.loss import LossSums, objective_sums
+from phasewise.trainer.loss import LossSums, Objective, Rows, SegmentIds, Targets, mean_gradients, objective_sums
 from phasewise.trainer.model.decoder import head_weight, run_layers
-from phasewise.trainer.model.experts import Routing
 from phasewise.trainer.model.params import Params
-from phasewise.trainer.norms import group_norms, slot_squares, total_norm
+from phasewise.trainer.model.router import Routing, RoutingMetrics, measure_routing, move_biases
 from phasewise.trainer.optimizer import build_optimizer, moments, weight_rules
-from phasewise.trainer.routing import RoutingMetrics, measure_routing, move_biases
-from phasewise.trainer.schedule import Limit, Scheduled
 from phasewise.trainer.sharding import compile_step, constrain_params
-from phasewise.trainer.state import TrainState
+from phasewise.trainer.state import TrainState, group_norms, slot_squares, total_norm
 
 Scalar = Float[Array, ""]
 TokenIds = Int[Array | np.ndarray, "b t"]

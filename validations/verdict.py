@@ -13,9 +13,8 @@ import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
 from phasewise.trainer.base.errors import VerdictError
-from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import digest_of_json, read_sealed, write_sealed
-from phasewise.trainer.base.problems import in_one_line
 from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.approvable import NOBODY, AsksPeople
 from phasewise.validations.approving import asked_of_suite

@@ -15,9 +15,9 @@ def rows(options: Options) -> Iterator[Row]:
     import jax.numpy as jnp
 
     from phasewise.flows.recipes import load_recipe
+    from phasewise.trainer.interventions import Scheduled
     from phasewise.trainer.model.params import count_parameters, init_params
     from phasewise.trainer.optimizer import build_optimizer
-    from phasewise.trainer.schedule import Scheduled
     from phasewise.trainer.state import TrainState
     from phasewise.trainer.step import build_train_step
 

@@ -19,11 +19,11 @@ import psutil
 from experiments.bench.measure import in_turns, seconds
 from phasewise.trainer.config import AdamW, Component, Execution, ModelConfig, Rope, RunConfig
 from phasewise.trainer.data.loader import Batch
+from phasewise.trainer.interventions import Scheduled
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.model.params import init_params
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.recorder import Recorder
-from phasewise.trainer.schedule import Scheduled
 from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import StepMetrics, build_train_step
 

@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from phasewise.trainer.config import Execution, ModelConfig, Rope, RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.loader import Batch, Loader
-from phasewise.trainer.held_out_loss import build_mean_loss
-from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.interventions import scheduled_at
+from phasewise.trainer.loop import build_mean_loss
 from phasewise.trainer.state import init_state
 from phasewise.trainer.step import build_train_step
 from tests.trainer.token_caches import BEGIN, END, write_token_cache

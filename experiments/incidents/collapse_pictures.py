@@ -10,8 +10,8 @@ from experiments.incidents.collapse_runs import KINDS, LIMITS, NUM_ACTIVE, NUM_E
 from phasewise.tasks.report.contents import PhaseReport, Report, VerdictReport
 from phasewise.tasks.report.html import write_report
 from phasewise.tasks.report.sections import routing_of
+from phasewise.trainer.config import turns_of
 from phasewise.trainer.model.params import count_parameters
-from phasewise.trainer.schedule import turns_of
 
 TITLES = {"none": "no balancing", "sign": "sign updates", "smebu": "SMEBU"}
 COLOURS = {"none": "#b0531c", "sign": "#2b6a9e", "smebu": "#17705f"}

@@ -27,11 +27,11 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.permutation import Kind, Permutation, derive_key
-from phasewise.trainer.data.rows import RowsOfTokens
-from phasewise.trainer.held_out_loss import MeanLoss, build_mean_loss
+from phasewise.trainer.interventions import scheduled_at
+from phasewise.trainer.loop import MeanLoss, build_mean_loss
 from phasewise.trainer.run import execute
-from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.step import TrainStep, build_train_step
 from phasewise.validations.evidence.order.shift import Shift, find_shift
 from phasewise.validations.evidence.order.signals import token_mix

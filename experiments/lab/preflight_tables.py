@@ -20,8 +20,8 @@ from phasewise.tasks.preflight.setup import Setup
 from phasewise.tasks.preflight.sizes import kept_a_token
 from phasewise.tasks.preflight.slices import find_slice, read_table
 from phasewise.tasks.preflight.smallest import smallest_slice
-from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import HOUSE
 
 Report = dict[str, Any]
 GIGA = 1e9

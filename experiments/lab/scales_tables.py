@@ -16,7 +16,7 @@ from phasewise.tasks.preflight.launcher import examine
 from phasewise.tasks.preflight.plan import GIB, spec_for
 from phasewise.tasks.preflight.search import refusal
 from phasewise.tasks.preflight.slices import find_slice
-from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.base.wording import small, tokens
 
 DOCUMENT = HOUSE.parent / "docs" / "lab" / "scales.md"

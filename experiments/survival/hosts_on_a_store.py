@@ -23,7 +23,7 @@ from experiments.survival.two_processes import run_below, step_below, without_cl
 from phasewise.flows.prefect.server import own_server
 from phasewise.tasks.home import Home
 from phasewise.tasks.store.publisher import Kept
-from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.metrics import read_metrics

@@ -20,17 +20,16 @@ import phasewise.trainer.run
 from experiments.survival.file_faults import Faults, Killed, installed
 from phasewise.tasks.training import attempts
 from phasewise.tasks.training.launchers import Attempt
-from phasewise.trainer.base.file_lock import try_lock
 from phasewise.trainer.base.run_folder import METRICS_NAME
-from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.base.storage import read_json, try_lock
 from phasewise.trainer.checkpoints.files import checkpoint_path, find_damage
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
 from phasewise.trainer.passed_over import PassedOver, Window
 from phasewise.trainer.process import lease
 from phasewise.trainer.run import main
-from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.sharding import run_mesh
 from phasewise.trainer.state import init_state, params_digest
 from phasewise.trainer.step import build_train_step

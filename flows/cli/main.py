@@ -26,7 +26,7 @@ from phasewise.flows.cli.options import (
 )
 from phasewise.flows.cli.terminal import nothing, print_found
 from phasewise.tasks.data.tokenizer_training import SPLITS, SplitName
-from phasewise.trainer.base.code_digest import HOUSE, ROOMS
+from phasewise.trainer.base.identity import HOUSE, ROOMS
 from phasewise.trainer.process.child_process import collect_rarely, python_command
 from phasewise.trainer.process.environment import spare_search
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import click
 
-from phasewise.trainer.base.system_errors import print_refusal, refusal_of
+from phasewise.trainer.base.errors import print_refusal, refusal_of
 
 
 class Commands(click.Group):

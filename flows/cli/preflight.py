@@ -24,7 +24,7 @@ from phasewise.trainer.base.wording import name_some, small, tokens
 from phasewise.trainer.config import Component
 from phasewise.trainer.data.manifest import MANIFEST_NAME
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.rows import PLAIN, RowRule
+from phasewise.trainer.data.packing import PLAIN, RowRule
 from phasewise.validations.evidence.packing import packing_evidence
 
 Utilisation = dict[str, Any]

@@ -28,8 +28,7 @@ from phasewise.flows.resolved import resolving_once
 from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
-from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.system_errors import refused_by_system
+from phasewise.trainer.base.errors import PhasewiseError, refused_by_system
 
 
 class RunLog(logging.Handler):

@@ -30,9 +30,8 @@ from phasewise.flows.prefect.access import AUTH_VARIABLES, OwnAddress, auth_of, 
 from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
-from phasewise.trainer.base.errors import PhasewiseError, StorageError
-from phasewise.trainer.base.secrets import without_secrets
-from phasewise.trainer.base.system_errors import is_full, number_in, refusal_of, storage_refusal
+from phasewise.trainer.base.errors import PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
+from phasewise.trainer.base.storage import without_secrets
 from phasewise.trainer.process.child_process import collect_rarely, end_with_parent, ending_with_reason, last_line, python_command
 
 

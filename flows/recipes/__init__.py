@@ -14,7 +14,7 @@ from phasewise.flows.recipes.python_file import load_named, load_python
 from phasewise.flows.recipes.recipe import BETWEEN, Between, Recipe, Scale
 from phasewise.flows.recipes.scales import STEPS, steps, to_proxy, to_scale
 from phasewise.trainer.base.errors import ConfigError, RecipeError
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 
 NAMES = ("marin-8b", "marin-32b", "trinity-nano", "trinity-mini", "trinity-large")
 FILE = re.compile(r"(?P<path>.*\.(?:py|json))(?P<of_file>:[^/]*)?(?:/(?P<phase>.*))?", re.DOTALL)

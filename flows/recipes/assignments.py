@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from phasewise.flows.recipes.problems import near, problems
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.base.errors import ConfigError, RecipeError
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}

@@ -8,8 +8,7 @@ from pydantic import BaseModel
 
 from phasewise.flows.recipes.phase import Change, FromScratch, HandOff, Phase
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.config import LearningRateSegment, ModelConfig, Smebu, StatePart
-from phasewise.trainer.schedule import value_in
+from phasewise.trainer.config import LearningRateSegment, ModelConfig, Smebu, StatePart, value_in
 
 
 def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:

@@ -12,7 +12,7 @@ from phasewise.tasks.data.findings import Record
 from phasewise.tasks.data.reading import read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".lz4")
 JSON_LINES = (".jsonl", ".ndjson")

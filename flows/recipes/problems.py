@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phasewise.flows.recipes.phase import HAND_OFF, SCRATCH, Change
-from phasewise.trainer.base.problems import join_problems, state_problem
+from phasewise.trainer.base.frozen import join_problems, state_problem
 from phasewise.trainer.config import StatePart
 
 WORDS: Mapping[str, tuple[str, ...]] = {"declares": get_args(Change), "fresh": get_args(StatePart), "part": get_args(StatePart)}

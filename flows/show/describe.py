@@ -18,9 +18,8 @@ from phasewise.trainer.base.errors import ConfigError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import rounded
-from phasewise.trainer.config import Steps, sequences_between
+from phasewise.trainer.config import Steps, learning_rate_at, sequences_between
 from phasewise.trainer.data.mixture import block_counts
-from phasewise.trainer.schedule import learning_rate_at
 
 GATES = ("data", "health", "model")
 COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "stability", "order")

@@ -99,8 +99,7 @@ def arrows(entries: list[list[Any]]) -> str:
 
 def rate_ends(segments: list[dict[str, Any]], start_step: int, stop_step: int) -> str:
     """A learning rate from → to in four digits, with the highest between where it rises above both."""
-    from phasewise.trainer.config import LearningRateSegment
-    from phasewise.trainer.schedule import turns_of
+    from phasewise.trainer.config import LearningRateSegment, turns_of
 
     turns = turns_of(tuple(map(LearningRateSegment.model_validate, segments)), start_step, stop_step)
     return " → ".join(f"{rate:.4g}" for rate in (turns[:1] if set(turns) == {turns[0]} else turns))

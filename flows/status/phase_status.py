@@ -33,12 +33,11 @@ from phasewise.trainer.base.errors import (
 )
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
-from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
+from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, read_result
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.result import read_result
 from phasewise.validations.accepted import AcceptedWarning, accepted_in, expected
 from phasewise.validations.approvable import NOBODY, AsksPeople
 from phasewise.validations.approving import asked_of_suite

@@ -12,9 +12,8 @@ from phasewise.flows.status.phase_status import Finding, PhaseRecord, read_recor
 from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
 from phasewise.tasks.training.execution import execution_summary
 from phasewise.tasks.training.run_identity import read_run
-from phasewise.trainer.base.code_digest import code_digest, files_of
 from phasewise.trainer.base.errors import CheckpointError, PhasewiseError
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_file, digest_of_json, files_of, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.passed_over import read_roll_backs

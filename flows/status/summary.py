@@ -31,11 +31,10 @@ from phasewise.tasks.training.time_breakdown import read_time_breakdown, words_o
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import plural
-from phasewise.trainer.config import Component
+from phasewise.trainer.config import Component, turns_of
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.passed_over import read_roll_backs
-from phasewise.trainer.schedule import turns_of
 from phasewise.validations.evidence.evaluation import MACRO
 from phasewise.validations.expectations.reasons import Reason
 from phasewise.validations.outcomes import sum_counts, verdicts_in_words

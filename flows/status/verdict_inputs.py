@@ -17,14 +17,13 @@ from phasewise.flows.resolved import Resolved
 from phasewise.flows.token_budget import drawn_earlier
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.frozen import in_one_line
 from phasewise.trainer.base.identity import digest_of_json, read_sealed
-from phasewise.trainer.base.problems import in_one_line
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import MixtureShares, RunConfig, Steps, without_added
-from phasewise.trainer.config.added import ADDED_LATER
-from phasewise.trainer.data.contract import compared_by, with_contents
-from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.data.rows import DrawnRows
+from phasewise.trainer.config.run import ADDED_LATER
+from phasewise.trainer.data.loader import Loader, compared_by, with_contents
+from phasewise.trainer.data.packing import DrawnRows
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 

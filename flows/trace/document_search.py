@@ -9,7 +9,7 @@ from phasewise.flows.trace.trace_context import Traced
 from phasewise.flows.trace.trace_query import Asked, whole
 from phasewise.tasks.data.caches import ids_of_text, normalized, shards_with
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.config import Component
 from phasewise.trainer.data.document_index import DocumentIndex, Located
 from phasewise.trainer.data.manifest import SPLITS, Split

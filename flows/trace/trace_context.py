@@ -22,15 +22,13 @@ from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import is_committed, saved_steps
 from phasewise.trainer.config import Component, RunConfig
-from phasewise.trainer.data.buffered import BufferedComponent
-from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.contract import changed_since, compared_by
+from phasewise.trainer.data.cache import TokenCache, build_maps
+from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.document_index import DocumentIndex
-from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, packing_of
+from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, changed_since, compared_by, packing_of
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.rows import RowsOfTokens
-from phasewise.trainer.data.shards import build_maps
+from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
 from phasewise.trainer.passed_over import NOTHING, PassedOver, read_passed_over
 

@@ -10,11 +10,10 @@ import numpy as np
 from phasewise.flows.trace.trace_context import Traced, TracedPhase
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.config import Component
-from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.document_index import Located, Piece
-from phasewise.trainer.data.rows import counted_before
-from phasewise.trainer.data.shards import fetch
-from phasewise.trainer.data.spans import answers_of
+from phasewise.trainer.data.manifest import answers_of
+from phasewise.trainer.data.packing import counted_before
 from phasewise.trainer.data.trace import Draws
 
 MAX_TEXTS = 1000

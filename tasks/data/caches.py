@@ -23,14 +23,12 @@ from phasewise.tasks.data.parts import DIGEST, HashedFile, read_model, write_mod
 from phasewise.tasks.data.reading import READER
 from phasewise.tasks.data.template import ChatTemplate, chat_of
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, refused, tokenizer_digest
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_json
 from phasewise.trainer.base.storage import remove_strays, writing
-from phasewise.trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, Split, write_manifest
-from phasewise.trainer.data.shards import sizes_in_bytes
-from phasewise.trainer.data.spans import SPAN
+from phasewise.trainer.data.cache import sizes_in_bytes
+from phasewise.trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, SPAN, Manifest, Shard, Split, write_manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -27,8 +27,8 @@ from phasewise.tasks.data.findings import (
 )
 from phasewise.tasks.data.template import Asked, ChatTemplate, NotMarked, Refused, Rendered, line_of, template_of
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import code_digest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,10 +17,9 @@ from phasewise.tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord, Pa
 from phasewise.tasks.data.quarantine import Tally, refusal, refusal_of_columns, refusal_of_empty, refusal_of_unread
 from phasewise.tasks.data.reading import READER
 from phasewise.tasks.data.source import Source
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import check_file, digest_of_bytes, digest_of_json
+from phasewise.trainer.base.identity import check_file, code_digest, digest_of_bytes, digest_of_json
 from phasewise.trainer.base.storage import remove_strays, write_atomically
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 

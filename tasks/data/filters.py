@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from phasewise.tasks.data.findings import LeftOut, Record, Sift, reach
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import code_digest
 
 REASON = "length bias"
 """Under it a manifest counts the documents that were not taken."""

@@ -23,9 +23,8 @@ from phasewise.tasks.data.quarantine import Counting, Tally
 from phasewise.tasks.data.reading import pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import check_file, digest_of_bytes, read_sealed, write_sealed
-from phasewise.trainer.base.problems import in_one_line
 from phasewise.trainer.base.storage import write_atomically, writing
 from phasewise.trainer.data.manifest import SourceFile, Split
 

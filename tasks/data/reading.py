@@ -24,8 +24,8 @@ from phasewise.tasks.data.source import WITHOUT_FIELDS, Piece, Source
 from phasewise.tasks.data.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise
 from phasewise.tasks.data.tables import read_records, read_texts
 from phasewise.tasks.data.text_files import Take, read_json_lines, read_paragraphs, read_plain, take_text
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import code_digest
 from phasewise.trainer.data.manifest import SourceFile
 
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]

@@ -9,8 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from phasewise.tasks.data.conversation import Conversation
 from phasewise.tasks.data.filters import Filter, Normalization
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.secrets import check_no_secret
-from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.storage import as_path, check_no_secret
 from phasewise.trainer.data.manifest import Split
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]

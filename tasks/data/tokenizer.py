@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import write_atomically
 
 FIRST_SPARE = 256

@@ -7,9 +7,8 @@ from pydantic import Field, ValidationError
 
 from phasewise.tasks.data.tokenizer import DIGEST_NAME, check_tokenizer, load_tokenizer, tokenizer_digest, tokenizer_key
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import digest_of_bytes, read_sealed, write_sealed
-from phasewise.trainer.base.problems import in_one_line
 from phasewise.trainer.base.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.identity import code_digest
+from phasewise.trainer.base.storage import parse_json
 
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_NAME = "tokenizer_manifest.json"

@@ -14,7 +14,7 @@ from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import Component, ModelConfig, RunConfig, StartFrom
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.spans import counted
+from phasewise.trainer.data.manifest import counted
 from phasewise.trainer.model.params import Params
 
 

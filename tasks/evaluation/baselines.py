@@ -8,8 +8,7 @@ from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.evaluation.byte_ngram import ngram_bits_per_byte
 from phasewise.tasks.evaluation.held_out import read_held_out_tokens
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
 
 ORDERS = (3, 5)
 MEASURING = ("tasks/evaluation/byte_ngram.py", "tasks/evaluation/held_out.py")

@@ -18,9 +18,8 @@ from phasewise.tasks.evaluation.benchmarks import (
     word_order_baseline,
 )
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import check_file, digest_of_bytes, digest_of_json, read_sealed, write_sealed
-from phasewise.trainer.base.problems import in_one_line
 from phasewise.trainer.base.storage import as_path, write_atomically
 
 FORMAT_VERSION = 2

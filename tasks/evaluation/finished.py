@@ -10,8 +10,7 @@ from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
 from phasewise.tasks.evaluation.measured import Measured, made_of, needles_of, real_of
 from phasewise.tasks.evaluation.renderings import renderings_key
 from phasewise.tasks.evaluation.schedule_point import read_schedule_point
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig, without_added
 

@@ -14,7 +14,7 @@ from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.checkpoints.checkpointer import read_about, read_params
 from phasewise.trainer.config import Mesh, ModelConfig
 from phasewise.trainer.model.hugging_face import read_folder, read_settings
-from phasewise.trainer.model.hugging_face.config import Computation
+from phasewise.trainer.model.hugging_face_config import Computation
 from phasewise.trainer.model.params import abstract_params
 from phasewise.trainer.sharding import build_mesh, check_mesh, state_shardings
 

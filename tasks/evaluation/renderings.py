@@ -12,8 +12,7 @@ from pydantic import Field, field_validator
 from phasewise.trainer.base.errors import DataError, EvaluationError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_file, digest_of_json
-from phasewise.trainer.base.json_reader import parse_json
-from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.storage import as_path, parse_json
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel

@@ -2,8 +2,7 @@
 
 from typing import TypedDict
 
-from phasewise.trainer.config import RunConfig
-from phasewise.trainer.schedule import value_in
+from phasewise.trainer.config import RunConfig, value_in
 
 
 class SchedulePoint(TypedDict):

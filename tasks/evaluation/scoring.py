@@ -14,9 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from phasewise.tasks.evaluation.rows import RowArrays, Rows, Window, in_batches, lay_out
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.kernels.branches import Branches
 from phasewise.trainer.model.decoder import project
-from phasewise.trainer.model.decoding import hidden_states_of_branches
+from phasewise.trainer.model.decoding import Branches, hidden_states_of_branches
 from phasewise.trainer.model.params import Params
 from phasewise.trainer.sharding import batch_sharding, constrain_activation, on_mesh, parts_here, replicated
 

@@ -9,10 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, TrainingError
-from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TrainingError
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import without_added
 from phasewise.trainer.preflight.spec import Result, Spec

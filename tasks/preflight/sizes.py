@@ -4,9 +4,7 @@ import math
 from typing import NamedTuple
 
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Muon, Remat
-from phasewise.trainer.model.layers import expert_layers, layer_kinds
-from phasewise.trainer.model.params import param_specs
-from phasewise.trainer.model.specs import EXPERT, ParamSpec
+from phasewise.trainer.model.params import EXPERT, ParamSpec, expert_layers, layer_kinds, param_specs
 from phasewise.trainer.preflight.roofline import kept_names, products, remembered
 from phasewise.trainer.preflight.spec import StepShape
 

@@ -10,8 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.flops import peak_flops
 from phasewise.trainer.preflight.spec import Platform, Speeds, Topology

@@ -30,7 +30,7 @@ from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.tasks.report.signature import sign, signature_problem
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, read_sealed
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.base.wording import name_some
 
 STATEMENT_NAME, ENVELOPE_NAME = "statement.json", "statement.dsse.json"

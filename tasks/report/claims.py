@@ -17,10 +17,10 @@ from phasewise.tasks.store.publisher import WORKED_ON
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, digest_of_json, unsealed
-from phasewise.trainer.base.json_reader import parse_json
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, EVALUATION_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME
+from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.config.added import without_added
+from phasewise.trainer.config.run import without_added
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
 from phasewise.validations.verdict import Verdict, judged_by_gate
 

@@ -16,9 +16,8 @@ from typing import Any
 import pandas as pd
 
 from phasewise.tasks.report.html import STYLE_SHEET, environment, static_files
-from phasewise.trainer.base.file_lock import locked
 from phasewise.trainer.base.identity import digest_of_bytes
-from phasewise.trainer.base.storage import as_path, file_system_of, write_atomically
+from phasewise.trainer.base.storage import as_path, file_system_of, locked, write_atomically
 from phasewise.validations.evidence.tables import read_tables
 from phasewise.validations.expectations.suites import SUITES
 from phasewise.validations.outcomes import STANDINGS, sum_counts, verdicts_in_words

@@ -20,7 +20,7 @@ from phasewise.trainer.checkpoints.checkpointer import read_params
 from phasewise.trainer.checkpoints.state import average_of_last
 from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, read_folder, read_settings, write_folder
-from phasewise.trainer.model.hugging_face.config import DTypeName, to_hugging_face
+from phasewise.trainer.model.hugging_face_config import DTypeName, to_hugging_face
 from phasewise.trainer.model.params import Params, count_parameters
 from phasewise.trainer.state import params_digest
 

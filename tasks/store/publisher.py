@@ -28,8 +28,7 @@ from phasewise.tasks.store.content import (
 )
 from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject
 from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
-from phasewise.trainer.base.file_lock import locked
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import locked, read_json, write_json
 
 PUBLISH_SECONDS = 30.0
 """What a machine that is lost had done since the last time is done again."""

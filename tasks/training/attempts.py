@@ -25,26 +25,27 @@ from phasewise.tasks.training.run_identity import (
 )
 from phasewise.tasks.training.time_breakdown import Clock
 from phasewise.trainer.base.errors import (
+    GOES_ON,
     AsksPerson,
+    ExitCode,
     PhasewiseError,
     StorageError,
     TrainingDiverged,
     TrainingError,
     VerdictError,
     WaitsForPerson,
+    is_full,
+    refused_by_system,
+    storage_refusal,
 )
-from phasewise.trainer.base.exit_codes import GOES_ON, ExitCode
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.base.system_errors import is_full, refused_by_system, storage_refusal
+from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_result
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import EventKind, append_event
 from phasewise.trainer.instability import check_answered
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.passed_over import read_passed_over
 from phasewise.trainer.process.child_process import ending_with_reason
-from phasewise.trainer.result import read_result
 
 MAX_RESTARTS = 3
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from phasewise.tasks.preflight.plan import kept_in_words
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.run_folder import read_events
 from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Execution, Mesh, RunConfig
-from phasewise.trainer.events import read_events
 from phasewise.trainer.process.child_process import ending, python_command
 from phasewise.trainer.process.environment import has_accelerator, read_conditions
 

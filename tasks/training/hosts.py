@@ -30,13 +30,10 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.store.content import ARRIVING, Changing, bring_checkpoint, bring_here, content_of, is_list_of_checkpoint, take_snapshot
 from phasewise.tasks.store.head import Files
 from phasewise.tasks.store.publisher import Kept, named_digests, publish_seconds
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, TakenOver
-from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TakenOver, print_refusal, refusal_of
 from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import HEARTBEAT_NAME, LIFE_NAME, SPENT_NAME, RunFolder
-from phasewise.trainer.base.storage import file_system_of, write_atomically
-from phasewise.trainer.base.system_errors import print_refusal, refusal_of
+from phasewise.trainer.base.storage import file_system_of, locked, write_atomically
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process.child_process import SILENT_VARIABLE, end_with_parent, python_command

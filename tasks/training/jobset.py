@@ -19,8 +19,7 @@ from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, C
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict, JobSet, Pod, PodLog, Unreachable, with_retries
 from phasewise.tasks.training.launchers import Attempt, ending, last_words, order_of, size_of, write_reason
 from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
-from phasewise.trainer.base.errors import TrainingError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_atomically
 from phasewise.trainer.process.rendezvous import forget_meetings

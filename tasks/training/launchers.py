@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process import child_process

@@ -8,11 +8,9 @@ from pathlib import Path
 from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.launchers import Attempt, Hosts, Launcher, write_reason
-from phasewise.trainer.base.errors import TrainingError
-from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.errors import ExitCode, TrainingError
+from phasewise.trainer.base.run_folder import RunFolder, read_events
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process.signals import stop_seconds
 from phasewise.trainer.process.watchdog import read_heartbeat, signature

@@ -13,8 +13,7 @@ from phasewise.tasks.store.head import Files, VersionedObject
 from phasewise.tasks.store.publisher import Kept, Publisher, publish_seconds
 from phasewise.tasks.training.hosts import OF_LAUNCHER, launches_folder, send_seconds
 from phasewise.tasks.training.launchers import Attempt, Hosts
-from phasewise.trainer.base.errors import StorageError, TakenOver
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode, StorageError, TakenOver
 from phasewise.trainer.base.run_folder import HEARTBEAT_NAME, RunFolder
 from phasewise.trainer.base.storage import cleaning_up, file_system_of, write_atomically
 from phasewise.trainer.checkpoints.files import committed_files, has_its_files

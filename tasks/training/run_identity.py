@@ -15,15 +15,13 @@ from phasewise.tasks.data.verify import differs_in_code_alone
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, read_sealed, write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder, append_event, read_result
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import find_damage, find_other_rows, is_committed, saved_steps
 from phasewise.trainer.config import DECIDES_BITS, RunConfig
-from phasewise.trainer.config.identity import NOTHING, Difference, differences_between
+from phasewise.trainer.config.run import NOTHING, Difference, differences_between
 from phasewise.trainer.data.manifest import Manifest, read_manifest
-from phasewise.trainer.events import append_event
-from phasewise.trainer.result import read_result
 
 
 def read_run(folder: Path) -> RunConfig | None:

@@ -10,8 +10,8 @@ from phasewise.tasks.preflight.slices import Slice, find_slice
 from phasewise.tasks.store.publisher import keeper_of
 from phasewise.tasks.training.launchers import Launcher, env_passthrough
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process.rendezvous import JOIN_VARIABLE
 from phasewise.trainer.process.signals import stop_seconds

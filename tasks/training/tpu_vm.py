@@ -20,8 +20,7 @@ from phasewise.tasks.store.publisher import Kept, keeper_of
 from phasewise.tasks.training.hosts import SEND_VARIABLE, send_seconds
 from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, ProcessGroup, env_passthrough, size_of
 from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
-from phasewise.trainer.base.errors import ConfigError, TrainingError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode, TrainingError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.process.child_process import ALIVE, SILENT_VARIABLE, STOP, python_command

@@ -13,11 +13,9 @@ from typing import Any
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
 from phasewise.tasks.progress import say
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.identity import NotAsWritten, content_digest, digest_of_json, read_sealed
+from phasewise.trainer.base.errors import ConfigError, DataError, refused_by_system
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, content_digest, digest_of_json, read_sealed
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.base.system_errors import refused_by_system
 from phasewise.trainer.process.child_process import python_command
 from phasewise.validations.evidence import leakage
 from phasewise.validations.evidence.leakage.compiled import is_cold

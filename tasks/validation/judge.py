@@ -18,7 +18,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.rows import DrawnRows, RowsOfTokens
+from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.approvable import NOBODY, AsksPeople
@@ -91,7 +91,7 @@ def judge_phase_health(
     run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = (), asks_people: AsksPeople = NOBODY
 ) -> Verdict:
     """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. All else as for its data."""
-    from phasewise.trainer.norms import groups  # it imports jax
+    from phasewise.trainer.state import groups  # it imports jax
 
     metrics = RunFolder.at(run.output).metrics
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")

@@ -18,7 +18,7 @@ from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_healt
 from phasewise.trainer.base.decision import read_decisions, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.rows import DrawnRows
+from phasewise.trainer.data.packing import DrawnRows
 from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.approvable import AsksPeople
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits

@@ -9,8 +9,8 @@ from phasewise.deployments.forms import form_of
 from phasewise.deployments.prefect_file import PREFECT_FILE, prefect_file
 from phasewise.deployments.register import parameters_of
 from phasewise.flows.recipes import NAMES, load_recipe
-from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.base.identity import HOUSE
 
 SOURCES = [Source.named(name) for name in NAMES]
 DECLARED = {one.full_name: one for one in declare(SOURCES)}

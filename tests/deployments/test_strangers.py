@@ -75,7 +75,7 @@ LISTENERS = {
     "flows/prefect/server.py": {"probe.bind", "uvicorn.run"},  # Prefect's server
     "tasks/data/cluster.py": {"LocalCluster"},  # Dask's scheduler, workers and dashboard
     "tasks/training/local.py": {"probe.bind"},  # a port for the coordinator
-    "trainer/model/products.py": {"equation.primitive.bind"},  # arguments of an operation of jax
+    "trainer/model/remat.py": {"equation.primitive.bind"},  # arguments of an operation of jax
     "trainer/process/distributed.py": {"jax.distributed.initialize"},  # the coordinator, where processes are joined
 }
 """File → the calls in it by which something listens. What is new here must be among what `test_everything_listens_on_loopback` starts."""

@@ -21,9 +21,8 @@ from phasewise.tasks.report.placing import export_name, place
 from phasewise.tasks.validation.judge import judge_phase_health
 from phasewise.trainer.base.decision import Decision, Decisions, decision_path, seen_of
 from phasewise.trainer.base.identity import read_sealed, sealed, write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.passed_over import NOTHING, write_passed_over
-from phasewise.trainer.result import read_result
 from phasewise.validations.accepted import accepted_in
 from phasewise.validations.verdict import judge_gate, write_verdict
 from tests.tasks.report.card.world import write_world

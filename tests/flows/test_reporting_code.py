@@ -3,7 +3,7 @@
 import ast
 
 from phasewise.flows.status.recipe_status import REPORTING
-from phasewise.trainer.base.code_digest import HOUSE, NAME, files_of
+from phasewise.trainer.base.identity import HOUSE, NAME, files_of
 
 MAKERS = ("flows/status/summary.py",)
 READS_ALONE = {

@@ -18,7 +18,7 @@ from phasewise.trainer.checkpoints.hand_off import state_to_start_from
 from phasewise.trainer.checkpoints.state import leaves_of
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.sharding import place_batch, run_mesh, state_shardings
 from phasewise.trainer.state import TrainState, init_state
 from phasewise.trainer.step import StepMetrics, build_train_step

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from phasewise.trainer.config import Optimizer
-from phasewise.trainer.schedule import Limit, Scheduled
+from phasewise.trainer.interventions import Limit, Scheduled
 from tests.trainer.optimizer.reference import Reference, Weights
 
 NOT_STACKED = {"embedding", "final_norm", "head"}

@@ -13,7 +13,7 @@ from phasewise.tasks.preflight.plan import Plan, spec_for
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.config import ModelConfig, RunConfig, without_added
-from phasewise.trainer.config.added import ADDED_LATER
+from phasewise.trainer.config.run import ADDED_LATER
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 
 MakeRun = Callable[..., RunConfig]

@@ -8,14 +8,13 @@ import pytest
 
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.validation.decide import decide
-from phasewise.trainer.asking import asked
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged, VerdictError, WaitsForPerson
 from phasewise.trainer.base.identity import read_sealed, write_sealed
-from phasewise.trainer.base.run_folder import METRICS_NAME, PASSED_OVER_NAME, QUESTION_NAME
+from phasewise.trainer.base.run_folder import METRICS_NAME, PASSED_OVER_NAME, QUESTION_NAME, read_events
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import read_events
+from phasewise.trainer.instability import asked
 from phasewise.trainer.loop import train
 from phasewise.trainer.passed_over import NOTHING, PassedOver, Window, read_passed_over, roll_backs_in
 from phasewise.trainer.run import main

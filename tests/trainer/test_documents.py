@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import AdamW, Execution, ModelConfig
-from phasewise.trainer.held_out_loss import build_mean_loss
+from phasewise.trainer.interventions import Scheduled
+from phasewise.trainer.loop import build_mean_loss
 from phasewise.trainer.model.params import Params
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.schedule import Scheduled
 from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import build_objective, build_train_step
 from tests.trainer.model.test_decoder import changed, large_params, reference_logits

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.gradients import SegmentIds, mean_gradients, microbatches
-from phasewise.trainer.loss import LossSums
+from phasewise.trainer.loss import LossSums, SegmentIds, mean_gradients, microbatches
 
 MakeRun = Callable[..., RunConfig]
 Z_LOSS = 0.25

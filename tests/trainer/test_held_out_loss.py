@@ -13,8 +13,8 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.trainer.data.segments import segment_ids
-from phasewise.trainer.held_out_loss import as_row, build_evaluate, is_due, read_held_out
+from phasewise.trainer.data.packing import segment_ids
+from phasewise.trainer.loop import as_row, build_evaluate, is_due, read_held_out
 from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params

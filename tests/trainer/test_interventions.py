@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.interventions import (
+    NO_LIMIT,
+    Limit,
     Window,
     clip_factor,
     clip_update_rms,
@@ -24,7 +26,6 @@ from phasewise.trainer.interventions import (
 )
 from phasewise.trainer.model.params import init_params
 from phasewise.trainer.optimizer import weight_rules
-from phasewise.trainer.schedule import NO_LIMIT, Limit
 
 values = st.lists(st.floats(0.125, 1024, width=32) | st.sampled_from([math.nan, math.inf]), max_size=40)
 

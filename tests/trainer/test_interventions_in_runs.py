@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import AdamW, ModelConfig
-from phasewise.trainer.interventions import Rolling, empty_window
+from phasewise.trainer.interventions import NO_LIMIT, Limit, Rolling, Scheduled, empty_window
 from phasewise.trainer.metrics import PARAM_GROUPS
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.schedule import NO_LIMIT, Limit, Scheduled
 from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import TrainStep, build_train_step
 

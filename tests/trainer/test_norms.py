@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import init_params
-from phasewise.trainer.norms import group_norms, slot_names, slot_squares, slots, total_norm
+from phasewise.trainer.state import group_norms, slot_names, slot_squares, slots, total_norm
 from tests.trainer.model.members import MEMBERS
 
 

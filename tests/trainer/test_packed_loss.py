@@ -12,19 +12,16 @@ import pytest
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import AdamW, Execution, LossEvaluation, LossOn, ModelConfig, PackingKind, RunConfig
-from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.trainer.data.rows import ComponentRows, RowRule
-from phasewise.trainer.data.shards import fetch
-from phasewise.trainer.gradients import mean_gradients
-from phasewise.trainer.held_out_loss import build_evaluate, read_held_out
-from phasewise.trainer.loop import train
+from phasewise.trainer.data.packing import ComponentRows, RowRule
+from phasewise.trainer.interventions import Scheduled
+from phasewise.trainer.loop import build_evaluate, read_held_out, train
+from phasewise.trainer.loss import mean_gradients
 from phasewise.trainer.metrics import read_metrics
-from phasewise.trainer.model.layers import stacks
-from phasewise.trainer.model.params import Params
+from phasewise.trainer.model.params import Params, stacks
+from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.routing import BIAS
-from phasewise.trainer.schedule import Scheduled
 from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import build_objective, build_train_step
 from tests.trainer.model.families import SPARSE

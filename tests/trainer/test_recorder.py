@@ -12,8 +12,8 @@ from phasewise.trainer import recorder as module
 from phasewise.trainer.base.errors import TrainingDiverged
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import PARAM_GROUPS, metric_of, read_metrics
-from phasewise.trainer.norms import slot_names
-from phasewise.trainer.recorder import Recorder, mixture_since, scheduled_row, values_of
+from phasewise.trainer.recorder import Recorder, scheduled_row, values_of
+from phasewise.trainer.state import slot_names
 from phasewise.trainer.step import StepMetrics
 
 MakeRun = Callable[..., RunConfig]
@@ -81,7 +81,6 @@ def test_a_mixture_is_reported_where_it_begins_to_hold(make_run: MakeRun):
         2: {"mixture/books": 60, "mixture/code": 40},
         14: {"mixture/books": 30, "mixture/code": 30, "mixture/web": 40},
     }
-    assert [mixture_since(run, step) for step in (0, 13, 14, 23)] == [0, 0, 14, 14]
 
 
 class Time:

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.base.errors import CheckpointError, TrainingDiverged
-from phasewise.trainer.base.run_folder import PASSED_OVER_NAME
+from phasewise.trainer.base.run_folder import PASSED_OVER_NAME, read_events
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.state import read_about
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.events import read_events
+from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loop import train
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.passed_over import PassedOver, Window, roll_backs_in
-from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.state import init_state, params_digest
 from tests.trainer.built_once import build_train_step
 from tests.trainer.conftest import MakeRun, RowsOf

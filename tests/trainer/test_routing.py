@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import Execution, ModelConfig, RunConfig
+from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import metric_of
-from phasewise.trainer.model.experts import Routing
-from phasewise.trainer.model.layers import expert_layers, stacks
-from phasewise.trainer.model.params import init_params, param_specs
-from phasewise.trainer.model.router import Load
+from phasewise.trainer.model.params import expert_layers, init_params, param_specs, stacks
+from phasewise.trainer.model.router import BIAS, Load, Routing, move_biases
 from phasewise.trainer.recorder import routing_values
-from phasewise.trainer.routing import BIAS, move_biases
-from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.state import TrainState, init_state
 from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
 from tests.trainer.model.families import AFMOE, SMEBU, SPARSE

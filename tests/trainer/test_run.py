@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import RunConfig

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasewise.trainer.config import LearningRateSegment, RunConfig
-from phasewise.trainer.schedule import NO_LIMIT, Limit, learning_rate_at, scheduled_at, turns_of, value_in
+from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_rate_at, turns_of, value_in
+from phasewise.trainer.interventions import NO_LIMIT, Limit, scheduled_at
 
 MakeRun = Callable[..., RunConfig]
 LIMIT = {"window": 128, "min_samples": 64, "sigmas": 2.0}

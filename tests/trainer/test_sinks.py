@@ -17,8 +17,8 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Instrumentation, RunConfig
 from phasewise.trainer.metrics import Row
+from phasewise.trainer.recorder import check_sinks, open_sinks, send, values_to_send
 from phasewise.trainer.run import main
-from phasewise.trainer.sinks import check_sinks, open_sinks, send, values_to_send
 
 MakeRun = Callable[..., RunConfig]
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="the extra 'tensorboard' is not installed")
@@ -75,7 +75,7 @@ def test_only_numbers_are_sent_and_the_step_is_the_axis():
 def test_a_missing_extra_is_refused_before_any_work(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str
 ):
-    monkeypatch.setattr("phasewise.trainer.sinks.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("phasewise.trainer.recorder.importlib.util.find_spec", lambda name: None)
     run = make_run(f"without {extra}", instrumentation={extra: "offline" if extra == "wandb" else True})
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 2
@@ -86,7 +86,7 @@ def test_a_missing_extra_is_refused_before_any_work(
 
 
 def test_nothing_is_needed_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("phasewise.trainer.sinks.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("phasewise.trainer.recorder.importlib.util.find_spec", lambda name: None)
     check_sinks(Instrumentation())
     with pytest.raises(ConfigError):
         check_sinks(Instrumentation(tensorboard=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.process.lease import only_one_trainer
 from phasewise.trainer.process.watchdog import read_heartbeat

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer, RunConfig
-from phasewise.trainer.interventions import Rolling, empty_window
+from phasewise.trainer.interventions import Limit, Rolling, Scheduled, empty_window
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
-from phasewise.trainer.norms import slot_names
 from phasewise.trainer.optimizer import build_optimizer
-from phasewise.trainer.schedule import Limit, Scheduled
-from phasewise.trainer.state import TrainState, abstract_state, init_state
+from phasewise.trainer.state import TrainState, abstract_state, init_state, slot_names
 from phasewise.trainer.step import StepMetrics, TrainStep, build_train_step
 from tests.trainer.model.members import MEMBERS
 from tests.trainer.optimizer.reference import in_numpy

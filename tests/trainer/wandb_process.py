@@ -14,8 +14,8 @@ FULL, FIRST, LAST = 1, 2, 4
 
 def deliver(run_file: str, steps: range) -> None:
     """One life of a run's process: these rows are written, or were before it."""
+    from phasewise.trainer.recorder import open_sinks, send
     from phasewise.trainer.run import read_run
-    from phasewise.trainer.sinks import open_sinks, send
 
     sinks = open_sinks(read_run(Path(run_file)))
     send(sinks, [{"step": s, "loss": 1 / s, "grad_norm": None if s == 2 else float(s), "skipped": 0.0} for s in steps])

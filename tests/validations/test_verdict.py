@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from phasewise.trainer import run as trainer_run
-from phasewise.trainer.base.errors import VerdictError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode, VerdictError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.differences import differences_evidence

@@ -1,7 +1,7 @@
-"""What people decided of a verdict, and whether the verdict then lets a phase go on. Everybody asks `ruling_of`, the trainer too.
+"""Decisions of people on a verdict, and whether the verdict then lets a phase continue. Flows and the trainer all ask `ruling_of`.
 
-A verdict lies in `GATE.json`, and what people decided of it in `GATE.decision.json` beside it. A decision counts for exactly the verdict
-that was seen: where any part of that has changed since, it is void.
+A verdict is in `GATE.json`, and the decision on it in `GATE.decision.json` next to it. A decision is valid for exactly the verdict that was
+seen: if any part of the verdict has changed since, the decision is void.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,24 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from phasewise.trainer.base.errors import VerdictError
-from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import SEAL, NotAsWritten, digest_of_json, read_sealed
-from phasewise.trainer.base.problems import in_one_line
 from phasewise.trainer.base.storage import as_path
 
 Need = Literal["nobody", "a person", "mending"]
-"""What a verdict asks for: it passes as it is; a person may let it pass; only other data or another model can pass."""
+"""A verdict passes as it is; a person may waive it; or only other data or another model can pass."""
 State = Literal["passes", "approved", "waits", "rejected", "fails"]
 UNSEEN = ("evidence", "tables", SEAL)
-"""Fields that say where something lies, or name its bytes, and nothing of what was found."""
+"""Fields with the location or the digest of evidence, and no finding."""
 
 
 class Decision(Frozen):
     """One decision.
 
     Attributes:
-        approves: the phase may go on; else it is refused.
-        reason: why, in a sentence.
-        who: the name of the person who decided.
+        approves: the phase may continue; else it is refused.
         when: time in ISO format, UTC.
-        seen: field of the verdict → digest of what it held when it was decided.
+        seen: field of the verdict → digest of its content when it was decided.
     """
 
     approves: bool
@@ -42,23 +39,23 @@ class Decision(Frozen):
 
     @property
     def words(self) -> str:
-        """Who decided what, when and why: `approved by Ada on 2026-11-23: the fall is chance`."""
+        """Who decided, when and why: `approved by Ada on 2026-11-23: the fall is chance`."""
         return f"{'approved' if self.approves else 'rejected'} by {self.who} on {self.when[:10]}: {self.reason}"
 
 
 class Decisions(Frozen):
-    """What a decision file holds: the one that counts, and those that it took the place of, oldest first."""
+    """The content of a decision file: the valid decision, and those that it replaced, oldest first."""
 
     latest: Decision
     before: tuple[Decision, ...] = ()
 
 
 class Ruling(NamedTuple):
-    """What follows from a verdict and what people decided of it.
+    """The consequence of a verdict and its decision.
 
     Attributes:
-        decision: the one that counts; None where nobody is asked, or nobody has decided of this verdict.
-        void: why a decision that is there does not count; empty where none is there, or it counts.
+        decision: the valid one; None if no person is asked, or this verdict is not decided.
+        void: why an existing decision does not count.
     """
 
     state: State
@@ -67,24 +64,24 @@ class Ruling(NamedTuple):
 
     @property
     def lets_go_on(self) -> bool:
-        """Whether the phase may go on."""
+        """Whether the phase may continue."""
         return self.state in ("passes", "approved")
 
 
 def decision_path(verdict: str | Path) -> Path:
-    """Where the decision on the verdict in a file is."""
+    """Return the path of the decision on the verdict in a file."""
     return as_path(verdict).with_suffix(".decision.json")
 
 
 def ruling_at(path: str | Path, verdict: Mapping[str, Any] | None = None) -> Ruling:
-    """The ruling on the verdict in a file.
+    """Return the ruling on the verdict in a file.
 
     Args:
-        verdict: its content, where that was read already.
+        verdict: its content, if that was read already.
 
     Raises:
         FileNotFoundError: there is no verdict.
-        VerdictError: the verdict was changed after it was written, or the decision beside it does not read.
+        VerdictError: the verdict was changed after it was written, or the decision next to it is not readable.
     """
     try:
         content = read_sealed(path) if verdict is None else verdict
@@ -94,48 +91,42 @@ def ruling_at(path: str | Path, verdict: Mapping[str, Any] | None = None) -> Rul
 
 
 def ruling_of(verdict: Mapping[str, Any], decisions: Decisions | None) -> Ruling:
-    """What follows from a verdict, as JSON, and the decisions on it. A verdict that needs nobody takes no notice of them."""
-    match need_of(verdict):
-        case "nobody":
-            return Ruling("passes")
-        case "mending":
-            return Ruling("fails")
-        case "a person":
-            pass
+    """Return the ruling on a verdict, as JSON. A verdict that needs no person ignores decisions."""
+    need = need_of(verdict)
+    if need != "a person":
+        return Ruling("passes" if need == "nobody" else "fails")
     if decisions is None:
         return Ruling("waits")
-    if changed := _changed_since(decisions.latest, verdict):
-        return Ruling("waits", void=f"{decisions.latest.words}. That was decided of another verdict: {', '.join(changed)} changed since")
-    return Ruling("approved" if decisions.latest.approves else "rejected", decisions.latest)
+    latest, now = decisions.latest, seen_of(verdict)
+    if changed := sorted(name for name in {*now, *latest.seen} if now.get(name) != latest.seen.get(name)):
+        return Ruling("waits", void=f"{latest.words}. That was decided of another verdict: {', '.join(changed)} changed since")
+    return Ruling("approved" if latest.approves else "rejected", latest)
 
 
 def need_of(verdict: Mapping[str, Any]) -> Need:
-    """What the verdict, as JSON, asks for.
+    """Return what the verdict, as JSON, needs.
 
-    A person may let pass what failed only if every check that failed is one that the recipe lists as `approvable`. A check that could not
-    be made can never be let pass: nobody knows what it would have found. Warnings ask for a person where the recipe says so.
+    A person may waive a failure only if the recipe lists every failed check as `approvable`. A check that could not be made can never be
+    waived: its finding is unknown. Warnings need a person if the recipe says so.
     """
     asked: Mapping[str, Any] = verdict.get("asks_people") or {}
     checks: Sequence[Mapping[str, Any]] = verdict.get("checks") or ()
+    failed = [check for check in checks if check["outcome"] == "failed"]
     if verdict.get("passes") is True:
-        warned = any(check["outcome"] == "failed" and check["severity"] == "warning" for check in checks)
+        warned = any(check["severity"] == "warning" for check in failed)
         return "a person" if warned and asked.get("on_warnings") is True else "nobody"
-    stopping = [check for check in checks if check["outcome"] == "broken" or _stops(check)]
+    stopping = [check for check in failed if check["severity"] != "warning"]
     listed = {(one["table"], one["check"]) for one in asked.get("approvable") or ()}
-    if not stopping or any(check["outcome"] == "broken" or (check["table"], check["name"]) not in listed for check in stopping):
-        return "mending"
-    return "a person"
-
-
-def _stops(check: Mapping[str, Any]) -> bool:
-    return check["outcome"] == "failed" and check["severity"] != "warning"
+    is_broken = any(check["outcome"] == "broken" for check in checks)
+    is_waivable = stopping and all((check["table"], check["name"]) in listed for check in stopping)
+    return "a person" if is_waivable and not is_broken else "mending"
 
 
 def read_decisions(verdict: str | Path) -> Decisions | None:
-    """The decisions on the verdict in a file; None where nobody has decided.
+    """Return the decisions on the verdict in a file; None if it is not decided.
 
     Raises:
-        VerdictError: the file does not read as decisions. Nothing goes on by it.
+        VerdictError: the file is not readable as decisions.
     """
     path = decision_path(verdict)
     try:
@@ -149,22 +140,16 @@ def read_decisions(verdict: str | Path) -> Decisions | None:
 
 
 def seen_of(verdict: Mapping[str, Any]) -> dict[str, str]:
-    """Field → digest of everything in a verdict that was seen when it was decided; where its evidence lies is none of it."""
-    return {name: digest_of_json(_without_folders(name, value)) for name, value in verdict.items() if name not in UNSEEN}
+    """Return field → digest of everything in a verdict that a person sees. Folders of `judged` don't count: a home may be moved."""
+    seen = {name: value for name, value in verdict.items() if name not in UNSEEN}
+    if "judged" in seen:
+        judged: Mapping[str, Any] = seen["judged"]
+        seen["judged"] = sorted(
+            [key.rpartition("/")[2] if key.startswith("/") or "://" in key else key, digest] for key, digest in judged.items()
+        )
+    return {name: digest_of_json(value) for name, value in seen.items()}
 
 
 def question_of(verdict: Mapping[str, Any]) -> str:
-    """Names the question that a verdict puts to people: the digest of all that they are shown of it."""
+    """Return the digest of everything that people are shown of a verdict."""
     return digest_of_json(seen_of(verdict))
-
-
-def _changed_since(decision: Decision, verdict: Mapping[str, Any]) -> list[str]:
-    now = seen_of(verdict)
-    return sorted(name for name in {*now, *decision.seen} if now.get(name) != decision.seen.get(name))
-
-
-def _without_folders(name: str, value: Any) -> Any:
-    """What was judged may be named by a path: a home that is moved holds the same."""
-    if name != "judged":
-        return value
-    return sorted([key.rpartition("/")[2] if key.startswith("/") or "://" in key else key, digest] for key, digest in value.items())

@@ -1,8 +1,39 @@
-"""What every configuration, plan and verdict is made of."""
+"""The base of every configuration, plan and verdict, and pydantic's errors as `field: expected E, found F`."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+SHOWN = 80
+EXPECTED: Mapping[str, str] = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "multiple_of": "a multiple of {multiple_of}",
+    "string_pattern_mismatch": "a text like {pattern}",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "union_tag_invalid": "{discriminator} to be {expected_tags}",
+}
+"""Kind of pydantic's error → what was expected, with the terms of its context."""
 
 
 class Frozen(BaseModel):
@@ -11,9 +42,43 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def but(self, **fields: Any) -> Self:
-        """The same with other fields, checked as a new one is. (`model_copy` checks nothing.)
-
-        Raises:
-            ValidationError: a field is unknown, or the whole is not valid.
-        """
+        """Return a copy with other fields, validated as a new one is. (`model_copy` validates nothing.)"""
         return type(self).model_validate(self.model_dump() | fields)
+
+
+def join_problems(error: ValidationError, of_field: Callable[[ErrorDetails], str] | None = None) -> str:
+    """Join all problems in one line, each with the field's dotted path, without those that only follow from another problem.
+
+    Args:
+        of_field: how one problem is written; None is the field, a colon and `state_problem`.
+    """
+    write = of_field or (lambda item: f"{'.'.join(map(str, item['loc'])) or error.title}: {state_problem(item)}")
+    items = error.errors()
+    places = [item["loc"] for item in items]
+
+    def follows(item: ErrorDetails) -> bool:
+        at = item["loc"]
+        return item["type"] == "too_short" and any(len(place) > len(at) and place[: len(at)] == at for place in places)
+
+    return "; ".join(dict.fromkeys(write(item) for item in items if not follows(item)))
+
+
+def in_one_line(error: Exception) -> str:
+    """Return any error's message in one line, for a refusal that quotes it."""
+    return join_problems(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+
+
+def state_problem(item: ErrorDetails) -> str:
+    """State what was expected and found, without the field."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "missing":
+        return "expected a value, found none"
+    if kind == "extra_forbidden":
+        return "there is no such field"
+    if kind == "too_short":
+        return f"expected at least {context['min_length']}, found {context['actual_length']}"
+    if kind not in EXPECTED:
+        return item["msg"].removeprefix("Value error, ").replace("\n", " ")
+    terms = {name: f"{term:g}" if isinstance(term, float) else term for name, term in context.items()}
+    found = " ".join(repr(terms.get("tag", item["input"])).split())
+    return f"expected {EXPECTED[kind].format(**terms)}, found {found if len(found) <= SHOWN else f'{found[:SHOWN]}…'}"

@@ -1,14 +1,20 @@
-"""Identity: the one place that makes digests of content and compares them.
+"""Identity: digests of content and of code, and their comparison.
 
-A JSON file that is a result carries its seal: the digest of all its other fields. `read_sealed` refuses a file whose fields are not those
-that were written. Which result it is – of which run, key or subject – is among the fields, so that its reader also finds another file in
-its place. A folder of files is sealed by a sealed JSON file that names the digest of each.
+A JSON file that is a result carries its seal: the digest of all its other fields. `read_sealed` refuses a file with other fields than were
+written. The fields name the run, key or subject of the result, so a reader also detects a swapped file. A folder of files is sealed by
+a sealed JSON file that names the digest of each.
+
+The digest of code changes when the code changes, and not when its files are laid out, commented, moved or renamed. Caches, indexes,
+evidence, verdicts, evaluations, compiled plans and reports are keyed by it.
 """
 
+import ast
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 from phasewise.trainer.base.errors import DataError
@@ -17,38 +23,45 @@ from phasewise.trainer.base.storage import as_path, read_json, store_entry, writ
 READ_BYTES = 2**22
 SEAL = "digest"
 """The field of a sealed file that holds the digest of the others."""
+DIGITS = 8
+NOT_CODE = {"kind", "type_comment", "type_ignores"}
+HOUSE = Path(__file__).parents[2]
+ROOMS = ("deployments", "flows", "tasks", "trainer", "validations")
+NAME = "phasewise"
 
 
 class NotAsWritten(ValueError):
-    """A file's content is not what was written to it."""
+    """A file's content is not the content that was written to it."""
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """SHA-256, in hexadecimal."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def digest_of_json(value: Any) -> str:
-    """SHA-256 of the canonical JSON form: sorted keys, no spaces. Equal values have equal digests."""
+    """Return the SHA-256 of the canonical JSON form (sorted keys, no spaces): equal values have equal digests."""
     return digest_of_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def digest_of_file(url: str | Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal, read in pieces."""
-    return _read_through(as_path(url))[1]
+    """Return the SHA-256 of a file's content, read in pieces."""
+    with as_path(url).open("rb") as file:
+        return size_and_digest(cast(BinaryIO, file))[1]
 
 
 def content_digest(url: str | Path) -> tuple[int, str]:
-    """A file's size in bytes, and a digest of its content with the name of its kind; the store's, where it vouches for one."""
+    """Return a file's size and the digest of its content with the digest's kind; the store's digest, if the store vouches for one."""
     entry = store_entry(url)
     if entry is not None and entry.digest and entry.size_bytes is not None:
         return entry.size_bytes, entry.digest
-    size, digest = _read_through(as_path(url))
+    with as_path(url).open("rb") as file:
+        size, digest = size_and_digest(cast(BinaryIO, file))
     return size, f"sha256:{digest}"
 
 
 def size_and_digest(file: BinaryIO) -> tuple[int, str]:
-    """Size and SHA-256 of what an open file gives from here on, read in pieces."""
+    """Return size and SHA-256 of the rest of an open file, read in pieces."""
     digest = hashlib.sha256()
     size = 0
     while piece := file.read(READ_BYTES):
@@ -58,7 +71,7 @@ def size_and_digest(file: BinaryIO) -> tuple[int, str]:
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with their seal, in place of one that they have."""
+    """Return the fields with a new seal."""
     fields = {name: field for name, field in value.items() if name != SEAL}
     return {**fields, SEAL: digest_of_json(fields)}
 
@@ -69,7 +82,7 @@ def write_sealed(url: str | Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed(url: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
-    """The fields of a sealed file, without the seal.
+    """Return the fields of a sealed file, without the seal.
 
     Args:
         may_lack_seal: earlier versions wrote such files without a seal, and the file is still accepted.
@@ -86,31 +99,84 @@ def read_sealed(url: str | Path, *, may_lack_seal: bool = False) -> dict[str, An
 
 
 def unsealed(content: Any, place: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
-    """As `read_sealed`, of a file's content."""
+    """Return the fields of a sealed file's content, as `read_sealed` does."""
     if not isinstance(content, dict):
         raise NotAsWritten(f"{place} was changed after it was written: it is not a JSON object")
     fields = cast(dict[str, Any], content)
-    if SEAL not in fields and may_lack_seal:
-        return fields
     rest = {name: value for name, value in fields.items() if name != SEAL}
-    if SEAL not in fields:
+    if SEAL not in fields and not may_lack_seal:
         raise NotAsWritten(f"{place} has no {SEAL} of its own fields: an earlier version wrote it, or it was changed")
-    if fields[SEAL] != digest_of_json(rest):
+    if SEAL in fields and fields[SEAL] != digest_of_json(rest):
         raise NotAsWritten(f"{place} was changed after it was written: its fields do not have the {SEAL} that it names")
     return rest
 
 
 def check_file(path: Path, digest: str, remedy: str) -> None:
-    """Refuse a file that is missing or has other content than its digest.
-
-    Raises:
-        DataError: with the file and the remedy.
-    """
+    """Raise `DataError` with the file and the remedy if the file is missing or its content has another digest."""
     found = digest_of_file(path) if path.exists() else "nothing"
     if found != digest:
         raise DataError(f"{path} was changed after it was written: expected the digest {digest[:16]}, found {found[:16]}. {remedy}")
 
 
-def _read_through(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return size_and_digest(cast(BinaryIO, file))
+def code_digest(*code: ModuleType | str) -> str:
+    """Return 8 hexadecimal digits over the syntax trees of files, in any order.
+
+    Docstrings, comments and layout do not count. Neither do paths of our own files: an import from one of our packages counts by the
+    imported names, not by the module's name.
+
+    Args:
+        code: modules, or globs of files below the house, such as `tasks/publication/*.py`. Files are not imported.
+
+    Raises:
+        AssertionError: a glob finds nothing: a file that was moved would be left out of the digest.
+    """
+    return digest_of_json(sorted(digest_of_source(path) for path in files_of(*code)))[:DIGITS]
+
+
+def files_of(*code: ModuleType | str) -> set[Path]:
+    """Return the files of modules and of globs below the house."""
+    found: set[Path] = set()
+    for one in code:
+        paths = list(HOUSE.glob(one)) if isinstance(one, str) else [Path(str(one.__file__))]
+        assert paths, f"{one} names no file"
+        found.update(paths)
+    return found
+
+
+@cache
+def digest_of_source(path: Path) -> str:
+    """Return the digest of a file's syntax tree. (`ast.dump` would print fields that not every version of Python has.)"""
+    tree = ast.parse(path.read_bytes())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and _is_ours(node)]
+    imported = sorted(f"{alias.name} as {alias.asname}" for node in imports for alias in node.names)
+    return digest_of_bytes("\n".join([*_walk(tree), *imported]).encode())
+
+
+def _walk(value: Any) -> Iterator[str]:
+    if isinstance(value, ast.AST):
+        yield f"({type(value).__name__}"
+        for name, field in sorted(ast.iter_fields(value)):
+            if name == "body" and isinstance(value, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                field = [statement for statement in field if not _is_docstring(statement)]
+            if isinstance(value, ast.JoinedStr):  # Python 3.12 ends some with an empty text
+                field = [part for part in field if not (isinstance(part, ast.Constant) and part.value == "")]
+            if name not in NOT_CODE and not (name != "value" and field is None) and field != []:
+                yield f".{name}"
+                yield from _walk(field)
+        yield ")"
+    elif isinstance(value, list):
+        yield "["
+        for each in value:
+            if not _is_ours(each):
+                yield from _walk(each)
+        yield "]"
+    else:
+        yield f"{type(value).__name__} {value!r}"
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+
+
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.level == 0 and str(node.module).split(".")[0] == NAME

@@ -1,20 +1,23 @@
-"""The folder of a run: every name in it is said here, and nowhere else."""
+"""The folder of a run: the names of its files, its events (`events.jsonl`) and its result (`result.json`)."""
 
-from dataclasses import dataclass
+import json
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.storage import as_path
 
 METRICS_NAME = "metrics.jsonl"
 RESULT_NAME = "result.json"
-EVENTS_NAME = "events.jsonl"
 CHECKPOINTS_NAME = "checkpoints"
 RUN_NAME = "run.json"
 LOG_NAME = "trainer.log"
 CACHES_NAME = "caches.json"
 SPENT_NAME = "spent.jsonl"
 LIFE_NAME = "life.json"
-CONDITIONS_NAME = "conditions.json"
 HEARTBEAT_NAME = "heartbeat"
 TOKEN_NAME = "token.json"
 LOCK_NAME = "lock"
@@ -30,157 +33,102 @@ ORBAX_WRITES = ".orbax-checkpoint-tmp"
 """In the name of a checkpoint that is still written."""
 OF_ONE_MACHINE = frozenset({HEARTBEAT_NAME, TOKEN_NAME, LOCK_NAME, TAKE_OVER_NAME, WRITING_NAME, OWNER_NAME, ROLL_CALL_NAME, COMPILED_NAME})
 SUPERSEDED = ".superseded-"
-"""Between a phase's name and the digest of the run that was set aside."""
+"""Between a phase's name and the digest of the archived run."""
+EventKind = Literal[
+    "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved"
+]
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """Where the files of one run are. Nothing is looked at, and nothing is made.
+    """Paths in the folder of one run, on this machine or on a store. Nothing is read or created."""
 
-    Attributes:
-        path: the folder, on this machine or on a store.
-    """
-
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_file = path / RUN_NAME
+        self.caches = path / CACHES_NAME
+        self.metrics = path / METRICS_NAME
+        self.events = path / "events.jsonl"
+        self.spent = path / SPENT_NAME  # a line for each attempt
+        self.life = path / LIFE_NAME  # the attempt that is running
+        self.conditions = path / "conditions.json"  # device, versions and variables of the newest updates
+        self.result = path / RESULT_NAME
+        self.evaluation = path / EVALUATION_NAME
+        self.passed_over = path / PASSED_OVER_NAME  # the updates that are skipped for good
+        self.question = path / QUESTION_NAME  # where recovery is `ask`; in the form of a verdict
+        self.checkpoints = path / CHECKPOINTS_NAME
+        self.heartbeat = path / HEARTBEAT_NAME
+        self.trainer_lock = path / LOCK_NAME
+        self.take_over_lock = path / TAKE_OVER_NAME  # held while a new trainer's lock replaces a silent one's
+        self.writing_lock = path / WRITING_NAME  # held while files are replaced or deleted
+        self.token = path / TOKEN_NAME  # the number of the last trainer
+        self.launcher_lock = path / OWNER_NAME
+        self.roll_calls = path / ROLL_CALL_NAME  # a folder for each attempt
+        self.tensorboard = path / "tensorboard"
+        self.weights_and_biases = path / "wandb"
 
     @classmethod
     def at(cls, folder: str | Path) -> "RunFolder":
-        """The folder that `output` of a run names."""
+        """Return the folder that `output` of a run names."""
         return cls(as_path(folder))
 
     @classmethod
     def of_checkpoint(cls, checkpoint: str | Path) -> "RunFolder":
-        """The folder of the run that a checkpoint is of."""
+        """Return the folder of the run that a checkpoint belongs to."""
         return cls(as_path(checkpoint).parents[1])
-
-    @property
-    def run_file(self) -> Path:
-        """What is trained here, every setting."""
-        return self.path / RUN_NAME
-
-    @property
-    def caches(self) -> Path:
-        """What the caches of the run held."""
-        return self.path / CACHES_NAME
-
-    @property
-    def metrics(self) -> Path:
-        """A row an update."""
-        return self.path / METRICS_NAME
-
-    @property
-    def events(self) -> Path:
-        """What happened to the run."""
-        return self.path / EVENTS_NAME
-
-    @property
-    def spent(self) -> Path:
-        """Where its time went, a line for each life."""
-        return self.path / SPENT_NAME
-
-    @property
-    def life(self) -> Path:
-        """What is known of the life of the trainer that goes on."""
-        return self.path / LIFE_NAME
-
-    @property
-    def conditions(self) -> Path:
-        """What its newest updates were computed under: device, versions, variables."""
-        return self.path / CONDITIONS_NAME
-
-    @property
-    def result(self) -> Path:
-        """What it came to."""
-        return self.path / RESULT_NAME
-
-    @property
-    def evaluation(self) -> Path:
-        """What was measured of its last checkpoint."""
-        return self.path / EVALUATION_NAME
-
-    @property
-    def passed_over(self) -> Path:
-        """The updates that it leaves out."""
-        return self.path / PASSED_OVER_NAME
-
-    @property
-    def question(self) -> Path:
-        """What its training asks a person, where its recovery is `ask`; in the form of a verdict."""
-        return self.path / QUESTION_NAME
-
-    @property
-    def checkpoints(self) -> Path:
-        """A folder for each saved step."""
-        return self.path / CHECKPOINTS_NAME
-
-    def checkpoint(self, step: int) -> Path:
-        """The state after so many updates."""
-        return self.checkpoints / str(step)
-
-    @property
-    def heartbeat(self) -> Path:
-        """The trainer's sign of life."""
-        return self.path / HEARTBEAT_NAME
-
-    @property
-    def trainer_lock(self) -> Path:
-        """Held by the one trainer."""
-        return self.path / LOCK_NAME
-
-    @property
-    def take_over_lock(self) -> Path:
-        """Held while a new trainer's lock is put in the place of a silent one's."""
-        return self.path / TAKE_OVER_NAME
-
-    @property
-    def writing_lock(self) -> Path:
-        """Held while files are replaced or deleted: nobody takes the folder over meanwhile."""
-        return self.path / WRITING_NAME
-
-    @property
-    def token(self) -> Path:
-        """The number of the last trainer."""
-        return self.path / TOKEN_NAME
-
-    @property
-    def launcher_lock(self) -> Path:
-        """Held by the one launcher."""
-        return self.path / OWNER_NAME
-
-    @property
-    def roll_calls(self) -> Path:
-        """Where the hosts say that they are there, a folder for each life."""
-        return self.path / ROLL_CALL_NAME
-
-    def log(self, host: int = 0) -> Path:
-        """What a host said. The first one's log repeats the last words of all others."""
-        return self.path / (LOG_NAME if host == 0 else f"trainer-{host}.log")
-
-    @property
-    def tensorboard(self) -> Path:
-        """The rows, as TensorBoard reads them."""
-        return self.path / "tensorboard"
-
-    @property
-    def weights_and_biases(self) -> Path:
-        """What Weights & Biases keeps of it."""
-        return self.path / "wandb"
 
     @property
     def compilation_cache(self) -> Path:
         """Compiled steps, shared by all phases of the recipe."""
         return self.path.parent.resolve() / COMPILED_NAME
 
-    def superseded(self, digest: str, number: int = 1) -> Path:
-        """Where the folder goes when another run takes its place: the run it holds had this digest.
+    def checkpoint(self, step: int) -> Path:
+        """Return the checkpoint after so many updates."""
+        return self.checkpoints / str(step)
 
-        Args:
-            number: of several that were set aside with the same digest, the first is 1.
-        """
+    def log(self, host: int = 0) -> Path:
+        """Return a host's log. The first one's log repeats the last lines of all others."""
+        return self.path / (LOG_NAME if host == 0 else f"trainer-{host}.log")
+
+    def superseded(self, digest: str, number: int = 1) -> Path:
+        """Return the archive of the run with this digest; `number` counts archives of the same digest from 1."""
         again = "" if number == 1 else f"-{number}"
         return self.path.with_name(f"{self.path.name}{SUPERSEDED}{digest[:8]}{again}")
 
 
 def is_kept(name: str) -> bool:
-    """Whether a file or folder of this name belongs to what a run came to. The others are of one process, one machine or one moment."""
+    """Return whether a file or folder of this name is a result of the run, and not of one process, machine or moment."""
     return not (name.startswith(".") or ORBAX_WRITES in name or name in OF_ONE_MACHINE)
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return the result in a run's folder; None if it is missing or was changed. (The trainer writes it again from the last checkpoint.)"""
+    try:
+        return read_sealed(folder / RESULT_NAME, may_lack_seal=True)
+    except (FileNotFoundError, NotAsWritten):
+        return None
+
+
+def append_event(folder: str | Path, kind: EventKind, step: int | None, text: str) -> None:
+    """Append an event for people, after a line that a kill may have cut short. If it cannot be written, the run continues without it."""
+    event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, "step": step, "text": text}
+    line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
+    with suppress(OSError):
+        number = os.open(RunFolder.at(folder).events, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(number).st_size
+            is_torn = size and os.pread(number, 1, size - 1) != b"\n"
+            os.write(number, b"\n" * bool(is_torn) + line)
+        finally:
+            os.close(number)
+
+
+def read_events(folder: str | Path) -> list[dict[str, Any]]:
+    """Return all whole events (`time`, `kind`, `step`, `text`), oldest first."""
+    path = RunFolder.at(folder).events
+    events: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                events.append(event)
+    return events

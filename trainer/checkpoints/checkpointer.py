@@ -21,11 +21,10 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from pydantic import TypeAdapter, ValidationError
 
-from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver
+from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver, refusal_of
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
 from phasewise.trainer.base.storage import cleaning_up
-from phasewise.trainer.base.system_errors import refusal_of
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import (
     UNCOMMITTED,
@@ -52,14 +51,13 @@ from phasewise.trainer.checkpoints.state import (
     tree_like,
     types_of,
 )
-from phasewise.trainer.config import CheckpointPolicy, LearningRateSegment, RunConfig
-from phasewise.trainer.config.identity import NOTHING, Difference, bound_by_checkpoint, differences_between
-from phasewise.trainer.data.contract import changed_since
+from phasewise.trainer.config import CheckpointPolicy, LearningRateSegment, RunConfig, learning_rate_at
+from phasewise.trainer.config.run import NOTHING, Difference, bound_by_checkpoint, differences_between
+from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
 from phasewise.trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
 from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
 from phasewise.trainer.process.lease import Alone, no_check
-from phasewise.trainer.schedule import learning_rate_at
 from phasewise.trainer.state import TrainState, init_state
 
 __all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]

@@ -12,22 +12,19 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data.permutation import Permutation
+from phasewise.trainer.config import Component, DataOrder
+from phasewise.trainer.data.cache import TokenCache, TokenRange
+from phasewise.trainer.data.document_index import DocumentIndex
+from phasewise.trainer.data.permutation import Permutation, derive_key
 
-BUFFER_VERSION = 1
-WINDOW_ROWS = 256
-"""Rows are played so many at once."""
-WINDOWS_KEPT = 32
-MAX_STATES = 8
-"""States kept of one pass. Where there are more, every second one goes."""
-PIECES_AT_ONCE = 8192
+PASSES_KEPT = 2
 
 
 class Pieces(NamedTuple):
@@ -66,9 +63,6 @@ class _State:
 
     def copy(self) -> "_State":
         return _State(self.firsts.copy(), self.stops.copy(), self.counts.copy())
-
-
-LIVE, TAKEN, DRAWS, ROW, FILLED = range(5)
 
 
 class DocumentBuffer:
@@ -201,6 +195,67 @@ class DocumentBuffer:
             state.firsts[live : live + added], state.stops[live : live + added] = firsts[whole], stops[whole]
             live, taken = live + added, taken + count
         state.counts[LIVE], state.counts[TAKEN] = live, taken
+
+
+class BufferedComponent:
+    """The rows of a component in the order in which they are drawn: position p is row p of the first pass, and so on through the passes.
+
+    Raises:
+        DataError: an index of the cache is not the one that was written, or the cache has no document.
+    """
+
+    def __init__(self, name: Component, cache: TokenCache, order: DataOrder, seq_len: int):
+        self._name, self._cache, self._order, self._seq_len = name, cache, order, seq_len
+        self._starts = DocumentIndex(cache).starts()
+        if len(self._starts) < 2:
+            raise DataError(f"component {name} must have a document, found none in {cache.folder}.")
+        self.num_rows = cache.num_rows(seq_len)
+        self.num_documents = len(self._starts) - 1
+        self.of_pass = lru_cache(maxsize=PASSES_KEPT)(self._of_pass)
+
+    def stream(self, epoch: int) -> Permutation:
+        """The order in which the documents come to the buffer in a pass."""
+        key = derive_key("documents", self._order.seed, self._name, epoch)
+        return Permutation.build(self._order.permutation, length=self.num_documents, key=key)
+
+    def read(
+        self, positions: Int[np.ndarray, " n"], out: Int[np.ndarray, "b t"], begins: Bool[np.ndarray, "b t"], places: Int[np.ndarray, " n"]
+    ) -> list[TokenRange]:
+        """Fill `out[places]` with the rows at these positions, mark in `begins` where a document begins or goes on, and return what is
+        still to be fetched."""
+        ranges: list[TokenRange] = []
+        for position, place in zip(positions.tolist(), places.tolist(), strict=True):
+            epoch, number = divmod(position, self.num_rows)
+            pieces = self.of_pass(epoch).row(number)
+            begins[place, pieces.start] = True
+            for start, first, length in zip(pieces.start.tolist(), pieces.first.tolist(), pieces.length.tolist(), strict=True):
+                ranges += self._cache.read_piece(first, out[place, start : start + length])
+        return ranges
+
+    def _of_pass(self, epoch: int) -> DocumentBuffer:
+        assert self._order.buffer_documents is not None
+        return DocumentBuffer(
+            self._starts,
+            seq_len=self._seq_len,
+            buffer_documents=self._order.buffer_documents,
+            stream=self.stream(epoch),
+            key=derive_key("buffer", self._order.seed, self._name, epoch),
+        )
+
+
+BUFFER_VERSION = 1
+
+WINDOW_ROWS = 256
+"""Rows are played so many at once."""
+
+WINDOWS_KEPT = 32
+
+MAX_STATES = 8
+"""States kept of one pass. Where there are more, every second one goes."""
+
+PIECES_AT_ONCE = 8192
+
+LIVE, TAKEN, DRAWS, ROW, FILLED = range(5)
 
 
 def draw(key: int, number: int, live: int) -> int:

@@ -4,8 +4,9 @@ Where the order has a document buffer: mixture → position in the component →
 """
 
 from collections import deque
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -15,19 +16,21 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import Component, RunConfig
-from phasewise.trainer.data.buffered import BufferedComponent
-from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.document_buffer import BUFFER_VERSION
+from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fetch
+from phasewise.trainer.data.document_buffer import BUFFER_VERSION, BufferedComponent
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.packing import PACKING_VERSION
+from phasewise.trainer.data.packing import PACKING_VERSION, ComponentRows, RowRule, positions, segment_ids
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
-from phasewise.trainer.data.rows import ComponentRows, RowRule
-from phasewise.trainer.data.segments import positions, segment_ids
-from phasewise.trainer.data.shards import TokenRange, build_maps, fetch
+from phasewise.trainer.passed_over import CONTRACT_NAME
+
+Contract = Mapping[str, Any]
 
 SPAN_SEQUENCES = 2048
 """The order is computed for so many sequences at once, and kept for `SPANS_KEPT` such spans."""
+
 SPANS_KEPT = 16
 
 
@@ -222,6 +225,50 @@ class Loader:
 
 CONTRACT_OF_ROWS = ("packing", "packing_version", "loss_on", "buffer")
 """What `packing_of` may say."""
+
+
+def with_contents(contract: Contract, run: RunConfig) -> dict[str, Any]:
+    """The contract with the content of each cache, where that can be known."""
+    components: dict[str, dict[str, Any]] = {}
+    for name, cache in contract["components"].items():
+        found = None if "content" in cache or name not in run.caches else _find_manifest(run.caches[name], cache["manifest"])
+        components[name] = {**cache, "content": found.content} if found else cache
+    return {**contract, "components": components}
+
+
+def compared_by(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """By which name two contracts' accounts of a cache are compared."""
+    return "content" if "content" in was and "content" in now else "manifest"
+
+
+def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
+    """What of its contract has changed since a checkpoint of the run was written, by name.
+
+    What the run passed over since is no change of its order; `trainer.passed_over` compares that.
+    """
+    if was == now:
+        return []
+    was = with_contents(was, run)
+    return sorted(name for name in {*was, *now} - {CONTRACT_NAME} if _as_compared(was, now, name) != _as_compared(now, was, name))
+
+
+def _as_compared(contract: Contract, other: Contract, name: str) -> Any:
+    """A part of a contract as it is compared with that of another."""
+    if name != "components" or name not in contract or name not in other:
+        return contract.get(name)
+    return {
+        component: (cache[compared_by(cache, other[name].get(component, {}))], cache["rows"]) for component, cache in contract[name].items()
+    }
+
+
+def _find_manifest(folder: str, digest: str) -> Manifest | None:
+    """The manifest of this digest among those of the cache and its neighbours."""
+    for path in sorted(as_path(folder).parent.glob(f"*/{MANIFEST_NAME}")):
+        with suppress(DataError):
+            manifest = read_manifest(path.parent)
+            if manifest.digest == digest:
+                return manifest
+    return None
 
 
 def packing_of(run: RunConfig) -> dict[str, Any]:

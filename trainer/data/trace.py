@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Component, Steps
-from phasewise.trainer.data.buffered import BufferedComponent
+from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.loader import SPAN_SEQUENCES, Order
 from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
 from phasewise.trainer.data.permutation import Permutation, derive_key

@@ -5,19 +5,265 @@ A new weight is one more line here, and its use in the decoder.
 
 import hashlib
 import math
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.model.layers import ONLY_STACK, LayerKind, Stack, stacks
-from phasewise.trainer.model.specs import EXPERT, LAYER, Constant, Group, Normal, ParamSpec
+
+ONLY_STACK = "blocks"
+"""The stack of a model whose layers are all alike."""
+
+
+class LayerKind(NamedTuple):
+    """What a layer is made of.
+
+    Attributes:
+        window: a position sees so many positions, itself included; None is all before it.
+        has_rope: whether queries and keys are turned by their position.
+        has_qk_norm: norms on the queries and keys of each head.
+        has_attention_gate: what the heads give is multiplied by a sigmoid of the attention's input (Qiu et al., 2025).
+        has_post_norms: a norm behind attention and one behind the MLP as well.
+        has_experts: experts in place of the dense MLP.
+    """
+
+    window: int | None
+    has_rope: bool
+    has_qk_norm: bool
+    has_attention_gate: bool
+    has_post_norms: bool
+    has_experts: bool
+
+
+class Stack(NamedTuple):
+    """Layers of one kind whose weights are stacked along a first axis, in this order; `name` is its key in the tree of weights."""
+
+    name: str
+    kind: LayerKind
+    layers: tuple[int, ...]
+
+
+class Cycle(NamedTuple):
+    """Layers that come `repeats` times over: from each stack so many in a row, one stack after the other."""
+
+    repeats: int
+    runs: tuple[tuple[Stack, int], ...]
+
+
+Group = Literal["embedding", "attention", "mlp", "experts", "router", "norms", "lm_head"]
+
+UpdatedBy = Literal["muon", "adam", "balancing"]
+
+LAYER, EXPERT = "layer", "expert"
+
+STACKING_AXES = (LAYER, EXPERT)
+"""Axes that count matrices; the matrix itself is behind them."""
+
+MIN_DRAWN, LARGE = 2**12, 2**20
+"""Weights between them are drawn in lengths that are powers of two."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(0, `std`²), cut off at ± `cutoff` standard deviations (and not made wider for it); None is not cut off."""
+
+    std: float
+    cutoff: float | None
+
+    def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Fresh values."""
+        size = math.prod(shape)
+        return self._flat(key, round_up(size))[:size].reshape(shape)
+
+    def _flat(self, key: jax.Array, size: int) -> Float[Array, " size"]:
+        if self.cutoff is None:
+            return self.std * jax.random.normal(key, (size,), jnp.float32)
+        return self.std * jax.random.truncated_normal(key, -self.cutoff, self.cutoff, (size,), jnp.float32)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same number everywhere."""
+
+    value: float
+
+    def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Fresh values; the key is not used."""
+        return jnp.full(shape, self.value, jnp.float32)
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """A weight before it has values.
+
+    Attributes:
+        axes: a logical axis for each dimension of `shape` (`trainer.sharding.RULES`).
+        init: how fresh values are drawn.
+        drawn_as: what their keys are made of: one name for all of it, or one for each layer. A name stays when the weight moves in the
+            tree, so that a seed goes on to mean the same model.
+        tensor: its name in a Hugging Face folder, with `{layer}` and `{expert}` where each has a tensor of its own.
+        group: the one of `trainer.metrics.ALL_GROUPS` that its norms are counted in.
+        inputs: for a matrix that tokens are multiplied by, how many axes behind `STACKING_AXES` it reads from; it writes to the others.
+            None is no matrix.
+        decays: whether weight decay applies.
+        updated_by: "muon" for the matrices of the layers, where the optimizer is Muon; "balancing" for what has no gradient and moves with
+            the load of the experts; "adam" for all else.
+        layers: the numbers of the layers that it is stacked of; empty is a weight outside the layers.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Normal | Constant
+    drawn_as: tuple[str, ...]
+    tensor: str
+    group: Group
+    inputs: int | None = None
+    decays: bool = False
+    updated_by: UpdatedBy = "adam"
+    layers: tuple[int, ...] = ()
+
+    @property
+    def num_stacking_axes(self) -> int:
+        """How many leading axes count layers and experts."""
+        return sum(axis in STACKING_AXES for axis in self.axes)
+
 
 Params = dict[str, Any]
 """A nested dictionary of float32 arrays; the layers of a stack (`trainer.model.layers`) are stacked along the first axis."""
+
 Sizes = dict[str, int]
 """The axes of a weight in their order: logical axis → size."""
+
+
+class _Declare:
+    """Declares weights of one stack, or with None those outside the layers. `tensor` is a name in a Hugging Face folder's words."""
+
+    def __init__(self, config: ModelConfig, stack: Stack | None) -> None:
+        self._normal = Normal(config.initializer_std, config.initializer_cutoff)
+        self._stack = stack
+
+    def gain(self, name: str, tensor: str, sizes: Sizes, start: float = 1.0) -> ParamSpec:
+        """What a norm multiplies by."""
+        return self._spec(name, f"{tensor}.weight", sizes, init=Constant(start), group="norms")
+
+    def matrix(self, name: str, tensor: str, sizes: Sizes, group: Group, *, inputs: int = 1) -> ParamSpec:
+        """What tokens are multiplied by."""
+        by = "adam" if self._stack is None else "muon"
+        return self._spec(name, f"{tensor}.weight", sizes, init=self._normal, group=group, inputs=inputs, decays=True, updated_by=by)
+
+    def embedding(self, name: str, tensor: str, sizes: Sizes) -> ParamSpec:
+        """What is looked up."""
+        return self._spec(name, f"{tensor}.weight", sizes, init=self._normal, group="embedding")
+
+    def balanced(self, name: str, tensor: str, sizes: Sizes) -> ParamSpec:
+        """What moves with the load of the experts, from 0."""
+        return self._spec(name, tensor, sizes, init=Constant(0.0), group="router", updated_by="balancing")
+
+    def _spec(self, name: str, tensor: str, sizes: Sizes, **more: Any) -> ParamSpec:
+        shape = tuple(sizes.values())
+        axes = tuple(sizes)
+        if self._stack is None:
+            return ParamSpec(shape, axes, drawn_as=(f"['{name}']",), tensor=tensor, **more)
+        layers = self._stack.layers
+        is_only = self._stack.name == ONLY_STACK
+        drawn_as = (f"['{ONLY_STACK}']['{name}']",) if is_only else tuple(f"layer {layer} {name}" for layer in layers)
+        tensor = f"model.layers.{{layer}}.{tensor}"
+        return ParamSpec((len(layers), *shape), (LAYER, *axes), drawn_as=drawn_as, tensor=tensor, layers=layers, **more)
+
+
+def layer_kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
+    """What each layer is, the first one first."""
+    every = config.global_attention_every
+    dense = config.num_layers if config.experts is None else config.experts.num_dense_layers
+
+    def kind(layer: int) -> LayerKind:
+        is_global = every is not None and (layer + 1) % every == 0
+        return LayerKind(
+            window=None if is_global else config.sliding_window,
+            has_rope=not is_global,
+            has_qk_norm=config.qk_norm,
+            has_attention_gate=config.attention_gate,
+            has_post_norms=config.post_norms,
+            has_experts=layer >= dense,
+        )
+
+    return tuple(kind(layer) for layer in range(config.num_layers))
+
+
+def cycles(config: ModelConfig) -> tuple[Cycle, ...]:
+    """The layers in the order in which they are run.
+
+    Whole periods of the pattern that are alike, the longest row of two or more, are one cycle. What comes before and after is cut into
+    rows of layers of one kind.
+    """
+    kinds = layer_kinds(config)
+    if len(set(kinds)) == 1:
+        return (Cycle(len(kinds), ((Stack(ONLY_STACK, kinds[0], tuple(range(len(kinds)))), 1),)),)
+    period = config.global_attention_every or 1
+    periods = [kinds[start : start + period] for start in range(0, len(kinds) - period + 1, period)]
+    first, count = max(_equal_rows(periods), key=lambda row: row[1], default=(0, 0))
+    if count < 2 or period == 1:
+        return tuple(_rows(kinds, 0, len(kinds)))
+    start = first * period
+    stop = start + count * period
+    return (*_rows(kinds, 0, start), _cycle(kinds, start, stop, period), *_rows(kinds, stop, len(kinds)))
+
+
+def stacks(config: ModelConfig) -> tuple[Stack, ...]:
+    """Every stack once."""
+    return tuple(stack for cycle in cycles(config) for stack, _ in cycle.runs)
+
+
+def expert_layers(config: ModelConfig) -> tuple[int, ...]:
+    """The numbers of the layers that have experts, ascending."""
+    return tuple(layer for layer, kind in enumerate(layer_kinds(config)) if kind.has_experts)
+
+
+def _equal_rows(periods: list[tuple[LayerKind, ...]]) -> Iterator[tuple[int, int]]:
+    """Where a row of equal periods starts, and how many they are."""
+    start = 0
+    for _, row in groupby(periods):
+        count = len(list(row))
+        yield start, count
+        start += count
+
+
+def _cycle(kinds: tuple[LayerKind, ...], start: int, stop: int, period: int) -> Cycle:
+    """The layers `[start, stop)`, the same period over and over. Layers of one kind that lie apart in a period have stacks apart."""
+    runs: list[tuple[Stack, int]] = []
+    at = start
+    for kind, row in groupby(kinds[start : start + period]):
+        length = len(list(row))
+        layers = tuple(layer for first in range(at, stop, period) for layer in range(first, first + length))
+        runs.append((Stack(_name(kind, at), kind, layers), length))
+        at += length
+    return Cycle((stop - start) // period, tuple(runs))
+
+
+def _rows(kinds: tuple[LayerKind, ...], start: int, stop: int) -> Iterator[Cycle]:
+    at = start
+    for kind, row in groupby(kinds[start:stop]):
+        layers = tuple(range(at, at + len(list(row))))
+        yield Cycle(len(layers), ((Stack(_name(kind, at), kind, layers), 1),))
+        at = layers[-1] + 1
+
+
+def _name(kind: LayerKind, first: int) -> str:
+    """By its kind and its first layer: `dense_local_0`, `local_4`, `global_7`."""
+    return f"{'' if kind.has_experts else 'dense_'}{'global' if kind.window is None else 'local'}_{first}"
+
+
+def round_up(size: int) -> int:
+    """How many numbers are drawn for a weight of `size`: small weights share a few lengths, and so a few compiled draws.
+
+    Value i of a draw depends on the key and on i alone (`jax_threefry_partitionable`), so that those drawn in vain change nothing.
+    """
+    return size if size > LARGE else max(MIN_DRAWN, 1 << (size - 1).bit_length())
 
 
 def param_specs(config: ModelConfig) -> dict[str, Any]:
@@ -104,42 +350,6 @@ def _experts(config: ModelConfig, declare: "_Declare") -> dict[str, ParamSpec]:
         specs["shared_up"] = declare.matrix("shared_up", "mlp.shared_experts.up_proj", outer | shared, "mlp")
         specs["shared_down"] = declare.matrix("shared_down", "mlp.shared_experts.down_proj", shared | outer, "mlp")
     return specs
-
-
-class _Declare:
-    """Declares weights of one stack, or with None those outside the layers. `tensor` is a name in a Hugging Face folder's words."""
-
-    def __init__(self, config: ModelConfig, stack: Stack | None) -> None:
-        self._normal = Normal(config.initializer_std, config.initializer_cutoff)
-        self._stack = stack
-
-    def gain(self, name: str, tensor: str, sizes: Sizes, start: float = 1.0) -> ParamSpec:
-        """What a norm multiplies by."""
-        return self._spec(name, f"{tensor}.weight", sizes, init=Constant(start), group="norms")
-
-    def matrix(self, name: str, tensor: str, sizes: Sizes, group: Group, *, inputs: int = 1) -> ParamSpec:
-        """What tokens are multiplied by."""
-        by = "adam" if self._stack is None else "muon"
-        return self._spec(name, f"{tensor}.weight", sizes, init=self._normal, group=group, inputs=inputs, decays=True, updated_by=by)
-
-    def embedding(self, name: str, tensor: str, sizes: Sizes) -> ParamSpec:
-        """What is looked up."""
-        return self._spec(name, f"{tensor}.weight", sizes, init=self._normal, group="embedding")
-
-    def balanced(self, name: str, tensor: str, sizes: Sizes) -> ParamSpec:
-        """What moves with the load of the experts, from 0."""
-        return self._spec(name, tensor, sizes, init=Constant(0.0), group="router", updated_by="balancing")
-
-    def _spec(self, name: str, tensor: str, sizes: Sizes, **more: Any) -> ParamSpec:
-        shape = tuple(sizes.values())
-        axes = tuple(sizes)
-        if self._stack is None:
-            return ParamSpec(shape, axes, drawn_as=(f"['{name}']",), tensor=tensor, **more)
-        layers = self._stack.layers
-        is_only = self._stack.name == ONLY_STACK
-        drawn_as = (f"['{ONLY_STACK}']['{name}']",) if is_only else tuple(f"layer {layer} {name}" for layer in layers)
-        tensor = f"model.layers.{{layer}}.{tensor}"
-        return ParamSpec((len(layers), *shape), (LAYER, *axes), drawn_as=drawn_as, tensor=tensor, layers=layers, **more)
 
 
 def init_params(seed: int, config: ModelConfig) -> Params:

@@ -9,10 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, print_refusal, refused_by_system
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
 from phasewise.trainer.preflight.spec import Spec
 
 

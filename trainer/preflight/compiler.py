@@ -12,14 +12,14 @@ from jax.experimental import topologies
 
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.rows import RowRule
+from phasewise.trainer.data.packing import RowRule
+from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.preflight.arithmetic import update_flops
 from phasewise.trainer.preflight.collectives import read_collectives
 from phasewise.trainer.preflight.hlo import Module
 from phasewise.trainer.preflight.memory import first_line, read_analysis, read_memory, read_refusal
 from phasewise.trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
 from phasewise.trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
-from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.sharding import build_mesh, state_shardings, token_sharding
 from phasewise.trainer.state import abstract_state
 from phasewise.trainer.step import build_train_step

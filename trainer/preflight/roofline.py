@@ -13,8 +13,7 @@ import jax
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import ATTENTION, Kept, ModelConfig, Remat
 from phasewise.trainer.flops import step_flops
-from phasewise.trainer.model.params import param_specs
-from phasewise.trainer.model.specs import EXPERT
+from phasewise.trainer.model.params import EXPERT, param_specs
 from phasewise.trainer.preflight.spec import Speeds
 
 Term = Literal["compute", "hbm", "ici", "dcn", "host"]

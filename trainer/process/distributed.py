@@ -28,8 +28,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, TrainingError
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process.environment import check_environment
 from phasewise.trainer.process.rendezvous import meet

@@ -22,9 +22,8 @@ from pathlib import Path
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import read_sealed, write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import append_event
 
 LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE = "PHASEWISE_LAUNCH", "PHASEWISE_SLICES", "PHASEWISE_HOSTS"
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")

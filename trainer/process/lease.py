@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from phasewise.trainer.base.errors import TakenOver, TrainingError
-from phasewise.trainer.base.file_lock import locked, try_lock
 from phasewise.trainer.base.run_folder import LOCK_NAME, RunFolder
-from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.storage import locked, read_json, try_lock, write_json
 from phasewise.trainer.process.watchdog import read_heartbeat, signature
 
 SILENT_SECONDS = 30.0

@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import ConfigError, HostMissing
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_json
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, read_json, write_json
 from phasewise.trainer.config import RunConfig

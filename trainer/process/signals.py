@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import overload
 
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode
 
 STOP_VARIABLE = "PHASEWISE_STOP_SECONDS"
 DEFAULT_STOP_SECONDS = 30.0

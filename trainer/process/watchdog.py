@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, get_args
 
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_atomically
 from phasewise.trainer.config import Execution

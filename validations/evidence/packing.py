@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 
 from phasewise.trainer.config import Component, RunConfig
-from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.rows import ComponentRows, RowRule
-from phasewise.trainer.data.shards import build_maps
+from phasewise.trainer.data.cache import TokenCache, build_maps
+from phasewise.trainer.data.packing import ComponentRows, RowRule
 
 COLUMNS = (
     "component", "packing", "loss_on", "documents", "rows", "places", "tokens", "padding_percent", "documents_cut", "documents_cut_percent",

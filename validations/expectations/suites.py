@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.identity import code_digest
 from phasewise.validations.expectations.check import Check
 from phasewise.validations.expectations.data_suite import DATA_SUITE, data_checks
 from phasewise.validations.expectations.gate_suite import GATE_SUITE, gate_checks

@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 
 from phasewise.tasks.evaluation.suites.prepare import Prepared
 from phasewise.tasks.evaluation.suites.result import Answer, SuiteResult
-from phasewise.trainer.base.code_digest import code_digest
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
 
 MEASURING = (
     "tasks/evaluation/suites/*.py",

@@ -17,7 +17,7 @@ import yaml
 
 from phasewise.tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Asked, Definition, Part, Rows
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 
 SHOWN_FIELDS = 8
 

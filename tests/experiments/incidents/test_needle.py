@@ -35,8 +35,8 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Rope, RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.model.rope import frequencies
-from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.interventions import scheduled_at
+from phasewise.trainer.model.decoder import frequencies
 
 TINY = Lengths(first=6, extension=2)
 

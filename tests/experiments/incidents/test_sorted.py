@@ -26,7 +26,7 @@ from experiments.incidents.sorted_runs import (
 from phasewise.flows.recipes.phase import FromScratch
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.rows import RowsOfTokens
+from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.validations.evidence.order.shift import Shift
 from phasewise.validations.evidence.order.signals import token_mix
 from tests.compilation import compile_from_now_on

@@ -19,9 +19,8 @@ from phasewise.flows.recipes.scales import (
     to_proxy,
 )
 from phasewise.trainer.base.identity import digest_of_json
-from phasewise.trainer.config import LearningRateSegment, always
+from phasewise.trainer.config import LearningRateSegment, always, learning_rate_at
 from phasewise.trainer.data.mixture import block_counts
-from phasewise.trainer.schedule import learning_rate_at
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PAIRS = [pytest.param(full, proxy, id=full.name) for full, proxy in zip(FULL.phases, PROXY.phases, strict=True)]

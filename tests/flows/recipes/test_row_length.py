@@ -14,7 +14,7 @@ from phasewise.flows.token_budget import drawn_earlier
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.trainer.config import always
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.rows import DrawnRows
+from phasewise.trainer.data.packing import DrawnRows
 from phasewise.validations.evidence.mixture import mixture_evidence
 
 MODEL = llama(num_layers=2, d_model=64, seq_len=128, sliding_window=32)

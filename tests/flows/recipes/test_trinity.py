@@ -17,8 +17,8 @@ from phasewise.tasks.data.source import Source
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.config import learning_rate_at
 from phasewise.trainer.model.params import count_active_parameters, count_parameters
-from phasewise.trainer.schedule import learning_rate_at
 
 TRINITY = tuple(name for name in NAMES if name.startswith("trinity-"))
 FULL = {name: load_record(name, "full") for name in TRINITY}

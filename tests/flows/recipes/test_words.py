@@ -26,7 +26,7 @@ from phasewise.flows.recipes.words import (
     text,
     wsd,
 )
-from phasewise.trainer.schedule import learning_rate_at
+from phasewise.trainer.config import learning_rate_at
 
 
 def warm_up(**settings: Any) -> Phase:

@@ -12,7 +12,7 @@ from phasewise.flows.recipes import at_scale
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.data.rows import ComponentRows, RowRule
+from phasewise.trainer.data.packing import ComponentRows, RowRule
 from tests.flows.trace.world import Piece, World, key, run_of
 
 STEPS = range(53, 61)

@@ -22,8 +22,7 @@ from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import SPLITS
-from phasewise.trainer.data.spans import answers_of, counted, counted_in_rows
+from phasewise.trainer.data.manifest import SPLITS, answers_of, counted, counted_in_rows
 from tests.tasks.data.builds import build_cache, write_documents
 from tests.tasks.data.conversation_worlds import LAYOUTS, FileKind, layout, made_conversations, write_caches, write_records, write_source
 

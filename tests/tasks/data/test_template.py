@@ -18,8 +18,7 @@ from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import SPLITS
-from phasewise.trainer.data.spans import counted
+from phasewise.trainer.data.manifest import SPLITS, counted
 from tests.tasks.data.conversation_worlds import (
     BEYOND_ASCII,
     LAYOUTS,

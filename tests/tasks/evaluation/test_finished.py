@@ -18,7 +18,7 @@ from phasewise.tasks.evaluation.measured import Measured
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import ModelConfig, RunConfig, added
+from phasewise.trainer.config import ModelConfig, RunConfig, run
 
 Key = Callable[..., str]
 BOTH = ("word_order", "next_word")
@@ -96,7 +96,7 @@ def test_a_field_that_came_later_moves_the_key_with_a_new_value_only(
 
     as_before = key(config)
     assert key(config.but(attend_within_documents=False)) != as_before
-    monkeypatch.setattr(added, "ADDED_LATER", {})
+    monkeypatch.setattr(run, "ADDED_LATER", {})
     assert key(config) != as_before  # the table alone keeps it as it was
 
 

@@ -9,7 +9,7 @@ import pytest
 from phasewise.flows.recipes import load_recipe
 from phasewise.tasks.report.export import differing_fields
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.model.hugging_face.config import to_hugging_face
+from phasewise.trainer.model.hugging_face_config import to_hugging_face
 
 RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from phasewise.tasks.training.launchers import Attempt
-from phasewise.trainer.base.code_digest import HOUSE
-from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.identity import HOUSE, write_sealed
 from phasewise.trainer.config import Execution, RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 

@@ -15,8 +15,8 @@ from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict
 from phasewise.tasks.training.launchers import Attempt, Launcher
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
-from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.process.signals import stop_seconds
 from tests.ports import free_port
 from tests.tasks.training.api_server import ApiServer, api_server

@@ -19,12 +19,11 @@ from phasewise.tasks.training import attempts, local, monitor
 from phasewise.tasks.training.attempts import MAX_RESTARTS, launch_trainer
 from phasewise.tasks.training.run_identity import finished_result, last_saved_step
 from phasewise.tasks.training.time_breakdown import read_time_breakdown
-from phasewise.trainer.base.errors import StorageError, TrainingDiverged, TrainingError, VerdictError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.run_folder import read_events
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process.signals import STOP_VARIABLE
 from tests.tasks.training.conftest import STEPS, BuildRun

@@ -13,10 +13,9 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.training import execution as module
 from phasewise.tasks.training.execution import CPU, ONE_DEVICE, Machine, execution_here, execution_summary, find_machine, in_words
 from phasewise.trainer.base.errors import TrainingError
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig, Steps
-from phasewise.trainer.events import append_event
 from phasewise.trainer.preflight.spec import run_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 

@@ -25,14 +25,12 @@ from phasewise.tasks.training.jobset import exit_code
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.remote_hosts import start_remote, take_back
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
-from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import ConfigError, TakenOver
-from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.identity import HOUSE, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder, read_events
 from phasewise.trainer.base.storage import as_path, put_file, read_json, write_atomically, write_json
 from phasewise.trainer.checkpoints.files import digests_here, find_damage, remove_checkpoint, saved_steps, write_digests
 from phasewise.trainer.checkpoints.shards import united
-from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator

@@ -20,10 +20,9 @@ from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.trainer.base.errors import TrainingError
-from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder
+from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder, read_events
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
 from phasewise.trainer.process.rendezvous import Presence
 from phasewise.trainer.run import main

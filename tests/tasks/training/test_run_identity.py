@@ -18,12 +18,11 @@ from phasewise.tasks.preflight.setup import Setup
 from phasewise.tasks.training import run_identity as module
 from phasewise.tasks.training.run_identity import finished_result, is_begun, note_caches, note_changed_plan
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.run_folder import CACHES_NAME
+from phasewise.trainer.base.run_folder import CACHES_NAME, read_events
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.files import remove_checkpoint
 from phasewise.trainer.config import Execution, Mesh, RunConfig
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
-from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.preflight.spec import StepShape
 from tests.tasks.training.conftest import STEPS, BuildRun

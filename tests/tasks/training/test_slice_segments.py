@@ -11,11 +11,10 @@ from phasewise.tasks.training.execution import execution_summary
 from phasewise.tasks.training.launchers import Attempt
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
-from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.errors import ExitCode
+from phasewise.trainer.base.run_folder import RunFolder, read_events
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig
-from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
 from phasewise.trainer.passed_over import PassedOver, Window, write_passed_over
 from phasewise.trainer.run import main

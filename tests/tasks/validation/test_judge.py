@@ -25,7 +25,7 @@ from phasewise.trainer.base.identity import SEAL, digest_of_bytes
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import SourceFile, read_manifest
-from phasewise.trainer.data.rows import DrawnRows
+from phasewise.trainer.data.packing import DrawnRows
 from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.hand_off import hand_off_evidence
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits

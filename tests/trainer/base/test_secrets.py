@@ -10,7 +10,7 @@ from experiments.survival.runs import tiny_recipe
 from phasewise.flows.recipes import load_written
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.trainer.base.errors import RecipeError
-from phasewise.trainer.base.secrets import has_secret, without_secrets
+from phasewise.trainer.base.storage import has_secret, without_secrets
 
 SECRET = "hunter2"
 CARRYING = [

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.trainer.base.errors import PhasewiseError, StorageError
+from phasewise.trainer.base.errors import DeepNesting, MemoryShortage, PhasewiseError, StorageError, refusal_of, refused_by_system
 from phasewise.trainer.base.storage import write_atomically
-from phasewise.trainer.base.system_errors import DeepNesting, MemoryShortage, refusal_of, refused_by_system
 from phasewise.trainer.process.child_process import python_command
 from tests.survival.disks import small_disk
 

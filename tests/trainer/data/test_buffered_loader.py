@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.buffered import BufferedComponent
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.contract import changed_since
+from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.document_index import DocumentIndex
-from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.trace import TracedOrder

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.contract import changed_since, compared_by, with_contents
-from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.loader import Loader, changed_since, compared_by, with_contents
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from tests.trainer.conftest import MakeRun
 

@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.contract import changed_since
-from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.rows import ComponentRows, RowRule
+from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.data.trace import TracedOrder
 from tests.trainer.token_caches import write_conversations
 

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, combine_pvalues
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data import feistel
-from phasewise.trainer.data.feistel import TableFeistel
-from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Kind, Permutation, RecentPermutations, derive_key, permute
+from phasewise.trainer.data import permutation
+from phasewise.trainer.data.permutation import (
+    PERMUTATION_VERSIONS,
+    Kind,
+    Permutation,
+    RecentPermutations,
+    TableFeistel,
+    derive_key,
+    permute,
+)
 from phasewise.validations.evidence.order.measures import measure_order
 from phasewise.validations.evidence.order.sample import Shuffle, take_sample
 
@@ -100,7 +107,7 @@ def test_one_index_walks_as_far_as_many(kind: Kind, length: int):
 def test_chunks_leave_no_seam(kind: Kind, monkeypatch: pytest.MonkeyPatch):
     permutation = Permutation.build(kind, length=70_001, key=5)
     whole = permutation(np.arange(70_001))
-    monkeypatch.setattr(feistel, "CHUNK_INDICES", 1000)
+    monkeypatch.setattr("phasewise.trainer.data.permutation.CHUNK_INDICES", 1000)
     np.testing.assert_array_equal(permutation(np.arange(70_001)), whole)
 
 
@@ -248,7 +255,7 @@ class Network:
 
 
 def test_too_few_rounds_can_be_distinguished_from_random(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(feistel, "ROUNDS", 2)
+    monkeypatch.setattr(permutation, "ROUNDS", 2)
     networks = [Network(786_432, TableFeistel(786_432, derive_key("few", number))) for number in range(NUM_KEYS)]
     assert max(min(found) for found in zip(*p_values(networks).values(), strict=True)) < ALPHA
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import LossOn, PackingKind
-from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.rows import ComponentRows, RowRule, counted_before
-from phasewise.trainer.data.shards import fetch
+from phasewise.trainer.data.cache import TokenCache, fetch
+from phasewise.trainer.data.packing import ComponentRows, RowRule, counted_before
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 
 SEQ_LEN = 12

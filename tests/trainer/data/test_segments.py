@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from phasewise.trainer.data.packing import PackingKind, pack
-from phasewise.trainer.data.segments import packed_segment_ids, positions, segment_ids
+from phasewise.trainer.data.packing import PackingKind, pack, packed_segment_ids, positions, segment_ids
 
 BEGIN = 0
 batches = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 3))

@@ -8,7 +8,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data.shards import MERGE_GAP_BYTES, TokenRange, fetch, sizes_in_bytes
+from phasewise.trainer.data.cache import MERGE_GAP_BYTES, TokenRange, fetch, sizes_in_bytes
 
 TWO_BYTES, FOUR_BYTES = np.dtype("<u2"), np.dtype("<u4")
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from phasewise.trainer.kernels.experts import apply_experts
-from phasewise.trainer.model.router import Routed
+from phasewise.trainer.kernels.experts import Routed, apply_experts
 
 TOKENS, NUM_ACTIVE, NUM_EXPERTS, D_MODEL, D_EXPERT = 1024, 2, 8, 512, 512
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import Mesh
-from phasewise.trainer.kernels import context, splash, xla
+from phasewise.trainer.kernels import attention, splash, xla
 from phasewise.trainer.kernels.attention import attend
 from phasewise.trainer.sharding import build_mesh, on_mesh, replicated
 
@@ -49,7 +49,7 @@ def compare(case: dict[str, Any]) -> dict[str, float]:
     mesh = build_mesh(Mesh.model_validate(case["mesh"]))
     if case["kernel"] == "splash":
         splash.build_in_parts.cache_clear()
-        run = partial(context.attend, kernel="splash", sliding_window=window, interpret=True)
+        run = partial(attention.attend_in_parts, kernel="splash", sliding_window=window, interpret=True)
     else:
         run = partial(attend, sliding_window=window)
     cut = jax.jit(on_mesh(partial(measure, run), mesh))(*jax.device_put((arrays, ids), replicated(mesh)))

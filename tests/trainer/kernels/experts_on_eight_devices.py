@@ -18,11 +18,9 @@ from jaxtyping import Array
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Experts, Mesh
 from phasewise.trainer.kernels import expert_parallel
-from phasewise.trainer.kernels.expert_blocks import Matrices
-from phasewise.trainer.kernels.expert_exchange import Passage, count_rounds, plan_passage
-from phasewise.trainer.kernels.expert_parallel import apply_on_mesh
-from phasewise.trainer.model.experts import mix_experts
-from phasewise.trainer.model.router import Routed
+from phasewise.trainer.kernels.expert_parallel import Passage, apply_on_mesh, count_rounds, plan_passage
+from phasewise.trainer.kernels.experts import Matrices, Routed
+from phasewise.trainer.model.router import mix_experts
 from phasewise.trainer.sharding import batch_sharding, build_mesh, on_mesh, replicated
 
 TOKENS, D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 128, 16, 8, 16, 2

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phasewise.trainer.kernels import cudnn, splash
+from phasewise.trainer.kernels import attention, splash
 from phasewise.trainer.kernels.attention import attend, implementation
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {
     "xla": implementation("xla"),
     "splash": partial(splash.attend, interpret=True),
-    "cudnn": partial(cudnn.attend, implementation="xla"),
+    "cudnn": partial(attention.attend_by_cudnn, implementation="xla"),
 }
 every_kernel = pytest.mark.parametrize("kernel", list(KERNELS))
 

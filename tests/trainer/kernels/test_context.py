@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.flops import visible_pairs
-from phasewise.trainer.kernels.context import keys_before, run_numbers, run_positions
+from phasewise.trainer.kernels.attention import keys_before, run_numbers, run_positions
 from tests.trainer.eight_devices import run_on_eight_devices
 
 WORKER = Path(__file__).with_name("context_on_eight_devices.py")

@@ -11,11 +11,18 @@ import pytest
 from jaxtyping import Array
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, cut_blocks
-from phasewise.trainer.kernels.expert_megablox import apply_megablox
-from phasewise.trainer.kernels.expert_order import sort_by_expert
-from phasewise.trainer.kernels.experts import apply_experts, apply_sorted, choose
-from phasewise.trainer.model.router import Routed
+from phasewise.trainer.kernels.experts import (
+    Matrices,
+    Routed,
+    apply_blocks,
+    apply_experts,
+    apply_megablox,
+    apply_sorted,
+    block_rows,
+    choose,
+    cut_blocks,
+    sort_by_expert,
+)
 from tests.trainer.model import expert_reference as reference
 
 D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 16, 12, 6, 2

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phasewise.trainer.kernels.branches import Branches, attend_branches
-from phasewise.trainer.kernels.cached import BLOCK_SLOTS, Past, attend_past
+from phasewise.trainer.model.decoding import BLOCK_SLOTS, Branches, Past, attend_branches, attend_past
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 WINDOWS = (None, 1, 5)

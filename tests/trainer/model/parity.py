@@ -17,8 +17,7 @@ import numpy as np
 
 from phasewise.trainer.config import Experts, Llama3RopeScaling, ModelConfig, Rope
 from phasewise.trainer.model.decoder import logits
-from phasewise.trainer.model.hugging_face import read_folder, write_folder
-from phasewise.trainer.model.hugging_face.tensors import from_tensors
+from phasewise.trainer.model.hugging_face import from_tensors, read_folder, write_folder
 from phasewise.trainer.model.params import Params, init_params
 
 ROWS, LENGTH, QUERY_HEADS = 2, 40, 8

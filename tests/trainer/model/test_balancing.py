@@ -1,5 +1,8 @@
 """The bias after an update: the report's rules in closed form, and what must hold of every load."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.trainer.config import Balancing, SignBalancing, Smebu
-from phasewise.trainer.model.balancing import dead_experts, lack, load_shares, max_violation, next_bias
+from phasewise.trainer.model.router import Load, Routing, lack, measure_routing, next_bias
 
 SIGN = SignBalancing(kind="sign", rate=0.001)
 SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)
@@ -82,7 +85,9 @@ def test_layers_are_taken_apart():
 
 def test_figures_of_the_balance():
     counts = jnp.array([[4, 3, 1, 8], [5, 5, 5, 5], [0, 0, 16, 0], [0, 0, 0, 0]], jnp.int32)
-    np.testing.assert_allclose(max_violation(counts), [1, 0, 3, 0])
-    np.testing.assert_array_equal(dead_experts(counts), [0, 0, 3, 4])
-    np.testing.assert_allclose(load_shares(counts)[:3], np.array(counts[:3]) / np.array([[16], [20], [16]]))
-    assert float(max_violation(jnp.array([10] * 2 + [0] * 14, jnp.int32))) == 16 / 2 - 1
+    ones, none = jnp.ones(4), jnp.zeros(4, jnp.int32)
+    model: Any = SimpleNamespace(experts=SimpleNamespace(num_experts=4))
+    found = measure_routing(Routing(Load(counts, ones, none + 1, none, none), ones), model)
+    np.testing.assert_allclose(found.max_violations, [1, 0, 3, 0])
+    np.testing.assert_array_equal(found.dead_experts, [0, 0, 3, 4])
+    np.testing.assert_allclose(found.expert_loads[:3], np.array(counts[:3]) / np.array([[16], [20], [16]]))

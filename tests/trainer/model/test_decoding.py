@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.kernels.branches import Branches
 from phasewise.trainer.model.decoder import hidden_states
-from phasewise.trainer.model.decoding import Cache, empty_cache, extend, hidden_states_of_branches
+from phasewise.trainer.model.decoding import Branches, Cache, empty_cache, extend, hidden_states_of_branches
 from phasewise.trainer.model.params import Params, init_params
 from tests.trainer.model.families import FAMILIES
 

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phasewise.trainer.model.hugging_face import read_folder
-from phasewise.trainer.model.hugging_face.tensors import places, to_tensors
+from phasewise.trainer.model.hugging_face import places, read_folder, to_tensors
 from tests.trainer.model.parity import ours
 
 GOLDENS = Path(__file__).with_name("goldens")

@@ -3,8 +3,7 @@
 import pytest
 
 from phasewise.trainer.config import Experts, ModelConfig
-from phasewise.trainer.model.layers import ONLY_STACK, cycles, expert_layers, layer_kinds, stacks
-from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.model.params import ONLY_STACK, cycles, expert_layers, layer_kinds, param_specs, stacks
 
 
 def pattern(model: ModelConfig, *, num_layers: int, num_dense_layers: int, every: int | None = 4) -> ModelConfig:

@@ -10,13 +10,12 @@ import pytest
 
 import phasewise.trainer.model.params as params_module
 from phasewise.flows.recipes import load_recipe
-from phasewise.trainer import norms
+from phasewise.trainer import state
 from phasewise.trainer.config import Mesh, ModelConfig
 from phasewise.trainer.flops import FLOPS_A_PARAMETER, step_flops
-from phasewise.trainer.model.hugging_face.tensors import places
-from phasewise.trainer.model.params import abstract_params, count_parameters, init_params, param_specs
-from phasewise.trainer.model.specs import LARGE, Constant, Normal, round_up
-from phasewise.trainer.optimizer.groups import WeightRule, weight_rules
+from phasewise.trainer.model.hugging_face import places
+from phasewise.trainer.model.params import LARGE, Constant, Normal, abstract_params, count_parameters, init_params, param_specs, round_up
+from phasewise.trainer.optimizer import WeightRule, weight_rules
 from phasewise.trainer.sharding import build_mesh, state_shardings
 from tests.trainer.model.members import MEMBERS
 
@@ -118,7 +117,7 @@ def test_a_line_of_the_table_is_all_that_a_new_weight_needs(model: ModelConfig, 
 
     def of_everything() -> tuple[int, int, int, set[str]]:
         names = {place.tensor for place in places(model)}
-        return count_parameters(model), step_flops(model, 1).matrices, len(norms.slot_names(model)), names
+        return count_parameters(model), step_flops(model, 1).matrices, len(state.slot_names(model)), names
 
     parameters, flops, slots, names = of_everything()
     monkeypatch.setattr(params_module, "_mlp", with_one_more)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.model.decoder import logits
-from phasewise.trainer.model.hugging_face.tensors import to_tensors
+from phasewise.trainer.model.hugging_face import to_tensors
 from tests.trainer.model.parity import DIRECTIONS, Case, cases, exported, imported, measure, ours
 
 pytest.importorskip("torch", reason="parity with transformers needs PyTorch: pip install -e '.[parity]'")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from phasewise.trainer.model.products import name_products
+from phasewise.trainer.model.remat import name_products
 
 WEIGHTS = {"a": jnp.ones((4, 2, 3)), "inner": {"b": jnp.full((6, 4), 0.5)}, "gain": jnp.ones(4)}
 X = jnp.arange(20.0).reshape(5, 4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import Llama3RopeScaling, Rope
-from phasewise.trainer.model.rope import frequencies, rotate, rotations
+from phasewise.trainer.model.decoder import frequencies, rotate, rotations
 
 LLAMA3 = Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=8192)
 

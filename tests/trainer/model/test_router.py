@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import Experts
+from phasewise.trainer.kernels.experts import Routed
 from phasewise.trainer.model import router
-from phasewise.trainer.model.router import Routed, route
+from phasewise.trainer.model.router import route
 from tests.trainer.model import expert_reference as reference
 
 TOKENS, D_MODEL, NUM_EXPERTS, NUM_ACTIVE, ROWS = 24, 16, 8, 3, 4

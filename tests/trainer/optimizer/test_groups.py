@@ -5,10 +5,10 @@ from dataclasses import replace
 import jax
 import pytest
 
+from phasewise.trainer import optimizer
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import init_params, param_specs
-from phasewise.trainer.optimizer import groups, weight_rules
-from phasewise.trainer.optimizer.groups import merge, select
+from phasewise.trainer.optimizer import merge, select, weight_rules
 
 MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
 """How many axes each reads from."""
@@ -43,6 +43,6 @@ def test_both_parts_together_are_the_whole(any_model: ModelConfig):
 
 def test_muon_takes_no_weight_that_is_no_stacked_matrix(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     table = param_specs(model)
-    monkeypatch.setattr(groups, "param_specs", lambda config: {"head": replace(table["head"], updated_by="muon")})
+    monkeypatch.setattr(optimizer, "param_specs", lambda config: {"head": replace(table["head"], updated_by="muon")})
     with pytest.raises(AssertionError, match="Muon takes stacked matrices"):
         weight_rules(model)

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import AdamW, ModelConfig, Muon
-from phasewise.trainer.optimizer import weight_rules
-from phasewise.trainer.optimizer.muon import orthogonal_direction, orthogonal_directions, orthogonalise
+from phasewise.trainer.optimizer import orthogonal_direction, orthogonal_directions, orthogonalise, weight_rules
 from tests.trainer.model.families import SPARSE
 
 MUON = Muon(

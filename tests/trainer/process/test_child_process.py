@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.trainer.base.code_digest import HOUSE, ROOMS
+from phasewise.trainer.base.identity import HOUSE, ROOMS
 from phasewise.trainer.process.child_process import ending_with_reason, python_command
 from tests.shadows import write_shadows
 

@@ -13,8 +13,7 @@ import jax
 import pytest
 
 from phasewise.trainer import recorder
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import read_params
 from phasewise.trainer.checkpoints.files import checkpoint_path

@@ -10,8 +10,8 @@ import pytest
 from phasewise.tasks.training import monitor
 from phasewise.tasks.training.monitor import ReplannedEvents
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.run_folder import read_events
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.events import read_events
 from phasewise.trainer.process import environment
 from phasewise.trainer.process.environment import (
     USUAL,

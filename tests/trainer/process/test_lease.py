@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.trainer.base.errors import TakenOver, TrainingError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ExitCode, TakenOver, TrainingError
 from phasewise.trainer.base.run_folder import TOKEN_NAME
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.metrics import read_metrics

@@ -6,8 +6,7 @@ from typing import get_args
 
 import pytest
 
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.config import Execution
 from phasewise.trainer.process.watchdog import FIELD_OF, NAMED, STOPPED_SECONDS, Doing, Watchdog, Work, end_stalled, stall_limits
 

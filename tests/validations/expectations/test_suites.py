@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from phasewise.trainer.base import code_digest
+from phasewise.trainer.base import identity
 from phasewise.trainer.metrics import PARAM_GROUPS
 from phasewise.validations.evidence.gate import gate_tables
 from phasewise.validations.evidence.health.evidence import health_evidence
@@ -149,7 +149,7 @@ def test_more_than_the_limit_that_is_left_out_warns(
 def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
     suite = SUITES["data"]
     number, _, digest = version_of(suite).partition("-")
-    assert (number, len(digest)) == (str(suite.number), code_digest.DIGITS)
+    assert (number, len(digest)) == (str(suite.number), identity.DIGITS)
     assert version_of(replace(suite, number=suite.number + 1)) == f"{suite.number + 1}-{digest}"
 
 
@@ -160,14 +160,14 @@ def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
     suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What the code does counts, and a comment does not."""
-    shutil.copytree(code_digest.HOUSE / "validations", tmp_path / "validations")
-    monkeypatch.setattr(code_digest, "HOUSE", tmp_path)
+    shutil.copytree(identity.HOUSE / "validations", tmp_path / "validations")
+    monkeypatch.setattr(identity, "HOUSE", tmp_path)
     before = {name: version_of(one) for name, one in SUITES.items()}
     code = tmp_path / "validations" / "evidence" / module
     text = code.read_text()
     code.write_text(f"# A remark.\n{text}")
-    code_digest.digest_of_source.cache_clear()
+    identity.digest_of_source.cache_clear()
     assert {name: version_of(one) for name, one in SUITES.items()} == before
     code.write_text(f"{text}\nALLOWED = 7\n")
-    code_digest.digest_of_source.cache_clear()
+    identity.digest_of_source.cache_clear()
     assert {name for name, one in SUITES.items() if version_of(one) != before[name]} == {suite}

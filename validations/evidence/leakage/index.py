@@ -14,9 +14,8 @@ from string import ascii_uppercase
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
-from phasewise.trainer.base.code_digest import code_digest
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.identity import check_file, digest_of_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.identity import check_file, code_digest, digest_of_file, digest_of_json, read_sealed, write_sealed
 from phasewise.validations.evidence.leakage import own, segments
 from phasewise.validations.evidence.leakage.items import item as items
 from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, without_punctuation

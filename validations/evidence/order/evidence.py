@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 
 from phasewise.trainer.config import Component, RunConfig
-from phasewise.trainer.data.buffered import BufferedComponent
-from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.cache import TokenCache, build_maps
+from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.permutation import Permutation, derive_key
-from phasewise.trainer.data.rows import RowsOfTokens
-from phasewise.trainer.data.shards import build_maps
 from phasewise.validations.evidence.order.measures import judge_measures, measure_order
 from phasewise.validations.evidence.order.null import Measure, most_surprising
 from phasewise.validations.evidence.order.sample import Sample, take_sample

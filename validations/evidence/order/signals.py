@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.rows import RowsOfTokens
-from phasewise.trainer.data.shards import TokenRange, fetch
+from phasewise.trainer.data.cache import TokenCache, TokenRange, fetch
+from phasewise.trainer.data.packing import RowsOfTokens
 
 MAX_DOCUMENTS = 400_000
 MAX_ROWS = 2**15

@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from phasewise.trainer.model.hugging_face.config import Computation, from_hugging_face, to_hugging_face
+from phasewise.trainer.model.hugging_face_config import Computation, from_hugging_face, to_hugging_face
 
 LLAMA3 = Rope(
     theta=500_000.0, scaling=Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=8192)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import phasewise.trainer.model.hugging_face.folder as folder_module
+import phasewise.trainer.model.hugging_face as folder_module
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
-from phasewise.trainer.model.hugging_face.config import Computation
+from phasewise.trainer.model.hugging_face_config import Computation
 from phasewise.trainer.model.params import Params, init_params
 
 VARIANTS: dict[str, dict[str, Any]] = {

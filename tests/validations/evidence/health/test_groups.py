@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.metrics import ALL_GROUPS, PARAM_GROUPS, SPARSE_GROUPS, Row
-from phasewise.trainer.model.specs import Group
-from phasewise.trainer.norms import groups
+from phasewise.trainer.model.params import Group
+from phasewise.trainer.state import groups
 from phasewise.validations.evidence.health.phenomena import Measure
 from tests.trainer.model.families import FAMILIES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows

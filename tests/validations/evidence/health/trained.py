@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from phasewise.trainer.config import AdamW, ModelConfig, Rope
+from phasewise.trainer.interventions import Scheduled
 from phasewise.trainer.loss import objective_sums
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.model.decoder import head_weight, hidden_states
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.recorder import values_of
-from phasewise.trainer.schedule import Scheduled
 from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import TrainStep, build_train_step
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import parse_json
 from phasewise.validations.evidence.leakage.items import fields as known
 from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
 from phasewise.validations.evidence.leakage.items.rows import ParsedRow, as_item, first_index, parse_row

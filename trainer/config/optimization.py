@@ -1,0 +1,236 @@
+"""Values that change at given steps; the learning rate; optimizers by `kind`; limits that keep a run steady; recovery."""
+
+import math
+from itertools import pairwise
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, RootModel, model_validator
+
+from phasewise.trainer.base.frozen import Frozen
+
+T = TypeVar("T")
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Steps(RootModel[tuple[tuple[int, T], ...]], Generic[T]):
+    """A value that changes at given steps: `((0, 8192), (18_500, 7680))` is 8192 until step 18,500 and 7680 from there on.
+
+    The first entry is valid before its own step too. A value without steps is that value at every step.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one_value_or_many(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple | RootModel) else ((0, value),)
+
+    @model_validator(mode="after")
+    def _steps_increase(self) -> "Steps[T]":
+        if not self.root:
+            raise ValueError("a value by steps needs at least one entry, such as [[0, 1024]]")
+        for (before, _), (after, _) in pairwise(self.root):
+            if after <= before:
+                raise ValueError(f"steps must increase, but {after} follows {before}")
+        return self
+
+    def at(self, step: int) -> T:
+        """Return the value in force when `step` updates have been applied."""
+        return next((value for start, value in reversed(self.root) if start <= step), self.root[0][1])
+
+    def within(self, start_step: int, stop_step: int) -> tuple[tuple[int, T], ...]:
+        """Return the entries in force over `[start_step, stop_step)`, the first one moved to `start_step`."""
+        inside = tuple(entry for entry in self.root if start_step < entry[0] < stop_step)
+        return ((start_step, self.at(start_step)), *inside)
+
+
+def always(value: T) -> Steps[T]:
+    """Return the same value at every step."""
+    return Steps(((0, value),))
+
+
+class LearningRateSegment(Frozen):
+    """From `start` at `start_step` to `end` at `end_step`. `inverse` moves 1/value linearly (WSD-S: Wen et al., 2024, §3)."""
+
+    kind: Literal["constant", "linear", "cosine", "inverse"]
+    start_step: int = Field(ge=0)
+    end_step: int = Field(gt=0)
+    start: float = Field(ge=0)
+    end: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "LearningRateSegment":
+        if self.end_step <= self.start_step:
+            raise ValueError(f"a segment must end after it starts, found {self.start_step} → {self.end_step}")
+        if self.kind == "constant" and self.start != self.end:
+            raise ValueError(f"a constant segment has one value, found {self.start} → {self.end}")
+        if self.kind == "inverse" and min(self.start, self.end) <= 0:
+            raise ValueError(f"an inverse segment needs positive values, found {self.start} → {self.end}")
+        return self
+
+
+Segments = tuple[LearningRateSegment, ...]
+
+
+def check_segments(segments: Segments, start_step: int, stop_step: int) -> None:
+    """Refuse segments that leave a step without a learning rate, or give it two. The first may begin before `start_step`."""
+    if not segments or not segments[0].start_step <= start_step < segments[0].end_step or segments[-1].end_step < stop_step:
+        covered = f"{segments[0].start_step} → {segments[-1].end_step}" if segments else "nothing"
+        raise ValueError(f"the learning rate must cover steps {start_step} → {stop_step}, found {covered}")
+    for before, after in pairwise(segments):
+        if before.end_step != after.start_step:
+            raise ValueError(f"learning-rate segments must join: one ends at {before.end_step}, the next starts at {after.start_step}")
+
+
+def check_segments_end(segments: Segments, stop_step: int) -> None:
+    """Refuse a schedule that continues after the last step: its stated end is not the end of the phase."""
+    late = [segment for segment in segments if segment.start_step >= stop_step]
+    cut = [segment for segment in segments if segment.start_step < stop_step < segment.end_step and segment.kind != "constant"]
+    for segment in (*late, *cut):
+        place = "never starts" if segment in late else "is not finished"
+        raise ValueError(
+            f"the learning rate must have its last value at step {stop_step}, where the phase stops; found a {segment.kind} segment from "
+            f"{segment.start:g} to {segment.end:g} in steps {segment.start_step} → {segment.end_step}, which {place}. Was the number of "
+            f"steps changed, and not the schedule? Let the segments end at {stop_step}, or say that the phase was `abandoned`"
+        )
+
+
+def learning_rate_at(segments: Segments, step: int) -> float:
+    """Return the learning rate of update number `step` (from 0). A step where one segment ends and the next starts belongs to the next."""
+    return value_in(next((s for s in segments if s.start_step <= step < s.end_step), segments[-1]), step)
+
+
+def value_in(segment: LearningRateSegment, step: int) -> float:
+    """Return a segment's value at a step; outside the segment, its nearest end."""
+    done = min(max((step - segment.start_step) / (segment.end_step - segment.start_step), 0.0), 1.0)
+    start, end = segment.start, segment.end
+    match segment.kind:
+        case "constant":
+            return start
+        case "linear":
+            return start + (end - start) * done
+        case "cosine":
+            return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
+        case "inverse":
+            return 1 / ((1 - done) / start + done / end)
+
+
+def turns_of(segments: Segments, start_step: int, stop_step: int) -> tuple[float, ...]:
+    """Return the first and the last learning rate of these steps, and between them the highest, if it is above both."""
+    parts = [one for one in segments if one.start_step < stop_step and one.end_step > start_step]
+    first, last = value_in(parts[0], start_step), value_in(parts[-1], stop_step)
+    top = max(value_in(one, step) for one in parts for step in (max(one.start_step, start_step), min(one.end_step, stop_step)))
+    return (first, top, last) if top > max(first, last) else (first, last)
+
+
+class Adam(Frozen):
+    """The settings of every kind of Adam (Kingma and Ba, 2015). Decay is added before the run's learning rate is applied."""
+
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    epsilon: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+
+
+class AdamW(Adam):
+    """Adam with decoupled decay (Loshchilov and Hutter, 2019): effective decay = learning rate × `weight_decay`."""
+
+    kind: Literal["adamw"]
+
+
+class AdamC(Adam):
+    """AdamW whose decay is `weight_decay` × learning rate / `peak_learning_rate` (Defazio, 2025)."""
+
+    kind: Literal["adamc"]
+    peak_learning_rate: float = Field(gt=0)
+
+
+class NAdamW(Adam):
+    """AdamW with Nesterov's momentum (Dozat, 2016)."""
+
+    kind: Literal["nadamw"]
+
+
+class Muon(Frozen):
+    """Muon for the matrices of the blocks, AdamW for embedding, head and gains (Jordan et al., 2024).
+
+    Attributes:
+        epsilon: added to the norm that a matrix is divided by before the Newton–Schulz steps.
+        adam_learning_rate_scale: the rate of AdamW's group is the run's learning rate × this.
+        max_adam_grad_norm: clips the gradients of AdamW's group by the norm of that group, after `stability.max_grad_norm`. None is off.
+    """
+
+    kind: Literal["muon"]
+    momentum: float = Field(ge=0, lt=1)
+    nesterov: bool
+    newton_schulz_steps: int = Field(gt=0)
+    epsilon: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    adam: AdamW
+    adam_learning_rate_scale: float = Field(gt=0)
+    max_adam_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+Optimizer = Annotated[AdamW | AdamC | NAdamW | Muon, Field(discriminator="kind")]
+
+
+class RollingLimit(Frozen):
+    """mean + `sigmas` standard deviations of the last `window` values; no limit until `min_samples` of them are there."""
+
+    window: int = Field(gt=1)
+    min_samples: int = Field(gt=1)
+    sigmas: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> "RollingLimit":
+        if self.min_samples > self.window:
+            raise ValueError(f"min_samples must be at most the window, found {self.min_samples} of {self.window}")
+        return self
+
+
+class Stability(Frozen):
+    """Limits that keep a run steady. Everything can be switched at a step; None is off.
+
+    Attributes:
+        max_grad_norm: clips the global norm of the gradients.
+        max_update_rms: clips each weight's update, before the learning rate, to this root mean square.
+        max_update_norm: clips the global norm of the update, before the learning rate, by the unclipped norms before it.
+        skip_step: an update whose loss or gradient norm is above the limit is not applied.
+        z_loss: weight of mean(logsumexp²) in the loss.
+        ema_decay: of the moving average of the weights; while it is off the average is the weights themselves.
+    """
+
+    max_grad_norm: Steps[Positive | None]
+    max_update_rms: Steps[Positive | None]
+    max_update_norm: Steps[RollingLimit | None]
+    skip_step: Steps[RollingLimit | None]
+    z_loss: Steps[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None]
+    ema_decay: Steps[Annotated[float, Field(ge=0, lt=1)] | None]
+
+    @model_validator(mode="after")
+    def _one_window_each(self) -> "Stability":
+        for name, limits in (("max_update_norm", self.max_update_norm), ("skip_step", self.skip_step)):
+            windows = {limit.window for _, limit in limits.root if limit}
+            if len(windows) > 1:
+                raise ValueError(f"{name} must keep one window through a phase, found {', '.join(map(str, sorted(windows)))}")
+        return self
+
+
+class Recovery(Frozen):
+    """The reaction to an update whose loss or norms are NaN, or whose loss is above a limit. Without one, the trainer stops.
+
+    Attributes:
+        action: `roll_back` returns to the state of an earlier checkpoint and skips the updates between, and their data, for good; `ask`
+            stops, and rolls back once a person has approved it.
+        max_loss: the loss may not be above mean + `sigmas` deviations of the updates before it; None rejects only NaN.
+        checkpoints_back: counts back over the steps that are saved by rule (`checkpoints.every_steps`, `at_steps`, the phase's start); 1 is
+            the last one before the update.
+        steps_more: so many updates after the rejected one are skipped, too.
+        max_times: how often a phase may roll back; after that it stops.
+    """
+
+    action: Literal["roll_back", "ask"]
+    max_loss: RollingLimit | None
+    checkpoints_back: int = Field(gt=0)
+    steps_more: int = Field(ge=0)
+    max_times: int = Field(gt=0)
