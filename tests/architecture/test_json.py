@@ -12,11 +12,11 @@ HOME = "a line or a small file that a process of this home writes and pydantic o
 STORE = "what a store answers about an object"
 TEXT = "documents of a data set: orjson refuses NaN and depth, and each line that it refuses is counted with its reason"
 OTHERS: dict[str, str] = {
-    "trainer/base/json_reader.py": "the function itself",
+    "trainer/base/storage.py": "the function itself",
     "trainer/checkpoints/shards.py": HOME,
-    "trainer/events.py": HOME,
+    "trainer/base/run_folder.py": HOME,
     "trainer/metrics.py": HOME,
-    "trainer/sinks/weights_and_biases.py": HOME,
+    "trainer/recorder.py": HOME,
     "tasks/locks.py": HOME,
     "tasks/holder.py": HOME,
     "tasks/training/time_breakdown.py": HOME,

@@ -76,8 +76,8 @@ MAY_CHANGE: Mapping[str, str] = {
     "start.checkpoint": "a path; start.params_digest binds the weights that are there",
     "start.graft[].checkpoint": "a path; start.graft[].params_digest binds the weights that are there",
 }
-"""Field of a run → the reason why a run may resume with another value, also of all fields below it. Every other field, a new one too, binds a
-checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.resume`)."""
+"""Field of a run → why a run may resume with another value, also of all fields below it. Every other field, a new one too, binds
+a checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.resume`)."""
 BIND_THE_RESULT = ("learning_rate", "stop_step", "checkpoints")
 """Fields that may change while a run continues, and that a finished result is bound to: if one changes, a launcher trains again."""
 MAX_CHARACTERS = 60

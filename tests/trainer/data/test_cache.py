@@ -19,9 +19,8 @@ from pydantic import ValidationError
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.data import cache
 from phasewise.trainer.data import cache as cache_module
-from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.cache import TokenCache, build_maps
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 
 WriteCache = Callable[..., Path]
@@ -168,7 +167,7 @@ def test_a_shard_that_goes_before_it_is_read_is_refused(folder: Path):
 
 
 def test_of_many_shards_only_so_many_are_open_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "MAX_OPEN_SHARDS", 3)
+    monkeypatch.setattr("phasewise.trainer.data.cache.MAX_OPEN_SHARDS", 3)
     cache = TokenCache.open(many)
     np.testing.assert_array_equal(cache.rows(np.arange(24), 8), np.arange(192).reshape(-1, 8))
     if cache.is_local:
@@ -198,11 +197,11 @@ def shards_open(folder: Path) -> int:
 
 
 def test_caches_that_share_their_maps_share_the_bound(tmp_path: Path, write_cache: WriteCache, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "MAX_OPEN_SHARDS", 3)
-    maps = cache.build_maps()
+    monkeypatch.setattr("phasewise.trainer.data.cache.MAX_OPEN_SHARDS", 3)
+    maps = build_maps()
     caches = [TokenCache.open(write_cache(tmp_path / name, [[tokens] for tokens in numbered(5, 5, 5)]), maps) for name in "abc"]
-    for cache in caches:
-        np.testing.assert_array_equal(cache.rows(np.array([0]), 15), [np.arange(15)])
+    for each in caches:
+        np.testing.assert_array_equal(each.rows(np.array([0]), 15), [np.arange(15)])
     assert shards_open(tmp_path) == 3
 
 
@@ -219,7 +218,7 @@ def test_of_a_large_file_rows_are_read_and_not_what_lies_around_them(
         forget(file)
     if any(map(pages_in_memory, files)):
         pytest.skip("this file system holds its files in memory")
-    monkeypatch.setattr(cache, "READ_AROUND_BYTES", 2**20)
+    monkeypatch.setattr("phasewise.trainer.data.cache.READ_AROUND_BYTES", 2**20)
     rows = TokenCache.open(folder).rows(np.array(drawn), seq_len)
     np.testing.assert_array_equal(rows, tokens.reshape(-1, seq_len)[drawn])
     assert sum(map(pages_in_memory, files)) <= 4 * len(drawn) * seq_len * tokens.itemsize // mmap.PAGESIZE
