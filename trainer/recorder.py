@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ class Recorder:
         self._peak = peak_flops(jax.devices()[0].device_kind, run.model.compute_dtype)
         self._groups, self._slots, self._expert_layers = groups(run.model), slot_names(run.model), expert_layers(run.model)
         self._file: MetricsFile | None = None
-        self._sinks: list[TensorBoardSink | WandbSink] = []
+        self._sinks: list[Sink] = []
         path = RunFolder.at(run.output).metrics
         if is_first():  # all processes have the same values, and all stop at NaN
             with alone():
@@ -195,6 +195,20 @@ def _named(kind: str, names: Iterable[object], norms: np.ndarray) -> dict[str, f
     return {f"{kind}/{name}": float(norm) for name, norm in zip(names, norms, strict=True)}
 
 
+class Sink(Protocol):
+    """Takes rows in order; `last_step` is the last step that it has, also from earlier attempts (0 is none)."""
+
+    last_step: int
+
+    def write(self, row: Row) -> None:
+        """Take a row of a step after `last_step`."""
+        ...
+
+    def close(self) -> None:
+        """Take no more rows."""
+        ...
+
+
 class TensorBoardSink:
     """An event a row, in a new event file for each attempt. `last_step` is read from the existing files."""
 
@@ -306,9 +320,9 @@ def check_sinks(instrumentation: Instrumentation) -> None:
             )
 
 
-def open_sinks(run: RunConfig) -> list[TensorBoardSink | WandbSink]:
+def open_sinks(run: RunConfig) -> list[Sink]:
     """Open the sinks of a run, in its folder."""
-    sinks: list[TensorBoardSink | WandbSink] = []
+    sinks: list[Sink] = []
     if run.instrumentation.tensorboard:
         sinks.append(TensorBoardSink(RunFolder.at(run.output).tensorboard))
     if run.instrumentation.wandb != "off":
@@ -316,7 +330,7 @@ def open_sinks(run: RunConfig) -> list[TensorBoardSink | WandbSink]:
     return sinks
 
 
-def send(sinks: Iterable[TensorBoardSink | WandbSink], rows: Iterable[Row]) -> None:
+def send(sinks: Iterable[Sink], rows: Iterable[Row]) -> None:
     """Send each sink the rows after its last step.
 
     A step that was sent before a kill and is trained again is not sent again: it is the same, bit for bit. A row that was written to

@@ -176,9 +176,9 @@ def test_of_many_shards_only_so_many_are_open_at_a_time(many: Path, monkeypatch:
 
 
 def test_a_process_that_may_open_few_files_keeps_a_quarter_of_them_open(monkeypatch: pytest.MonkeyPatch):
-    for allowed, limit in ((1024, 256), (10**6, cache.MAX_OPEN_SHARDS), (resource.RLIM_INFINITY, cache.MAX_OPEN_SHARDS)):
+    for allowed, limit in ((1024, 256), (10**6, cache_module.MAX_OPEN_SHARDS), (resource.RLIM_INFINITY, cache_module.MAX_OPEN_SHARDS)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=allowed: (soft, soft))
-        maps: Any = cache.build_maps()
+        maps: Any = build_maps()
         assert maps.cache_info().maxsize == limit
 
 
