@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.tasks.data import caches, conversation_text, documents, filters, reading, tokenizer
 from phasewise.tasks.evaluation import finished
-from phasewise.trainer.base import code_digest
+from phasewise.trainer.base import identity
 
 DECIDES_NOTHING = {
     "phasewise.tasks.data.source": "settings, which are in the key themselves",
@@ -29,7 +29,7 @@ DECIDES_NO_MEASURE = {
 
 def modules_used_by(paths: set[str], room: str) -> set[str]:
     """Modules of the room that the files import."""
-    trees = [ast.parse((code_digest.HOUSE / path).read_text()) for path in paths]
+    trees = [ast.parse((identity.HOUSE / path).read_text()) for path in paths]
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith(room)]
     whole = {f"{node.module}.{alias.name}" for node in imports if node.module == room for alias in node.names}
     return whole | {str(node.module) for node in imports if node.module != room}
@@ -40,7 +40,7 @@ def names_of(paths: set[str]) -> set[str]:
 
 
 def test_every_module_that_decides_what_is_measured_is_in_a_version():
-    digested = {path.relative_to(code_digest.HOUSE).as_posix() for path in code_digest.files_of(*finished.MEASURING)}
+    digested = {path.relative_to(identity.HOUSE).as_posix() for path in code_digest.files_of(*finished.MEASURING)}
     assert modules_used_by(digested, "phasewise.tasks.") - names_of(digested) == set(DECIDES_NO_MEASURE)
 
 
@@ -61,4 +61,4 @@ def test_every_module_that_decides_bytes_is_in_a_version():
     ],
 )
 def test_each_version_has_its_digest(version: str, code: tuple[object, ...]):
-    assert code_digest.code_digest(*code) in version  # pyright: ignore[reportArgumentType]
+    assert identity.code_digest(*code) in version  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from phasewise.tasks.data import normalize, reading
+from phasewise.tasks.data import filters, reading
 from phasewise.trainer.base import identity as code_digest_module
 from phasewise.trainer.base.identity import code_digest
 
@@ -83,13 +83,13 @@ def test_it_is_the_same_in_every_version_of_python(digest):  # pyright: ignore[r
 
 
 def test_modules_count_in_any_order():
-    assert len({code_digest(), code_digest(normalize), code_digest(reading), code_digest(normalize, reading)}) == 4
-    assert code_digest(normalize, reading) == code_digest(reading, normalize)
+    assert len({code_digest(), code_digest(filters), code_digest(reading), code_digest(filters, reading)}) == 4
+    assert code_digest(filters, reading) == code_digest(reading, filters)
 
 
 MOVED = """
 import re
-from phasewise.tasks.data.normalize import fold
+from phasewise.tasks.data.filters import fold
 from phasewise.tasks.made_up import DataError, ConfigError
 def read(text): return fold(text) or DataError
 """
@@ -98,12 +98,12 @@ def read(text): return fold(text) or DataError
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("from phasewise.tasks.data.normalize import fold", "from phasewise.tasks.text.folding import fold"),
+        ("from phasewise.tasks.data.filters import fold", "from phasewise.tasks.text.folding import fold"),
         (
             "from phasewise.tasks.made_up import DataError, ConfigError",
             "from phasewise.tasks.up import ConfigError\nfrom phasewise.trainer import DataError",
         ),
-        ("from phasewise.tasks.data.normalize import fold\nfrom phasewise.tasks.made_up import DataError, ConfigError",
+        ("from phasewise.tasks.data.filters import fold\nfrom phasewise.tasks.made_up import DataError, ConfigError",
          "from phasewise.tasks.made_up import DataError, ConfigError\nfrom phasewise.trainer.normalize import fold"),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_file_of_ours_may_move(digest, old: str, new: str):  # pyright: ignore
     ("old", "new"),
     [
         ("import fold", "import unfold as fold"),
-        ("from phasewise.tasks.data.normalize import fold", "from unicodedata import normalize as fold"),
+        ("from phasewise.tasks.data.filters import fold", "from unicodedata import normalize as fold"),
         ("import re", "import tasks"),
     ],
 )
