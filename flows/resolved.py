@@ -32,7 +32,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig, StartFrom
-from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE, field_of
+from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE
 from phasewise.trainer.process.environment import check_usual
 
 
@@ -139,7 +139,7 @@ def _key(recipe: Recipe, phase: Phase) -> str:
 
 def _trained_as(phase: Phase) -> dict[str, Any]:
     """What of a phase binds its result, as it does in a run."""
-    free = {field_of(path) for path in MAY_CHANGE} - {*BIND_THE_RESULT, "start"}
+    free = {path.partition(".")[0] for path in MAY_CHANGE} - {*BIND_THE_RESULT, "start"}
     settings = phase.model_dump(mode="json", include=RunConfig.model_fields.keys() - free)
     settings["start"].pop("declares", None)
     return {"name": phase.name, **settings}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from phasewise.trainer.process.heartbeat import Heartbeat
 from pydantic import ValidationError
 
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, TakenOver, print_refusal, refused_by_system
@@ -25,7 +24,7 @@ from phasewise.trainer.process.lease import Lease, only_one_trainer
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import seconds_left_to_save
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.trainer.process.watchdog import Watchdog, end_stalled, stall_limits
+from phasewise.trainer.process.watchdog import Heartbeat, Watchdog, end_stalled, stall_limits
 from phasewise.trainer.recorder import check_sinks
 
 

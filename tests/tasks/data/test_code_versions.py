@@ -40,7 +40,7 @@ def names_of(paths: set[str]) -> set[str]:
 
 
 def test_every_module_that_decides_what_is_measured_is_in_a_version():
-    digested = {path.relative_to(identity.HOUSE).as_posix() for path in code_digest.files_of(*finished.MEASURING)}
+    digested = {path.relative_to(identity.HOUSE).as_posix() for path in identity.files_of(*finished.MEASURING)}
     assert modules_used_by(digested, "phasewise.tasks.") - names_of(digested) == set(DECIDES_NO_MEASURE)
 
 
