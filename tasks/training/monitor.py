@@ -46,24 +46,18 @@ class ReplannedEvents:
     """Reports that a run resumes under other conditions than before (versions, variables, processor), which the trainer finds out."""
 
     def __init__(self, run: RunConfig) -> None:
-        self._run, self._path = run, RunFolder.at(run.output).events
-        self._size, self._seen = self._size_now(), len(self._texts())
+        self._run = run
+        self._seen = len(self._texts())
 
     def look(self) -> None:
-        """Report new events. Call it often: the file is read only if it has grown."""
-        size = self._size_now()
-        if size == self._size:
-            return
-        self._size, texts = size, self._texts()
+        """Report new events."""
+        texts = self._texts()
         for text in texts[self._seen :]:
             say(f"{self._run.phase}: {text}")
         self._seen = len(texts)
 
-    def _size_now(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
-
     def _texts(self) -> list[str]:
-        return [str(event.get("text")) for event in read_events(self._path.parent) if event.get("kind") == "replanned"]
+        return [str(event.get("text")) for event in read_events(self._run.output) if event.get("kind") == "replanned"]
 
 
 def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:

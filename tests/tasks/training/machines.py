@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -26,25 +25,6 @@ from tests.tasks.training.ssh_hosts import SshHosts, ssh_hosts
 DEVICES_EACH = 1
 
 KINDS = ("local", "jobset", "tpu_vm")
-
-
-class Machines(Protocol):
-    """Two hosts of one kind."""
-
-    kind: str
-    names: tuple[str, str]
-
-    def launcher(self) -> Launcher:
-        """A launcher that starts runs on them."""
-        ...
-
-    def second_is_refused(self, life: Attempt) -> None:
-        """That the machines themselves refuse another owner, where no lock of the run's folder does."""
-        ...
-
-    def is_clean(self) -> bool:
-        """Whether nothing of a run is left on them."""
-        ...
 
 
 class ThisMachine:
@@ -131,6 +111,10 @@ def environment_here() -> dict[str, str]:
 def settings_here(python: Path) -> ClusterSettings:
     """Of pods that are processes of this machine."""
     return ClusterSettings(image="here", python=str(python), stop_seconds=stop_seconds(), passed_on=environment_here())
+
+
+Machines = ThisMachine | SmallCluster | SshMachines
+"""Two hosts of one kind: a launcher for them, the refusal of a second owner, and whether nothing of a run is left on them."""
 
 
 @contextmanager

@@ -82,10 +82,6 @@ def written(run: RunConfig, **execution: object) -> Path:
     return folder
 
 
-def test_nothing_is_said_of_what_was_never_begun(run: RunConfig):
-    assert execution_summary(Path(run.output), "local") == ""
-
-
 @pytest.mark.parametrize(
     ("execution", "words"),
     [

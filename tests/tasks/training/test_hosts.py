@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,16 @@ from typing import Any
 
 import pytest
 
+from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.store.content import Objects
 from phasewise.tasks.store.publisher import Kept, Publisher, keeping, named_digests
 from phasewise.tasks.training import hosts as program
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.training.hosts import Committer, HostWork
-from phasewise.tasks.training.jobset import exit_code
+from phasewise.tasks.training.jobset import JobSetLauncher, exit_code
+from phasewise.tasks.training.jobset_manifest import ClusterSettings
+from phasewise.tasks.training.kubernetes_cluster import Cluster
+from phasewise.tasks.training.launchers import Launcher
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.remote_hosts import start_remote, take_back
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
@@ -34,9 +39,11 @@ from phasewise.trainer.checkpoints.shards import united
 from phasewise.trainer.metrics import Row
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
+from tests.tasks.training.api_server import api_server
 from tests.tasks.training.conftest import BuildRun
 from tests.tasks.training.machines import environment_here
-from tests.tasks.training.ssh_hosts import SshHosts, ssh_hosts
+from tests.tasks.training.schema import problems_of
+from tests.tasks.training.ssh_hosts import ssh_hosts
 from tests.tasks.training.test_launchers import ON_TWO, hosts_of, rows_of, short
 from tests.trainer.gated import gate, open_gate
 
@@ -59,11 +66,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(600)  # a guard against hanging
+@pytest.mark.parametrize("kind", ["tpu_vm", pytest.param("jobset", marks=pytest.mark.long)])
 def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_shared_folder(
-    build_run: BuildRun, tmp_path: Path, quick: None, trained_at: Path
+    build_run: BuildRun, tmp_path: Path, quick: None, kind: str
 ):
     the_emulator()
-    kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/hosts"), RUN_NAME)
+    kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/{kind}"), RUN_NAME)
     run = short(build_run(PHASE)).but(
         execution=ON_TWO,
         output=str(kept.work / "runs" / RUN_NAME / PHASE),
@@ -80,15 +88,17 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
             os.kill(lost[0][1], signal.SIGKILL)
             open_gate(tmp_path / "gates", LOST_AT, is_asked=False)
 
-    with ssh_hosts(tmp_path, 2) as machines, keeping(kept):
+    with launcher_of(kind, tmp_path) as launcher, keeping(kept):
         write_sealed(run.verdict, read_json(build_run(PHASE).verdict))
-        result = launch_trainer(run, lose, launcher=over_ssh(machines, tmp_path / "gates"))
+        result = launch_trainer(run, lose, launcher=launcher)
     shared = short(build_run("shared")).but(execution=ON_TWO)
     assert result["params_digest"] == launch_trainer(shared, lambda rows: None, launcher=LocalLauncher(2))["params_digest"]
     assert rows_of(run) == rows_of(shared)
     [event] = read_events(run.output)
     assert (event["kind"], event["step"]) == ("restart", 5)
+    assert "host 1 (" in event["text"]
     assert "was ended by SIGKILL" in event["text"]
+    assert "host 1 of 2 (" in RunFolder.at(run.output).log(1).read_text()
     folder = RunFolder.at(run.output)
     steps = saved_steps(folder.checkpoints)
     assert steps[-1] == run.stop_step
@@ -97,24 +107,33 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
     assert head.launch == ""
     assert {path.name for path in kept.objects.folder.iterdir()} == named_digests(head.files, kept.objects)
     assert not list((kept.store / "runs" / RUN_NAME / "launches").glob("*"))
-    the_emulator().forget("hosts/")
+    the_emulator().forget(f"{kind}/")
 
 
-def over_ssh(machines: SshHosts, gates: Path) -> TpuVmLauncher:
-    python = gates / "python"
+@contextmanager
+def launcher_of(kind: str, root: Path) -> Iterator[Launcher]:
+    """Of two hosts: SSH servers, or pods that are processes."""
+    python = root / "gates" / "python"
     python.write_text(PYTHON.format(house=HOUSE.parent, python=sys.executable))
     python.chmod(0o755)
-    return TpuVmLauncher(
-        Workers(
-            slices=(tuple(machines.names),),
-            python=str(python),
-            project=str(HOUSE.parent),
-            port=free_port(),
-            known_hosts=machines.known_hosts,
-            key=machines.key,
-            environment={**environment_here(), **the_emulator().variables, "GATES": str(gates)},
+    variables = {**environment_here(), **the_emulator().variables, "GATES": str(root / "gates")}
+    if kind == "jobset":
+        with api_server(root, problems_of) as (_, address):
+            settings = ClusterSettings(image="here", python=str(python), passed_on={**variables, "PHASEWISE_PUBLISH_SECONDS": "0.2"})
+            yield JobSetLauncher(Cluster("default", host=address), find_slice("v5p-16"), settings)
+        return
+    with ssh_hosts(root, 2) as hosts:
+        yield TpuVmLauncher(
+            Workers(
+                slices=(tuple(hosts.names),),
+                python=str(python),
+                project=str(HOUSE.parent),
+                port=free_port(),
+                known_hosts=hosts.known_hosts,
+                key=hosts.key,
+                environment=variables,
+            )
         )
-    )
 
 
 def found_hosts(kept: Kept) -> list[Any]:

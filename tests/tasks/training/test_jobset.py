@@ -185,3 +185,21 @@ def test_why_pods_do_not_start():
     full = {"metadata": {"name": "c"}, "status": {"conditions": [{"reason": "Unschedulable", "message": "no nodes"}]}}
     assert trouble_of([waiting, creating, full]) == "a does not start (ImagePullBackOff); c does not start (Unschedulable: no nodes)"
     assert trouble_of([creating]) == ""
+
+
+def test_a_pods_log_that_is_cut_is_read_again_and_each_line_is_written_once(
+    launcher: JobSetLauncher, served: tuple[ApiServer, str], bare_life: BareLife, tmp_path: Path
+):
+    life = bare_life()
+    hosts = launcher.start(life)
+    until(lambda: are_here(life))
+    name = min(served[0].pods[jobset_name(life.folder)].logs)
+    served[0].log_faults += ["400", "30", "503", "words"]
+    log = kubernetes_cluster.PodLog(Cluster("default", host=served[1]), name, "trainer", tmp_path / "log")
+    until(lambda: not served[0].log_faults)
+    until(lambda: "the log is" in (tmp_path / "log").read_text())
+    ends_with(hosts, life, 3)
+    log.end()
+    log.join(time.monotonic() + PATIENCE_SECONDS)
+    found = (tmp_path / "log").read_text()
+    assert [found.count(words) for words in (f"log of {name}:", "the log is", "could not be read")] == [1, 1, 0]

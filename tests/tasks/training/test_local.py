@@ -156,14 +156,6 @@ def test_each_process_has_a_gpu_of_its_own(life: Any, tmp_path: Path, monkeypatc
     assert len({(one["JAX_COORDINATOR_ADDRESS"], one["PHASEWISE_LAUNCH"]) for one in found}) == 1
 
 
-def test_only_gpus_that_may_be_used_are(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launcher = LocalLauncher(2, root=with_gpus(tmp_path, 8, monkeypatch))
-    found = launcher.environments(life(fsdp=4), {"CUDA_VISIBLE_DEVICES": "7,5,3,1"})
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["7,5", "3,1"]
-    with pytest.raises(ConfigError, match=r"needs 4 devices, found 2 GPUs \(6, 4\)"):
-        launcher.environments(life(fsdp=4), {"CUDA_VISIBLE_DEVICES": "6,4"})
-
-
 def test_a_gpu_that_jax_cannot_use_is_said(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     [environment] = LocalLauncher(root=with_gpus(tmp_path, 1, monkeypatch, plugin=False)).environments(life(), {})

@@ -16,7 +16,6 @@ from phasewise.trainer.base.errors import CheckpointError, StorageError
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params, saved_params_digest
 from phasewise.trainer.checkpoints.files import saved_steps
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
@@ -194,31 +193,6 @@ def test_killed_in_its_first_save_a_run_starts_again_and_says_so(
         assert checkpoints.latest_step() == 3
 
 
-def test_a_folder_that_forbids_deletion_keeps_old_checkpoints_and_one_line_says_so(
-    checkpoints_of: Callable[..., Checkpoints],
-    state: TrainState,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    """A mock: permissions do not bind the superuser, who may run these tests."""
-
-    def forbid(path: Path, missing_ok: bool = False) -> None:
-        if path.exists() or not missing_ok:
-            raise PermissionError(1, "Operation not permitted", str(path))
-
-    monkeypatch.setattr("phasewise.trainer.base.storage._warned", set())
-    monkeypatch.setattr(Path, "unlink", forbid)
-    save(checkpoints_of(), state, 3, 6, 9, 12)
-    monkeypatch.undo()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Operation not permitted" in line
-    assert "does not let files be deleted" in line
-    assert saved_steps(tmp_path) == [3, 6, 9, 12]
-    with checkpoints_of() as checkpoints:
-        assert_equal(checkpoints.restore(12, CONTRACT), state)
-
-
 # ── what is refused ──
 
 
@@ -244,39 +218,6 @@ def test_a_state_with_other_leaves_is_refused(tmp_path: Path, run: RunConfig, st
     save(Checkpoints(tmp_path, changed), state, 12)
     with Checkpoints(tmp_path, changed) as checkpoints, pytest.raises(CheckpointError, match=message):
         checkpoints.restore(12, CONTRACT)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"batch": [[0, 4], [10, 9]]}, "batch"),
-        ({"mixture": [[0, {"books": 60, "code": 40}]]}, "components, mixture"),
-        ({"order": {"seed": 12, "permutation": "linear", "block_sequences": 8}}, "block_sequences, permutation, seed"),
-        ({"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "rounding": "floor"}}, "rounding"),
-        (
-            {
-                "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "first_step": 4},
-                "start_step": 4,
-                "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e-3, "end": 1e-3}],
-            },
-            "first_step",
-        ),
-    ],
-)
-def test_what_decides_the_order_decides_the_contract(
-    make_run: MakeRun,
-    checkpoints_of: Callable[..., Checkpoints],
-    run: RunConfig,
-    state: TrainState,
-    change: dict[str, Any],
-    named: str,
-):
-    with checkpoints_of() as checkpoints:
-        checkpoints.save(12, state, Loader(run).contract())
-    with checkpoints_of() as checkpoints:
-        assert_equal(checkpoints.restore(12, Loader(run).contract()), state)
-        with pytest.raises(CheckpointError, match=rf"another data order: {named} changed since"):
-            checkpoints.restore(12, Loader(make_run("changed", **change)).contract())
 
 
 # ── damage ──

@@ -1,9 +1,5 @@
 """A run that goes on is the same run: every field of its schema binds its checkpoints, or is named among those that may change."""
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -13,13 +9,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from phasewise.trainer.base.errors import CheckpointError
-from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_resume, check_same_run
 from phasewise.trainer.checkpoints.files import write_digests
 from phasewise.trainer.config import LearningRateSegment, RunConfig, Steps
 from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE
-from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state
 from tests.trainer.checkpoints.conftest import OPTIMIZERS
 from tests.trainer.test_added_fields import models_in
@@ -231,48 +225,3 @@ def test_a_checkpoint_of_before_is_compared_as_far_as_it_goes(make_run: MakeRun,
         assert named in line
         assert "cannot be compared" in line
         (folder / "3" / "digests.json").unlink()
-
-
-CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "model.rope.theta": lambda raw: raw["model"]["rope"].update(theta=5e5),
-    "optimizer.beta2": lambda raw: raw["optimizer"].update(beta2=0.99),
-    "optimizer.weight_decay": lambda raw: raw["optimizer"].update(weight_decay=0.2),
-    r"stability.max_grad_norm\[0\]\[1\]": lambda raw: raw["stability"].update(max_grad_norm=[[0, 0.5]]),
-    "learning_rate of update 2": lambda raw: raw["learning_rate"][0].update(end=6e-3) or raw["learning_rate"][1].update(start=6e-3),
-}
-
-
-@pytest.mark.timeout(240)  # a guard against hanging
-def test_a_stopped_trainer_does_not_go_on_as_another_run(make_run: MakeRun, capsys: pytest.CaptureFixture[str]):
-    """`python -m phasewise.trainer` as a process, stopped after step 3 and started with the first change; with the others
-    its `main`, in this one."""
-    run = make_run("stopped", until_step=3)
-    folder = Path(run.output)
-
-    def start(raw: dict[str, Any], name: str) -> "subprocess.Popen[str]":
-        write_json(folder.with_name(f"{name}.json"), raw)
-        command = [sys.executable, "-m", "phasewise.trainer", str(folder.with_name(f"{name}.json"))]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-
-    def digests() -> dict[str, str]:
-        return {str(path): digest_of_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-
-    stopped = start(run.model_dump(mode="json"), "stopped")
-    assert (stopped.communicate()[1], stopped.returncode) == ("", 9)
-    before = digests()
-    for number, (named, change) in enumerate(CHANGES.items()):
-        raw = run.but(until_step=None).model_dump(mode="json")
-        change(raw)
-        if number == 0:
-            process = start(raw, "changed")
-            said, code = process.communicate()[1], process.returncode
-        else:
-            write_json(folder.with_name("changed.json"), raw)
-            code = main([str(folder.with_name("changed.json"))])
-            said = capsys.readouterr().err
-        assert code == 1, said
-        (line,) = said.splitlines()
-        assert line.startswith(f"trainer: {folder}/checkpoints/3 was trained with other settings: ")
-        assert digests() == before
-        assert re.search(rf": {named} is \S+ in the checkpoint and \S+ in run\.json\. Restore the checkpoint's values", line), line

@@ -166,6 +166,6 @@ def test_a_run_that_goes_on_under_other_conditions_says_so(make_run: MakeRun, mo
     watch.look()
     watch.look()
     assert said == [f"{run.phase}: {text}"]
-    found = read_conditions(watch._path.parent)  # pyright: ignore[reportPrivateUsage]
+    found = read_conditions(Path(run.output))
     assert found is not None
     assert "JAX_DEFAULT_MATMUL_PRECISION" not in found.variables

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,18 +19,6 @@ from phasewise.trainer.run import main
 from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
-OTHER_HOLDER = """
-import sys
-from pathlib import Path
-from phasewise.trainer.process.lease import only_one_trainer
-with only_one_trainer(Path(sys.argv[1])) as fence:
-    print(fence.number, flush=True)
-    sys.stdin.read()
-    try:
-        fence.check()
-    except Exception as error:
-        print(type(error).__name__, flush=True)
-"""
 HALF_WRITTEN = ".orbax-checkpoint-tmp/"
 
 
@@ -75,19 +61,6 @@ def test_nobody_takes_over_in_the_middle_of_a_write(tmp_path: Path, monkeypatch:
                 (tmp_path / "written").touch()
             with second.alone():
                 assert not (tmp_path / "written").exists()
-
-
-def test_a_silent_holder_is_taken_over_by_one_and_finds_that_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.3)
-    command = [sys.executable, "-c", OTHER_HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        with only_one_trainer(tmp_path) as fence:
-            assert fence.number == 2
-            out, _ = process.communicate("go on\n")
-            assert out == "TakenOver\n"
-            fence.check()
 
 
 def trained_to(run: Any, step: int) -> Callable[[], bool]:

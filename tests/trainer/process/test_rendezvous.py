@@ -12,7 +12,7 @@ from phasewise.trainer.base.run_folder import ROLL_CALL_NAME
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process import rendezvous
-from phasewise.trainer.process.rendezvous import Presence, check_alike, forget_meetings, meet, present
+from phasewise.trainer.process.rendezvous import Presence, check_alike, meet, present
 from phasewise.trainer.process.signals import positive_seconds
 
 MakeRun = Callable[..., RunConfig]
@@ -97,10 +97,3 @@ def test_a_host_that_differs_is_refused_with_what_differs(changes: dict[str, Any
 def test_a_time_that_is_none_is_refused(text: str):
     with pytest.raises(ConfigError, match=f"PHASEWISE_JOIN_SECONDS must be a number of seconds above 0, found '{text}'"):
         positive_seconds({"PHASEWISE_JOIN_SECONDS": text}, "PHASEWISE_JOIN_SECONDS", 1.0)
-
-
-def test_of_earlier_roll_calls_the_newest_is_kept(tmp_path: Path):
-    for number, name in enumerate(("a", "b", "c")):
-        write_json(tmp_path / ROLL_CALL_NAME / name / "0.json", {"number": number})
-    forget_meetings(tmp_path)
-    assert [call.name for call in (tmp_path / ROLL_CALL_NAME).iterdir()] == ["c"]
