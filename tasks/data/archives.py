@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -30,14 +30,8 @@ MAX_UNLISTED_BYTES = 64  # between two members of a zip: a descriptor, and what 
 MAX_NAME_BYTES = 2**20
 LOCAL_HEAD = struct.Struct("<4s22xHH")
 ENCRYPTED = 1
-FOLDER = (tarfile.DIRTYPE,)
 FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
-LONG_NAME = tarfile.GNUTYPE_LONGNAME
-LONG_LINK = tarfile.GNUTYPE_LONGLINK
-PAX = tarfile.XHDTYPE
-PAX_FOR_ALL = tarfile.XGLTYPE
-LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
-DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+ABOUT_THE_NEXT = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 DAMAGE = (zipfile.BadZipFile, tarfile.HeaderError, struct.error, NotImplementedError, RuntimeError, ValueError, zlib.error, OverflowError)
 
 
@@ -62,7 +56,6 @@ def unpacking(packed: io.BufferedReader, packing: str) -> Read:
 
 
 def _frames_reader(packed: io.BufferedReader, packing: str) -> Read:
-    """Arrow's: the one of python-zstandard takes the end of the file for the end of a frame."""
     stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing)  # pyright: ignore[reportArgumentType]  # one of its names
 
     def read(size: int) -> bytes:
@@ -184,7 +177,6 @@ def members(archive: str, file: WatchedFile, stream: io.BufferedReader) -> Itera
 
 
 def _shown(name: str) -> str:
-    """A member's name as it can be printed, on one line."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name) or "(no name)"
 
 
@@ -234,7 +226,6 @@ def _check_gap(end: int, start: int) -> None:
 
 
 def _end_of(stream: io.BufferedReader, info: zipfile.ZipInfo) -> int:
-    """The byte behind a member, whose own head says how long its name is."""
     stream.seek(info.header_offset)
     head = stream.read(LOCAL_HEAD.size)
     if len(head) < LOCAL_HEAD.size:
@@ -262,111 +253,57 @@ def _open_zipped(file: WatchedFile, archive: zipfile.ZipFile, info: zipfile.ZipI
     return Measured(file, read)
 
 
+class _TarHead(tarfile.TarInfo):
+    """A member's head. A damaged or cut one is a fault; `tarfile` itself takes it for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read the head, and refuse one whose name or records would take much memory."""
+        try:
+            head = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) in (0, BLOCK_BYTES) and not any(buf):
+                raise  # the end of the archive
+            if len(buf) < BLOCK_BYTES:
+                raise FileFault("truncated", "the file ends inside the head of a member") from error
+            raise FileFault("unreadable", f"a damaged tar: {error}") from error
+        if head.type in ABOUT_THE_NEXT and head.size > MAX_NAME_BYTES:
+            raise FileFault("unreadable", f"a name of {head.size} bytes, at most {MAX_NAME_BYTES} are held")
+        return head
+
+
 def _tar_members(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
-    """Member by member, by their heads; what is said of the next one in long names and in pax's records goes on to it."""
-    said: dict[str, str] = {}
-    for_all: dict[str, str] = {}
-    while (info := _next_head(stream)) is not None:
-        if info.type in (LONG_NAME, LONG_LINK, PAX, PAX_FOR_ALL):
-            text = _read_text(stream, info)
-            if info.type == LONG_NAME:
-                said["path"] = text.rstrip(b"\0").decode(errors="replace")
-            elif info.type != LONG_LINK:
-                (for_all if info.type == PAX_FOR_ALL else said).update(_pax_records(text))
-            continue
-        about: Mapping[str, str] = for_all | said
-        said = {}
-        size = _size_of(info, about)
-        content = _Stretch(stream, size)
-        yield from _tar_member(file, info, about, content)
-        content.finish()
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_TarHead, encoding="utf-8", errors="surrogateescape") as archive:
+            for info in archive:
+                if info.size < 0:
+                    raise FileFault("unreadable", f"{info.name!r} has a size of {info.size} bytes")
+                if not info.isdir():
+                    yield _tar_member(file, archive, info)
+            rest: Any = archive.fileobj
+            while content := rest.read(2**16):
+                if content.strip(b"\0"):
+                    raise FileFault("unreadable", "there is more behind the end of the tar: unpack archives that were put together")
+    except tarfile.ReadError as error:
+        raise FileFault("truncated", f"the file ends inside a member: {error}") from error
 
 
-def _tar_member(file: WatchedFile, info: tarfile.TarInfo, about: Mapping[str, str], content: "_Stretch") -> Iterator[Member]:
-    name = _shown(about.get("path", info.name))
-    if info.type in FOLDER:
-        return
-    if info.type in LINKS:
-        yield Member(name, partial(Measured, file, content.read), "a link within its archive")
-    elif info.type in DEVICES:
-        yield Member(name, partial(Measured, file, content.read), "a device or a pipe, of which the archive has the name alone")
-    elif info.type not in FILES or any(key.startswith("GNU.sparse") for key in about):
-        yield Member(name, partial(_refuse, f"a tar member of type {info.type!r}, whose bytes are not there as they are"))
-    else:
-        yield Member(name, partial(Measured, file, content.read))
+def _tar_member(file: WatchedFile, archive: tarfile.TarFile, info: tarfile.TarInfo) -> Member:
+    def read(size: int) -> bytes:
+        try:
+            return content.read(size)
+        except tarfile.ReadError as error:
+            raise FileFault("truncated", f"the file ends inside this member: {error}") from error
 
+    def refuse() -> io.RawIOBase:
+        raise FileFault("unreadable", f"a tar member of type {info.type!r}, whose bytes are not there as they are")
 
-def _refuse(found: str) -> io.RawIOBase:
-    raise FileFault("unreadable", found)
-
-
-def _next_head(stream: io.BufferedReader) -> tarfile.TarInfo | None:
-    """The next member's head; none at the end, which is a block of zeros or, as some writers leave it, the end of the file."""
-    block = stream.read(BLOCK_BYTES)
-    if not block:
-        return None
-    if len(block) < BLOCK_BYTES:
-        raise FileFault("truncated", "the file ends inside the head of a member")
-    if not any(block):
-        _check_end(stream)
-        return None
-    return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-
-
-def _check_end(stream: io.BufferedReader) -> None:
-    """Behind the end are zeros: archives that were put one behind the other would be read to the end of the first alone."""
-    while rest := stream.read(2**16):
-        if rest.strip(b"\0"):
-            raise FileFault("unreadable", "there is more behind the end of the tar: unpack archives that were put together")
-
-
-def _size_of(info: tarfile.TarInfo, about: Mapping[str, str]) -> int:
-    given = about.get("size", str(info.size))
-    if not given.isdecimal():
-        raise FileFault("unreadable", f"{info.name!r} has a size of {given[:40]} bytes")
-    has_content = info.type not in (*LINKS, *DEVICES, *FOLDER)
-    return int(given[:20]) if has_content else 0
-
-
-def _read_text(stream: io.BufferedReader, info: tarfile.TarInfo) -> bytes:
-    if not 0 <= info.size <= MAX_NAME_BYTES:
-        raise FileFault("unreadable", f"a name of {info.size} bytes, at most {MAX_NAME_BYTES} are held")
-    content = _Stretch(stream, info.size)
-    text = b"".join(iter(lambda: content.read(MAX_NAME_BYTES), b""))
-    content.finish()
-    return text
-
-
-def _pax_records(text: bytes) -> Iterator[tuple[str, str]]:
-    """`LENGTH KEY=VALUE` line by line."""
-    while text.strip(b"\0"):
-        digits, _, _ = text.partition(b" ")
-        if not digits.isdigit() or not len(digits) < int(digits[:9]) <= len(text):
-            raise FileFault("unreadable", "a damaged record of pax in the tar")
-        length = int(digits[:9])
-        key, _, value = text[len(digits) + 1 : length - 1].partition(b"=")
-        yield key.decode(errors="replace"), value.decode(errors="replace")
-        text = text[length:]
-
-
-class _Stretch:
-    """The next `size` bytes of a stream, and zeros up to the next whole block."""
-
-    def __init__(self, stream: io.BufferedReader, size: int):
-        self._stream = stream
-        self._left = size
-        self._padding = -size % BLOCK_BYTES
-
-    def read(self, size: int) -> bytes:
-        chunk = self._stream.read(min(size, self._left))
-        if self._left and size and not chunk:
-            raise FileFault("truncated", f"the file ends {self._left} bytes before the end of this member")
-        self._left -= len(chunk)
-        return chunk
-
-    def finish(self) -> None:
-        """Pass over what nobody has read."""
-        while self._left:
-            self.read(2**18)
-        if len(self._stream.read(self._padding)) < self._padding:
-            raise FileFault("truncated", "the file ends behind a member and before the next block")
+    name = _shown(info.name)
+    if info.issym() or info.islnk():
+        return Member(name, refuse, "a link within its archive")
+    if info.isdev():
+        return Member(name, refuse, "a device or a pipe, of which the archive has the name alone")
+    if info.type not in FILES or info.issparse():
+        return Member(name, refuse)
+    content: Any = archive.extractfile(info)
+    return Member(name, partial(Measured, file, read))

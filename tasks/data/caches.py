@@ -148,7 +148,6 @@ def finish_cache(
 
 
 def _left_out(read: DocumentsManifest) -> dict[str, int]:
-    """What was not taken, by reason; files of which the rest could not be read are counted as files."""
     files = Counter(f"{reason} (files)" for reason in read.tally.bad_files.values())
     return {**read.tally.left_out, **read.tally.bad_documents, **dict(sorted(files.items())), "copy": sum(read.copies)}
 
@@ -356,7 +355,6 @@ def _shard(folder: Path, number: int, making: Making, done: dict[Path, ShardReco
 
 @lru_cache(maxsize=4)
 def _tokenizer(path: Path) -> "Tokenizer":
-    """A worker loads a tokenizer once; its path is named by what decides it."""
     return load_tokenizer(path)
 
 

@@ -129,7 +129,6 @@ def workers_at_work() -> int:
 
 
 def _remove_scratch_of_the_dead() -> None:
-    """Delete the scratch folders of processes that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
         process = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
         if process.isdecimal() and not psutil.pid_exists(int(process)):
@@ -163,7 +162,6 @@ def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[ob
 def _run(
     client: Client, work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None
 ) -> list[Result]:
-    """Keep a bounded number of calls at the scheduler."""
     results: dict[int, Result] = {}
     numbers: dict[Future, int] = {}
     waiting = iter(enumerate(calls))

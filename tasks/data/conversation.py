@@ -237,7 +237,6 @@ def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message
 
 
 def _system(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
-    """The text of its column; of null and nothing but space there is none."""
     if how.system is not None:
         yield Message(role="system", content=_text(record, how.system))
 
@@ -290,7 +289,6 @@ def _part(value: object) -> str:
 
 
 def _others(message: Mapping[str, object], how: Conversation) -> dict[str, object]:
-    """The fields that are given to the template beside role and content."""
     weight = message.get(WEIGHT)
     if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
         raise NoConversation("weight is not 0 or 1")
@@ -316,7 +314,6 @@ class _Rated(NamedTuple):
 
 
 def _chosen(listed: Sequence[object], how: AnswerColumn, content: str) -> object:
-    """The text of the first answer of the list, or of the best one."""
     rated: list[_Rated] = []
     for entry in listed:
         if not isinstance(entry, Mapping):
@@ -347,7 +344,6 @@ def _list(record: Mapping[str, object], key: str) -> Sequence[object]:
 
 
 def _spelled_out(value: str) -> object:
-    """The list that a column holds as a string of JSON; None of an empty string."""
     try:
         return loads(value.encode()) if has_text(value) else None
     except (orjson.JSONDecodeError, UnicodeEncodeError, FileFault):
@@ -355,7 +351,6 @@ def _spelled_out(value: str) -> object:
 
 
 def _check_is_there(record: Mapping[str, object], key: str) -> None:
-    """A column that is null is there."""
     if not is_there(record, key):
         raise NoConversation("missing key")
 
@@ -388,7 +383,6 @@ def beside(record: Mapping[str, object], messages: Sequence[Message], how: Conve
 
 
 def _beside_answers(record: Mapping[str, object], how: Conversation) -> Iterator[tuple[str, object]]:
-    """The fields of the answers of a list that are neither their text nor their number."""
     if how.answer is None or how.answer.content is None:
         return
     for entry in _list(record, how.answer.key):

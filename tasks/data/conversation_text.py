@@ -102,7 +102,6 @@ def _rendered(batch: Sequence[Taken], how: Conversation, sift: Sift, place: str)
 
 
 def _finding(one: Unrendered, text: Rendered | Refused | NotMarked, how: Conversation, sift: Sift) -> Finding:
-    """What a conversation comes to with what its template made of it."""
     chat = template_of(how)
     if isinstance(text, Refused):
         return Fault("refused by the chat template", one.where, sample_of(str(text).encode(errors="replace")))
@@ -118,7 +117,6 @@ def _finding(one: Unrendered, text: Rendered | Refused | NotMarked, how: Convers
 
 
 def _normalized(value: object, how: Normalization) -> Any:
-    """A field of a message with every text in it normalised."""
     if isinstance(value, str):
         return normalize(value, how)
     if isinstance(value, list):
@@ -261,7 +259,6 @@ def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequenc
 
 
 def _joined(spans: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "m 2"]:
-    """Spans that overlap as one."""
     joined: list[list[int]] = []
     for start, stop in spans.tolist():
         if joined and start < joined[-1][1]:

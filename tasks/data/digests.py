@@ -151,7 +151,7 @@ class KnownDigests:
         if 0 <= (age := self._clock() - signature[3]) < TICK_NS:
             time.sleep((TICK_NS - age) / 1e9)
             signature = _signature(os.fstat(file.fileno()))
-        is_settled = self._clock() - signature[3] >= _tick_ns(signature[3])
+        is_settled = self._clock() - signature[3] >= (TICK_NS if signature[3] % 10**9 else COARSE_TICK_NS)
         content = self._read(file)
         return self._learn(url, Known(signature, content, is_settled and _signature(os.fstat(file.fileno())) == signature))
 
@@ -178,7 +178,6 @@ class KnownDigests:
 
 
 def _changed_ns(path: Path) -> int:
-    """The later of a file's two times of change; of an object on a store 0."""
     if file_system_of(path) is not None:
         return 0
     status = path.stat()
@@ -189,12 +188,7 @@ def _signature(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns]
 
 
-def _tick_ns(changed_ns: int) -> int:
-    return TICK_NS if changed_ns % 10**9 else COARSE_TICK_NS
-
-
 def _read(place: Path) -> dict[str, Known]:
-    """What is kept in the file; nothing where it is not there, or is not as it was written."""
     try:
         kept = read_sealed(place)
         if kept.get("version") != VERSION:

@@ -112,7 +112,6 @@ def _digests(folder: Path, wanted: Range) -> np.ndarray:
 
 
 def _read_range(path: Path, start: int, stop: int) -> bytes:
-    """Bytes `[start, stop)` of a file."""
     with path.open("rb") as file:
         file.seek(start)
         return file.read(stop - start)

@@ -124,17 +124,13 @@ def _patiently(call: Callable[[], Result], path: str) -> Result:
         try:
             return call()
         except (HfHubHTTPError, httpx2.TransportError) as error:
-            if not _is_busy(error) or waited >= PATIENCE_SECONDS:
+            if not (isinstance(error, httpx2.TransportError) or error.response.status_code in BUSY) or waited >= PATIENCE_SECONDS:
                 _raise_in_words(path, error, waited)
             asked_for = _asked_to_wait(error)
             now = pause if asked_for is None else asked_for
             time.sleep(now)
             waited += max(now, 1.0)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-
-def _is_busy(error: HfHubHTTPError | httpx2.TransportError) -> bool:
-    return isinstance(error, httpx2.TransportError) or error.response.status_code in BUSY
 
 
 def _asked_to_wait(error: HfHubHTTPError | httpx2.TransportError) -> float | None:
@@ -155,7 +151,6 @@ def _asked_to_wait(error: HfHubHTTPError | httpx2.TransportError) -> float | Non
 
 
 def _date(value: str) -> float | None:
-    """Seconds since 1970 of a date as HTTP writes it."""
     with suppress(ValueError, TypeError):
         return parsedate_to_datetime(value).timestamp()
     return None

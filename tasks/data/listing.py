@@ -224,7 +224,6 @@ def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int |
 
 
 def _listed(url: str) -> list[str]:
-    """The paths in a listing."""
     with fsspec.open(url, "rt", encoding="utf-8", compression="infer") as lines:
         return [line.strip() for line in lines if line.strip()]  # pyright: ignore[reportGeneralTypeIssues]  # fsspec's OpenFile is a file once entered
 
@@ -235,7 +234,6 @@ def selects(source: Source, name: str) -> bool:
 
 
 def _takes(glob: str, name: str) -> bool:
-    """Whether an entry of `include` takes the file: hidden ones only if they are named in full."""
     return name == glob or (not _is_hidden(name) and matches(glob, name))
 
 
@@ -264,7 +262,6 @@ def _check_every_glob_selects(source: Source, selected: Collection[str]) -> None
 
 
 def _size(expanded: Expanded, name: str) -> int:
-    """Bytes of a file, from the listing where that says it."""
     url = expanded.files[name]
     try:
         entry = expanded.entries.get(name) or store_entry(url)

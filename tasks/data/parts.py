@@ -190,7 +190,6 @@ class Batch(NamedTuple):
 
 
 def _batches(bundle: Bundle, countings: Sequence[Counting]) -> Iterator[Batch]:
-    """The documents of all pieces; what is no document is counted."""
     rows: list[Row] = []
     text_bytes = 0
     source = bundle.source

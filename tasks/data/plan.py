@@ -66,7 +66,6 @@ def measure_speed(tokenizer: Path, seconds: float = MEASURE_SECONDS) -> Speed:
 
 
 def _write_sample(folder: Path) -> Source:
-    """Half a megabyte of Python files as JSON lines."""
     folder.mkdir(parents=True)
     found = 0
     with (folder / "sample.jsonl").open("w", encoding="utf-8") as lines:
@@ -86,7 +85,6 @@ def _texts(folder: Path) -> Iterator[str]:
 
 
 def _prepare(source: Source, folder: Path, tokenizer: Path) -> int:
-    """Everything from files to shards in this process; tokens to train on."""
     listing = fingerprint(source, KnownDigests())
     documents, targets = folder / "documents", cast(dict[Split, Path], {"train": folder / "train"})
     records = [read_to_parts(bundle, 2**24, documents) for bundle in bundles_of("sample", source, listing.files)]
@@ -301,17 +299,14 @@ def plan_data(
 
 
 def _benchmarks_key(components: Mapping[str, ComponentPlan], asked_of: Iterable[str]) -> str:
-    """Digest of everything that decides the benchmarks."""
     held_out = {name: components[name].held_out.key for name in asked_of}
     return digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
 
 
 def _with_template(source: Source) -> Source:
-    """With its chat template itself, wherever that was named from."""
     return source if source.conversation is None else source.but(conversation=resolved(source.conversation).model_dump())
 
 
 def _written_by_templates(sources: Iterable[Source]) -> set[str]:
-    """The special tokens of the chat templates of some sources."""
     found = [source.conversation for source in sources if source.conversation]
     return {token for how in found for token in special_tokens_in(template_text(how), how.special_tokens)}

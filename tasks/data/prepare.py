@@ -137,7 +137,6 @@ def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> 
 
 
 def _is_smaller(component: ComponentPlan, source: dict[str, object], files: tuple[SourceFile, ...]) -> bool:
-    """Whether what was made of these files of a source is the beginning of what is made now."""
     now = component.source.described()
     same = {**source, "budget": None} == {**now, "budget": None}
     budget = source.get("budget")
@@ -146,19 +145,16 @@ def _is_smaller(component: ComponentPlan, source: dict[str, object], files: tupl
 
 
 def _bundles(component: ComponentPlan, files: int) -> int:
-    """How many bundles the first files are."""
     return len(pieces_of(component.source, component.files[:files]))
 
 
 def _siblings(folder: Path) -> list[Path]:
-    """Other finished folders beside this one."""
     if not folder.parent.exists():
         return []
     return sorted(other for other in folder.parent.iterdir() if other.name != folder.name and (other / MANIFEST_NAME).exists())
 
 
 def _take(found: Path, target: Path) -> None:
-    """Put a file that is never changed under another name, too."""
     if file_system_of(target) is None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -285,7 +281,6 @@ def _check_pins(plan: DataPlan) -> None:
 
 
 def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) -> list[DocumentsManifest]:
-    """Read the bundles, judge what could not be read, find the copies, and finish each component."""
     if not missing:
         return []
     _say_what_moves(missing)
@@ -388,7 +383,6 @@ def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
 
 
 def _read_bundles(missing: Sequence[ComponentPlan]) -> dict[str, list[BundleRecord]]:
-    """The records of all bundles, component by component."""
     calls = [(bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles]
     records = iter(run_all("documents", read_to_parts, calls, _meter(missing)))
     return {component.name: list(islice(records, len(component.bundles))) for component in missing}
@@ -409,7 +403,6 @@ def _meter(missing: Sequence[ComponentPlan]) -> Meter:
 
 
 def _find_copies(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> dict[str, list[Kept]]:
-    """Bucket by bucket, component by component."""
     buckets = {name: num_buckets(sum(part.documents for record in records[name] for part in record.parts)) for name in records}
     calls = [
         (component.documents.folder, ranges_of(records[component.name], bucket, buckets[component.name]), bucket)
@@ -421,7 +414,6 @@ def _find_copies(missing: Sequence[ComponentPlan], records: Mapping[str, list[Bu
 
 
 def _parts_to_encode(plan: DataPlan, missing: Sequence[tuple[ComponentPlan, Split]]) -> list[tuple[object, ...]]:
-    """One call a part, for all the splits that its component lacks."""
     targets: dict[str, dict[Split, Path]] = {}
     for component, split in missing:
         targets.setdefault(component.name, {})[split] = component.cache(split).folder

@@ -258,7 +258,6 @@ def _of(tally: Tally) -> str:
 
 
 def _example(tally: Tally, reason: Reason) -> str:
-    """Where a reason was met first, and how it begins there; of a file that was not opened its name."""
     for sample in tally.samples:
         if sample.reason == reason:
             return f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
@@ -283,7 +282,6 @@ def write_quarantine(path: str | Path, samples: Iterable[Sample]) -> None:
 
 
 def _first(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """The first of each reason: the same whichever piece came in first."""
     by_reason = groupby(sorted(samples, key=lambda sample: sample.order), key=lambda sample: sample.reason)
     return tuple(sample for _, group in by_reason for sample in islice(group, MAX_SAMPLES))
 
@@ -295,7 +293,6 @@ def _first_reasons(some: Mapping[str, Reason], others: Mapping[str, Reason]) -> 
 
 
 def _by_name(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
-    """How often each name is in any of the tuples."""
     found: Counter[str] = Counter()
     for names, count in counts.items():
         found.update(dict.fromkeys(names, count))
@@ -303,7 +300,6 @@ def _by_name(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
 
 
 def _sum(some: Mapping, others: Mapping) -> dict:
-    """Counts of both, by name."""
     return {name: some.get(name, 0) + others.get(name, 0) for name in sorted({*some, *others})}
 
 

@@ -92,7 +92,6 @@ def _layer(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised
 
 
 def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised, is_whole: bool) -> Iterator[Finding]:
-    """The documents of bytes that are not packed: all of them, or those of the piece's range."""
     kind, stream = layer
     wanted = source.format if source.format in ("parquet", "arrow") else "text"
     if kind.nature not in (wanted, "empty"):
@@ -116,7 +115,6 @@ def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recogni
 
 
 def _rows(source: Source, piece: Piece, sift: Sift, table: BufferedReader) -> Iterator[Finding]:
-    """What the rows of a table hold: a text each, or a conversation."""
     fields = field_keys(source.filters)
     table_format = "parquet" if source.format == "parquet" else "arrow"
     if source.conversation is None:
@@ -128,14 +126,12 @@ def _rows(source: Source, piece: Piece, sift: Sift, table: BufferedReader) -> It
 
 
 def _texts(source: Source, piece: Piece, sift: Sift, found: Iterator[Taken]) -> Iterator[Finding]:
-    """What was read, with the text of those that are conversations."""
     if source.conversation is None:
         return cast("Iterator[Finding]", found)
     return rendered(found, source.conversation, sift, piece.name)
 
 
 def _take(source: Source, sift: Sift) -> Take:
-    """What is taken of a line: the text of a field, or a conversation."""
     if source.conversation is None:
         return take_text(source.text_key, sift)
     compose = build_compose(source.conversation, source.normalization)
@@ -147,7 +143,6 @@ def _take(source: Source, sift: Sift) -> Take:
 
 
 def _inside(member: str, finding: Finding) -> Finding:
-    """A finding with its place in an archive."""
     return finding._replace(where=f"{member}: {finding.where}")
 
 
@@ -173,7 +168,6 @@ def _pieces(source: Source, file: SourceFile) -> Iterator[Piece]:
 
 
 def _check_size(piece: Piece, lines: BufferedReader) -> None:
-    """A range of a file that has shrunk would have fewer lines and no fault."""
     if piece.stop is None or not lines.seekable():
         return
     size = lines.seek(0, SEEK_END)

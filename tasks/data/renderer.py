@@ -163,7 +163,6 @@ def _await(file: int, event: int, until: float) -> None:
 
 
 def _said_by(died: Died) -> list[list[Any]]:
-    """The answers of a process that died: none, up to the one that it had begun last."""
     missing = [["missing"]] * (died.begun - 1)
     return [*missing, ["limit", died.why] if died.why in LIMITS else ["failed", "Died", died.why]]
 

@@ -257,7 +257,6 @@ def _turns(text: str, name: str) -> Iterator[tuple[Message, Message]]:
 
 
 def _answers(answer: str, how: Conversation) -> Any:
-    """The answer as its column has it: among others, where the source has several."""
     assert how.answer is not None
     if how.answer.content is None:
         return answer
@@ -268,7 +267,6 @@ def _answers(answer: str, how: Conversation) -> Any:
 
 
 def _draw(message: Message, one_in: int) -> bool:
-    """One in so many, by the message alone."""
     return int(digest_of_bytes(message["content"].encode())[:8], 16) % one_in == 0
 
 

@@ -144,7 +144,6 @@ def _begins_with_a_line_of_json(start: bytes) -> bool:
 
 
 def _behind_skippable_frames(start: bytes) -> Kind:
-    """Whose frames they are says the first that is none of them."""
     at = 0
     while SKIPPABLE_FRAME.match(start, at):
         at += 8 + int.from_bytes(start[at + 4 : at + 8], "little")
@@ -162,7 +161,6 @@ def _is_tar(block: bytes) -> bool:
 
 
 def _wide_encoding(start: bytes) -> str | None:
-    """UTF-16 without its mark: of text in Latin letters every other byte is zero."""
     even, odd = start[0:4096:2], start[1:4096:2]
     if len(start) < 4:
         return None

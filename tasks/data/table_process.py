@@ -73,7 +73,6 @@ def _send(channel: Connection, header: Sequence[object], content: Any = b"") -> 
 
 
 def _serve(channel: Connection) -> None:
-    """Read one table as the parent asks."""
     _, table_format, size = json.loads(channel.recv_bytes())
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     file: Any = io.BufferedReader(_FileOfParent(channel, size), BUFFER_BYTES)
@@ -193,12 +192,10 @@ def is_in(path: str, columns: Sequence[str]) -> bool:
 
 
 def _most_bytes(chunk: Any) -> int:
-    """The bytes of a column's values; a value that a dictionary repeats counts each time."""
     return max(chunk.total_uncompressed_size, chunk.num_values * _dictionary_bytes(chunk) if _is_index(chunk) else 0)
 
 
 def _is_null_throughout(group: Any, name: str) -> bool:
-    """Whether a column is null in all rows of a row group, as far as its statistics say."""
     for number in range(group.num_columns):
         column = group.column(number)
         if column.path_in_schema == name:

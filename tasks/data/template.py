@@ -143,7 +143,6 @@ class ChatTemplate:
         return f"the chat template {self.name} {LIMITS[limit]} at {where}: shorten its loops and what it repeats, or name another template."
 
     def _finished(self, one: Asked, text: str, answers: list[tuple[int, int]], placed: bool) -> Rendered | NotMarked:
-        """Without the begin token that it may write first; with the spans of those answers that count."""
         counting = _counting(one.messages, [text[start:stop] for start, stop in answers])
         if counting is None:
             return NotMarked()
@@ -304,7 +303,6 @@ def _template(text: str, name: str, special_tokens: tuple[str, ...]) -> ChatTemp
 
 
 def _name(written: str, text: str) -> str:
-    """What messages call it: a built-in one by its name, also where only its text is left."""
     for name, template in BUILT_IN.items():
         if template == text:
             return name

@@ -109,7 +109,6 @@ def loads(raw: bytes) -> object:
 
 
 def _held_bytes(raw: bytes) -> int:
-    """What the values take at most: of objects, lists, and what is between commas and behind colons."""
     return OBJECT_BYTES * (raw.count(b"{") + raw.count(b"[")) + VALUE_BYTES * (raw.count(b",") + raw.count(b":"))
 
 
@@ -185,7 +184,6 @@ def _check_is_a_line(line: bytes, lines: io.BufferedReader) -> None:
 
 
 def _read(line: bytes, at: int, document: object, take: Take) -> Taken | None:
-    """What a line holds; None of a blank one. A byte order mark at the file's start is no part of it."""
     where = f"byte {at}"
     if document is NOT_PARSED:
         line = line.removeprefix(BYTE_ORDER_MARK) if at == 0 else line
@@ -207,7 +205,6 @@ def _reason(line: bytes, error: orjson.JSONDecodeError) -> Reason:
 
 
 def _first_line(lines: io.BufferedReader, start: int, end: int) -> int:
-    """Go to the first line that begins at `start` or later."""
     if start == 0:
         return 0
     lines.seek(start - 1)

@@ -12,6 +12,7 @@ from phasewise.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 import os
 import re
 import sys
@@ -65,7 +66,6 @@ class TokenText:
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        """The bytes of each id; those of added tokens are their names."""
         byte_of, added = byte_characters(), self._tokenizer.get_added_tokens_decoder()
         table: list[bytes] = []
         for number in range(self._tokenizer.get_vocab_size()):
@@ -172,7 +172,15 @@ def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | No
 
 
 def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: Path, special_tokens: Sequence[str] = ()) -> None:
-    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training texts and write `tokenizer.json`.
+    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training texts and write `tokenizer.json`."""
+    from tokenizers import pre_tokenizers
+
+    texts = (text for texts in components for text in _sample(texts))
+    _write(path, train_bpe(texts, vocab_size, pre_tokenizers.ByteLevel(add_prefix_space=False), special_tokens).to_str(pretty=True))
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenizer", special_tokens: Sequence[str]) -> "Tokenizer":
+    """Train a byte-level BPE with the tokens that begin and end a document, the special tokens, bytes and merges, in this order.
 
     Special tokens in the texts are not trained on: they are entries already.
     """
@@ -180,7 +188,7 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -188,8 +196,8 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for texts in components for text in _without(special_tokens, _sample(texts))), trainer)
-    _write(path, tokenizer.to_str(pretty=True))
+    tokenizer.train_from_iterator(_without(special_tokens, texts), trainer)
+    return tokenizer
 
 
 def fetch_tokenizer(name: str, path: Path) -> None:
@@ -271,7 +279,6 @@ def _write(path: Path, content: str) -> None:
 
 
 def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterable[str]:
-    """The texts, cut where a special token is."""
     if not special_tokens:
         return texts
     pattern = re.compile("|".join(map(re.escape, special_tokens)))

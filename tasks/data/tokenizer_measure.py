@@ -177,7 +177,6 @@ def script_of(character: str) -> str:
 
 
 def _encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[tuple[str, "Encoding"]]:
-    """Text by text, a bounded batch at a time."""
     waiting = iter(texts)
     while batch := list(islice(waiting, BATCH_DOCUMENTS)):
         yield from zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True)

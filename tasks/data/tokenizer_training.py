@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from phasewise.tasks.data.tokenizer import DIGEST_NAME, check_tokenizer, load_tokenizer, tokenizer_digest, tokenizer_key
+from phasewise.tasks.data.tokenizer import DIGEST_NAME, check_tokenizer, load_tokenizer, tokenizer_digest, tokenizer_key, train_bpe
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
 from phasewise.trainer.base.identity import digest_of_bytes, read_sealed, write_sealed
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 import json
-import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -294,21 +292,9 @@ def train(
         ConfigError: the vocabulary is smaller than bytes and special tokens.
         DataError: the text has too few different pieces for a vocabulary of this size.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     check_vocab_size(vocab_size, special_tokens)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = build_pre_tokenizer(split)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*SPECIAL_TOKENS, *special_tokens],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     amounts: dict[str, Amount] = {}
-    tokenizer.train_from_iterator(_without(special_tokens, _texts(components, max_bytes, amounts)), trainer)
+    tokenizer = train_bpe(_texts(components, max_bytes, amounts), vocab_size, build_pre_tokenizer(split), special_tokens)
     if (found := tokenizer.get_vocab_size()) < vocab_size:
         raise DataError(
             f"the text must give {vocab_size:,} entries, found {found:,} in {sum(one.text_bytes for one in amounts.values()):,} bytes: no "
@@ -374,13 +360,6 @@ def _ranked(written: Mapping[str, Any], special_tokens: Sequence[str]) -> list[s
             "in order, as `phasewise tokenizer train` writes them. This one has others."
         )
     return ranked
-
-
-def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
-    """The texts, cut where a special token is."""
-    pattern = re.compile("|".join(map(re.escape, special_tokens)))
-    for text in texts:
-        yield from filter(None, pattern.split(text) if special_tokens else [text])
 
 
 def _texts(components: Mapping[str, Iterable[str]], max_bytes: int, amounts: dict[str, Amount]) -> Iterator[str]:

@@ -143,7 +143,6 @@ def _changed_pin(cache: CachePlan, manifest: Manifest, component: str, split: Sp
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[Difference]:
-    """Whether the files of a cache are those that its manifest names."""
     files = [file for shard in manifest.shards for file in shard.files.items()]
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="verify") as pool:
         digests = list(pool.map(lambda file: _digest_or_nothing(folder / file[0]), files))
@@ -155,7 +154,6 @@ def _damages(folder: Path, manifest: Manifest) -> list[Difference]:
 
 
 def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> list[Difference]:
-    """What has changed since a cache was built: files, filters, settings, code, tokenizer."""
     place = f"caches of {component.name}"
     found = _changed_files(component, manifest)
     now = component.source.model_dump(mode="json")
@@ -180,7 +178,6 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
 
 
 def _in_words(now: Any, then: Any) -> tuple[str, str]:
-    """A setting now and then; of objects what differs, and of long text its digest."""
     if isinstance(now, dict) and isinstance(then, dict):
         differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
         now, then = ({name: one.get(name) for name in differing} for one in (now, then))
@@ -194,7 +191,6 @@ def _shortened(value: Any) -> str:
 
 
 def _changed_code(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """What code made a cache otherwise than it is now, and in which versions: now and then."""
     versions = (
         ("reader code changed", read_by(manifest.source), manifest.reader),
         ("normalizer code changed", NORMALIZER, manifest.normalizer),
@@ -225,7 +221,6 @@ def _filter(source: Source) -> str:
 
 
 def _turned_away(component: ComponentPlan) -> list[Difference]:
-    """Files that match and must not be read, where the documents were built without meeting them."""
     known = read_documents_manifest(component.documents.folder).tally.bad_files if component.documents.is_built else {}
     return [
         Difference("file turned away", file.name, "a file under the source's root", file.reason)
@@ -248,7 +243,6 @@ def _unreadable(component: ComponentPlan) -> list[Difference]:
 
 
 def _latest_other(home: Home, component: str, split: Split) -> Path | None:
-    """The newest finished cache of the component, of whatever key."""
     found = list((home.root / "tokens" / component).glob(f"{split}-*/{MANIFEST_NAME}"))
     return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
 

@@ -35,7 +35,6 @@ WHAT_TO_DO = "Bring it back from a copy, or take the object's earlier version."
 
 
 def _arriving(listed: Path) -> Path:
-    """Where the list of a checkpoint waits until its files are here."""
     return listed.parent.with_name(f".{listed.parent.name}")
 
 
@@ -107,7 +106,7 @@ def take_snapshot(root: Path, folders: Iterable[str]) -> Snapshot:
                 files[name] = _add(root / name, sources)
                 if is_list_of_checkpoint(name):
                     sources |= _of_checkpoint(root / name)
-            for name in sorted(_growing(root, folders)):
+            for name in sorted((name for name, _ in kept_names(root, folders) if name.endswith(GROWING))):
                 files[name] = _add(root / name, sources)
             if dict(_whole(root, folders)) == before:
                 return Snapshot(files, sources)
@@ -155,10 +154,6 @@ def _whole(root: Path, folders: Iterable[str]) -> Iterator[tuple[str, Signature]
         if not name.endswith(GROWING):
             found = path.stat()
             yield name, (found.st_size, found.st_mtime_ns, found.st_ino)
-
-
-def _growing(root: Path, folders: Iterable[str]) -> Iterator[str]:
-    return (name for name, _ in kept_names(root, folders) if name.endswith(GROWING))
 
 
 def _add(path: Path, sources: dict[str, Source]) -> tuple[Piece, ...]:

@@ -326,7 +326,6 @@ class Publisher:
         return named_digests(self._head.files, self._kept.objects)
 
     def _commit(self, snapshot: Snapshot) -> None:
-        """Content first, then the head that names it, then what no head names any more is deleted."""
         new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in self._sent}
         objects = self._kept.objects
         objects.send(new)

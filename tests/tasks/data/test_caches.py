@@ -12,7 +12,6 @@ from phasewise.tasks.data.caches import cache_key
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
-from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
@@ -75,24 +74,6 @@ def test_the_manifest_says_what_is_there(plan: DataPlan):
         assert shard.tokens == sum(index["length"]) == (folder / f"{shard.name}.bin").stat().st_size // 2
         assert index["offset"] == np.cumsum([0, *index["length"][:-1]]).tolist()
     assert manifest.tokens == sum(shard.tokens for shard in manifest.shards)
-
-
-def test_finished_shards_are_not_encoded_again(plan: DataPlan, tmp_path: Path):
-    """Half built: without a manifest it is no cache; built again, its shards stay and what is no shard goes."""
-    build(plan, tmp_path)
-    whole = contents(tmp_path)
-    (tmp_path / MANIFEST_NAME).unlink()
-    (tmp_path / "shard-00001.bin").write_bytes(b"cut short")
-    (tmp_path / ".shard-00001.bin.abc").write_bytes(b"half")
-    with pytest.raises(DataError, match="is not a finished token cache"):
-        TokenCache.open(tmp_path)
-    first = (tmp_path / "shard-00000.bin").stat()
-    build(plan, tmp_path)
-    assert contents(tmp_path) == whole
-    assert ((tmp_path / "shard-00000.bin").stat().st_ino, (tmp_path / "shard-00000.bin").stat().st_mtime_ns) == (
-        first.st_ino,
-        first.st_mtime_ns,
-    )
 
 
 def test_a_large_vocabulary_needs_wider_tokens(plan: DataPlan, tmp_path: Path):

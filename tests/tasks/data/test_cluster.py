@@ -2,11 +2,7 @@
 
 import logging
 import operator
-import os
 import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,33 +19,10 @@ from phasewise.trainer.base import errors
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 
-def test_a_cluster_of_its_own_has_as_many_processes_as_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
-    monkeypatch.setenv(WORKERS_VARIABLE, "2")
-    names = [f"MALLOC_{name}" for name in ("ARENA_MAX", "MMAP_THRESHOLD_", "TRIM_THRESHOLD_")]
-    for name in names:  # an earlier cluster of this process leaves its own there
-        monkeypatch.delenv(name, raising=False)
-    with cluster.cluster() as client:
-        workers: Any = client.run(os.getpid)
-        settings: Any = [client.run(os.getenv, name) for name in names]
-    assert [set(of_workers.values()) for of_workers in settings] == [{"1"}, {str(32 * 2**20)}, {str(64 * 2**20)}]
-    processes = set(workers.values())
-    assert len(processes - {os.getpid()}) == 2
-    for process in processes:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)
-
-
 @pytest.mark.usefixtures("on_scheduler")
 def test_results_come_in_the_order_of_the_calls():
     calls = [(number, 3) for number in range(40)]
     assert run_all("multiply", operator.mul, calls) == [3 * number for number in range(40)]
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_equal_calls_are_all_made():
-    """Dask would take a pure function's equal calls for one."""
-    assert len(set(run_all("random", os.urandom, [(8,)] * 5))) == 5
 
 
 def refuse(log: Path) -> None:
@@ -81,26 +54,6 @@ def test_what_may_pass_is_tried_again(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_any_other_error_is_raised_at_last():
-    with pytest.raises(ZeroDivisionError):
-        run_all("divide", operator.truediv, [(1, 1), (1, 0), (1, 2)])
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_calls_beyond_the_window_are_made_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cluster, "MAX_IN_FLIGHT", 3)
-    assert run_all("multiply", operator.mul, [(number, 3) for number in range(10)]) == [3 * number for number in range(10)]
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_work_inside_shares_a_client():
-    with cluster.cluster() as around, cluster.cluster() as inside:
-        assert around is inside
-    with cluster.cluster() as another:
-        assert another is not around
-
-
-@pytest.mark.usefixtures("on_scheduler")
 def test_what_shares_a_cluster_starts_it_when_it_is_needed_and_once(monkeypatch: pytest.MonkeyPatch):
     started: list[Client] = []
     new_client = cluster._new_client  # pyright: ignore[reportPrivateUsage]  # how often it is called is what is held
@@ -121,19 +74,6 @@ def test_what_shares_a_cluster_starts_it_when_it_is_needed_and_once(monkeypatch:
     assert started[0].status == "closed"
     run_all("multiply", operator.mul, [(1, 1)])
     assert len(started) == 2
-
-
-def test_scratch_of_killed_processes_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f"phasewise-dask-{dead.pid}-abc", f"phasewise-dask-{os.getppid()}-abc", "phasewise-dask-mine"):
-        (tmp_path / name).mkdir()
-    monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
-    monkeypatch.setenv(WORKERS_VARIABLE, "1")
-    with cluster.cluster():
-        pass
-    assert sorted(path.name for path in tmp_path.glob("phasewise-*")) == [f"phasewise-dask-{os.getppid()}-abc", "phasewise-dask-mine"]
 
 
 def test_no_scheduler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch):
@@ -164,19 +104,6 @@ def test_every_refusal_can_come_from_a_worker(kind: str):
     sent = getattr(errors, kind)("what was found, and what to do")
     received = pickle.loads(pickle.dumps(sent))
     assert (type(received), str(received), received.exit_code) == (type(sent), str(sent), sent.exit_code)
-
-
-def test_nothing_to_do_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(cluster, "cluster")
-    assert run_all("nothing", operator.mul, []) == []
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch):
-    said: list[tuple[object, ...]] = []
-    monkeypatch.setattr(cluster, "advance", lambda *progress: said.append(progress))
-    run_all("multiply", operator.mul, [(1, 1), (2, 2)])
-    assert said == [("multiply", 1, 2), ("multiply", 2, 2)]
 
 
 def test_one_worker_and_two_give_the_same_bytes(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

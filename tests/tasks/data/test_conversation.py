@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
@@ -203,37 +201,6 @@ def find(how: Conversation | None, record: Mapping[str, Any]) -> Finding:
     taken = build_compose(how, Normalization())(record, "row 0")
     (found,) = rendered([taken], how, lambda text, where, record: Record(text, where), "a.jsonl")
     return found
-
-
-def test_a_column_is_named_where_it_is_in_one_record_alone(tmp_path: Path):
-    """Half of Alpaca has no input. A column that is empty everywhere, or is left out, is nothing to speak of."""
-    said = {"instruction": "Why is it so?", "output": "Because."}
-    records = [{**said, "input": "", "note": None}, {**said, "input": "one"}, {**said, "input": " ", "note": ""}]
-    write_records(tmp_path / "in" / "a.jsonl", records)
-    how = Conversation(prompt="instruction", answer=AnswerColumn(key="output"), template="trinity")
-    source = Source.model_validate({"url": str(tmp_path / "in"), "include": ("a.*",), "format": "jsonl", "conversation": how})
-    assert tally_of(source, tmp_path / "out").unread == {"input": 1}
-    source = source.but(conversation={**how.model_dump(), "context": "input"})
-    assert tally_of(source, tmp_path / "other").unread == {}
-    texts = [find(source.conversation, record) for record in records]
-    assert [isinstance(one, Record) and "Why is it so?\n\none<|im_end|>" in one.text for one in texts] == [False, True, False]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_columns_of_bytes_are_refused_and_not_read(tmp_path: Path, kind: str):
-    """An image belongs to what is asked about it."""
-    image = pa.array([{"bytes": b"\x89PNG", "path": "a.png"}] * 3)
-    table = pa.table({"messages": [SAID] * 3, "image": image, "n": [1, 2, 3], "empty": pa.nulls(3)})
-    (tmp_path / "in").mkdir()
-    if kind == "parquet":
-        pq.write_table(table, tmp_path / "in" / "a.parquet")
-    else:
-        with pa.OSFile(str(tmp_path / "in" / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table)
-    how = Conversation(messages="messages", template="trinity")
-    source = Source.model_validate({"url": str(tmp_path / "in"), "include": ("a.*",), "format": kind, "conversation": how})
-    assert tally_of(source, tmp_path / "out").unread == {"image": 3}
-    assert tally_of(source.but(conversation={**how.model_dump(), "leave_out": ("image",)}), tmp_path / "other").unread == {}
 
 
 U, A = SAID

@@ -1,13 +1,11 @@
 """A component of conversations in a home: what decides its keys, and what is not as it was written."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phasewise.tasks.data import prepare
 from phasewise.tasks.data.caches import encode_part
 from phasewise.tasks.data.conversation import Conversation
 from phasewise.tasks.data.documents import find_copies, finish_documents, ranges_of
@@ -15,12 +13,8 @@ from phasewise.tasks.data.parts import read_to_parts
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import finish_cache, make_missing_tokenizer
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.data.verify import verify_component
 from phasewise.tasks.home import Home
-from phasewise.tasks.validation.scan_caches import check_shard
-from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import SPLITS, read_manifest
+from phasewise.trainer.data.manifest import SPLITS
 from tests.tasks.data.conversation_worlds import VOCAB_SIZE, layout, made_conversations, write_source
 
 
@@ -91,46 +85,3 @@ def test_a_template_s_file_may_move_and_may_not_change(source: Source, home: Hom
         moved = source.but(conversation=Conversation(messages="messages", template=str(tmp_path / name)).model_dump())
         keys.append(planned(moved, home).components["web"].train.key)
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_what_is_left_out_is_said_when_the_data_are_prepared(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is wrong with it, and nobody else would tell."""
-    made = made_conversations(60)
-    source = write_source(tmp_path / "source", layout("messages"), [*made, *([said[:1] for said in made[:7]])])
-    web = planned(source, home).components["web"]
-    said: list[str] = []
-    monkeypatch.setattr(prepare, "say", said.append)
-    records = [read_to_parts(bundle, web.part_bytes, web.documents.folder) for bundle in web.bundles]
-    prepare._check_readable([web], {"web": records})  # pyright: ignore[reportPrivateUsage]
-    assert said == ["web: left out: 7 of 67 documents (7 for no answer)"]
-
-
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-8] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [flipped, Path.unlink])
-def test_a_damaged_file_of_spans_is_named(source: Source, home: Home, damage: Callable[[Path], None]):
-    plan = planned(source, home)
-    build(plan)
-    assert verify_component("web", plan, home) == []
-    folder = plan.components["web"].train.folder
-    damage(folder / "shard-00000.spans")
-    assert [f"{one.what}: {one.file}" for one in verify_component("web", plan, home)] == [f"shard damaged: {folder / 'shard-00000.spans'}"]
-    with pytest.raises((DataError, FileNotFoundError), match=r"shard-00000\.spans"):
-        check_shard(folder, read_manifest(folder).shards[0])
-    with pytest.raises(DataError, match=r"shard-00000\.spans"):
-        TokenCache.open(folder).spans()
-
-
-def test_another_template_is_said_in_a_line(source: Source, home: Home):
-    build(planned(source, home))
-    assert source.conversation is not None
-    others = source.but(conversation={**source.conversation.model_dump(), "template": "trinity", "content": "text"})
-    [first, *_] = verify_component("web", planned(others, home), home)
-    assert first.what == "conversation changed"
-    assert len(str(first)) < 300
-    assert "'content': 'text'" in first.expected
-    assert "'content': 'content'" in first.found

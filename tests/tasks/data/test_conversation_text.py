@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from phasewise.tasks.data.conversation import Conversation, Message
-from phasewise.tasks.data.conversation_text import build_compose, rendered, token_spans
+from phasewise.tasks.data.conversation_text import build_compose, rendered
 from phasewise.tasks.data.documents import read_documents_manifest, split_texts
 from phasewise.tasks.data.filters import Normalization
 from phasewise.tasks.data.findings import Fault, Finding, Record
@@ -109,31 +109,6 @@ def _texts(source: Source, folder: Path) -> list[str]:
     return [text for split in SPLITS for text in split_texts(folder, split)]
 
 
-def test_a_token_that_straddles_an_edge_counts():
-    """Tokens of three characters each; what is counted begins and ends within them."""
-    starts, stops = [0, 3, 6, 9], [3, 6, 9, 12]
-    assert token_spans([4, 7], starts, stops).tolist() == [[1, 3]]
-    assert token_spans([3, 6], starts, stops).tolist() == [[1, 2]]
-    assert token_spans([0, 12], starts, stops).tolist() == [[0, 4]]
-    assert token_spans([1, 2, 4, 5, 5, 7], starts, stops).tolist() == [[0, 1], [1, 3]]  # two that meet in one token are one
-    assert token_spans([], starts, stops).shape == (0, 2)
-
-
-def test_of_a_character_of_several_tokens_the_first_counts_at_an_end():
-    """As `char_to_token` has it. A special token at the end of a turn comes after all of them."""
-    starts, stops = [0, 1, 1, 1, 2], [1, 2, 2, 2, 3]
-    assert token_spans([0, 2], starts, stops).tolist() == [[0, 2]]
-    assert token_spans([0, 3], starts, stops).tolist() == [[0, 5]]
-    assert token_spans([1, 3], starts, stops).tolist() == [[1, 5]]
-
-
-def test_characters_in_no_token_are_passed_over():
-    """A space that a tokenizer leaves out of its offsets."""
-    starts, stops = [0, 4, 9], [3, 8, 12]
-    assert token_spans([3, 9], starts, stops).tolist() == [[1, 2]]
-    assert token_spans([3, 4], starts, stops).tolist() == []
-
-
 def test_which_tokens_count_is_told_by_a_loop_alike():
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -154,26 +129,6 @@ def caches(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_spans_of_another_file_are_refused(caches: Path):
-    path = caches / "train" / "shard-00000.spans"
-    written = path.read_bytes()
-    path.write_bytes(written[16:] + written[:16])
-    with pytest.raises(DataError, match=r"shard-00000\.spans must have the digest .* is not the file that was written"):
-        TokenCache.open(caches / "train").spans()
-    path.write_bytes(written[:-16])
-    with pytest.raises(DataError, match=r"shard-00000\.spans: the manifest says \d+ bytes, found \d+"):
-        TokenCache.open(caches / "train")
-    path.unlink()
-    with pytest.raises(DataError, match=r"shard-00000\.spans: the manifest says \d+ bytes, found None"):
-        TokenCache.open(caches / "train")
-
-
-def test_what_training_sees_has_the_spans(caches: Path):
-    manifest = TokenCache.open(caches / "train").manifest
-    other = manifest.but(shards=[{**shard.model_dump(), "spans_digest": "another"} for shard in manifest.shards])
-    assert other.content != manifest.content
-
-
 def test_a_template_without_marks_has_no_answers(tmp_path: Path):
     plain = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     write_caches(write_source(tmp_path / "source", layout("messages", plain), made_conversations(60)), tmp_path)
@@ -192,15 +147,6 @@ def test_a_tokenizer_without_the_template_s_tokens_is_refused_by_name(caches: Pa
     with pytest.raises(
         DataError, match=r"must have <\|im_start\|>, <\|im_end\|> as special tokens, one token each: the chat template trinity"
     ):
-        build_cache(caches / "other-documents", "train", caches / "tokenizer" / "tokenizer.json", caches / "other")
-
-
-def test_special_tokens_that_a_template_puts_together_are_refused_by_name(caches: Path):
-    """They are not found in it, and would be cut to pieces."""
-    built = "{% for message in messages %}{{ '<|' + 'eot_id' + '|>' + message.content }}{% endfor %}"
-    others = write_source(caches / "others", layout("messages", built), made_conversations(60))
-    write_documents(others, caches / "other-documents")
-    with pytest.raises(DataError, match=r"writes <\|eot_id\|>, which the tokenizer .* has as special tokens, and does not spell them out"):
         build_cache(caches / "other-documents", "train", caches / "tokenizer" / "tokenizer.json", caches / "other")
 
 

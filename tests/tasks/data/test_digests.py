@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from phasewise.tasks.data.digests import TICK_NS, KnownDigests
+from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_atomically
@@ -47,15 +47,6 @@ def test_a_second_command_reads_nothing(home: Home, file: Path):
     assert digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
     assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
     assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
-
-
-def test_one_command_reads_a_file_once(home: Home, file: Path):
-    known = KnownDigests()
-    for _ in range(3):
-        assert known.content(file) == (6, sha256(b"before"))
-    assert known.bytes_read == 6
-    known.keep()
-    assert not home.digests.exists()
 
 
 def touch(path: Path) -> None:
@@ -103,47 +94,6 @@ def test_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
         assert digest_and_bytes_read(home, file) == (sha256(b"%06d" % (number + 1)), 6)
 
 
-def test_what_was_read_too_soon_after_its_change_is_not_kept(home: Home, file: Path):
-    """By a clock that stops a moment after the change: that the tick is over is never seen."""
-    changed = file.stat().st_ctime_ns
-    known = KnownDigests(home, clock=lambda: changed + TICK_NS // 2)
-    for _ in range(2):
-        assert known.content(file) == (6, sha256(b"before"))
-    assert known.bytes_read == 6
-    known.forget_unsettled()
-    assert known.content(file) == (6, sha256(b"before"))
-    assert known.bytes_read == 12
-    known.keep()
-    assert not home.digests.exists()
-
-
-def test_a_change_from_the_future_is_not_kept(home: Home, file: Path):
-    changed = file.stat().st_ctime_ns
-    known = KnownDigests(home, clock=lambda: changed - 10**12)
-    known.content(file)
-    known.keep()
-    assert not home.digests.exists()
-
-
-def test_another_path_to_a_file_or_a_copy_is_read_once_more(home: Home, file: Path, tmp_path: Path):
-    digest_and_bytes_read(home, file)
-    (tmp_path / "link").symlink_to(file.parent)
-    copied = Home.open(str(shutil.copytree(home.root, tmp_path / "copied")))
-    copy = Path(shutil.copytree(file.parent, tmp_path / "copy")) / file.name
-    for path in (tmp_path / "link" / file.name, copy):
-        assert digest_and_bytes_read(copied, path) == (sha256(b"before"), 6)
-        assert digest_and_bytes_read(copied, path) == (sha256(b"before"), 0)
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"version": 1, "files": {}}', b"\xff\xfe", None])
-def test_damaged_memory_is_no_memory(home: Home, file: Path, damage: bytes | None):
-    digest_and_bytes_read(home, file)
-    written = home.digests.read_bytes()
-    home.digests.write_bytes(written.replace(sha256(b"before").encode(), sha256(b"edited").encode()) if damage is None else damage)
-    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
-    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
-
-
 def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, file: Path):
     """A disk that changed bytes without a word: the file looks as it did."""
     digest_and_bytes_read(home, file)
@@ -179,28 +129,6 @@ def test_two_commands_at_once_keep_what_both_read(home: Home, file: Path):
     first.keep()
     second.keep()
     assert [digest_and_bytes_read(home, path)[1] for path in (file, other)] == [0, 0]
-
-
-def test_a_home_that_is_only_looked_at_keeps_nothing(home: Home, file: Path):
-    looked_at = Home.open(str(home.root), reads_only=True)
-    assert digest_and_bytes_read(looked_at, file) == (sha256(b"before"), 6)
-    assert not home.digests.exists()
-    digest_and_bytes_read(home, file)
-    assert digest_and_bytes_read(looked_at, file) == (sha256(b"before"), 0)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_home_that_takes_nothing_is_read_every_time(home: Home, file: Path):
-    home.root.chmod(0o500)
-    assert digest_and_bytes_read(home, file) == digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
-    home.root.chmod(0o700)
-
-
-def test_a_file_that_is_gone_is_said(home: Home, file: Path):
-    digest_and_bytes_read(home, file)
-    file.unlink()
-    with pytest.raises(FileNotFoundError):
-        digest_and_bytes_read(home, file)
 
 
 def test_a_store_vouches_for_a_source_and_a_file_of_the_home_keeps_its_digest(gcs: Path, home: Home):

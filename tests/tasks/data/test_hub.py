@@ -1,9 +1,6 @@
 """A data set of the hub is read to its last byte, or refused by file, revision and what to do: each fault of the hub that we know."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -11,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.hub import PATIENCE_SECONDS
 from phasewise.tasks.data.listing import at_commit, fingerprint
 from phasewise.tasks.data.parts import read_to_parts
-from phasewise.tasks.data.plan import plan_data
 from phasewise.tasks.data.reading import Record, pieces_of, read_piece
 from phasewise.tasks.data.source import HubTrouble, Source
-from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
 from tests.stores.hub import FakeHub
 from tests.tasks.data.builds import bundles, write_documents
@@ -105,22 +98,6 @@ def test_a_retry_after_is_obeyed(hub: FakeHub):
     assert hub.impatient == 2
 
 
-@pytest.mark.parametrize(
-    ("where", "status", "words"),
-    [
-        ("/api/datasets/owner/name(/revision/.*)?$", 503, r"datasets/owner/name.*busy or out of reach \(503\).*Run again later"),
-        ("/tree/", 429, r"datasets/owner/name@[0-9a-f]{40}.*busy or out of reach \(429\).*Run again later"),
-        ("/api/datasets/owner/name(/revision/.*)?$", 403, r"datasets/owner/name.*answers 403.*accept its terms, or set HF_TOKEN"),
-    ],
-)
-def test_a_listing_that_never_comes_is_one_refusal(hub: FakeHub, where: str, status: int, words: str):
-    hub.commit(files())
-    hub.fails("refuse", where, times=10_000, status=status)
-    with pytest.raises(DataError, match=words):
-        fingerprint(at_commit(source()))
-    assert sum(hub.slept) >= (PATIENCE_SECONDS if status != 403 else 0)
-
-
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -150,38 +127,6 @@ def test_what_will_not_pass_is_refused_at_once(hub: FakeHub, status: int, words:
     assert hub.slept == []
 
 
-def test_a_link_that_always_runs_out_ends(hub: FakeHub):
-    hub.commit(files())
-    hub.fails("expire", "/resolve/", times=10_000)
-    with pytest.raises(DataError, match=r"part-0\.jsonl cannot be read"):
-        texts(source())
-
-
-@pytest.mark.parametrize(("revision", "words"), [("nowhere", "nowhere"), ("abcdef0123", "abcdef0123")])
-def test_no_such_revision(hub: FakeHub, revision: str, words: str):
-    hub.commit(files())
-    with pytest.raises(DataError, match=rf"owner/name@{words}.*(no such|not found)"):
-        at_commit(source(revision=revision))
-
-
-def test_a_gated_data_set_asks_for_a_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
-    hub.commit(files())
-    hub.token = "hf_right"
-    with pytest.raises(DataError, match=r"owner/name.*HF_TOKEN|owner/name.*authenticated"):
-        fingerprint(at_commit(source()))
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    assert texts(source()) == ALL
-
-
-def test_busy_is_not_gone(hub: FakeHub):
-    """A file that is asked for by its name is not missing because the hub is busy."""
-    hub.commit(files())
-    by_name = at_commit(source("data/part-1.jsonl"))
-    hub.fails("refuse", "/tree/", times=10_000)
-    with pytest.raises(DataError, match="busy or out of reach"):
-        fingerprint(by_name)
-
-
 def test_a_moving_branch_is_read_at_the_commit_that_was_listed(hub: FakeHub):
     first = hub.commit(files())
     fixed = at_commit(source(revision="main"))
@@ -194,29 +139,6 @@ def test_a_moving_branch_is_read_at_the_commit_that_was_listed(hub: FakeHub):
     assert at_commit(source(revision="main")).revision == second
 
 
-@pytest.mark.parametrize("by", ["branch", "tag", "short", "full", "default"])
-def test_the_commit_is_in_the_manifest(hub: FakeHub, by: str, tmp_path: Path):
-    commit = hub.commit(files(), branch="v1" if by == "tag" else "main")
-    revision = {"branch": "main", "tag": "v1", "short": commit[:7], "full": commit, "default": None}[by]
-    wanted = source(revision=revision)
-    manifest = write_documents(at_commit(wanted), tmp_path)
-    assert manifest.source["revision"] == commit
-    plan = plan_data({"web": wanted}, Home.open(str(tmp_path / "home")), vocab_size=500)
-    assert plan.components["web"].source.revision == commit
-    assert plan.components["web"].revision == revision
-    assert {piece.url.split("/")[4] for bundle in plan.components["web"].bundles for piece in bundle.pieces} == {f"name@{commit}"}
-
-
-def test_a_listing_reads_no_file(hub: FakeHub):
-    """The hub vouches for the digests. Five files in pages of three: each page is asked for once."""
-    hub.commit(files())
-    known = KnownDigests()
-    assert [file.name for file in fingerprint(at_commit(source()), known).files] == list(NAMES)
-    assert known.bytes_read == 0
-    assert hub.asked("/resolve/|/signed/") == 0
-    assert hub.asked("cursor=") == len({path for path in hub.requests if "cursor=" in path}) > 0
-
-
 def test_a_build_that_goes_on_asks_for_nothing_that_is_finished(hub: FakeHub, tmp_path: Path):
     hub.commit(files())
     fixed = at_commit(source())
@@ -227,14 +149,3 @@ def test_a_build_that_goes_on_asks_for_nothing_that_is_finished(hub: FakeHub, tm
     assert manifest.train + manifest.held_out == len(ALL)
     assert hub.asked("/resolve/.*part-[01]") == 0
     assert all(hub.asked(f"/resolve/.*part-{number}") > 0 for number in (2, 3, 4))
-
-
-def test_a_process_finds_the_hub_by_its_environment(hub: FakeHub):
-    """As a worker does: nothing of this process is patched there."""
-    commit = hub.commit(files())
-    program = "import sys, json; from tests.tasks.data.test_hub import source, texts; json.dump(texts(source()), sys.stdout)"
-    environment = {**os.environ, "HF_ENDPOINT": hub.address, "PYTHONPATH": str(Path(__file__).parents[3])}
-    environment.pop("HF_HUB_OFFLINE", None)  # tests that evaluate in this process leave it
-    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(result.stdout) == ALL
-    assert hub.asked(f"/resolve/{commit}/") == len(NAMES)

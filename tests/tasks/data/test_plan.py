@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from phasewise.flows.cli.main import main
-from phasewise.tasks.data import caches, documents, plan, tokenizer
+from phasewise.tasks.data import caches, documents, tokenizer
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.listing import assumed_tokens
-from phasewise.tasks.data.plan import DataPlan, Speed, measure_speed, plan_data, project
-from phasewise.tasks.data.prepare import write_missing_documents
+from phasewise.tasks.data.plan import DataPlan, Speed, plan_data, project
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import DataError
-from tests.tasks.conftest import VOCAB_SIZE, World, write_lines
+from tests.tasks.conftest import VOCAB_SIZE, write_lines
 
 SPEED = Speed(tokens_per_second=50_000, seconds=10, tokenizer="the recipe's tokenizer")
 
@@ -39,26 +35,6 @@ def test_hours_follow_from_files_speed_and_workers(tmp_path: Path):
     assert found["dollars"] == pytest.approx(3 * tokens / 200_000 / 3600)
     assert found["bytes_per_second"] == pytest.approx(3 * size / (tokens / 200_000))
     assert project(plan, SPEED, workers=4, price_per_hour=None)["dollars"] is None
-
-
-def test_what_is_built_is_not_read_again(prepared: World):
-    found = project(prepared.plan(), SPEED, workers=1, price_per_hour=3.0)
-    assert (found["bytes"], found["tokens"], found["hours"], found["dollars"]) == (0, 0, 0, 0)
-
-
-def test_a_measurement_says_how_long_and_with_what(tmp_path: Path, prepared: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "ROUND_BYTES", 50_000)
-    monkeypatch.setattr(plan, "SAMPLE_VOCABULARY", 500)
-    here = measure_speed(prepared.plan().tokenizer, seconds=0.2)
-    assert here.tokens_per_second > 1000
-    assert here.seconds >= 0.2
-    assert here.tokenizer == "the recipe's tokenizer"
-    assert "because the recipe's is not here" in measure_speed(tmp_path / "none.json", seconds=0.0).tokenizer
-
-
-def test_a_price_without_a_plan_is_wrong_usage():
-    result = CliRunner().invoke(main, ["data", "prepare", "marin-8b", "--price-per-hour", "3"])
-    assert (result.exit_code, "--price-per-hour goes with --plan" in result.output) == (2, True)
 
 
 SPLITS = ("train", "held_out")
@@ -141,10 +117,6 @@ def test_changed_code_changes_what_it_makes(
     assert changed(before, world.plan()) == expected
 
 
-def test_another_vocabulary_keeps_the_documents(world: Any):
-    assert changed(world.plan(), world.plan(vocab_size=421)) == BUILT_WITH_THE_TOKENIZER
-
-
 def test_a_tokenizer_by_name_is_not_made_of_the_documents(world: Any):
     """A new file then changes its own component's caches alone."""
 
@@ -178,11 +150,6 @@ def test_what_decides_nothing_changes_nothing(world: Any, change: Callable[[Path
     assert world.plan() == before
 
 
-@pytest.mark.parametrize("setting", [{"include": ("part-*.jsonl",)}, {"exclude": ("gsm8k/*",)}, {"max_bad_fraction": 0.5}], ids=str)
-def test_settings_that_select_the_same_files_decide_nothing(world: Any, setting: dict[str, Any]):
-    assert changed(world.plan(), world.plan(**setting)) == set()
-
-
 def test_a_copied_folder_has_the_same_keys(world: Any, tmp_path: Path):
     shutil.copytree(world.sources / "web", tmp_path / "web")
     assert changed(world.plan(), world.plan(url=(tmp_path / "web").as_uri())) == set()
@@ -197,23 +164,6 @@ def test_a_pin_names_another_folder_and_no_other_key(world: Any):
     assert pinned.components["web"].held_out.folder == world.plan().components["web"].held_out.folder
 
 
-def test_no_two_things_have_one_folder(world: Any):
-    plan = world.plan()
-    folders = [cache.folder for c in plan.components.values() for cache in (c.documents, c.train, c.held_out)]
-    assert len({*folders, plan.tokenizer.parent, plan.benchmarks}) == 3 * 3 + 2
-    assert plan.folders("held_out") == {name: component.held_out.folder for name, component in plan.components.items()}
-
-
-def test_a_component_without_files_is_refused(world: Any):
-    with pytest.raises(DataError, match=r"no file under .*web matches \*\.json"):
-        world.plan(include=("*.json",))
-
-
-def test_it_is_built_when_nothing_is_missing(prepared: Any, world: Any):
-    assert prepared.plan().is_built
-    assert not world.plan().is_built
-
-
 def test_a_plan_reads_what_is_not_known_and_a_second_one_nothing(world: Any):
     sources = {name: world.source(name) for name in ("code", "law", "web")}
     size = sum(path.stat().st_size for path in world.sources.rglob("*.jsonl"))
@@ -222,11 +172,3 @@ def test_a_plan_reads_what_is_not_known_and_a_second_one_nothing(world: Any):
     again = KnownDigests(world.home, reads_all=True)
     assert [plan_data(sources, world.home, vocab_size=VOCAB_SIZE, digests=again).digests for _ in range(2)] == [again, again]
     assert again.bytes_read == size
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_preparing_reads_no_source_for_its_digest_a_second_time(world: Any):
-    size = sum(path.stat().st_size for path in world.sources.rglob("*.jsonl"))
-    plan = world.plan()
-    write_missing_documents(plan)
-    assert plan.digests.bytes_read == size

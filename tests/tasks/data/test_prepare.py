@@ -1,6 +1,5 @@
 """Data preparation, task by task: what they refuse, and what is left then."""
 
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,6 @@ def test_the_choice_is_a_sample_and_the_same_everywhere():
     assert (budget.of_files, budget.bytes, budget.of_bytes, budget.tokens) == (40, 8_000_000, 40_000_000, 1_500_000)
     assert sorted(names) != sorted(SIZES)[:8], "the first by their names are no sample"
     assert choose(JSON_LINES, dict(reversed(SIZES.items())), 1_500_000) == (names, budget)
-
-
-def test_a_larger_budget_begins_with_the_smaller_one():
-    smaller, larger = choose(JSON_LINES, SIZES, 400_000), choose(JSON_LINES, SIZES, 4_000_000)
-    assert smaller[1]
-    assert larger[1]
-    assert larger[0][: len(smaller[0])] == smaller[0]
-    assert smaller[1].part_bytes == larger[1].part_bytes
-
-
-def test_what_needs_everything_has_no_budget():
-    assert choose(JSON_LINES, SIZES, 10**12) == (tuple(sorted(SIZES)), None)
-    assert choose(JSON_LINES, SIZES, int(39.5 * 187_500))[1] is None
 
 
 def test_one_file_at_least_and_packed_ones_hold_more():
@@ -119,19 +105,6 @@ def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder
     assert contents(large)["train"][1] > contents(small)["train"][1]
 
 
-@pytest.mark.usefixtures("on_scheduler")
-def test_what_changed_is_not_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """The first file of the order has other words: every bundle is read again."""
-    small = prepare_some(folder, folder / "home", 3000)
-    path = folder / "web" / small.components["web"].files[0].name
-    path.write_text(path.read_text().replace("the", "The"))
-    read = []
-    monkeypatch.setattr(prepare, "say", read.append)
-    large = prepare_some(folder, folder / "home", 6000)
-    assert not any("smaller budget" in line for line in read)
-    assert contents(large) == contents(prepare_some(folder, folder / "other", 6000))
-
-
 def test_a_budget_decides_the_key_and_everything_does_not(folder: Path):
     sources = {"web": Source(url=(folder / "web").as_uri(), include=("*.jsonl",), format="jsonl")}
     home = Home.open(str(folder / "home"))
@@ -142,18 +115,6 @@ def test_a_budget_decides_the_key_and_everything_does_not(folder: Path):
 
     assert len({key(None), key(3000), key(6000)}) == 3
     assert key(10**9) == key(None)
-
-
-def test_sizes_of_packed_files_are_those_of_the_files(folder: Path):
-    """Nothing is opened to choose."""
-    for path in (folder / "web").glob("*.jsonl"):
-        (folder / "packed" / f"{path.name}.gz").parent.mkdir(exist_ok=True)
-        (folder / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-    sources = {"web": Source(url=(folder / "packed").as_uri(), include=("*.gz",), format="jsonl")}
-    plan = plan_data(sources, Home.open(str(folder / "home")), vocab_size=VOCAB_SIZE, budgets={"web": 1000})
-    budget = plan.components["web"].listing.budget
-    assert budget is not None
-    assert budget.of_bytes == sum(path.stat().st_size for path in (folder / "packed").iterdir())
 
 
 def left_in(folder: Path) -> set[str]:
@@ -182,14 +143,6 @@ def test_too_much_that_is_unreadable_stops_the_preparation_and_leaves_the_sample
     folder = plan.components["web"].documents.folder
     assert (folder / QUARANTINE_NAME).read_text().count("broken JSON") == 1
     assert not (folder / MANIFEST_NAME).exists()
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_a_stricter_limit_holds_for_what_is_built_too(world: Any):
-    (world.sources / "web" / "part-2.jsonl").write_bytes(b"{\n")
-    write_missing_documents(world.plan(max_bad_fraction=0.5))
-    with pytest.raises(DataError, match=r"at most 0\.0000% of its documents and of its files may be unusable"):
-        write_missing_documents(world.plan())
 
 
 @pytest.mark.usefixtures("on_scheduler")

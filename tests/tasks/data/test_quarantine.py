@@ -1,18 +1,15 @@
 """Counts by reason that add up in any order, the share that decides, and what is said and written of it."""
 
-import json
 import random
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import get_args
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.tasks.data.findings import Fault, Finding, LeftOut, NoText, Reason, Record
-from phasewise.tasks.data.quarantine import EMPTY_REMEDIES, MAX_SAMPLES, REMEDIES, Counting, Sample, Tally, refusal, write_quarantine
+from phasewise.tasks.data.quarantine import EMPTY_REMEDIES, MAX_SAMPLES, REMEDIES, Counting, Sample, Tally, refusal
 from phasewise.tasks.data.source import Piece, Source
 
 SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)
@@ -48,10 +45,6 @@ def test_a_piece_is_counted_by_reason():
     )
 
 
-def test_a_file_is_counted_with_its_first_piece():
-    assert [count([], start=start).files for start in (None, 0, 5)] == [1, 1, 0]
-
-
 FAULTS = st.builds(
     Fault,
     st.sampled_from(["broken JSON", "too long"]),
@@ -74,27 +67,6 @@ def test_tallies_add_up_in_any_order(tallies: list[Tally], rng: random.Random):
     assert all(sum(sample.reason == reason for sample in total.samples) <= MAX_SAMPLES for reason in total.reasons)
     assert {sample.reason for sample in total.samples} >= {*total.bad_documents, *total.bad_files.values()} == set(total.reasons)
     assert Tally.model_validate_json(total.model_dump_json()) == total
-
-
-def test_samples_are_the_first_of_each_reason():
-    faults: list[Finding] = [Fault("broken JSON", f"byte {place}", "") for place in range(0, 3000, 30)]
-    last = count(faults[50:], start=1500)
-    first = count(faults[:50], start=0)
-    assert [sample.where for sample in (last + first).samples] == [f"byte {place}" for place in range(0, 600, 30)]
-
-
-@pytest.mark.parametrize(
-    ("tally", "expected"),
-    [
-        (Tally(), 0),
-        (Tally(files=2, documents=10), 0),
-        (Tally(files=1, documents=8, bad_documents={"broken JSON": 1, "too long": 1}), 0.25),
-        (Tally(files=4, documents=1000, bad_documents={"broken JSON": 1}, bad_files={"a": "truncated"}), 0.25),
-        (Tally(files=1, bad_files={"a": "unreadable"}), 1),
-    ],
-)
-def test_the_greater_share_counts(tally: Tally, expected: float):
-    assert tally.bad_fraction == expected
 
 
 def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
@@ -121,18 +93,3 @@ def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
 def test_each_reason_has_its_own_remedy():
     assert set(REMEDIES) == set(get_args(Reason))
     assert set(EMPTY_REMEDIES) == set(get_args(NoText))
-
-
-def test_the_quarantine_file_has_a_line_a_sample(tmp_path: Path):
-    tally = count([Fault("not UTF-8", "byte 0", "gr\ufffd\ufffde\n\u2028日")])
-    path = tmp_path / "web" / "quarantine.jsonl"
-    write_quarantine(path, tally.samples)
-    (line,) = path.read_bytes().splitlines()
-    assert json.loads(line) == {
-        "component": "web",
-        "file": "a.jsonl",
-        "where": "byte 0",
-        "reason": "not UTF-8",
-        "sample": "gr\ufffd\ufffde\n\u2028日",
-    }
-    assert [each.name for each in path.parent.iterdir()] == ["quarantine.jsonl"]

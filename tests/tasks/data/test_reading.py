@@ -17,11 +17,11 @@ import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
-from phasewise.tasks.data import reading, streams, tables
+from phasewise.tasks.data import reading, tables
 from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, tally_of
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.parts import part_bytes, read_to_parts
-from phasewise.tasks.data.reading import PIECE_BYTES, READER, Fault, Finding, LeftOut, Record, pieces_of, read_piece
+from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Finding, LeftOut, Record, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.data.manifest import SourceFile
@@ -70,12 +70,6 @@ def test_the_members_of_an_archive_are_its_documents(tmp_path: Path, pack: Pack)
     assert [finding.text for finding in found if isinstance(finding, Record)] == 2 * PACKED_TEXTS
     assert found[0].where == "a/x.jsonl: byte 0"
     assert found[4].where == f"y.jsonl.gz: byte {PACKED_LINES.index(10) + 1}"
-
-
-@pytest.mark.parametrize("pack", [tar, zipped])
-def test_tables_in_archives_are_read(tmp_path: Path, pack: Pack):
-    (tmp_path / "x").write_bytes(gzip.compress(pack({"a.parquet": parquet()})))
-    assert read_packed(tmp_path, "parquet") == [Record(text, f"a.parquet: row {row}") for row, text in enumerate(PACKED_TEXTS)]
 
 
 @pytest.mark.parametrize("pack", [tar, zipped])
@@ -171,13 +165,6 @@ def test_packed_or_not_the_texts_come_as_they_stand(tmp_path: Path, name: str, p
     assert found[1].where == f"byte {LINES.index(10) + 1}"
 
 
-def test_a_source_may_be_a_plain_path(tmp_path: Path):
-    (tmp_path / "a b%20c#d.jsonl").write_bytes(LINES)
-    read_from = source(str(tmp_path))
-    (piece,) = pieces_of(read_from, files(tmp_path))
-    assert len(list(read_piece(read_from, piece))) == len(TEXTS)
-
-
 def test_plain_lines_are_split_by_bytes_and_all_else_is_whole():
     revised = source("hf://datasets/owner/name", revision="main")
     long = SourceFile(name="data/a.jsonl", size_bytes=2 * PIECE_BYTES + 5, digest="")
@@ -193,11 +180,6 @@ def test_plain_lines_are_split_by_bytes_and_all_else_is_whole():
     assert pieces_of(source("/x", "parquet"), [table]) == (Piece(name="a.parquet", url="/x/a.parquet"),)
 
 
-def test_an_empty_file_is_a_piece_and_left_out(tmp_path: Path):
-    (tmp_path / "a.jsonl").touch()
-    assert read(tmp_path) == [LeftOut("empty file", "file", whole_file=True)]
-
-
 def test_pieces_of_a_long_file_give_its_documents_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.jsonl").write_bytes(LINES * 50)
     whole = read(tmp_path)
@@ -205,22 +187,6 @@ def test_pieces_of_a_long_file_give_its_documents_once_each(tmp_path: Path, monk
     assert len(pieces_of(source(str(tmp_path)), files(tmp_path))) > 10
     assert read(tmp_path) == whole
     assert len(whole) == 200
-
-
-def test_documents_before_a_fault_of_the_file_stand(tmp_path: Path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES) + gzip.compress(LINES)[:-5])
-    *records, fault = read(tmp_path)
-    assert len(records) >= len(TEXTS)
-    assert all(isinstance(record, Record) for record in records)
-    assert isinstance(fault, Fault)
-    assert (fault.reason, fault.where, fault.whole_file) == ("truncated", "file", True)
-
-
-def test_what_a_library_says_is_kept(tmp_path: Path):
-    packed = bytearray(gzip.compress(LINES))
-    packed[3] = 0xFF  # flags that gzip does not have
-    (tmp_path / "a.jsonl.gz").write_bytes(packed)
-    assert read(tmp_path) == [Fault("unreadable", "file", "Error -3 while decompressing data: unknown header flags set", whole_file=True)]
 
 
 def test_filters_leave_out_with_their_reason(tmp_path: Path):
@@ -306,21 +272,3 @@ def test_a_worker_short_of_memory_is_no_fault_of_the_data(tmp_path: Path, monkey
     monkeypatch.setattr(tables.Table, "batches", lambda table, *_: table._reader._process.kill() or table._reader.answer(table._file))
     with pytest.raises(MemoryError, match="was killed: is memory short"):
         read(tmp_path, file_format="parquet")
-
-
-def test_the_file_is_closed_when_its_reader_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    (piece,) = pieces_of(source(str(tmp_path)), files(tmp_path))
-    opened: list[object] = []
-    monkeypatch.setattr(reading, "recognise", lambda file: opened.append(file) or streams.recognise(file))
-    findings = read_piece(source(str(tmp_path)), piece)
-    next(findings)
-    findings.close()  # pyright: ignore[reportAttributeAccessIssue]  # it is a generator
-    with pytest.raises(ValueError, match="closed file"):
-        opened[0].readinto(bytearray(1))  # pyright: ignore[reportAttributeAccessIssue]  # it is a watched file
-
-
-def test_the_reader_has_a_version_of_its_code():
-    name, digest, unicode = READER.split("+")
-    assert (name, len(digest)) == ("documents-2", 8)
-    assert unicode.startswith("unicode-")

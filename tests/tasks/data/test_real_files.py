@@ -12,15 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from phasewise.tasks.data import prepare
 from phasewise.tasks.data.documents import check_readable, tally_of
 from phasewise.tasks.data.listing import expand, fingerprint
 from phasewise.tasks.data.parts import read_to_parts
-from phasewise.tasks.data.plan import plan_data
-from phasewise.tasks.data.prepare import write_missing_documents
-from phasewise.tasks.data.quarantine import Tally, beside_of, left_out_of
+from phasewise.tasks.data.quarantine import Tally, left_out_of
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
 from tests.tasks.data.builds import bundles, write_documents
 
@@ -124,39 +120,6 @@ def test_documents_without_text_are_left_out_in_every_form(tmp_path: Path, kind:
         check_readable("web", source(tmp_path / "in", format_, max_empty_fraction=0.3), tally, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"text": "abc", "score": float("nan")},
-        {"text": 'NaN abc, -Infinity: \\ " NaN', "low": float("-inf"), "high": [float("inf"), {"NaN": float("nan")}]},
-        {"text": 'a "NaN', "Infinity": "NaN", "n": float("nan")},
-    ],
-)
-def test_what_python_writes_for_numbers_stops_no_text(tmp_path: Path, line: dict[str, Any]):
-    (tmp_path / "in").mkdir()
-    lines = [json.dumps({**line, "text": f"{line['text']} {number}"}) for number in range(60)]
-    (tmp_path / "in" / "a.jsonl").write_text("\n".join(lines))
-    manifest = write_documents(source(tmp_path / "in"), tmp_path / "out")
-    assert (manifest.train + manifest.held_out, manifest.tally.bad_documents) == (60, {})
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (json.dumps([{"text": text} for text in TEXTS]), r"one JSON array: write each element on a line of its own, .* jq -c '\.\[\]'"),
-        (json.dumps([{"text": text} for text in TEXTS], indent=1), "one JSON array"),
-        ("\ufeff[ {" + '"text": "a"},\n{"text": "b"}]', "one JSON array"),
-        (json.dumps({"text": TEXTS[0]}, indent=1) + "\n" + json.dumps({"text": TEXTS[1]}, indent=1), r"several lines each: .* jq -c \."),
-    ],
-)
-def test_json_that_is_not_in_lines_says_so(tmp_path: Path, content: str, said: str):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jsonl").write_text(content, encoding="utf-8")
-    from_ = source(tmp_path / "in", max_bad_fraction=1.0)
-    with pytest.raises(DataError, match=rf"component web: .*a\.jsonl \(.*{said}"):
-        check_readable("web", from_, read(from_, tmp_path / "out"), tmp_path)
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """A Hub cache with a data set whose files are links into its blobs, as `huggingface_hub` leaves it."""
@@ -202,35 +165,3 @@ def test_a_link_that_leads_anywhere_else_is_turned_away_with_what_to_do(cache: P
     with pytest.raises(DataError, match=r"outside the root, 1 file, such as z\.jsonl: the link leads out .* name in `url`") as said:
         check_readable("web", from_, read(from_, tmp_path / "out"), tmp_path)
     assert "max_bad_fraction" not in str(said.value)
-
-
-def test_a_link_to_a_blob_from_elsewhere_is_turned_away(cache: Path, tmp_path: Path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "a.jsonl").symlink_to(cache.parent.parent / "blobs" / "1f")
-    assert [one.reason for one in expand(source(tmp_path / "mine")).rejected] == ["outside the root"]
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_each_component_has_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Refusals, and what is said of those that are good: what was left out, and what is not read."""
-    records = [{"text": text, "title": "A title", "id": 7} for text in TEXTS]
-    contents = {
-        "good": "\n".join(json.dumps(record) for record in [*records, {"text": None}, {"text": "", "title": "x"}]),
-        "empty": '{"text": ""}\n',
-        "broken": "{\n",
-    }
-    for name, content in contents.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.jsonl").write_text(content)
-    home = Home.open(str(tmp_path / "home"))
-    said: list[str] = []
-    monkeypatch.setattr(prepare, "say", said.append)
-    plan = plan_data({name: source(tmp_path / name) for name in contents}, home, vocab_size=300)
-    with pytest.raises(DataError) as refused:
-        write_missing_documents(plan)
-    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == ["component broken", "component empty"]
-    assert said[-2:] == [
-        "good: left out: 2 of 62 documents (2 for empty text)",
-        "good: fields with text that are not read, and the share of documents that have them: title (100%)",
-    ]
-    assert beside_of(Tally()) == left_out_of(Tally()) == ""

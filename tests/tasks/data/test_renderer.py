@@ -5,7 +5,6 @@ import math
 import signal
 import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ import psutil
 import pytest
 
 from phasewise.tasks.data import renderer as renderers
-from phasewise.tasks.data.conversation import Message
 from phasewise.tasks.data.renderer import Renderer, as_line, renderer
-from phasewise.tasks.data.template import Asked, ChatTemplate, Refused, Rendered, line_of
-from phasewise.trainer.base.errors import ConfigError, DataError
-from tests.tasks.data.hostile_templates import HOSTILE, LONG
+from tests.tasks.data.hostile_templates import HOSTILE
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -43,47 +39,11 @@ def test_a_template_that_takes_all_is_refused_soon_and_by_name(outcomes: dict[st
     assert max(found["own_mib"], found["child_mib"]) <= MAX_MIB
 
 
-def conversations(*texts: str) -> list[Asked]:
-    said = [[Message(role="user", content=text), Message(role="assistant", content="a")] for text in texts]
-    return [Asked(messages, line_of(messages), f"a.jsonl, row {number}") for number, messages in enumerate(said)]
-
-
-def test_of_many_conversations_the_one_that_a_template_fails_at_is_named():
-    at_one = "{% if messages[0].content == 'bad' %}BAD{% endif %}" + PLAIN
-    for bad in (LONG, "{{ 'x'.center(3000000000) }}", "{{ 1 / 0 }}"):
-        chat = ChatTemplate(at_one.replace("BAD", bad), "mine")
-        with pytest.raises(DataError, match=r"mine .* at a\.jsonl, row 2: "):
-            chat.render_all(conversations("a", "b", "bad", "c"))
-        assert chat.render_all(conversations("a", "b")) == [Rendered("aa", ()), Rendered("ba", ())], "the next request has its own answers"
-
-
-def test_those_that_a_template_refuses_cost_the_others_nothing():
-    chat = ChatTemplate("{% if messages[0].content == 'bad' %}{{ raise_exception('not so') }}{% endif %}" + PLAIN, "mine")
-    first, second, third = chat.render_all(conversations("a", "bad", "c"))
-    assert (first, third) == (Rendered("aa", ()), Rendered("ca", ()))
-    assert isinstance(second, Refused)
-
-
-def test_a_long_conversation_has_more_of_everything():
-    """Of 24 MiB, with a character that makes a text of four bytes a character of it."""
-    long = "ab\n" * 2**23 + "🌳"
-    (found,) = ChatTemplate(PLAIN + "{{ messages | length }}", "mine").render_all(conversations(long))
-    assert found == Rendered(long + "a2", ())
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2**70, 1.5, True, None, "ü🌳", "\ud800", [{"a": [1, "x"]}, []], {"b": {}}])
 def test_what_a_message_has_arrives_as_it_is(value: object):
     said = [{"role": "user", "content": "u", "more": value}]
     _, found = renderer().ask("{{ messages[0].more | tojson(ensure_ascii=true) }}", ("", ""), [as_line(said)])
     assert found[:2] == ["text", json.dumps(value)]
-
-
-def test_a_date_arrives_as_text_and_a_text_that_cannot_be_written_is_a_failure():
-    said = [{"role": "user", "content": "u", "day": date(2026, 1, 2)}]
-    _, found = renderer().ask("{{ messages[0].day }}", ("", ""), [as_line(said)])
-    assert found[1] == "2026-01-02"
-    with pytest.raises(ConfigError, match=r"cannot be used: .*surrogates"):
-        ChatTemplate("{{ '\\ud800' }}", "mine")
 
 
 def test_a_process_that_was_killed_is_started_again():

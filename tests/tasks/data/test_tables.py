@@ -72,24 +72,6 @@ def test_every_kind_of_text_is_read(tmp_path: Path, read: Read, write: Write, co
     assert find(read, path, text_key="content") == [Record(text, f"row {row}") for row, text in enumerate(TEXTS)]
 
 
-@pytest.mark.parametrize("dictionary", [False, True])
-@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-def test_row_groups_are_read_in_order(tmp_path: Path, read: Read, dictionary: bool, compression: str):
-    texts = [f"Document {number % 700}." for number in range(3000)]
-    path = write_parquet(tmp_path, pa.table({"text": texts}), row_group_size=1100, use_dictionary=dictionary, compression=compression)
-    assert find(read, path) == [Record(text, f"row {row}") for row, text in enumerate(texts)]
-
-
-@pytest.mark.parametrize("write", [write_stream, write_file])
-@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-@pytest.mark.parametrize("as_dictionary", [False, True])
-def test_record_batches_are_read_in_order(tmp_path: Path, read: Read, write: Write, compression: str | None, as_dictionary: bool):
-    texts = [f"Document {number % 700}." for number in range(3000)]
-    column: Any = pa.array(texts).dictionary_encode() if as_dictionary else pa.array(texts)
-    path = write(tmp_path, pa.table({"text": column}), 700, compression)
-    assert find(read, path) == [Record(text, f"row {row}") for row, text in enumerate(texts)]
-
-
 @every_format
 def test_bad_rows_cost_no_others(tmp_path: Path, read: Read, write: Write):
     raw = [b"good", b"caf\xe9", None, b"half \xed\xa0\xbc", b" ", b"good too"]
@@ -113,12 +95,6 @@ def test_keys_reach_into_structs_and_a_null_above_is_no_text(tmp_path: Path, rea
         LeftOut("empty text", "row 1"),
         LeftOut("empty text", "row 2"),
     ]
-
-
-@every_format
-def test_a_column_named_with_a_dot_comes_first(tmp_path: Path, read: Read, write: Write):
-    path = write(tmp_path, pa.table({"a.b": ["dotted"], "other": [{"x": 1}]}))
-    assert find(read, path, text_key="a.b") == [Record("dotted", "row 0")]
 
 
 @every_format
@@ -160,11 +136,6 @@ def test_no_row_or_no_byte_is_an_empty_file(tmp_path: Path, read: Read, write: W
     assert find(read, path) == [LeftOut("empty file", "file", whole_file=True)]
     path.write_bytes(b"")
     assert find(read, path) == [LeftOut("empty file", "file", whole_file=True)]
-
-
-@every_format
-def test_nulls_alone_are_no_text(tmp_path: Path, read: Read, write: Write):
-    assert find(read, write(tmp_path, pa.table({"text": pa.nulls(1)}))) == [LeftOut("empty text", "row 0")]
 
 
 @every_format
@@ -211,19 +182,6 @@ def test_damage_is_a_fault_and_no_crash(tmp_path: Path, read: Read, write: Write
         found = find(read, path, filters=[{"kind": "field", "key": "lang", "keep": ["en"]}])
         assert found
         assert sum(isinstance(finding, Fault) and finding.whole_file for finding in found) <= 1
-
-
-def test_what_is_no_table_is_of_another_format_whatever_its_name(tmp_path: Path, read: Read):
-    for name in ("a.parquet", "a.arrow"):
-        (tmp_path / name).write_bytes(b'{"text": "this is no table"}\n' * 10)
-        assert whole_file(find(read, tmp_path / name)) == "other format"
-
-
-def test_a_table_without_sense_is_unreadable_with_the_librarys_words(tmp_path: Path, read: Read):
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(40) + b"PAR1")
-    assert whole_file(find(read, tmp_path / "a.parquet")) == "unreadable"
-    (tmp_path / "a.arrow").write_bytes(b"\xff\xff\xff\xff" + b"\x10\0\0\0" + b"\x7f" * 40)
-    assert whole_file(find(read, tmp_path / "a.arrow")) == "unreadable"
 
 
 def read_and_measure(path: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from phasewise.tasks.data.conversation import Conversation, Message, messages_of
 from phasewise.tasks.data.parts import split_of
 from phasewise.tasks.data.stand_ins import as_record
-from phasewise.tasks.data.template import ChatTemplate, Refused, Rendered, resolved, template_of
+from phasewise.tasks.data.template import ChatTemplate, Rendered, resolved, template_of
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
@@ -128,13 +128,6 @@ def test_it_has_what_transformers_gives_a_template():
     assert render("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}").text == "2False 2True "
 
 
-def test_answers_are_what_is_between_the_marks():
-    marked = "{{ bos_token }}{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}"
-    assert render(marked) == Rendered("[u][a]", ((1, 2), (4, 5)), begins=True)
-    assert render("{% generation %}{% endgeneration %}x") == Rendered("x", ())  # an empty answer is none
-    assert not ChatTemplate(LOOP, "mine").marks_answers
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -174,16 +167,6 @@ def test_one_that_cannot_be_used_is_refused_before_anything_is_read(template: st
     with pytest.raises(ConfigError) as refusal:
         ChatTemplate(template, "mine")
     assert message in str(refusal.value)
-
-
-def test_what_it_refuses_itself_is_no_failure():
-    with pytest.raises(Refused, match="no such turn"):
-        render("{{ raise_exception('no such turn') }}")
-
-
-def test_its_special_tokens_are_found_or_named():
-    how = Conversation(messages="m", template="{{ bos_token }}<|a|>[INST]{{ eos_token }}<|a|>" + LOOP, special_tokens=("[INST]",))
-    assert template_of(how).special_tokens == ("<|a|>", "[INST]")
 
 
 def test_the_token_that_ends_a_turn_is_that_of_an_answer():

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from hypothesis import strategies as st
 
 from phasewise.tasks.data import text_files
 from phasewise.tasks.data.filters import build_sift
-from phasewise.tasks.data.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, LeftOut, Reason, Record
-from phasewise.tasks.data.reading import read_piece
-from phasewise.tasks.data.source import Piece, Source
-from phasewise.tasks.data.text_files import MAX_CHARACTERS, WANTED_CHARACTERS, loads, read_json_lines, read_paragraphs, take_text
+from phasewise.tasks.data.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Reason, Record
+from phasewise.tasks.data.text_files import WANTED_CHARACTERS, loads, read_json_lines, read_paragraphs, take_text
 from tests.tasks.data.conftest import Read
 
 
@@ -45,22 +42,6 @@ def test_a_bad_file_is_a_fault(tmp_path: Path, read: Read, content: bytes, reaso
     assert (fault.reason, fault.where, fault.whole_file) == (reason, "file", False)
 
 
-def test_a_truncated_file_is_no_document(tmp_path: Path, read: Read):
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"some words")[:-1])
-    (fault,) = read(tmp_path / "a.txt.gz", "text")
-    assert isinstance(fault, Fault)
-    assert (fault.reason, fault.whole_file) == ("truncated", True)
-
-
-def test_white_space_is_left_out_and_the_longest_text_is_not(tmp_path: Path, read: Read):
-    (tmp_path / "a.txt").write_bytes(b" \n\n")
-    assert read(tmp_path / "a.txt", "text") == [LeftOut("empty text", "file")]
-    (tmp_path / "a.txt").write_bytes(b"")
-    assert read(tmp_path / "a.txt", "text") == [LeftOut("empty file", "file", whole_file=True)]
-    (tmp_path / "b.txt").write_bytes(b"x" * MAX_DOCUMENT_BYTES)
-    assert read(tmp_path / "b.txt", "text") == [Record("x" * MAX_DOCUMENT_BYTES, "file")]
-
-
 def read(text: str | bytes) -> list[Record]:
     content = text if isinstance(text, bytes) else text.encode()
     found = list(read_paragraphs(io.BufferedReader(io.BytesIO(content)), lambda text, where, _: Record(text, where)))
@@ -80,33 +61,6 @@ def test_text_is_cut_at_blank_lines_and_nothing_is_lost():
     assert all(WANTED_CHARACTERS <= len(one.text) < WANTED_CHARACTERS + 600 for one in found[:-1])
     assert all(one.text.startswith("Paragraph ") and one.text.endswith("\n\n") for one in found)
     assert [one.where for one in found[:2]] == ["from line 1", "from line 9"]
-
-
-@pytest.mark.parametrize("text", ["short", "x" * (3 * MAX_CHARACTERS + 5), "line\n" * 5000, "a\r\nb\r\n" * 3000, "ü" * 20_000 + "\n\n"])
-def test_text_without_blank_lines_is_cut_all_the_same(text: str):
-    found = read(text)
-    assert "".join(one.text for one in found) == text
-    assert all(len(one.text) <= 2 * MAX_CHARACTERS for one in found)
-
-
-def test_blank_lines_alone_at_the_end_are_no_document():
-    text = paragraph(0) * 4
-    assert read(text + "\n\n\n") == read(text)
-
-
-def test_a_byte_order_mark_is_no_text_and_an_empty_file_a_fault():
-    assert read(b"\xef\xbb\xbfhello")[0].text == "hello"
-    with pytest.raises(FileFault):
-        read("")
-
-
-def test_a_source_may_name_it(tmp_path: Path):
-    path = tmp_path / "book.txt"
-    path.write_text("".join(map(paragraph, range(40))))
-    source = Source(url=str(tmp_path), include=("*.txt",), format="paragraphs")
-    assert len(list(read_piece(source, Piece(name="book.txt", url=str(path))))) > 5
-    path.write_bytes(b"good\n\n" * 1000 + b"\xff")
-    assert any(not isinstance(one, Record) for one in read_piece(source, Piece(name="book.txt", url=str(path))))
 
 
 MIB = 2**20
@@ -133,20 +87,11 @@ def test_a_text_full_of_brackets_is_no_list():
     assert loads(b'{"text": "' + text.encode() + b'"}') == {"text": text.replace(r"\"", '"').replace("\\\\", "\\")}
 
 
-@pytest.mark.usefixtures("small")
-def test_what_is_short_is_parsed():
-    assert loads(b"[" + b"[]," * 300 + b"0]")
-
-
 SIFT = build_sift(())
 
 
 def find(content: bytes, start: int = 0, stop: int | None = None, text_key: str = "text") -> list[Any]:
     return list(read_json_lines(io.BufferedReader(io.BytesIO(content)), take=take_text(text_key, SIFT), start=start, stop=stop))  # pyright: ignore[reportArgumentType]  # BytesIO reads raw bytes as well
-
-
-def test_lines_are_records_where_they_begin():
-    assert find(b'{"text":"a"}\n{"text":"b","n":1}\n') == [Record("a", "byte 0"), Record("b", "byte 13")]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"  \n"])
@@ -157,17 +102,6 @@ def test_line_ends_blank_lines_and_a_byte_order_mark_are_no_text(end: bytes, las
     found = find(content)
     assert [finding.text for finding in found if isinstance(finding, Record)] == ["a", "b"]
     assert len(found) == 2
-
-
-def test_a_byte_order_mark_before_the_first_line_only():
-    line = b'\xef\xbb\xbf{"text": "a"}\n'
-    assert [type(finding) for finding in find(line + line)] == [Record, Fault]
-    assert find(line) == find(line, 0, 1) == [Record("a", "byte 0")]
-    assert find(line, 1) == find(line, 2) == find(line, 3) == []
-
-
-def test_a_dotted_key_reaches_into_objects():
-    assert find(b'{"a":{"b":"x"}}\n{"a.b":"y"}\n', text_key="a.b") == [Record("x", "byte 0"), Record("y", "byte 16")]
 
 
 @pytest.mark.parametrize(
@@ -204,27 +138,11 @@ def test_a_bad_line_is_a_fault_and_no_other_is_lost(line: bytes, reason: Reason)
     assert 0 < len(fault.sample) <= 200
 
 
-def test_a_whole_pair_is_a_character():
-    assert find(b'{"text": "\\ud83c\\udf33 and \\\\ud83c"}') == [Record("🌳 and \\ud83c", "byte 0")]
-
-
 @pytest.mark.parametrize("content", [b"", b"\n", b" \r\n\n\t\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n\n"])
 def test_a_file_with_no_document_is_a_fault(content: bytes):
     with pytest.raises(FileFault) as fault:
         find(content)
     assert fault.value.reason == "empty file"
-
-
-def test_blank_lines_in_the_first_piece_are_no_empty_file():
-    assert find(b"\n" * 100 + b'{"text":"a"}', 0, 50) == find(b"\n" * 100, 50, 100) == []
-    with pytest.raises(FileFault):
-        find(b"\n" * 100, 0, 50)
-
-
-def test_text_without_characters_is_left_out():
-    texts = (b'""', b'" \\n"', b"null", b"NaN")
-    assert [find(b'{"text":' + text + b"}") for text in texts] == [[LeftOut("empty text", "byte 0")]] * 4
-    assert find(b'{"a":null}', text_key="a.b") == find(b'{"a":{"b":null}}', text_key="a.b") == [LeftOut("empty text", "byte 0")]
 
 
 LINES = st.lists(
@@ -274,23 +192,6 @@ def test_the_longest_document_is_read_and_one_byte_more_is_not():
         assert isinstance(fault, Fault)
         assert fault.reason == "too long"
         assert len(rest) == end.count(b"b")
-
-
-def test_a_line_of_200_megabytes_is_never_held(tmp_path: Path, read: Read):
-    path = tmp_path / "a.jsonl"
-    with path.open("wb") as file:
-        file.write(b'{"text":"a"}\n{"text":"')
-        for _ in range(200):
-            file.write(b"x" * 1_000_000)
-        file.write(b'"}\n{"text":"b"}\n')
-    tracemalloc.start()
-    try:
-        found = read(path, "jsonl")
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert found == [Record("a", "byte 0"), Fault("too long", "byte 13", '{"text":"' + "x" * 191), Record("b", "byte 200000025")]
-    assert peak_bytes < 3 * MAX_DOCUMENT_BYTES
 
 
 def test_a_piece_inside_a_long_line_reads_no_further_than_its_end():

@@ -20,8 +20,6 @@ from phasewise.tasks.data.tokenizer import (
     load_tokenizer,
     refused,
     shared_special_tokens,
-    special_tokens,
-    tokenizer_digest,
     tokenizer_key,
     train_tokenizer,
 )
@@ -35,12 +33,6 @@ def written(folder: Path, *special: str, first: int = 0) -> Path:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
-
-
-def test_the_ids_are_the_tokenizers_own(tmp_path: Path) -> None:
-    path = written(tmp_path, END_OF_TEXT, BEGIN_OF_TEXT)
-    check_special_tokens(path, vocab_size=10)
-    assert special_tokens(Tokenizer.from_file(str(path))) == SpecialTokens(begin=9, end=8)
 
 
 @pytest.mark.parametrize("special", [(), (BEGIN_OF_TEXT,), (END_OF_TEXT, "<s>")])
@@ -79,24 +71,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(train(tmp_path_factory.mktemp("tokenizer")))
 
 
-def test_the_same_training_split_gives_the_same_tokenizer(tmp_path: Path):
-    assert tokenizer_digest(train(tmp_path / "a")) == tokenizer_digest(train(tmp_path / "b"))
-
-
-def test_another_training_split_gives_another(tmp_path: Path):
-    train_tokenizer([["zzzz qqqq zzzz qqqq"] * 50], 300, tmp_path / "tokenizer.json")
-    assert tokenizer_digest(tmp_path / "tokenizer.json") != tokenizer_digest(train(tmp_path / "a"))
-
-
-def test_it_has_the_size_that_was_asked_for(trained: Tokenizer, tmp_path: Path):
-    assert trained.get_vocab_size() == 300
-    assert load_tokenizer(train(tmp_path, vocab_size=280)).get_vocab_size() == 280
-
-
-def test_begin_and_end_are_the_first_two(trained: Tokenizer):
-    assert (trained.token_to_id(BEGIN_OF_TEXT), trained.token_to_id(END_OF_TEXT)) == (0, 1)
-
-
 def test_what_a_file_says_of_cutting_and_filling_up_is_not_taken_from_it(trained: Tokenizer, tmp_path: Path):
     """A tokenizer of the hub may be saved so: then documents would end early, and their tokens depend on those beside them."""
     texts = ["a river", "a river runs past the lighthouse"]
@@ -131,10 +105,6 @@ def test_a_file_that_is_no_tokenizer_and_a_pattern_without_end_are_refused_by_na
         tokenizer.encode("a" * 40 + "!")
 
 
-def test_words_of_the_training_split_are_short(trained: Tokenizer):
-    assert len(trained.encode(" river").ids) < len(trained.encode(" vrrie").ids)
-
-
 @given(text=st.text())
 def test_every_text_comes_back(trained: Tokenizer, text: str):
     ids = trained.encode(text, add_special_tokens=False).ids
@@ -150,15 +120,6 @@ def test_text_that_names_a_special_token_is_text(trained: Tokenizer, before: str
     assert trained.decode(ids, skip_special_tokens=True) == f"{before}{name}{after}"
 
 
-def test_no_component_gives_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The texts after the limit decide nothing."""
-    monkeypatch.setattr(module, "MAX_BYTES_PER_COMPONENT", 60)
-    start = ["abc abc abc abc abc abc abc abc", "abd abd abd abd abd abd abd abd"]
-    for name, more in (("a", ["xyz " * 200]), ("b", [])):
-        train_tokenizer([[*start, *more]], 270, tmp_path / f"{name}.json")
-    assert tokenizer_digest(tmp_path / "a.json") == tokenizer_digest(tmp_path / "b.json")
-
-
 def test_its_key_names_what_decides_it(monkeypatch: pytest.MonkeyPatch):
     key = tokenizer_key(["a", "b"], 300, None)
     assert tokenizer_key(["b", "a"], 300, None) == key
@@ -168,12 +129,6 @@ def test_its_key_names_what_decides_it(monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
             assert tokenizer_key(["a", "b"], 300, None) != key, name
-
-
-def test_the_key_of_one_by_name_is_its_name():
-    named = tokenizer_key(["a", "b"], 300, "somebody/tokenizer")
-    assert tokenizer_key(["c"], 300, "somebody/tokenizer") == named
-    assert len({named, tokenizer_key(["a"], 300, "another/tokenizer"), tokenizer_key(["a", "b"], 300, None)}) == 3
 
 
 def test_a_name_that_cannot_be_fetched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

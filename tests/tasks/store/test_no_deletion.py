@@ -16,7 +16,7 @@ from phasewise.trainer.base import storage
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import file_system_of, remove_strays, write_atomically
 from phasewise.trainer.checkpoints.files import find_damage, remove_checkpoint
-from tests.stores.emulator import Fault, the_emulator
+from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.store.test_publisher import objects_of
 from tests.tasks.store.worlds import RUN_NAME, Machine, machine
@@ -106,18 +106,3 @@ def test_a_lease_that_cannot_be_deleted_is_given_back_and_found_dead(forbidding:
     monkeypatch.setenv("PHASEWISE_LEASE_SECONDS", "1")
     with held(lock, wait=False), pytest.raises(ConfigError, match="another run is at work"), held(lock, wait=False):
         pass
-
-
-def test_a_store_where_nothing_can_be_replaced_is_refused_at_once(forbidding: FaultyStore, monkeypatch: pytest.MonkeyPatch):
-    """Such a home cannot be worked in: a file that changes is replaced."""
-    take = forbidding.faults.take
-
-    def after_the_deletion(method: str, subject: str) -> Fault | None:
-        found = take(method, subject)
-        if method == "DELETE":
-            forbidding.faults.waiting.insert(0, Fault("refuse", "POST", "probe", 1, 403))
-        return found
-
-    monkeypatch.setattr(forbidding.faults, "take", after_the_deletion)
-    with pytest.raises(ConfigError, match=r"cannot be written: Forbidden"):
-        Home.open(str(forbidding.root))

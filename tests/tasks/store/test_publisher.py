@@ -1,17 +1,14 @@
 """What is committed on one machine is what another finds; what is newer here is not lost, and what others did is not undone."""
 
-import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phasewise.tasks.store import content
-from phasewise.tasks.store.content import Objects, Source, pieces_of, take_snapshot
-from phasewise.tasks.store.publisher import Publisher, publish_seconds
-from phasewise.trainer.base.errors import ConfigError, StorageError
-from phasewise.trainer.base.storage import as_path, write_atomically, write_json
+from phasewise.tasks.store.content import Objects, Source, take_snapshot
+from phasewise.tasks.store.publisher import Publisher
+from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.base.storage import write_atomically
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.store.worlds import Machine, machine
@@ -65,39 +62,6 @@ def test_what_no_head_names_is_deleted_and_what_one_names_stays(gcs: Path, tmp_p
     assert now == set(take_snapshot(one.kept.work, one.kept.folders).sources)
 
 
-def test_a_run_that_is_set_aside_is_not_sent_again(gcs: Path, tmp_path: Path):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
-        one.train_to(5)
-        publisher.publish()
-        before = objects_of(one)
-        the_emulator().faults.requests.clear()
-        one.run.path.rename(one.run.superseded("0123456789"))
-        publisher.publish()
-        sent = [request for request in the_emulator().faults.requests if request.startswith("POST")]
-    assert objects_of(one) == before
-    assert len(sent) == 1  # the head
-    other.kept.look(checkpoints=True)
-    assert find_damage(other.run.superseded("0123456789") / "checkpoints" / "5") is None
-
-
-def test_rows_that_came_are_sent_and_those_before_are_not(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(content, "PIECE_BYTES", 100)
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
-        write_atomically(one.run.metrics, b"a" * 250)
-        publisher.publish()
-        before = objects_of(one)
-        with open(one.run.metrics, "ab") as file:
-            file.write(b"b" * 100)
-        the_emulator().faults.requests.clear()
-    sent = [request for request in the_emulator().faults.requests if request.startswith("POST") and "objects" in request]
-    assert len(sent) == 2
-    assert len(objects_of(one) & before) == 1  # equal pieces are one object
-    other.kept.look()
-    assert other.run.metrics.read_bytes() == b"a" * 250 + b"b" * 100
-
-
 def test_who_only_looks_gets_no_weights_and_takes_nothing_over(gcs: Path, tmp_path: Path):
     one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
     with Publisher(one.kept, every_seconds=HOUR) as publisher:
@@ -107,58 +71,6 @@ def test_who_only_looks_gets_no_weights_and_takes_nothing_over(gcs: Path, tmp_pa
         one.train_to(10)
     assert other.run.metrics.exists()
     assert not other.run.checkpoints.exists()
-
-
-def test_who_looks_at_one_phase_gets_the_weights_of_that_alone(gcs: Path, tmp_path: Path):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR):
-        one.train_to(5)
-        shutil.copytree(one.run.path, one.run.path.with_name("kestrel-2"))
-    other.kept.look(weights_of="kestrel")
-    assert find_damage(other.run.checkpoint(5)) is None
-    assert [path.name for path in other.run.path.parent.glob("*/checkpoints")] == ["checkpoints"]
-    assert not (other.run.path.with_name("kestrel-2") / "checkpoints").exists()
-
-
-def test_weights_that_were_looked_at_do_not_outlive_their_place_on_the_store(gcs: Path, tmp_path: Path):
-    """A step was trained again: beside new rows and results the old checkpoint would be damage."""
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
-        one.train_to(5)
-        publisher.publish()
-        other.kept.look(checkpoints=True)
-        other.kept.look()
-        assert other.run.checkpoint(5).exists()
-        remove_checkpoint(one.run.checkpoint(5))
-        one.train_to(5, text=" of another branch")
-    other.kept.look()
-    assert not other.run.checkpoint(5).exists()
-
-
-def test_of_two_who_look_at_once_neither_takes_what_is_coming_to_the_other(gcs: Path, tmp_path: Path):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR):
-        one.train_to(5)
-    with ThreadPoolExecutor(4) as threads:
-        for looked in [threads.submit(other.kept.look, checkpoints=True) for _ in range(8)]:
-            looked.result()
-    assert other.files() == one.files()
-
-
-def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    one = machine(tmp_path, tmp_path)
-    one.train_to(5)
-    reads = 0
-
-    def cut(content: bytes) -> object:
-        nonlocal reads
-        reads += 1
-        if reads == 1:
-            write_json(one.run.result, {"step": 5})
-        return pieces_of(content)
-
-    monkeypatch.setattr(content, "pieces_of", cut)
-    assert any(name.endswith("result.json") for name in take_snapshot(tmp_path, one.kept.folders).files)
 
 
 def test_a_result_is_never_there_without_its_checkpoint(tmp_path: Path):
@@ -239,12 +151,6 @@ def test_a_checkpoint_that_is_replaced_while_it_is_sent_is_sent_again(gcs: Path,
     assert other.files() == one.files()
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
-def test_a_time_that_is_none_is_refused(value: str):
-    with pytest.raises(ConfigError, match="PHASEWISE_PUBLISH_SECONDS"):
-        publish_seconds({"PHASEWISE_PUBLISH_SECONDS": value})
-
-
 def test_a_home_that_was_uploaded_as_it_lay_is_gone_on_with(gcs: Path, tmp_path: Path):
     """Once it is committed, what was uploaded counts for nothing any more."""
     local, one, other = (machine(tmp_path / name, gcs) for name in ("local", "one", "other"))
@@ -278,15 +184,3 @@ def test_a_head_that_somebody_deleted_is_no_new_home(gcs: Path, tmp_path: Path, 
         pass
     assert one.files() == before
     assert head
-
-
-@pytest.mark.parametrize("name", ["with space", "per%20cent", "a+b#c?d", "ümlaut/"])
-def test_a_home_may_be_called_so(gcs: Path, tmp_path: Path, name: str):
-    store = as_path(f"{gcs}/{name}")
-    one, other = machine(tmp_path / "one", store), machine(tmp_path / "other", store)
-    with Publisher(one.kept, every_seconds=HOUR):
-        one.train_to(5)
-    other.kept.look(checkpoints=True)
-    assert other.files() == one.files()
-    keys = [key for key in the_emulator().storage.objects[BUCKET] if name.rstrip("/") in key]
-    assert len(keys) > 3

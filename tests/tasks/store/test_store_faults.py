@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from phasewise.tasks.store.content import Objects
-from phasewise.tasks.store.head import Head, HeadObject
 from phasewise.tasks.store.publisher import Publisher
 from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.checkpoints.files import find_damage
@@ -30,27 +29,6 @@ one.train_to(10)
 HeadObject.replace = lambda *_: os._exit(9)
 publisher.publish()
 """
-
-
-def test_a_torn_upload_is_sent_again(faulty_store: FaultyStore, tmp_path: Path):
-    one, other = machine(tmp_path / "one", faulty_store.root), machine(tmp_path / "other", faulty_store.root)
-    with Publisher(one.kept, every_seconds=HOUR):
-        one.train_to(5)
-        faulty_store.faults.tear(where="objects", method="POST", times=2)
-    assert [kind for kind, _ in faulty_store.faults.happened] == ["tear", "tear"]
-    other.kept.look(checkpoints=True)
-    assert other.files() == one.files()
-
-
-@pytest.mark.parametrize("status", [503, 429])
-def test_a_store_that_is_busy_for_a_moment_is_waited_for(faulty_store: FaultyStore, tmp_path: Path, status: int):
-    one, other = machine(tmp_path / "one", faulty_store.root), machine(tmp_path / "other", faulty_store.root)
-    with Publisher(one.kept, every_seconds=HOUR):
-        one.train_to(5)
-        faulty_store.faults.refuse(status=status, times=4)
-    assert len(faulty_store.faults.happened) == 4
-    other.kept.look(checkpoints=True)
-    assert other.files() == one.files()
 
 
 @pytest.mark.parametrize("where", ["objects", "head.json"])
@@ -159,12 +137,3 @@ def test_killed_between_the_files_of_a_checkpoint_and_the_commit(gcs: Path, tmp_
         other.train_to(10)
     with Publisher(machine(tmp_path / "third", gcs).kept, every_seconds=HOUR):
         pass
-
-
-def test_each_who_takes_the_work_has_a_higher_number(gcs: Path, tmp_path: Path):
-    numbers: list[int] = []
-    for name in ("a", "b", "a"):
-        with Publisher(machine(tmp_path / name, gcs).kept, every_seconds=HOUR):
-            found: Head = HeadObject.at(gcs / "runs" / "tiny-proxy" / "head.json").read()[0]
-            numbers.append(found.number)
-    assert numbers == [1, 2, 3]
