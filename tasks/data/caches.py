@@ -22,7 +22,7 @@ from phasewise.tasks.data.filters import NORMALIZER, REASON, LengthBias, Normali
 from phasewise.tasks.data.parts import DIGEST, HashedFile, read_model, write_model
 from phasewise.tasks.data.reading import READER
 from phasewise.tasks.data.template import ChatTemplate, chat_of
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, refused, tokenizer_digest
+from phasewise.tasks.data.tokenizer import load_tokenizer, refused, special_tokens, tokenizer_digest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_json
@@ -206,10 +206,7 @@ def encoding_of(tokenizer_path: Path) -> Encoding:
     """The special tokens and the smallest width that holds the vocabulary."""
     tokenizer = _tokenizer(tokenizer_path)
     width = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
-    begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    if begin is None or end is None:
-        raise DataError(f"the tokenizer {tokenizer_path} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}: every document gets them.")
+    begin, end = special_tokens(tokenizer, tokenizer_path)
     return Encoding(begin, end, np.dtype(width))
 
 

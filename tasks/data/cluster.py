@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -39,20 +40,7 @@ WORKERS = {
 }
 """One arena, between which nothing is lost, and buffers that stay to be used again: Dask's own thresholds give every large one back, and
 its pages are mapped again. Nobody reads the profile that a worker makes of itself."""
-_shared: ContextVar["_Shared | None"] = ContextVar("shared", default=None)
-
-
-class _Shared:
-    """The client of everything within one context: none is there before the first call needs it."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._client: Client | None = None
-
-    def client(self) -> Client:
-        if self._client is None:
-            self._client = self._stack.enter_context(_new_client())
-        return self._client
+_shared: ContextVar[Callable[[], Client] | None] = ContextVar("shared", default=None)
 
 
 @contextmanager
@@ -62,7 +50,7 @@ def one_cluster() -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        token = _shared.set(_Shared(stack))
+        token = _shared.set(cache(lambda: stack.enter_context(_new_client())))
         try:
             yield
         finally:
@@ -75,7 +63,7 @@ def cluster() -> Iterator[Client]:
     with one_cluster():
         shared = _shared.get()
         assert shared is not None
-        yield shared.client()
+        yield shared()
 
 
 @contextmanager

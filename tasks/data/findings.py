@@ -81,8 +81,8 @@ def unread_fields(document: Mapping[str, object], read: Collection[str]) -> Iter
             yield name, value
 
 
-def texts_in(value: object) -> Iterator[str]:
-    """Every text in a field, and the names of the fields of its objects. However deep it is nested."""
+def texts_in(value: object, *, with_names: bool = True) -> Iterator[str]:
+    """Every text in a field, and the names of the fields of its objects if they are wanted. However deep it is nested."""
     waiting: list[object] = [value]
     while waiting:
         one = waiting.pop()
@@ -92,26 +92,14 @@ def texts_in(value: object) -> Iterator[str]:
             waiting += cast("list[object]", one)
         elif isinstance(one, Mapping):
             fields = cast("Mapping[str, object]", one)
-            waiting += [*fields, *fields.values()]
+            waiting += [*fields, *fields.values()] if with_names else fields.values()
 
 
 def has_text(value: object) -> bool:
     """Whether a field holds any text but space. An object does by its values: its names alone say nothing."""
     if isinstance(value, str):
         return bool(value) and not value.isspace()
-    if not isinstance(value, dict) and not isinstance(value, list):
-        return False
-    waiting: list[object] = [cast("object", value)]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            if one and not one.isspace():
-                return True
-        elif isinstance(one, list):
-            waiting += cast("list[object]", one)
-        elif isinstance(one, dict):
-            waiting += cast("dict[str, object]", one).values()
-    return False
+    return any(text and not text.isspace() for text in texts_in(value, with_names=False))
 
 
 def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:

@@ -52,7 +52,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import check_file
 from phasewise.trainer.base.storage import file_system_of, remove_strays, writing
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split, read_manifest
 
 LOOKED_AT_RECORDS = 200
 """Of a component's first file: what its conversations do not read is known before everything is read."""
@@ -62,10 +62,7 @@ def adopt_documents(component: ComponentPlan) -> int:
     """Take over the bundles that a smaller budget has read; how many."""
     if component.listing.budget is None:
         return 0
-    found = [(len(manifest.sources), folder) for folder, manifest in _smaller_documents(component)]
-    if not found:
-        return 0
-    files, folder = max(found, key=lambda one: one[0])
+    files, folder = max(_smaller_documents(component), default=(0, component.documents.folder))
     target, taken = component.documents.folder, 0
     for number in range(_bundles(component, files)):
         name = record_name(number)
@@ -87,10 +84,7 @@ def adopt_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> int
     if component.listing.budget is None:
         return 0
     target = component.cache(split).folder
-    found = [(len(manifest.sources), folder) for folder, manifest in _smaller_caches(component, split, tokenizer)]
-    if not found:
-        return 0
-    files, folder = max(found, key=lambda one: one[0])
+    files, folder = max(_smaller_caches(component, split, tokenizer), default=(0, component.documents.folder))
     last = f"part-{_bundles(component, files):05d}"
     parts = [part for part in read_documents_manifest(component.documents.folder).parts if part.name < last]
     taken = 0
@@ -106,8 +100,8 @@ def adopt_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> int
     return taken
 
 
-def _smaller_documents(component: ComponentPlan) -> Iterator[tuple[Path, DocumentsManifest]]:
-    """Finished documents of a smaller budget, whose files are this one's first, made by the same code with the same settings."""
+def _smaller_documents(component: ComponentPlan) -> Iterator[tuple[int, Path]]:
+    """Finished documents of a smaller budget, whose files are this one's first: how many files, and the folder."""
     for folder in _siblings(component.documents.folder):
         try:
             manifest = read_documents_manifest(folder)
@@ -117,10 +111,10 @@ def _smaller_documents(component: ComponentPlan) -> Iterator[tuple[Path, Documen
             continue
         first = replace(component.listing, files=component.files[: len(manifest.sources)])
         if documents_key(component.source, first) == manifest.key:
-            yield folder, manifest
+            yield len(manifest.sources), folder
 
 
-def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> Iterator[tuple[Path, Manifest]]:
+def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> Iterator[tuple[int, Path]]:
     versions = (read_by(component.source.described()), NORMALIZER, ENCODER, tokenizer_digest(tokenizer))
     for folder in _siblings(component.cache(split).folder):
         if not folder.name.startswith(f"{split}-"):
@@ -133,7 +127,7 @@ def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> 
         source = dict(manifest.source)
         takes_alike = source.pop(LENGTH_BIAS, None) == described(component.bias_of(split)).get(LENGTH_BIAS)
         if made_by == versions and takes_alike and _is_smaller(component, source, manifest.sources):
-            yield folder, manifest
+            yield len(manifest.sources), folder
 
 
 def _is_smaller(component: ComponentPlan, source: dict[str, object], files: tuple[SourceFile, ...]) -> bool:

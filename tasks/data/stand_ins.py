@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -31,6 +31,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import read_json, write_atomically, write_json
 
+T = TypeVar("T")
 View = Literal["code", "docstrings", "comments", "questions", "doctests", "text", "topics"]
 Named = tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, str]
 MIN_DOCUMENT_WORDS, MAX_PIECE_CHARACTERS = 25, 2500
@@ -94,14 +95,16 @@ def package_of(dist_info: str) -> str:
 
 def documents_in(view: View, path: Path, name: str) -> Iterator[str]:
     """The documents that a view finds in a file; `name` is its dotted module name. A file that does not read gives none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        with warnings.catch_warnings(action="ignore"):  # old escapes in other people's files
-            found = list(VIEWS[view](text, name))
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        return
-    for document in found:
+    for document in _read(path, lambda text: VIEWS[view](text, name)):
         yield from (piece for piece in pieces(document) if len(piece.split()) >= MIN_DOCUMENT_WORDS)
+
+
+def _read(path: Path, view: Callable[[str], Iterator[T]]) -> list[T]:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # old escapes in other people's files
+            return list(view(path.read_text(encoding="utf-8")))
+    except (SyntaxError, ValueError):  # also what is not UTF-8
+        return []
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -197,12 +200,7 @@ def installed() -> dict[str, str]:
 
 def conversations_in(path: Path, name: str) -> Iterator[list[Message]]:
     """The conversations of a file; `name` is its dotted module name. A file that does not read gives none."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # old escapes in other people's files
-            found = list(_turns(path.read_text(encoding="utf-8"), name))
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        return
-    waiting = iter(found)
+    waiting = iter(_read(path, lambda text: _turns(text, name)))
     for question, answer in waiting:
         said = [question, answer]
         if _draw(question, TURNS_ONE_IN) and (more := next(waiting, None)):

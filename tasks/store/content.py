@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject, Piece
+from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject, Piece, bucket_and_name
 from phasewise.trainer.base.errors import StorageError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
@@ -191,7 +191,7 @@ class Objects:
 
     def are_there(self) -> bool:
         """Whether there is any. The store is asked for a listing, of one."""
-        file_system, bucket, name = self._named("")
+        file_system, bucket, name = bucket_and_name(self.folder)
         found = file_system.call("GET", "b/{}/o", bucket, prefix=f"{name.rstrip('/')}/", maxResults=1, json_out=True)
         return bool(found.get("items"))
 
@@ -212,7 +212,7 @@ class Objects:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         coming = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        file_system, bucket, name = self._named(digest)
+        file_system, bucket, name = bucket_and_name(self.folder / digest)
         try:
             _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
             with open(coming, "wb") as file:
@@ -253,7 +253,7 @@ class Objects:
         """Delete these versions, if the store allows it. One that was sent again since has another, and is left."""
 
         def delete(item: tuple[str, str]) -> None:
-            file_system, bucket, name = self._named(item[0])
+            file_system, bucket, name = bucket_and_name(self.folder / item[0])
             with suppress(FileNotFoundError, FileExistsError):  # gcsfs's words for gone, and for another version
                 file_system.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=item[1])
 
@@ -262,7 +262,7 @@ class Objects:
 
     def delete_others(self, named: Collection[str]) -> None:
         """Delete all but these, by a listing, which may lag."""
-        file_system, bucket, name = self._named("")
+        file_system, bucket, name = bucket_and_name(self.folder)
         with cleaning_up(self.folder):
             found = file_system.find(f"{bucket}/{name.rstrip('/')}", detail=True)
             digests = {path.rpartition("/")[2]: str(about["generation"]) for path, about in found.items()}
@@ -281,17 +281,12 @@ class Objects:
                 raise Changing from None
 
     def _version(self, digest: str) -> str | None:
-        file_system, bucket, name = self._named(digest)
+        file_system, bucket, name = bucket_and_name(self.folder / digest)
         try:
             _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
         except FileNotFoundError:
             return None
         return str(json.loads(about)["generation"])
-
-    def _named(self, digest: str) -> tuple[Any, str, str]:
-        store = file_system_of(self.folder / digest)
-        assert store is not None
-        return (store[0], *store[1].split("/", 1))  # pyright: ignore[reportReturnType]  # two parts
 
 
 def read_head(head: HeadObject, objects: Objects, known: Path) -> tuple[Head, str]:

@@ -31,6 +31,13 @@ class Version(NamedTuple):
     generation: str
 
 
+def bucket_and_name(place: Path) -> tuple[Any, str, str]:
+    """The file system, the bucket and the object's name of a URL on a store."""
+    store = file_system_of(place)
+    assert store is not None
+    return (store[0], *store[1].split("/", 1))  # pyright: ignore[reportReturnType]  # two parts
+
+
 class AnotherVersion(Exception):
     """The object is not the version any more that was to be replaced."""
 
@@ -62,7 +69,7 @@ class VersionedObject:
 
     def read(self, known: str | None = None) -> Version | None:
         """What it holds; None where it is not there, or still has the generation `known`."""
-        file_system, bucket, name = self._named()
+        file_system, bucket, name = bucket_and_name(self.place)
         while True:
             try:
                 _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
@@ -82,7 +89,7 @@ class VersionedObject:
         Raises:
             AnotherVersion: another one is there.
         """
-        file_system, bucket, name = self._named()
+        file_system, bucket, name = bucket_and_name(self.place)
         upload = f"{file_system._location}/upload/storage/v1/b/{quote(bucket)}/o"  # gcsfs has no public word for it
         try:
             _, answer = file_system.call(
@@ -100,11 +107,6 @@ class VersionedObject:
             if found is not None and found.content == content:  # the answer to our first request was lost, and gcsfs asked again
                 return found.generation
             raise AnotherVersion from None
-
-    def _named(self) -> tuple[Any, str, str]:
-        store = file_system_of(self.place)
-        assert store is not None
-        return (store[0], *store[1].split("/", 1))  # pyright: ignore[reportReturnType]  # two parts
 
 
 class Piece(Frozen):
