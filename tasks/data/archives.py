@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -52,7 +52,7 @@ def unpacking(packed: io.BufferedReader, packing: str) -> Read:
     """
     if packing in ("zstd", "lz4", "brotli"):
         return _frames_reader(packed, packing)
-    return _Members(packed, _DECODERS[packing]).read
+    return _members_reader(packed, packing)
 
 
 def _frames_reader(packed: io.BufferedReader, packing: str) -> Read:
@@ -69,84 +69,43 @@ def _frames_reader(packed: io.BufferedReader, packing: str) -> Read:
     return read
 
 
-class _Decoder(Protocol):
-    """One member: what `bz2` and `lzma` have. Never more than `max_length` bytes come at once."""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-
-
-class _Zlib:
-    """A gzip member, or a stream of zlib's, with the interface of the others."""
-
-    def __init__(self, window_bits: int):
-        self._decoder = zlib.decompressobj(wbits=window_bits)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return self._decoder.decompress(self._decoder.unconsumed_tail + data, max_length)
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._decoder.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decoder.unused_data
-
-
-_DECODERS: Mapping[str, Callable[[], _Decoder]] = {
-    "gzip": lambda: _Zlib(31),
-    "zlib": lambda: _Zlib(15),
+_DECODERS: Mapping[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(wbits=31),
+    "zlib": lambda: zlib.decompressobj(wbits=15),
     "bzip2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES),
 }
 
 
-class _Members:
+def _members_reader(packed: io.BufferedReader, packing: str) -> Read:
     """Members one after the other, with or without zero bytes between and after them."""
+    decoder: Any = None
+    waiting, members = b"", 0
 
-    def __init__(self, packed: io.BufferedReader, new_decoder: Callable[[], _Decoder]):
-        self._packed, self._new_decoder = packed, new_decoder
-        self._decoder: _Decoder | None = None
-        self._waiting = b""
-        self._members = 0
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, none at the end."""
-        while decoder := self._current():
-            data, self._waiting = self._waiting, b""
-            if wants := not data and decoder.needs_input:
-                data = self._packed.read(PACKED_BYTES)
-            unpacked = decoder.decompress(data, size)
+    def read(size: int) -> bytes:
+        nonlocal decoder, waiting, members
+        while True:
+            if decoder is None:
+                waiting = waiting or packed.read(PACKED_BYTES)
+                if not waiting:
+                    return b""
+                waiting = waiting.lstrip(b"\0") if members else waiting
+                if not waiting:
+                    continue
+                decoder = _DECODERS[packing]()
+                members += 1
+            tail = getattr(decoder, "unconsumed_tail", b"")  # zlib's decoders give it back, the others keep it
+            wants_more = not waiting and not tail and getattr(decoder, "needs_input", True)
+            data, waiting = packed.read(PACKED_BYTES) if wants_more else waiting, b""
+            unpacked = decoder.decompress(tail + data, size)
             if decoder.eof:
-                self._waiting = decoder.unused_data
-                self._decoder = None
-            elif wants and not data and not unpacked:
-                raise FileFault("truncated", f"the file ends inside member {self._members} of its packing")
+                waiting, decoder = decoder.unused_data, None
+            elif wants_more and not data and not unpacked:
+                raise FileFault("truncated", f"the file ends inside member {members} of its packing")
             if unpacked:
                 return unpacked
-        return b""
 
-    def _current(self) -> _Decoder | None:
-        while self._decoder is None:
-            self._waiting = self._waiting or self._packed.read(PACKED_BYTES)
-            if not self._waiting:
-                return None
-            if self._members:
-                self._waiting = self._waiting.lstrip(b"\0")
-            if self._waiting:
-                self._decoder = self._new_decoder()
-                self._members += 1
-        return self._decoder
+    return read
 
 
 class Member(NamedTuple):

@@ -302,11 +302,7 @@ def _say_what_moves(missing: Sequence[ComponentPlan]) -> None:
 
 
 def _look_at_conversations(missing: Sequence[ComponentPlan]) -> None:
-    """Warn of templates that open no answer, and refuse columns that nothing reads by the first records, before all are read.
-
-    Raises:
-        DataError: one line for each component.
-    """
+    """Warn of templates that open no answer, and refuse columns that nothing reads by the first records, before all are read."""
     refusals: list[str] = []
     for component in missing:
         if (how := component.source.conversation) is None or not component.bundles:
@@ -328,11 +324,7 @@ def _look_at_conversations(missing: Sequence[ComponentPlan]) -> None:
 
 
 def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> None:
-    """Write the samples of what could not be read, say what it was, and refuse every component in which it is too much.
-
-    Raises:
-        DataError: one line for each.
-    """
+    """Write the samples of what could not be read, say what it was, and refuse every component in which it is too much."""
     refusals: list[str] = []
     for component in missing:
         tally = tally_of(records[component.name], component.listing)
@@ -358,11 +350,7 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
 
 
 def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
-    """Refuse what was read from files that were changed meanwhile: the manifest would name other contents.
-
-    Raises:
-        DataError: with the files.
-    """
+    """Refuse what was read from files that were changed meanwhile: the manifest would name other contents."""
     budget = component.listing.budget
     now = fingerprint(component.source, digests, budget and budget.tokens)
     if now == component.listing:

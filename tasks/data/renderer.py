@@ -88,11 +88,7 @@ class Renderer:
             return said
 
     def _exchange(self, request: bytes) -> list[list[Any]]:
-        """One request and its answers.
-
-        Raises:
-            Died: the process ended before it had answered.
-        """
+        """One request and its answers."""
         process = self._process = self._process or _start()
         stdin, stdout, stderr = cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", (process.stdin, process.stdout, process.stderr))
         is_late = False
@@ -132,11 +128,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _transfer(to: int, back: int, request: bytes) -> bytearray:
-    """Write the request, and read up to the end of the answers, or of the process.
-
-    Raises:
-        TimeoutError: it takes too long, or the answers are too long.
-    """
+    """Write the request, and read up to the end of the answers, or of the process."""
     until = time.monotonic() + WALL_SECONDS
     waiting, answered = memoryview(request), bytearray()
     with suppress(BrokenPipeError):

@@ -342,11 +342,7 @@ def _merges_of(merges: Sequence[Sequence[str]], num_entries: int) -> list[Sequen
 
 
 def _ranked(written: Mapping[str, Any], special_tokens: Sequence[str]) -> list[str]:
-    """The entries by id, which are by rank.
-
-    Raises:
-        DataError: as `truncate`.
-    """
+    """The entries by id, which are by rank."""
     model = written.get("model", {})
     is_bpe = model.get("type") == "BPE" and "merges" in model
     by_id: dict[int, str] = {number: token for token, number in model["vocab"].items()} if is_bpe else {}

@@ -339,11 +339,7 @@ class Publisher:
         objects.delete(unnamed)
 
     def _check_sent_as_listed(self, snapshot: Snapshot) -> None:
-        """A checkpoint that was replaced while it was sent would have other bytes under the name of its digest.
-
-        Raises:
-            Changing: one was.
-        """
+        """A checkpoint that was replaced while it was sent would have other bytes under the name of its digest."""
         for name, pieces in snapshot.files.items():
             if is_list_of_checkpoint(name) and digest_of_pieces(self._kept.work / name) != pieces:
                 raise Changing

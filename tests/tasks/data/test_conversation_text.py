@@ -17,12 +17,12 @@ from phasewise.tasks.data.findings import Fault, Finding, Record
 from phasewise.tasks.data.parts import split_of
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.stand_ins import as_record
-from phasewise.tasks.data.template import ChatTemplate, NotMarked, template_of
+from phasewise.tasks.data.template import ChatTemplate, NotMarked
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import SPLITS, answers_of, counted, counted_in_rows
+from phasewise.trainer.data.manifest import SPLITS, counted, counted_in_rows
 from tests.tasks.data.builds import build_cache, write_documents
 from tests.tasks.data.conversation_worlds import LAYOUTS, FileKind, layout, made_conversations, write_caches, write_records, write_source
 
@@ -129,18 +129,6 @@ def caches(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_template_without_marks_has_no_answers(tmp_path: Path):
-    plain = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    write_caches(write_source(tmp_path / "source", layout("messages", plain), made_conversations(60)), tmp_path)
-    cache = TokenCache.open(tmp_path / "train")
-    assert cache.spans() is None
-    assert cache.manifest.template is not None
-    with pytest.raises(DataError, match=r"its chat template does not: put \{% generation %\}"):
-        answers_of(cache.manifest, cache.spans())
-    with pytest.raises(DataError, match="component web must be of conversations where only answers count, found plain text"):
-        answers_of(cache.manifest.but(template=None), None)
-
-
 def test_a_tokenizer_without_the_template_s_tokens_is_refused_by_name(caches: Path):
     others = write_source(caches / "others", layout("messages", "trinity"), made_conversations(60))
     write_documents(others, caches / "other-documents")
@@ -203,31 +191,6 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     tally = read_documents_manifest(tmp_path / "documents").tally
     assert {**tally.left_out, **tally.bad_documents} == {reason: len(records) for reason, records in bad.items()}
     assert set(tally.left_out) == {"empty content", "no answer", "no messages"}
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_an_answer_of_weight_0_is_there_and_does_not_count(tmp_path: Path, kind: FileKind):
-    """As OpenAI's format has it. In Parquet every message has the field, and most of them null."""
-    record = as_record(SAID, layout("messages"))
-    record["messages"][2]["weight"], record["messages"][4]["weight"] = 0, 1
-    others = [as_record(said, layout("messages")) for said in made_conversations(60)]
-    texts, answers = list[list[str]](), list[list[str]]()
-    for number, first in enumerate((record, as_record(SAID, layout("messages")))):
-        folder = tmp_path / str(number)
-        write_records(folder / "source" / f"a.{kind}", [first, *others], kind)
-        write_caches(write_source(folder / "none", layout("messages"), [], kind).but(url=(folder / "source").as_uri()), folder)
-        tokenizer, cache = folder / "tokenizer" / "tokenizer.json", TokenCache.open(folder / _split_of_said())
-        texts.append([decoded(tokenizer, document.tokens) for document in cache.documents()])
-        document = next(iter(cache.documents())).tokens
-        spans = cache.spans()
-        assert spans is not None
-        answers.append([decoded(tokenizer, document[start:stop]) for start, stop in spans if stop <= len(document)])
-    assert texts[0] == texts[1]
-    assert answers == [["no<|eot_id|>"], ["Hé 🌳<|eot_id|>", "no<|eot_id|>"]]
-
-
-def _split_of_said() -> str:
-    return split_of(digest_of_bytes(template_of(layout("messages")).render(SAID, "").text.encode()))
 
 
 def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_out_by_name():

@@ -4,11 +4,9 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -119,18 +117,6 @@ def test_threads_that_ask_for_one_file_read_it_once(file: Path):
     assert known.bytes_read == 10_000_000
 
 
-def test_two_commands_at_once_keep_what_both_read(home: Home, file: Path):
-    other = file.with_name("b.jsonl")
-    other.write_bytes(b"other!")
-    first = KnownDigests(home)
-    second = KnownDigests(home)
-    first.content(file)
-    second.content(other)
-    first.keep()
-    second.keep()
-    assert [digest_and_bytes_read(home, path)[1] for path in (file, other)] == [0, 0]
-
-
 def test_a_store_vouches_for_a_source_and_a_file_of_the_home_keeps_its_digest(gcs: Path, home: Home):
     """The home of a store keeps what was read of its own files there."""
     at_store = Home.open(str(gcs))
@@ -143,44 +129,3 @@ def test_a_store_vouches_for_a_source_and_a_file_of_the_home_keeps_its_digest(gc
     write_atomically(at_store.sources / "a.jsonl", b"edited")
     assert digest_and_bytes_read(at_store, str(at_store.sources / "a.jsonl")) == (sha256(b"edited"), 6)
     (gcs.parent / f"{gcs.name}-beside.jsonl").unlink()
-
-
-class Server(BaseHTTPRequestHandler):
-    """A web server with one file."""
-
-    content: ClassVar[bytes] = b""
-    etag: ClassVar[str | None] = None
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.content)))
-        if self.etag:
-            self.send_header("ETag", self.etag)
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_HEAD()
-        self.wfile.write(self.content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/a.jsonl"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize(("etag", "read_again"), [('"one"', 0), ('W/"one"', 6), (None, 6)])
-def test_a_file_of_a_store_without_digests_is_known_by_its_strong_etag(home: Home, url: str, etag: str | None, read_again: int):
-    Server.content, Server.etag = b"before", etag
-    assert digest_and_bytes_read(home, url) == (sha256(b"before"), 6)
-    assert digest_and_bytes_read(home, url) == (sha256(b"before"), read_again)
-    Server.content = b"edited"
-    Server.etag = etag and etag.replace("one", "two")
-    assert digest_and_bytes_read(home, url) == (sha256(b"edited"), 6)

@@ -121,19 +121,6 @@ def outside(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_files_in_linked_folders_that_lead_out_are_turned_away_by_name(folder: Path, outside: Path):
-    """Each name that is selected, also by two links to one folder; links that go in circles are followed once."""
-    (folder / "one").symlink_to(outside)
-    (folder / "sub" / "two").symlink_to(outside / "deep")
-    (outside / "deep" / "round").symlink_to(outside)
-    (outside / "deep" / "home").symlink_to(folder.parent)
-    found = fingerprint(source(folder, "*.jsonl"))
-    assert [file.name for file in found.files] == ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]
-    assert {file.reason for file in found.rejected} == {"outside the root"}
-    names = [file.name for file in found.rejected]
-    assert names == ["one/deep/y.jsonl", "one/x.jsonl", "sub/two/round/x.jsonl", "sub/two/y.jsonl"]
-
-
 def test_what_is_no_file_is_turned_away_unopened(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """To open a pipe would be to wait for a writer."""
     os.mkfifo(folder / "pipe.jsonl")
@@ -143,20 +130,6 @@ def test_what_is_no_file_is_turned_away_unopened(folder: Path, monkeypatch: pyte
         listener.bind("socket.jsonl")
         assert turned_away(source(folder, "*.jsonl")) == dict.fromkeys(["pipe.jsonl", "socket.jsonl", "to_pipe.jsonl"], "no regular file")
         assert turned_away(source(folder, "pipe.jsonl", "sub")) == dict.fromkeys(["pipe.jsonl", "sub"], "no regular file")
-
-
-def test_a_folder_that_cannot_be_listed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """The refusal is made here: permissions do not hold for every user."""
-    scan = os.scandir
-
-    def refuse(path: str):
-        if path.endswith("deep"):
-            raise PermissionError(13, "Permission denied", path)
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"cannot be listed: PermissionError: .*deep"):
-        expand(source(folder, "*.jsonl"))
 
 
 def test_plain_names_need_no_listing():

@@ -7,7 +7,7 @@ import pytest
 
 from phasewise.tasks.data import parts, prepare
 from phasewise.tasks.data.documents import QUARANTINE_NAME
-from phasewise.tasks.data.listing import TRAIN_SHARE, assumed_tokens, choose, shared
+from phasewise.tasks.data.listing import choose
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from phasewise.tasks.data.source import Pin, Source
@@ -29,19 +29,6 @@ def test_the_choice_is_a_sample_and_the_same_everywhere():
     assert (budget.of_files, budget.bytes, budget.of_bytes, budget.tokens) == (40, 8_000_000, 40_000_000, 1_500_000)
     assert sorted(names) != sorted(SIZES)[:8], "the first by their names are no sample"
     assert choose(JSON_LINES, dict(reversed(SIZES.items())), 1_500_000) == (names, budget)
-
-
-def test_one_file_at_least_and_packed_ones_hold_more():
-    assert len(choose(JSON_LINES, SIZES, 1)[0]) == 1
-    plain = assumed_tokens(JSON_LINES, "a.jsonl", 1000)
-    assert plain == TRAIN_SHARE * 200
-    assert assumed_tokens(JSON_LINES, "a.jsonl.zst", 1000) == 2.5 * plain
-    assert assumed_tokens(JSON_LINES.but(format="parquet"), "a.parquet", 1000) == 2 * plain
-
-
-def test_tokens_are_shared_by_need():
-    assert shared({"code": 100, "web": 300}, None) == {"code": 125, "web": 375}
-    assert shared({"code": 100, "web": 300, "law": 0}, 40) == {"code": 10, "web": 30, "law": 1}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from phasewise.tasks.data import reading, tables
 from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, tally_of
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.parts import part_bytes, read_to_parts
-from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Finding, LeftOut, Record, pieces_of, read_piece
+from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Finding, Record, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.data.manifest import SourceFile
@@ -80,14 +80,6 @@ def test_a_damaged_member_costs_no_other(tmp_path: Path, pack: Pack):
     faults = [(fault.reason, fault.where) for fault in found if isinstance(fault, Fault)]
     assert faults == [("truncated", "a.gz"), ("other format", "b.png")]
     assert next(finding.where for finding in found[-3:] if isinstance(finding, Record)) == "c.jsonl: byte 0"
-
-
-def test_a_packed_file_that_is_not_called_so_is_read_by_its_first_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "x").write_bytes(gzip.compress(PACKED_LINES))
-    monkeypatch.setattr(reading, "PIECE_BYTES", 20)
-    assert [finding.text for finding in read_packed(tmp_path) if isinstance(finding, Record)] == PACKED_TEXTS
-    (tmp_path / "x").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
-    assert [fault.reason for fault in read_packed(tmp_path) if isinstance(fault, Fault)] == ["other format"]
 
 
 def test_packing_within_packing_has_a_bound(tmp_path: Path):
@@ -187,13 +179,6 @@ def test_pieces_of_a_long_file_give_its_documents_once_each(tmp_path: Path, monk
     assert len(pieces_of(source(str(tmp_path)), files(tmp_path))) > 10
     assert read(tmp_path) == whole
     assert len(whole) == 200
-
-
-def test_filters_leave_out_with_their_reason(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_bytes(LINES + b'{"text": "one two three", "lang": "de"}\n{"text": ""}\n')
-    filters = [{"kind": "field", "key": "lang", "keep": ["en"]}, {"kind": "text", "measure": "words", "max": 3}]
-    reasons = [finding.reason if isinstance(finding, LeftOut) else finding[0] for finding in read(tmp_path, filters=filters)]
-    assert reasons == [TEXTS[0], "filter words", TEXTS[2], "filter words", "filter field lang", "empty text"]
 
 
 @pytest.mark.parametrize("file_format", ["text", "markdown"])

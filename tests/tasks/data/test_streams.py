@@ -179,14 +179,6 @@ def test_a_bomb_goes_off_in_little_memory(tmp_path: Path, name: str, pack: Pack)
     assert peak_bytes < 16 * 2**20
 
 
-def test_a_window_of_gigabytes_is_refused(tmp_path: Path):
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**30}]
-    packer = lzma.LZMACompressor(filters=filters)
-    (tmp_path / "x.xz").write_bytes(packer.compress(b"small") + packer.flush())
-    with pytest.raises(lzma.LZMAError, match="Memory usage limit"):
-        read(tmp_path / "x.xz")
-
-
 class Losing(io.BytesIO):
     """A connection that is lost at the second block."""
 

@@ -133,24 +133,6 @@ def test_a_checkpoint_that_is_deleted_while_it_is_sent_is_left_out(gcs: Path, tm
     assert other.files() == one.files()
 
 
-def test_a_checkpoint_that_is_replaced_while_it_is_sent_is_sent_again(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    send = Objects.send
-
-    def replace_and_send(objects: Objects, sources: Any) -> None:
-        monkeypatch.setattr(Objects, "send", send)
-        remove_checkpoint(one.run.checkpoint(5))
-        one.train_to(5, text=" of another branch")
-        send(objects, sources)
-
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
-        one.train_to(5)
-        monkeypatch.setattr(Objects, "send", replace_and_send)
-        assert publisher.publish()
-    other.kept.look(checkpoints=True)
-    assert other.files() == one.files()
-
-
 def test_a_home_that_was_uploaded_as_it_lay_is_gone_on_with(gcs: Path, tmp_path: Path):
     """Once it is committed, what was uploaded counts for nothing any more."""
     local, one, other = (machine(tmp_path / name, gcs) for name in ("local", "one", "other"))
