@@ -10,7 +10,7 @@ from phasewise.flows.status.phase_status import approving_command, parent_evalua
 from phasewise.tasks.evaluation.task import evaluate
 from phasewise.tasks.validation.task import model_gate
 from phasewise.trainer.base.errors import TrainingError
-from phasewise.validations.accepted import accepted_in
+from phasewise.validations.waivers import accepted_in
 
 
 @door(name="evaluate", flow_run_name="evaluate {recipe}/{phase} ({scale})")

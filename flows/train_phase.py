@@ -35,7 +35,7 @@ from phasewise.tasks.training.task import train
 from phasewise.tasks.validation.task import ask_about_training, health_gate
 from phasewise.trainer.base.errors import ConfigError, TrainingDiverged, VerdictError, WaitsForPerson
 from phasewise.trainer.config import Execution
-from phasewise.validations.accepted import accepted_in
+from phasewise.validations.waivers import accepted_in
 
 
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:

@@ -9,8 +9,8 @@ from phasewise.flows.status.phase_status import approving_command, raise_unless_
 from phasewise.flows.status.verdict_inputs import decided_by, hand_off_facts
 from phasewise.flows.token_budget import check_enough, drawn_earlier
 from phasewise.tasks.validation.task import data_gate
-from phasewise.validations.accepted import accepted_in
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
+from phasewise.validations.waivers import accepted_in
 
 
 @door(name="validate-data", flow_run_name="validate data of {recipe}/{phase} ({scale})")

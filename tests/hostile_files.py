@@ -92,8 +92,7 @@ def _text_key(path: Path, file_format: str) -> str:
 
 def read_as_scan(path: Path, index: Path) -> tuple[Outcome, str]:
     """The scan, with the search for items."""
-    from phasewise.tasks.validation.scan_paths import select
-    from phasewise.tasks.validation.scan_pieces import scan_pieces
+    from phasewise.tasks.validation.scan_pieces import scan_pieces, select
     from phasewise.validations.limits import LeakageLimits
 
     limits = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

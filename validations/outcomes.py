@@ -10,10 +10,9 @@ from pydantic import Field
 
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.accepted import AcceptedWarning
-from phasewise.validations.expectations.check import Severity
-from phasewise.validations.expectations.judging import Outcome
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Outcome, Reason
+from phasewise.validations.expectations.suites import Severity
+from phasewise.validations.waivers import AcceptedWarning
 
 Kind = Literal["passed", "accepted", "warned", "failed", "broken"]
 Standing = Literal["passed", "warned", "failed"]

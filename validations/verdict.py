@@ -3,6 +3,7 @@
 Code that decides by a verdict asks `trainer.base.decision`, which knows what people decided of it, and `judged`, which says of which bytes.
 """
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,23 +15,52 @@ from pydantic import Field, ValidationError, model_validator
 
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
-from phasewise.trainer.base.identity import digest_of_json, read_sealed, write_sealed
-from phasewise.validations.accepted import AcceptedWarning
-from phasewise.validations.approvable import NOBODY, AsksPeople
-from phasewise.validations.approving import asked_of_suite
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.storage import as_path, write_atomically
 from phasewise.validations.evidence.comparable import Evaluation
 from phasewise.validations.evidence.gate import gate_tables
-from phasewise.validations.evidence.tables import write_tables
-from phasewise.validations.expectations.accepting import accept, told_rows
-from phasewise.validations.expectations.data_suite import DATA_SUITE
 from phasewise.validations.expectations.gate_notes import gate_notes
-from phasewise.validations.expectations.gate_suite import GATE_SUITE
-from phasewise.validations.expectations.health_suite import HEALTH_SUITE
-from phasewise.validations.expectations.judging import AcceptedRows, CheckResult, judge_tables
-from phasewise.validations.expectations.reasons import Reason, reasons_for
-from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.expectations.judging import AcceptedRows, CheckResult, Reason, judge_tables, reasons_for
+from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, HEALTH_SUITE, SUITES, version_of
+from phasewise.validations.expectations.waiver_rules import accept, asked_of_suite, told_rows
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 from phasewise.validations.outcomes import AcceptedFinding, CheckCounts, CheckOutcome, count_checks
+from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople
+
+
+def write_tables(folder: str | Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """Write each table as `{name}.parquet` under the folder, which may be any fsspec URL; name → digest of the file."""
+    digests: dict[str, str] = {}
+    for name, table in tables.items():
+        content = io.BytesIO()
+        table.to_parquet(content, index=False)
+        write_atomically(_url(folder, name), content.getvalue())
+        digests[name] = digest_of_bytes(content.getvalue())
+    return digests
+
+
+def read_tables(folder: str | Path, digests: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """The named tables of a folder.
+
+    Args:
+        digests: name of a table → the digest that its verdict names.
+
+    Raises:
+        FileNotFoundError: a table is missing.
+        NotAsWritten: a table is not the one that was judged.
+    """
+    return {name: _read_table(_url(folder, name), digest) for name, digest in digests.items()}
+
+
+def _read_table(url: str, digest: str) -> pd.DataFrame:
+    content = as_path(url).read_bytes()
+    if digest_of_bytes(content) != digest:
+        raise NotAsWritten(f"{url} was changed after it was judged: judge again")
+    return pd.read_parquet(io.BytesIO(content))
+
+
+def _url(folder: str | Path, name: str) -> str:
+    return f"{str(folder).rstrip('/')}/{name}.parquet"
 
 
 class Verdict(Frozen):

@@ -24,7 +24,7 @@ from phasewise.trainer.base.run_folder import METRICS_NAME
 from phasewise.trainer.base.storage import as_path, write_atomically, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.expectations.judging import load_library
 from phasewise.validations.report.failures import summary_of
 from phasewise.validations.verdict import Verdict, judge_gate, write_verdict

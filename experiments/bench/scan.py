@@ -18,8 +18,7 @@ from experiments.bench.peers import Place
 from experiments.bench.real_text import write_json_lines
 from experiments.bench.scan_peers import compared, demanded
 from experiments.bench.scan_process import LIMITS, Built, Scanned
-from phasewise.tasks.validation.scan_paths import ScanPiece, select
-from phasewise.tasks.validation.scan_pieces import scan_pieces
+from phasewise.tasks.validation.scan_pieces import ScanPiece, scan_pieces, select
 from tests.shared_data import ROOT
 
 REAL = ROOT / "benchmarks"

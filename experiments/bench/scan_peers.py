@@ -16,7 +16,7 @@ from experiments.bench.measure import Options, Row, in_turns, seconds
 from experiments.bench.peers import Place
 from experiments.bench.scan_process import LIMITS
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, Scan, scan_documents
 
 MEGABYTES_VARIABLE = "PEERS_MB"

@@ -13,10 +13,9 @@ from pathlib import Path
 from experiments.bench.memory import peak_of_this_process
 from experiments.leakage_recall.made_items import made_items
 from phasewise.tasks.validation.index_store import open_index
-from phasewise.tasks.validation.scan_paths import select
-from phasewise.tasks.validation.scan_pieces import scan_pieces
+from phasewise.tasks.validation.scan_pieces import scan_pieces, select
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.files import read_benchmarks
+from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

@@ -19,7 +19,7 @@ import psutil
 from experiments.bench.measure import Options, Row
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.storage import write_json
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.outcomes import CheckOutcome
 from phasewise.validations.verdict import Verdict, write_verdict
 from tests.chromium import CHROMIUM

@@ -26,8 +26,8 @@ from phasewise.tasks.data.parts import split_of
 from phasewise.tasks.data.stand_ins import NearDuplicates
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import write_json
-from phasewise.validations.evidence.leakage.items.files import read_items
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.item_files import read_items
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 MATH, PROSE = "all_math", "prose"
 TEST_FILE = "test.json"

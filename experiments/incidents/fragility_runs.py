@@ -21,7 +21,7 @@ from phasewise.trainer.config import CheckpointPolicy, RunConfig, StartFrom, Ste
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params
 from phasewise.trainer.run import execute
-from phasewise.validations.evidence.fragility import Readings, exposure_evidence
+from phasewise.validations.evidence.exposure import Readings, exposure_evidence
 from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
 
 ITEMS, PROBLEMS = 64, 3000

@@ -37,7 +37,7 @@ from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.evidence.order.evidence import order_evidence
 
 SEEDS, WEIGHTS, ORDERS, LUCK_SEEDS = 1, 4, 6, 1000

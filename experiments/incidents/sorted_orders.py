@@ -16,7 +16,7 @@ from experiments.incidents.sorted_runs import FEISTEL, LINEAR, MIN_DEVIATIONS, L
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.home import Home
 from phasewise.validations.evidence.order.evidence import order_evidence
-from phasewise.validations.evidence.order.shift import Shift, find_shift
+from phasewise.validations.evidence.order.signals import Shift, find_shift
 
 MAX_LOSS_P_VALUE = 0.01
 

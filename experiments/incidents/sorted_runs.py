@@ -33,8 +33,7 @@ from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loop import MeanLoss, build_mean_loss
 from phasewise.trainer.run import execute
 from phasewise.trainer.step import TrainStep, build_train_step
-from phasewise.validations.evidence.order.shift import Shift, find_shift
-from phasewise.validations.evidence.order.signals import token_mix
+from phasewise.validations.evidence.order.signals import Shift, find_shift, token_mix
 from tests.trainer.token_caches import write_passing_verdict
 
 MATHEMATICS = "megamath_web_by_folder"

@@ -11,8 +11,8 @@ from experiments.leakage_recall.formats import FORMATS
 from experiments.leakage_recall.material import Material
 from experiments.leakage_recall.measure import RecallRow, measure_recall, plant, sample
 from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.validations.evidence.leakage.detokenize import build_detokenizer
 from phasewise.validations.evidence.leakage.scan import Document, cache_documents
-from phasewise.validations.evidence.leakage.words.detokenize import build_detokenizer
 from tests.validations.conftest import CacheMaker
 
 CACHED_FORMAT = replace(FORMATS["OLMES's format"], name="dropped from the source, still in the cache")

@@ -11,7 +11,7 @@ import orjson
 
 from experiments.bench.real_text import real_texts
 from phasewise.tasks.data.stand_ins import plain_text, roots, topics
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 from tests.shared_data import ROOT
 

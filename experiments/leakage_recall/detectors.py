@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from experiments.leakage_recall.views import part_text
 from phasewise.flows.recipes.marin.settings import LEAKAGE
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, scan_documents
 
 ItemKey = tuple[str, str]

@@ -9,7 +9,7 @@ from typing import Literal
 from experiments.leakage_recall import edits, escapes, lines, plants, unicode_games
 from experiments.leakage_recall.plants import Layout
 from experiments.leakage_recall.views import MIN_WORDS, PART, QUESTION, VIEWS, WHOLE, WITH_NUMERALS, View
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 Kind = Literal["reformatting", "edits", "short", "beyond"]
 Dress = Callable[[str, Random], str]

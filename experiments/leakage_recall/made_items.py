@@ -3,7 +3,7 @@
 from random import Random
 
 from experiments.leakage_recall.made_words import ACTIONS, ADJECTIVES, FIELDS, NAMES, SUBSTANCES, THINGS, VERBS, Writer
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 
 def made_items(per_benchmark: int, seed: int) -> list[BenchmarkItem]:

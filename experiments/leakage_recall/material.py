@@ -24,8 +24,8 @@ from experiments.leakage_recall.measure import (
 from experiments.leakage_recall.plants import Hosts
 from experiments.leakage_recall.report import Table
 from experiments.leakage_recall.shared_sentences import alone_in_prose, joined_in_prose
-from phasewise.validations.evidence.leakage.items.files import read_benchmarks
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.item_files import read_benchmarks
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 from tests.shared_data import shared_folder
 

@@ -12,7 +12,7 @@ from experiments.leakage_recall.detectors import Detect, Found, ItemKey
 from experiments.leakage_recall.formats import Format
 from experiments.leakage_recall.plants import Hosts
 from experiments.leakage_recall.views import PartAlone, part_text, words
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 
 NORMAL_95 = 1.959964

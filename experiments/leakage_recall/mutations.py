@@ -15,11 +15,11 @@ from experiments.leakage_recall.detectors import Detect, Detector, Found, ours
 from experiments.leakage_recall.formats import FORMATS
 from experiments.leakage_recall.material import Material
 from experiments.leakage_recall.measure import RecallRow
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage import words
+from phasewise.validations.evidence.leakage.fold import DIGIT, KIND_SHIFT, LETTER, MAX_EXPANSION, TABLE_SIZE, Fold
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
-from phasewise.validations.evidence.leakage.words import words
-from phasewise.validations.evidence.leakage.words.fold import DIGIT, KIND_SHIFT, LETTER, MAX_EXPANSION, TABLE_SIZE, Fold
-from phasewise.validations.evidence.leakage.words.numerals import NONE, numeral_table
+from phasewise.validations.evidence.leakage.words import NONE, numeral_table
 
 
 @dataclass(frozen=True)

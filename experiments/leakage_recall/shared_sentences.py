@@ -7,7 +7,7 @@ from random import Random
 
 from experiments.leakage_recall.plants import Hosts, among_paragraphs, inside_a_sentence
 from experiments.leakage_recall.views import words
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 
 MIN_ITEMS, MIN_SENTENCE_WORDS = 10, 4

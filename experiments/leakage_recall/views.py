@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from experiments.leakage_recall.edits import SMALL_NUMERAL
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CALCULATOR_TAG = re.compile(r"<<[-0-9.+*/=()%$, x]+>>")

@@ -14,8 +14,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from phasewise.validations.evidence.detectable import smallest_fall
-from phasewise.validations.evidence.proportions import Pairs, difference_interval, fall_p_value, holm
+from phasewise.validations.evidence.proportions import Pairs, difference_interval, fall_p_value, holm, smallest_fall
 
 ITEMS = (30, 96, 128, 200, 500, 1319)
 ABILITIES = (1.2, 0.6, 0.8, 0.0, 0.3, -0.3)

@@ -9,8 +9,7 @@ from rich.table import Table
 from phasewise.flows.cli.terminal import print_table
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.data.permutation import MAX_LENGTH, Kind, Permutation
-from phasewise.validations.evidence.order.measures import judge_measures, measure_order
-from phasewise.validations.evidence.order.sample import take_sample
+from phasewise.validations.evidence.order.measures import judge_measures, measure_order, take_sample
 
 FALSE_ALARM_RATE = 1e-6
 """How often all measures together flag a true random permutation."""

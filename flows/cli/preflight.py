@@ -25,7 +25,7 @@ from phasewise.trainer.config import Component
 from phasewise.trainer.data.manifest import MANIFEST_NAME
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import PLAIN, RowRule
-from phasewise.validations.evidence.packing import packing_evidence
+from phasewise.validations.evidence.mixture import packing_evidence
 
 Utilisation = dict[str, Any]
 

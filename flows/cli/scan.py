@@ -17,8 +17,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import index_of_folder, index_store, keep_index, open_index
 from phasewise.tasks.validation.scan_files import Unread
-from phasewise.tasks.validation.scan_paths import select
-from phasewise.tasks.validation.scan_pieces import Scanned, scan_pieces
+from phasewise.tasks.validation.scan_pieces import Scanned, scan_pieces, select
 from phasewise.trainer.base.errors import ConfigError, DataError, PhasewiseError
 from phasewise.trainer.base.wording import megabytes, name_some
 from phasewise.validations.evidence.caches import names_like_tests

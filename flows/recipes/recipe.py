@@ -15,8 +15,7 @@ from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
-from phasewise.validations.accepted import AcceptedWarning
-from phasewise.validations.approvable import ApprovableCheck, AsksPeople, asked_in
+from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople, asked_in
 
 T = TypeVar("T")
 Between = Literal["130m", "370m", "1b", "3b"]

@@ -5,11 +5,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from phasewise.flows.recipes.phase import Gates, Phase
-from phasewise.validations.accepted import AcceptedWarning
-from phasewise.validations.approvable import ApprovableCheck
+from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck
 
 if TYPE_CHECKING:
-    from phasewise.validations.expectations.check import Check
+    from phasewise.validations.expectations.suites import Check
 
 
 def accepted_order(permutation: str, *, phases: Iterable[str] | None, reason: str, source: str) -> AcceptedWarning:
@@ -98,13 +97,15 @@ def check_all_approvable(approvable: Sequence[ApprovableCheck], phases: Sequence
 
 
 def _check_approvable(one: ApprovableCheck, phases: Iterable[Phase]) -> None:
-    from phasewise.validations.approving import check_approvable  # pandas, which a recipe that puts nothing to people does without
+    from phasewise.validations.expectations.waiver_rules import (
+        check_approvable,  # pandas, which a recipe that puts nothing to people does without
+    )
 
     check_approvable(one, [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)])
 
 
 def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
-    from phasewise.validations.expectations.accepting import check_acceptable  # pandas, which a recipe that accepts nothing does without
+    from phasewise.validations.expectations.waiver_rules import check_acceptable  # pandas, which a recipe that accepts nothing does without
 
     checks = [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)]
     check_acceptable(accepted, checks)

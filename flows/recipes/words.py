@@ -36,8 +36,8 @@ from phasewise.trainer.config import (
     Steps,
     always,
 )
-from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
+from phasewise.validations.waivers import AcceptedWarning
 
 
 def llama(

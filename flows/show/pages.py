@@ -28,7 +28,7 @@ from phasewise.flows.show.words import (
 )
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.wording import in_words, number, tokens
-from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.waivers import AcceptedWarning
 
 
 def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:

@@ -38,13 +38,11 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.validations.accepted import AcceptedWarning, accepted_in, expected
-from phasewise.validations.approvable import NOBODY, AsksPeople
-from phasewise.validations.approving import asked_of_suite
-from phasewise.validations.expectations.data_suite import DATA_SUITE
-from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, version_of
+from phasewise.validations.expectations.waiver_rules import asked_of_suite
 from phasewise.validations.report.failures import lines_of
 from phasewise.validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
+from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople, accepted_in, expected
 
 
 def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phase:

@@ -35,8 +35,8 @@ from phasewise.trainer.config import Component, turns_of
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.passed_over import read_roll_backs
-from phasewise.validations.evidence.evaluation import MACRO
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.evidence.gate import MACRO
+from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.outcomes import sum_counts, verdicts_in_words
 from phasewise.validations.verdict import Verdict, unused_of
 

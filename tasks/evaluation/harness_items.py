@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
-from phasewise.validations.evidence.leakage.items.rows import ParsedRow, as_item, id_of, parse_row
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, ParsedRow, as_item, id_of, merge_equal, parse_row
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager

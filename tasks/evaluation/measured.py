@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from phasewise.tasks.evaluation.renderings import Renderings
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.validations.evidence.needle_names import is_needle
+from phasewise.validations.evidence.comparable import is_needle
 
 MADE_BENCHMARKS = ("word_order", "next_word")
 """Made from a recipe's own held-out text (`tasks.evaluation.benchmarks`)."""

@@ -18,20 +18,19 @@ from phasewise.trainer.base.identity import NotAsWritten, code_digest, content_d
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.process.child_process import python_command
 from phasewise.validations.evidence import leakage
-from phasewise.validations.evidence.leakage.compiled import is_cold
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.files import read_benchmarks
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.item_files import read_benchmarks
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from phasewise.validations.evidence.leakage.jit_cache import is_cold
 
 CACHE_VARIABLE = "XDG_CACHE_HOME"
-LEAKAGE = "validations/evidence/leakage"
-AHEAD = f"{leakage.__name__}.ahead"
+WARM_UP = f"{leakage.__name__}.scan"
 
 
 @cache
 def leakage_version() -> str:
     """Changes with the code that reads items, makes an index of them, and decides what a scan finds."""
-    return code_digest(*(f"{LEAKAGE}/{name}.py" for name in ("*/*", "index", "own", "scan", "segments")))
+    return code_digest("validations/evidence/leakage/*.py")
 
 
 def index_store(home: Home | None) -> Path:
@@ -115,7 +114,7 @@ def _compiling_ahead() -> Iterator[None]:
         yield
         return
     nothing = subprocess.DEVNULL
-    with subprocess.Popen(python_command(AHEAD), stdin=nothing, stdout=nothing, stderr=nothing) as process:
+    with subprocess.Popen(python_command(WARM_UP), stdin=nothing, stdout=nothing, stderr=nothing) as process:
         try:
             yield
         except BaseException:

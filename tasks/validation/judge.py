@@ -20,17 +20,14 @@ from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 from phasewise.trainer.metrics import read_metrics
-from phasewise.validations.accepted import AcceptedWarning
-from phasewise.validations.approvable import NOBODY, AsksPeople
-from phasewise.validations.evidence.caches import cache_evidence
-from phasewise.validations.evidence.differences import differences_evidence
+from phasewise.validations.evidence.caches import cache_evidence, differences_evidence
 from phasewise.validations.evidence.health.evidence import health_evidence
 from phasewise.validations.evidence.leakage.evidence import leakage_evidence, leaked_items
-from phasewise.validations.evidence.mixture import mixture_evidence
+from phasewise.validations.evidence.mixture import mixture_evidence, packing_evidence
 from phasewise.validations.evidence.order.evidence import order_evidence
-from phasewise.validations.evidence.packing import packing_evidence
 from phasewise.validations.limits import DataLimits, HealthLimits
 from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, judge_health, write_verdict
+from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople
 
 DAMAGED = "shard damaged"
 

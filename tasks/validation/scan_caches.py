@@ -13,7 +13,6 @@ from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
 from phasewise.tasks.evaluation.suites.folder import real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
-from phasewise.tasks.validation.detokenizers import open_detokenizer
 from phasewise.tasks.validation.index_store import (
     folder_digest,
     index_folder,
@@ -23,14 +22,14 @@ from phasewise.tasks.validation.index_store import (
     leakage_version,
     open_index,
 )
-from phasewise.tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
+from phasewise.tasks.validation.scan_pieces import CachePiece, cache_pieces, find_tokenizer, open_detokenizer
 from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.data.manifest import Shard, read_manifest
 from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
-from phasewise.validations.evidence.leakage.items.files import read_benchmarks
-from phasewise.validations.evidence.leakage.items.item import HELD_OUT, BenchmarkItem
+from phasewise.validations.evidence.leakage.item_files import read_benchmarks
+from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
-from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.evidence.leakage.words import split_words
 from phasewise.validations.limits import LeakageLimits
 
 MIN_HELD_OUT_WORDS = 13

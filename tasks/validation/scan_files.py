@@ -21,10 +21,9 @@ from phasewise.tasks.data.archives import MAX_LAYERS, Member, members, unpack
 from phasewise.tasks.data.findings import FileFault
 from phasewise.tasks.data.listing import matches
 from phasewise.tasks.data.streams import BUFFER_BYTES, Kind, Recognised, WatchedFile, open_watched, recognise
-from phasewise.tasks.validation.scan_plain import PEEK_BYTES, Transcoded, begins_with_json, read_json, read_lines, read_text
 from phasewise.tasks.validation.scan_tables import NoText, table_texts
+from phasewise.tasks.validation.scan_texts import PEEK_BYTES, Transcoded, begins_with_json, read_json, read_lines, read_text, warc_records
 from phasewise.tasks.validation.scan_values import Text
-from phasewise.tasks.validation.scan_warc import warc_records
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.scan import Document
 

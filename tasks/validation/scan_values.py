@@ -11,7 +11,6 @@ from phasewise.tasks.data.streams import is_text
 from phasewise.tasks.data.text_files import BYTE_ORDER_MARK, loads
 
 TEXT_KEY, ID_KEY = "text", "id"
-PEEK_BYTES = 2**14
 MIN_WORDS_OF_KEY = 4
 MAX_TEXT_CHARACTERS = 2**24  # of a row: with four bytes each 64 MiB
 

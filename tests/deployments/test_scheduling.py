@@ -26,7 +26,7 @@ from phasewise.flows.recipes import NAMES
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.verdict import Verdict
 from tests.deployments.up import Up, ask, final_state, logs_of, processes, start_run, state_of, subflows_of, wait_for
 

@@ -25,7 +25,7 @@ from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.verdict import Verdict
 from tests.shared_data import shared_folder
 

@@ -27,8 +27,8 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.validations.evidence.hand_off import hand_off_evidence
-from phasewise.validations.evidence.leakage.items.files import read_items
+from phasewise.validations.evidence.caches import hand_off_evidence
+from phasewise.validations.evidence.leakage.item_files import read_items
 from phasewise.validations.verdict import Verdict
 from tests.shared_data import shared_folder
 

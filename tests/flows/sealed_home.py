@@ -23,8 +23,8 @@ from phasewise.trainer.base.decision import Decision, Decisions, decision_path, 
 from phasewise.trainer.base.identity import read_sealed, sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.passed_over import NOTHING, write_passed_over
-from phasewise.validations.accepted import accepted_in
 from phasewise.validations.verdict import judge_gate, write_verdict
+from phasewise.validations.waivers import accepted_in
 from tests.tasks.report.card.world import write_world
 
 TIMES = ("kept", "new")

@@ -18,9 +18,9 @@ from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json
-from phasewise.validations.approvable import ApprovableCheck, AsksPeople
 from phasewise.validations.expectations.suites import SUITES, version_of
 from phasewise.validations.verdict import Verdict, write_verdict
+from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
 
 RECIPE = load_recipe("marin-32b", "proxy")

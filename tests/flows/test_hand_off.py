@@ -20,7 +20,7 @@ from phasewise.trainer.base.errors import CheckpointError, TrainingError
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 from tests.validations.conftest import CacheMaker, build_tokenizer
 
 PROXY = load_recipe("marin-8b", "proxy")

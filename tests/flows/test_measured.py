@@ -9,10 +9,10 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.flows.status.phase_status import PhaseRecord
 from phasewise.flows.status.summary import measured_of
 from phasewise.tasks.report.contents import MeasuredReport
-from phasewise.validations.evidence.against_parent import NOT_ASKED
 from phasewise.validations.evidence.gate import gate_tables
-from phasewise.validations.evidence.tables import write_tables
+from phasewise.validations.evidence.parent_comparison import NOT_ASKED
 from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import write_tables
 from tests.validations.made_answers import guessed_result
 
 FIRST, SECOND = load_recipe("marin-8b", "proxy").phases[:2]

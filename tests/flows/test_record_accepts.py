@@ -8,9 +8,9 @@ import pytest
 from phasewise.flows.status.phase_status import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import read_sealed, write_sealed
-from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.expectations.suites import version_of
 from phasewise.validations.verdict import read_verdict, write_verdict
+from phasewise.validations.waivers import AcceptedWarning
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
 
 

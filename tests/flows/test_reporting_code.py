@@ -10,8 +10,8 @@ READS_ALONE = {
     "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/status/phase_status.py", "flows/resolved.py",
     "tasks/evaluation/baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
-    "trainer/model/params.py", "validations/evidence/evaluation.py",
-    "validations/expectations/reasons.py", "validations/outcomes.py", "validations/verdict.py",
+    "trainer/model/params.py", "validations/evidence/gate.py",
+    "validations/expectations/judging.py", "validations/outcomes.py", "validations/verdict.py",
 }  # fmt: skip
 """What these import to read the home, or for its types. What these read is in the report's key itself."""
 

@@ -15,7 +15,7 @@ from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.views import olmes
 from phasewise.flows.cli import main
 from phasewise.validations.evidence.leakage import compiled
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from tests.hostile_makers import zipped
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging

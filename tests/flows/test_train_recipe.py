@@ -14,7 +14,7 @@ from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.verdict import Verdict
 
 NOWHERE = Path("nowhere.json")

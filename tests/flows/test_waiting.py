@@ -16,7 +16,7 @@ from phasewise.flows.status.retraining import GATES, ParentNotDone
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.verdict import Verdict
 
 

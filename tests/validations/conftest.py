@@ -1,6 +1,6 @@
 """Tiny token caches made by hand, and the evidence of a phase that is in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
-from phasewise.validations.evidence.caches import cache_evidence
-from phasewise.validations.evidence.differences import differences_evidence
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import cache_evidence, differences_evidence, hand_off_evidence
+from phasewise.validations.evidence.mixture import PACKING_COLUMNS as PACKING_COLUMNS
 from phasewise.validations.evidence.mixture import mixture_evidence
-from phasewise.validations.evidence.packing import COLUMNS as PACKING_COLUMNS
 from phasewise.validations.expectations.judging import load_library
+from phasewise.validations.expectations.suites import SUITES, Check
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits, PackingLimits
 from phasewise.validations.verdict import DataEvidence
 
@@ -117,16 +116,27 @@ def caches(tmp_path: Path, tokenizer: Tokenizer) -> CacheMaker:
     return CacheMaker(tmp_path, tokenizer)
 
 
+DATA_LIMITS = DataLimits(
+    max_share_error_points=0.5,
+    max_share_error_percent=25.0,
+    max_epochs=4.0,
+    leakage=LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0),
+    order=OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=0.5),
+    packing=PackingLimits(min_counted_percent=5.0, max_cut_percent=10.0, max_padding_percent=20.0),
+)
+
+
 @pytest.fixture
 def limits() -> DataLimits:
-    return DataLimits(
-        max_share_error_points=0.5,
-        max_share_error_percent=25.0,
-        max_epochs=4.0,
-        leakage=LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0),
-        order=OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=0.5),
-        packing=PackingLimits(min_counted_percent=5.0, max_cut_percent=10.0, max_padding_percent=20.0),
-    )
+    return DATA_LIMITS
+
+
+def order_checks(limits: OrderLimits, tables: Mapping[str, pd.DataFrame]) -> list[Check]:
+    """The checks of the tables `order` and `shifts`."""
+    suite = SUITES["data"]
+    every = {name: tables.get(name, pd.DataFrame()) for name in suite.tables}
+    thresholds = DATA_LIMITS.model_copy(update={"order": limits}).model_dump()
+    return [check for check in suite.checks(thresholds, every) if check.table in tables and "mixture draws" not in check.asks]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.evaluation import MACRO, gate_evidence
 from phasewise.validations.evidence.floor import NUM_TESTS, measure_floor
+from phasewise.validations.evidence.gate import MACRO, gate_evidence
 from phasewise.validations.limits import GateLimits
 from phasewise.validations.verdict import judge_gate
 from tests.validations.made_answers import guessed_result, scored_result

@@ -11,11 +11,8 @@ from phasewise.trainer import run as trainer_run
 from phasewise.trainer.base.errors import ExitCode, VerdictError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.validations.evidence.differences import differences_evidence
-from phasewise.validations.evidence.hand_off import hand_off_evidence
-from phasewise.validations.expectations.data_suite import data_checks
-from phasewise.validations.expectations.judging import judge_tables
-from phasewise.validations.expectations.reasons import Reason, reasons_for
+from phasewise.validations.evidence.caches import differences_evidence, hand_off_evidence
+from phasewise.validations.expectations.judging import Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, version_of
 from phasewise.validations.limits import DataLimits
 from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, read_verdict, write_verdict
@@ -34,7 +31,7 @@ def judge(tmp_path: Path, limits: DataLimits) -> Judge:
 def judge_alone(evidence: DataEvidence, table: str, limits: DataLimits) -> list[Reason]:
     """The reasons that the checks of one table give; the others take time and say nothing of it."""
     tables = {name: getattr(evidence, name) for name in TABLES}
-    checks = [check for check in data_checks(limits, tables) if check.table == table]
+    checks = [check for check in SUITES["data"].checks(limits.model_dump(), tables) if check.table == table]
     return [reason for result in judge_tables(tables, checks) for reason in reasons_for(result, tables)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from phasewise.validations.evidence.detectable import POWER
+from phasewise.validations.evidence.proportions import POWER
 
 Row = Mapping[str, Any]
 IN_TEN = f"{10 * POWER:g} of 10 cases"

@@ -10,11 +10,8 @@ import pandas as pd
 
 from phasewise.trainer.base.decision import Ruling, ruling_of
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.evidence.tables import read_tables
-from phasewise.validations.expectations.check import Check
-from phasewise.validations.expectations.judging import CheckResult, judge_tables
-from phasewise.validations.expectations.reasons import reasons_for
-from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.expectations.judging import CheckResult, judge_tables, reasons_for
+from phasewise.validations.expectations.suites import SUITES, Check
 from phasewise.validations.outcomes import KIND_WORDS, MARKS, CheckOutcome
 from phasewise.validations.report.failures import (
     SHOWN_CASES,
@@ -28,7 +25,7 @@ from phasewise.validations.report.failures import (
     whole_line,
 )
 from phasewise.validations.report.judged_again import as_text
-from phasewise.validations.verdict import Verdict
+from phasewise.validations.verdict import Verdict, read_tables
 
 STATE_WORDS = {
     "passes": "The phase may go on.",

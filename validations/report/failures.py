@@ -7,8 +7,8 @@ from itertools import groupby
 
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.expectations.check import Severity
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Reason
+from phasewise.validations.expectations.suites import Severity
 from phasewise.validations.outcomes import AcceptedFinding, CheckOutcome
 from phasewise.validations.verdict import Verdict
 

@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 
 from phasewise.trainer.base.identity import digest_of_bytes
-from phasewise.validations.expectations.accepting import accept
-from phasewise.validations.expectations.check import Check
 from phasewise.validations.expectations.judging import CheckResult, Library, build_suite, load_library
-from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.expectations.suites import SUITES, Check
+from phasewise.validations.expectations.waiver_rules import accept
 from phasewise.validations.verdict import Verdict
 
 Mark = Literal["failed", "accepted", ""]

@@ -11,8 +11,8 @@ from phasewise.tasks.evaluation.suites.known import find_definition
 from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared, prepare, write_definitions
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_json
-from phasewise.validations.evidence.leakage.items.files import read_examples
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
+from phasewise.validations.evidence.leakage.item_files import read_examples
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, merge_equal
 
 
 class SuiteItems(NamedTuple):

@@ -12,7 +12,7 @@ from experiments.bench.real_text import write_json_lines
 from experiments.bench.scan_peers import Corpus, read_peer_items
 from experiments.bench.scan_process import LIMITS
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import scan_documents
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging

@@ -10,7 +10,7 @@ from experiments.incidents.collapse_pictures import report_of
 from experiments.incidents.collapse_runs import KINDS, LIMITS, NUM_EXPERTS, Trained, train
 from phasewise.tasks.report.html import render
 from phasewise.trainer.state import groups
-from phasewise.validations.evidence.health.phenomena import Measure
+from phasewise.validations.evidence.health.evidence import Measure
 from tests.compilation import compile_from_now_on
 from tests.validations.evidence.health.simulated import evidence
 

@@ -27,8 +27,7 @@ from phasewise.flows.recipes.phase import FromScratch
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.packing import RowsOfTokens
-from phasewise.validations.evidence.order.shift import Shift
-from phasewise.validations.evidence.order.signals import token_mix
+from phasewise.validations.evidence.order.signals import Shift, token_mix
 from tests.compilation import compile_from_now_on
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
 

@@ -14,7 +14,7 @@ from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.measure import plant, sample
 from experiments.leakage_recall.plants import Hosts
 from experiments.leakage_recall.views import MIN_WORDS, part_text, words
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 TEXT = (
     'He paid "1200" francs, i.e. 3 per fish & net.\nThe others – all five of them – waited in the\n\nrain until 1,000,000 drops had fallen.'

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.leakage_recall.measure import Alarm, AlarmRow, RecallRow, Share, twin_proof
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 
 ITEM = BenchmarkItem(

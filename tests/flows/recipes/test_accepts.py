@@ -12,7 +12,7 @@ from phasewise.flows.cli.show import describe, print_description
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.waivers import accepted_among
-from phasewise.validations.accepted import AcceptedWarning, accepted_in
+from phasewise.validations.waivers import AcceptedWarning, accepted_in
 
 ORDER: dict[str, Any] = {
     "table": "order",

@@ -27,10 +27,10 @@ from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import without_added
-from phasewise.validations.accepted import accepted_in, expected
-from phasewise.validations.approving import asked_of_suite
 from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.expectations.waiver_rules import asked_of_suite
 from phasewise.validations.verdict import accepted_by
+from phasewise.validations.waivers import accepted_in, expected
 from tests.flows.recipes.every_field import AT_SCALE, FIELDS, Raw, Row, edited, leaves
 from tests.tasks.conftest import write_lines
 from tests.tasks.evaluation.conftest import write_prose

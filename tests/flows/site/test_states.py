@@ -15,7 +15,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.instability import CHECK, TABLE
-from phasewise.validations.approvable import ApprovableCheck, AsksPeople
+from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from tests.flows.site.homes import RUN_NAME, sample, site_of, write_phase, zoo
 

@@ -7,9 +7,8 @@ import pytest
 from phasewise.flows.cli import trace as command
 from phasewise.flows.status.summary import AT_A_BATCH, what_trained_there
 from phasewise.tasks.home import Home
-from phasewise.validations.expectations.health_suite import HEALTH_SUITE
-from phasewise.validations.expectations.reasons import Reason
-from phasewise.validations.expectations.suites import checks_of
+from phasewise.validations.expectations.judging import Reason
+from phasewise.validations.expectations.suites import HEALTH_SUITE, checks_of
 from tests.flows.trace.world import World
 from tests.validations.evidence.health.simulated import LIMITS
 

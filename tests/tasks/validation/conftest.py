@@ -7,7 +7,7 @@ import pytest
 
 from experiments.leakage_recall.made_items import made_items
 from phasewise.tasks.validation.index_store import index_of_folder
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 BENCHMARK = "made-math"
 

@@ -12,7 +12,7 @@ from phasewise.tasks.validation.index_store import index_of_folder, open_index
 from phasewise.tasks.validation.index_store import index_store as place_of
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 
 @pytest.fixture

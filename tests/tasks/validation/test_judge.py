@@ -27,7 +27,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import SourceFile, read_manifest
 from phasewise.trainer.data.packing import DrawnRows
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits
 from phasewise.validations.verdict import Verdict, read_verdict
 from tests.trainer.token_caches import BEGIN, END, write_token_cache

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from phasewise.tasks.validation.scan_columns import may_hold_text, strings_of
+from phasewise.tasks.validation.scan_tables import may_hold_text, strings_of
 
 OFFSETS: Any = pa.array([0, 1, 2, 3], pa.int32())
 SECOND = pa.array([False, True, False])

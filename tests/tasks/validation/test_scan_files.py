@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasewise.tasks.validation import scan_plain
+from phasewise.tasks.validation import scan_texts
 from phasewise.tasks.validation.scan_files import FilePiece, Reading
 
 ROWS = [
@@ -83,7 +83,7 @@ def test_what_does_not_parse_is_scanned_as_it_is(tmp_path: Path):
 
 
 def test_a_large_json_file_is_read_as_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scan_plain, "MAX_JSON_BYTES", LINES.index(10) + 1)
+    monkeypatch.setattr(scan_texts, "MAX_JSON_BYTES", LINES.index(10) + 1)
     assert read(written(tmp_path, "a.json", LINES))[0] == TEXTS
     rows = json.dumps(ROWS, indent=0, ensure_ascii=False)
     found = "".join(read(written(tmp_path, "b.json.gz", gzip.compress(rows.encode())))[0])
@@ -104,8 +104,8 @@ def test_ranges_of_a_file_have_each_line_once(tmp_path_factory: pytest.TempPathF
 
 def test_a_line_too_long_to_be_held_is_scanned_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By the range in which it begins, and by no other."""
-    monkeypatch.setattr(scan_plain, "MAX_DOCUMENT_BYTES", 16)
-    monkeypatch.setattr(scan_plain, "SKIP_BYTES", 4)
+    monkeypatch.setattr(scan_texts, "MAX_DOCUMENT_BYTES", 16)
+    monkeypatch.setattr(scan_texts, "SKIP_BYTES", 4)
     path = written(tmp_path, "a.jsonl", b'"short"\n"' + b"x" * 40 + b'"\n"last"\n')
     found = [[document.text for document in Reading(piece(path, start, stop))] for start, stop in ((0, 20), (20, 40), (40, 60))]
     assert found[0][0] == b"short"
@@ -157,7 +157,7 @@ def test_any_other_file_is_one_text(tmp_path: Path):
 
 
 def test_a_text_too_long_to_be_held_is_cut_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scan_plain, "MAX_DOCUMENT_BYTES", 10)
+    monkeypatch.setattr(scan_texts, "MAX_DOCUMENT_BYTES", 10)
     content = b"one\ntwo\nthree\nfourfourfourfour\nfive"
     found, unread = read(written(tmp_path, "a.txt", content))
     assert "".join(found).encode() == content

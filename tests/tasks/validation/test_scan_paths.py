@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from phasewise.tasks.validation import scan_paths
+from phasewise.tasks.validation import scan_pieces
 from phasewise.tasks.validation.scan_files import FilePiece, Unread
-from phasewise.tasks.validation.scan_paths import CachePiece, select
+from phasewise.tasks.validation.scan_pieces import CachePiece, select
 from phasewise.trainer.base.errors import ConfigError, DataError
 
 
@@ -61,7 +61,7 @@ def test_links_are_followed_once(files: Path):
 
 
 def test_a_large_file_of_lines_is_cut_into_ranges(files: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scan_paths, "PIECE_BYTES", 4)
+    monkeypatch.setattr(scan_pieces, "PIECE_BYTES", 4)
     pieces = select(["data/train.jsonl", "data/sub/test.json"]).pieces
     assert [(piece.start, piece.stop) for piece in pieces if isinstance(piece, FilePiece)] == [(0, 4), (4, 8), (8, 12), (12, 16), (0, None)]
     (files / "data" / "train.jsonl").write_text("")
@@ -69,7 +69,7 @@ def test_a_large_file_of_lines_is_cut_into_ranges(files: Path, monkeypatch: pyte
 
 
 def test_the_first_bytes_say_which_file_is_cut_into_ranges(files: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scan_paths, "PIECE_BYTES", 10)
+    monkeypatch.setattr(scan_pieces, "PIECE_BYTES", 10)
     lines = b'{"text": "a"}\n' * 3
     contents = {
         "b10b": lines,

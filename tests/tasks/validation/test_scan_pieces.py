@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from experiments.leakage_recall.views import olmes
-from phasewise.tasks.validation import scan_paths
-from phasewise.tasks.validation.scan_paths import select
-from phasewise.tasks.validation.scan_pieces import Scanned, scan_pieces
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.tasks.validation.scan_pieces import Scanned, scan_pieces, select
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.limits import LeakageLimits
 from tests.tasks.conftest import write_prose
 
@@ -46,7 +44,7 @@ def test_documents_are_numbered_through_their_file(
     whole = scan_pieces(select([str(planted)]).pieces, index, LIMITS)
     assert found(whole) == expected(word_problems)
     assert whole.scans[None].documents == 141
-    monkeypatch.setattr(scan_paths, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECE_BYTES", 10_000)
     pieces = select([str(planted)]).pieces
     assert len(pieces) > 5
     assert found(scan_pieces(pieces, index, LIMITS)) == expected(word_problems)
@@ -54,7 +52,7 @@ def test_documents_are_numbered_through_their_file(
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_workers_find_the_same(planted: Path, index: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scan_paths, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECE_BYTES", 10_000)
     monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECES_AT_ONCE", 3)
     pieces = select([str(planted)]).pieces
     alone = scan_pieces(pieces, index, LIMITS, workers=1)

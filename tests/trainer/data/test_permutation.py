@@ -24,8 +24,7 @@ from phasewise.trainer.data.permutation import (
     derive_key,
     permute,
 )
-from phasewise.validations.evidence.order.measures import measure_order
-from phasewise.validations.evidence.order.sample import Shuffle, take_sample
+from phasewise.validations.evidence.order.measures import Shuffle, measure_order, take_sample
 
 KINDS: tuple[Kind, ...] = ("linear", "feistel", "feistel_levanter")
 HUGE = (2**40, 2**40 - 87, 2**39 + 1, 10**12, 2**33 + 5, 2**32 + 15, 2**32, 10**9 + 7)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.answers import answers_table
+from phasewise.validations.evidence.gate import answers_table
 from phasewise.validations.limits import GateLimits
 from phasewise.validations.verdict import judge_gate
 from tests.validations.test_gate import BETTER, LIMITS, PARENT

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.validations.evidence.differences import COLUMNS, differences_evidence
+from phasewise.validations.evidence.caches import DIFFERENCE_COLUMNS, differences_evidence
 from tests.validations.conftest import PROSE, CacheMaker
 
 
@@ -14,7 +14,7 @@ def found(what: str) -> dict[str, str]:
 def test_each_difference_has_a_row_and_a_component_without_any_says_so(caches: CacheMaker):
     folders = {name: caches.write(name, [text]) for name, text in PROSE.items()}
     table = differences_evidence({"wikipedia": [found("file no longer selected"), found("shard damaged")], "starcoderdata": []}, folders)
-    assert tuple(table.columns) == COLUMNS
+    assert tuple(table.columns) == DIFFERENCE_COLUMNS
     assert table[["component", "what", "file", "what_to_do"]].to_numpy().tolist() == [
         ["wikipedia", "file no longer selected", "test.json", "Take it out."],
         ["wikipedia", "shard damaged", "test.json", "Take it out."],

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.fragility import Readings, exchange_p_value, exposure_evidence
+from phasewise.validations.evidence.exposure import Readings, exchange_p_value, exposure_evidence
 
 ITEMS = 40
 

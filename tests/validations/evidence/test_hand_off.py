@@ -1,4 +1,4 @@
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 
 
 def test_each_change_is_declared_found_or_both():

@@ -9,7 +9,7 @@ import pytest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import Execution, LossOn, PackingKind, RunConfig
 from phasewise.trainer.preflight.spec import NO_DATA, run_of
-from phasewise.validations.evidence.packing import COLUMNS, packing_evidence
+from phasewise.validations.evidence.mixture import PACKING_COLUMNS, packing_evidence
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 
@@ -45,7 +45,7 @@ def test_padding_cuts_and_counted_tokens_are_those_of_the_rows(cache: Path):
     assert (alone["rows"], alone["counted_tokens"], alone["documents_cut"]) == (8, 76 - 8, 2)
     (whole,) = packing_evidence(run_on(cache, "chunk", "all")).to_dict("records")
     assert (whole["rows"], whole["padding_percent"], whole["counted_tokens"], whole["tokens_cut"]) == (5, 0.0, 5 * 15, 1)
-    assert list(row) == list(COLUMNS)
+    assert list(row) == list(PACKING_COLUMNS)
 
 
 @pytest.mark.parametrize("packing", get_args(PackingKind))

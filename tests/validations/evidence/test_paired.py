@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.paired import choice_probability, likelihood_change, pair_items, spread_of
+from phasewise.validations.evidence.parent_comparison import choice_probability, likelihood_change, pair_items, spread_of
 from phasewise.validations.evidence.proportions import Pairs
 from tests.validations.made_answers import grouped_result, scored_result
 

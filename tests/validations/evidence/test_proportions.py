@@ -6,8 +6,17 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom
 
-from phasewise.validations.evidence.detectable import PLANNED_POWER, POWER, smallest_fall, smallest_margin
-from phasewise.validations.evidence.proportions import Pairs, difference_interval, fall_p_value, fall_p_values, holm
+from phasewise.validations.evidence.proportions import (
+    PLANNED_POWER,
+    POWER,
+    Pairs,
+    difference_interval,
+    fall_p_value,
+    fall_p_values,
+    holm,
+    smallest_fall,
+    smallest_margin,
+)
 
 SIZES = [Pairs(30, 3, 2), Pairs(96, 12, 16), Pairs(128, 4, 2), Pairs(44, 0, 1), Pairs(60, 20, 1)]
 
@@ -110,7 +119,7 @@ def test_a_long_benchmark_takes_the_same_sum_in_its_middle(monkeypatch: pytest.M
     pairs = Pairs(3200, 150, 150)
     fast = smallest_fall(pairs, level=0.01)
     smallest_fall.cache_clear()
-    monkeypatch.setattr("phasewise.validations.evidence.detectable.MANY_ITEMS", 10_000)
+    monkeypatch.setattr("phasewise.validations.evidence.proportions.MANY_ITEMS", 10_000)
     assert smallest_fall(pairs, level=0.01) == pytest.approx(fast, abs=1e-6)
     smallest_fall.cache_clear()
 

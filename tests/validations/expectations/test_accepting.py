@@ -7,15 +7,13 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from phasewise.validations.accepted import AcceptedWarning, accepted_in
-from phasewise.validations.expectations.accepting import accept, check_acceptable
-from phasewise.validations.expectations.check import expect_rows
-from phasewise.validations.expectations.health_suite import IS_JUDGED
-from phasewise.validations.expectations.judging import CheckResult, build_suite, judge_tables, load_library
-from phasewise.validations.expectations.order_checks import order_checks
-from phasewise.validations.expectations.reasons import reasons_for
-from phasewise.validations.expectations.suites import SUITES, checks_of
+from phasewise.validations.expectations.judging import CheckResult, build_suite, judge_tables, load_library, reasons_for
+from phasewise.validations.expectations.suites import SUITES, checks_of, expect_rows
+from phasewise.validations.expectations.waiver_rules import accept, check_acceptable
 from phasewise.validations.limits import OrderLimits
+from phasewise.validations.waivers import AcceptedWarning, accepted_in
+from tests.validations.conftest import order_checks
+from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 
 LIMITS = OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=None)
 
@@ -100,11 +98,12 @@ def test_a_check_that_could_not_be_made_is_never_accepted():
 
 def test_what_stops_is_never_accepted():
     """Also where a check of the same name only warns."""
-    critical = replace(IS_JUDGED, severity="critical")
+    is_judged = next(check for check in checks_of("health", HEALTH_LIMITS.model_dump()) if check.arguments.get("column") == "is_unjudged")
+    critical = replace(is_judged, severity="critical")
     table = pd.DataFrame([{"measure": "ema_gap", "is_unjudged": True, "phenomenon": "p", "detail": "d", "limit": 0.1}])
     known = accepted({"measure": "ema_gap"}, table="health", check="expect_column_values_to_be_in_set")
     outcomes: list[str] = []
-    for check in (IS_JUDGED, critical):
+    for check in (is_judged, critical):
         (result,) = judge_tables({"health": table}, [check])
         outcomes.append(accept(result, {"health": table}, [known]).outcome)
     assert outcomes == ["accepted", "failed"]

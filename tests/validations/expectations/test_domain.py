@@ -4,8 +4,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from phasewise.validations.expectations.check import Check
 from phasewise.validations.expectations.judging import judge_tables, load_library
+from phasewise.validations.expectations.suites import Check
 
 DOMAIN = load_library().domain
 
@@ -22,32 +22,32 @@ def outcome(expectation: str, values: list[Any], dtype: Any, **arguments: Any) -
     return result.outcome, result.failing_rows
 
 
-@pytest.mark.parametrize("expectation", kinds_of("_WithinLimit"))
+@pytest.mark.parametrize("expectation", kinds_of("ColumnWithinLimit"))
 def test_up_to_the_limit_passes_and_above_it_fails(expectation: str):
     assert outcome(expectation, [0, 2], float, limit=2) == ("passed", ())
     assert outcome(expectation, [0, 2.01, 1, math.inf], float, limit=2) == ("failed", (1, 3))
 
 
-@pytest.mark.parametrize("expectation", kinds_of("_AboveFloor"))
+@pytest.mark.parametrize("expectation", kinds_of("ColumnAboveFloor"))
 def test_above_the_floor_passes_and_on_it_fails(expectation: str):
     assert outcome(expectation, [2.01, 3], float, floor=2) == ("passed", ())
     assert outcome(expectation, [3, 2, -math.inf], float, floor=2) == ("failed", (1, 2))
 
 
-@pytest.mark.parametrize("expectation", kinds_of("_OneOf"))
+@pytest.mark.parametrize("expectation", kinds_of("ColumnOneOf"))
 def test_only_what_is_allowed_passes(expectation: str):
     assert outcome(expectation, ["a", "b"], object, allowed=["a", "b"]) == ("passed", ())
     assert outcome(expectation, ["a", "c", "A"], object, allowed=["a", "b"]) == ("failed", (1, 2))
 
 
-@pytest.mark.parametrize("expectation", kinds_of("_NoneOf"))
+@pytest.mark.parametrize("expectation", kinds_of("ColumnNoneOf"))
 def test_all_but_what_is_refused_passes(expectation: str):
     assert outcome(expectation, ["a", "b"], object, refused=["c"]) == ("passed", ())
     assert outcome(expectation, ["a", "c"], object, refused=["c"]) == ("failed", (1,))
 
 
-NUMBERS = [(kinds_of("_WithinLimit")[0], {"limit": 2}), (kinds_of("_AboveFloor")[0], {"floor": 2})]
-WORDS = [(kinds_of("_OneOf")[0], {"allowed": ["a"]}), (kinds_of("_NoneOf")[0], {"refused": ["a"]})]
+NUMBERS = [(kinds_of("ColumnWithinLimit")[0], {"limit": 2}), (kinds_of("ColumnAboveFloor")[0], {"floor": 2})]
+WORDS = [(kinds_of("ColumnOneOf")[0], {"allowed": ["a"]}), (kinds_of("ColumnNoneOf")[0], {"refused": ["a"]})]
 
 
 @pytest.mark.parametrize(("expectation", "arguments"), [*NUMBERS, *WORDS])

@@ -6,10 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from phasewise.validations.evidence.health.phenomena import Measure
-from phasewise.validations.expectations.health_suite import health_checks
-from phasewise.validations.expectations.judging import judge_tables
-from phasewise.validations.expectations.reasons import Reason, reasons_for
+from phasewise.validations.evidence.health.evidence import Measure
+from phasewise.validations.expectations.judging import Reason, judge_tables, reasons_for
+from phasewise.validations.expectations.suites import SUITES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
 
 WARNS = ("warning", "failed")
@@ -38,7 +37,7 @@ def healthy() -> pd.DataFrame:
 def judge(table: pd.DataFrame) -> tuple[set[tuple[str, str]], list[Reason]]:
     """Severity and outcome of what does not pass, and the reasons."""
     tables = {"health": table}
-    results = judge_tables(tables, health_checks(LIMITS, tables))
+    results = judge_tables(tables, SUITES["health"].checks(LIMITS.model_dump(), tables))
     bad = {(result.check.severity, result.outcome) for result in results if result.outcome != "passed"}
     return bad, [reason for result in results for reason in reasons_for(result, tables)]
 

@@ -14,8 +14,7 @@ from phasewise.trainer.base import identity
 from phasewise.trainer.metrics import PARAM_GROUPS
 from phasewise.validations.evidence.gate import gate_tables
 from phasewise.validations.evidence.health.evidence import health_evidence
-from phasewise.validations.expectations.judging import CheckResult, judge_tables
-from phasewise.validations.expectations.reasons import reasons_for
+from phasewise.validations.expectations.judging import CheckResult, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, version_of
 from phasewise.validations.limits import DataLimits
 from phasewise.validations.verdict import DataEvidence
@@ -154,7 +153,7 @@ def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
 
 
 @pytest.mark.parametrize(
-    ("suite", "module"), [("data", "leakage/own.py"), ("health", "health/spikes.py"), ("gate", "floor.py"), ("gate", "proportions.py")]
+    ("suite", "module"), [("data", "leakage/segments.py"), ("health", "health/spikes.py"), ("gate", "floor.py"), ("gate", "proportions.py")]
 )
 def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
     suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

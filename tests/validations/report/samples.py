@@ -7,15 +7,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from phasewise.validations.accepted import AcceptedWarning
-from phasewise.validations.evidence.tables import write_tables
-from phasewise.validations.expectations.accepting import accept
-from phasewise.validations.expectations.check import Check, Details, expect_rows
-from phasewise.validations.expectations.judging import judge_tables
-from phasewise.validations.expectations.reasons import reasons_for
-from phasewise.validations.expectations.suites import SUITES, Suite
+from phasewise.validations.expectations.judging import judge_tables, reasons_for
+from phasewise.validations.expectations.suites import SUITES, Check, Details, Suite, expect_rows
+from phasewise.validations.expectations.waiver_rules import accept
 from phasewise.validations.outcomes import count_checks
-from phasewise.validations.verdict import Verdict, outcome_of
+from phasewise.validations.verdict import Verdict, outcome_of, write_tables
+from phasewise.validations.waivers import AcceptedWarning
 
 TABLES = ("caches", "leakage", "leaked_items")
 STALE = "the cache of component math is stale: GSM8K/test.json is no source of it any more"

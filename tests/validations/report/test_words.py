@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.validations.expectations.reasons import MAX_REASONS_PER_CHECK
+from phasewise.validations.expectations.judging import MAX_REASONS_PER_CHECK
 from phasewise.validations.report.artifact import as_markdown
 from phasewise.validations.report.failures import failures_of, lines_of, report_folder_of, summary_of
 from phasewise.validations.verdict import Verdict

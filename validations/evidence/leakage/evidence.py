@@ -10,7 +10,7 @@ import pandas as pd
 
 from phasewise.validations.evidence.caches import name_some
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.matching.rules import build_rules
+from phasewise.validations.evidence.leakage.rules import build_rules
 from phasewise.validations.evidence.leakage.scan import Hit, Scan
 from phasewise.validations.limits import LeakageLimits
 

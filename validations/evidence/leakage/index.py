@@ -16,14 +16,21 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import check_file, code_digest, digest_of_file, digest_of_json, read_sealed, write_sealed
-from phasewise.validations.evidence.leakage import own, segments
-from phasewise.validations.evidence.leakage.items import item as items
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, without_punctuation
-from phasewise.validations.evidence.leakage.own import own_grams, own_runs, shared_choices
-from phasewise.validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
-from phasewise.validations.evidence.leakage.words import escapes, fold, numerals, words
-from phasewise.validations.evidence.leakage.words import hashes as word_hashes
-from phasewise.validations.evidence.leakage.words.words import is_number, split_words
+from phasewise.validations.evidence.leakage import fold, items, segments, words
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, without_punctuation
+from phasewise.validations.evidence.leakage.segments import (
+    CHOICE,
+    GRAM_FACTOR,
+    PASSAGE,
+    Segments,
+    distinct,
+    own_grams,
+    own_runs,
+    part_sizes,
+    shared_choices,
+    word_weights,
+)
+from phasewise.validations.evidence.leakage.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
@@ -37,7 +44,7 @@ OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
-CODE = (escapes, fold, word_hashes, numerals, words, items, segments, own, sys.modules[__name__])
+CODE = (fold, items, segments, words, sys.modules[__name__])
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,19 +7,106 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int32, Int64
 from pydantic import Field
 
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.data.cache import TokenCache
+from phasewise.validations.evidence.leakage.detokenize import Detokenize
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
-from phasewise.validations.evidence.leakage.matching.overshadowed import Places, without_overshadowed
-from phasewise.validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
-from phasewise.validations.evidence.leakage.matching.rules import PARTS, Rules, build_rules
-from phasewise.validations.evidence.leakage.matching.seeds import find_seeds
-from phasewise.validations.evidence.leakage.words.detokenize import Detokenize
-from phasewise.validations.evidence.leakage.words.words import room_for, split_words
+from phasewise.validations.evidence.leakage.match import IndexWords, build_scratch, score_candidates
+from phasewise.validations.evidence.leakage.prefilter import PAIR_COLUMNS, find_seeds, group_seeds
+from phasewise.validations.evidence.leakage.rules import PARTS, Rules, build_rules
+from phasewise.validations.evidence.leakage.segments import NUM_KINDS
+from phasewise.validations.evidence.leakage.words import room_for, split_words
 from phasewise.validations.limits import LeakageLimits
+
+_INDEX_TYPES = (np.uint64, np.uint64, np.uint8, np.float32, np.int32, np.uint8, np.int32)
+_RULE_TYPES = (
+    *((np.uint8, 2), (np.uint8, 2), (np.float32, 2), (np.float32, 2), (np.uint8, 1)),
+    *((np.float32, 2), (np.bool_, 1), (np.int32, 1), (np.bool_, 1)),
+)
+_OUT_TYPES = (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64)
+
+
+def warm_up_jit() -> None:
+    """Call each loop with nothing to do, with arguments of the types that a scan has."""
+    words, places = np.empty(0, np.uint64), np.empty(0, np.int32)
+    seeds = (_kept(np.uint64), _kept(np.int32), np.zeros(2**20 + 1, np.int32), _kept(np.uint8))
+    seeds[2].flags.writeable = False
+    find_seeds(words, *seeds, places, places)
+    pairs, last_pair = np.empty((0, PAIR_COLUMNS), np.int32), np.empty(0, np.int64)
+    group_seeds((places, places), places, (_kept(np.int32), _kept(np.int32), _kept(np.int32)), last_pair, pairs, (places, places, places))
+    rules = Rules(*(_kept(kind, dimensions) for kind, dimensions in _RULE_TYPES))
+    out = tuple(np.empty(0, kind) for kind in _OUT_TYPES)
+    text = (words, np.zeros(1, np.int64))
+    held = np.empty((2, 1), np.uint8)
+    index = IndexWords(*map(_kept, _INDEX_TYPES))
+    score_candidates(0, pairs, (places, places), text, index, rules, build_scratch(1, 1), held, out)
+
+
+def _kept(kind: type[np.generic], dimensions: int = 1) -> np.ndarray:
+    """An empty array that nobody writes to, as those of an index are."""
+    array = np.empty((0, NUM_KINDS) if dimensions == 2 else 0, kind)
+    array.flags.writeable = False
+    return array
+
+
+CLEARLY_BETTER, MOSTLY = 0.1, 0.5
+MAX_HULL = 1.5
+_MAX_PAIRS = 2**20
+
+
+class Places(NamedTuple):
+    """Finds: the document and the item of each, the number of the item's benchmark, score, and the bytes between which it is."""
+
+    documents: Int32[np.ndarray, "n"]
+    items: Int32[np.ndarray, "n"]
+    benchmarks: Int64[np.ndarray, "n"]
+    scores: Float64[np.ndarray, "n"]
+    starts: Int64[np.ndarray, "n"]
+    ends: Int64[np.ndarray, "n"]
+
+
+def without_overshadowed(found: Places, is_example: Bool[np.ndarray, "n"]) -> list[int]:
+    """Numbers of the finds that are kept: those of test items, of which nothing clearer of the same benchmark covers the same place.
+
+    A sibling by template must be clearly better. An example of another split, of which a copy is no leak, need only be better, or be as
+    good and explain more of the document.
+    """
+    starts, ends, lengths = _whole(found)
+    order = np.lexsort((found.starts, found.benchmarks, found.documents))
+    is_first = np.diff(found.documents[order], prepend=-1) | np.diff(found.benchmarks[order], prepend=-1)
+    groups = np.flatnonzero(is_first)
+    sizes = np.diff(np.append(groups, len(order)))
+    is_test = ~is_example[order]
+    numbers, firsts, counts = order[is_test], np.repeat(groups, sizes)[is_test], np.repeat(sizes, sizes)[is_test]
+    kept: list[int] = []
+    for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(np.cumsum(counts) // _MAX_PAIRS)) + 1):
+        of_some = counts[some]
+        rows = np.cumsum(of_some) - of_some
+        number = np.repeat(numbers[some], of_some)
+        other = order[np.repeat(firsts[some] - rows, of_some) + np.arange(of_some.sum())]
+        start, end = found.starts[number], found.ends[number]
+        covers = np.minimum(end, ends[other]) - np.maximum(start, starts[other]) > MOSTLY * (end - start)
+        better = found.scores[other] - found.scores[number]
+        explains = (better > 0) | ((better == 0) & (lengths[other] > lengths[number]))
+        is_covered = covers & np.where(is_example[other], explains, better > CLEARLY_BETTER)
+        kept += numbers[some][~np.logical_or.reduceat(is_covered, rows)].tolist() if len(some) else []
+    return sorted(kept)
+
+
+def _whole(found: Places) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
+    """Of the item of each find in its document: first and last byte, where all its finds are close to one another, and their length."""
+    of_item = found.documents.astype(np.int64) * (int(found.items.max(initial=0)) + 1) + found.items
+    group = np.unique(of_item, return_inverse=True)[1]
+    first, last = np.full(len(group), np.iinfo(np.int64).max), np.zeros(len(group), np.int64)
+    np.minimum.at(first, group, found.starts)
+    np.maximum.at(last, group, found.ends)
+    lengths = np.bincount(group, weights=found.ends - found.starts, minlength=len(group))
+    is_close = (last - first <= MAX_HULL * lengths)[group]
+    return np.where(is_close, first[group], found.starts), np.where(is_close, last[group], found.ends), lengths[group]
+
 
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
 MAX_HITS_PER_ITEM = 1000
@@ -307,3 +394,7 @@ def _best_of_each(found: tuple[np.ndarray, ...], documents: np.ndarray) -> tuple
     keys = np.stack([owners, item, part])[:, order]
     is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
     return tuple(column[order[is_first]] for column in found)
+
+
+if __name__ == "__main__":
+    warm_up_jit()

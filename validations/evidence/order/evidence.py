@@ -11,11 +11,9 @@ from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.permutation import Permutation, derive_key
-from phasewise.validations.evidence.order.measures import judge_measures, measure_order
+from phasewise.validations.evidence.order.measures import Sample, judge_measures, measure_order, take_sample
 from phasewise.validations.evidence.order.null import Measure, most_surprising
-from phasewise.validations.evidence.order.sample import Sample, take_sample
-from phasewise.validations.evidence.order.shift import find_shift
-from phasewise.validations.evidence.order.signals import SIGNALS, TOKEN_MIX_ROWS, row_signals, spread, token_mix
+from phasewise.validations.evidence.order.signals import SIGNALS, TOKEN_MIX_ROWS, find_shift, row_signals, spread, token_mix
 from phasewise.validations.limits import OrderLimits
 
 MAX_EPOCHS = 8

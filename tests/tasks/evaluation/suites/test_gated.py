@@ -12,7 +12,7 @@ from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
 from phasewise.tasks.evaluation.suites.gated import as_gate_result, gate_key, gate_results
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
 from phasewise.validations.evidence.floor import measure_floor
-from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.limits import GateLimits
 from phasewise.validations.verdict import Verdict, judge_gate
 from tests.tasks.evaluation.suites.conftest import Score, Scripted, WriteItems, riddles, sums

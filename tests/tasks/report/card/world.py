@@ -17,7 +17,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
 from phasewise.trainer.base.identity import read_sealed
-from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.verdict import judge_gate, write_verdict
 from tests.flows.trace.world import prepare, traced_recipe
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from phasewise.trainer.metrics import PARAM_GROUPS, Row
-from phasewise.validations.evidence.health import health_evidence
+from phasewise.validations.evidence.health.evidence import health_evidence
 from phasewise.validations.limits import HealthLimits
 
 LIMITS = HealthLimits(

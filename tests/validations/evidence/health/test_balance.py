@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from phasewise.trainer.metrics import Row
-from phasewise.validations.evidence.health.phenomena import Measure
-from phasewise.validations.expectations.health_suite import health_checks
+from phasewise.validations.evidence.health.evidence import Measure
+from phasewise.validations.expectations.suites import SUITES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
 
 LIMITED = LIMITS.but(max_violation=5.0)
@@ -119,7 +119,11 @@ def test_an_early_imbalance_that_could_not_be_measured_is_said_once():
 def test_the_check_stops_and_is_asked_only_where_there_is_a_limit():
     def asked(limits: Any) -> list[str]:
         table = pd.DataFrame(evidence(rows_with(noise(0.8)), limits))
-        checks = [check for check in health_checks(limits, {"health": table}) if check.expectation == "ExpectExpertsToKeepTheirBalance"]
+        checks = [
+            check
+            for check in SUITES["health"].checks(limits.model_dump(), {"health": table})
+            if check.expectation == "ExpectExpertsToKeepTheirBalance"
+        ]
         return [check.severity for check in checks]
 
     assert sorted(asked(LIMITED)) == ["critical", "warning"]

@@ -1,17 +1,18 @@
 """The spread of the loss and of the parts of a batch, against numbers that were drawn with a known spread."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from phasewise.trainer.metrics import Row
-from phasewise.validations.evidence.health.finding import Finding
-from phasewise.validations.evidence.health.metrics import read_columns
-from phasewise.validations.evidence.health.phenomena import Measure
-from phasewise.validations.evidence.health.spread import MIN_UPDATES, spread_findings
+from phasewise.validations.evidence.health.evidence import MIN_UPDATES, Measure, health_evidence
+from tests.validations.evidence.health.simulated import LIMITS
 
 
-def found(rows: list[Row]) -> dict[str, Finding]:
-    return {finding.measure: finding for finding in spread_findings(read_columns(rows))}
+def found(rows: list[Row]) -> dict[str, Any]:
+    table = health_evidence(rows, LIMITS, groups=()).set_index("measure", drop=False)
+    return {measure: table.loc[measure] for measure in (Measure.LOSS_STEP_SPREAD, Measure.BATCH_HET)}
 
 
 def rows_of(losses: np.ndarray, hets: np.ndarray | None = None) -> list[Row]:
@@ -38,4 +39,4 @@ def test_the_parts_are_averaged_over_the_second_half_and_the_worst_is_named():
 def test_what_a_run_does_not_hold_is_not_measured_and_stops_nothing():
     few = found(rows_of(np.ones(2 * MIN_UPDATES)))
     assert not any(finding.is_measured for finding in few.values())
-    assert all(finding.has_required_numbers and not finding.row()["is_unjudged"] for finding in few.values())
+    assert all(finding.has_required_numbers and not finding.is_unjudged for finding in few.values())

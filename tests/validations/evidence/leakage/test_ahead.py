@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from phasewise.validations.evidence.leakage.ahead import compile_ahead
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
-from phasewise.validations.evidence.leakage.matching.match import score_candidates
-from phasewise.validations.evidence.leakage.matching.pairs import group_seeds
-from phasewise.validations.evidence.leakage.matching.seeds import find_seeds
-from phasewise.validations.evidence.leakage.scan import Document, scan_documents
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from phasewise.validations.evidence.leakage.match import score_candidates
+from phasewise.validations.evidence.leakage.prefilter import find_seeds, group_seeds
+from phasewise.validations.evidence.leakage.scan import Document, scan_documents, warm_up_jit
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
@@ -20,5 +18,5 @@ def test_it_compiles_nothing_that_a_scan_has_not():
     assert scan_documents([Document("a", 0, "", QUESTION.encode())], index, LIMITS).hits
     loops: tuple[Any, ...] = (find_seeds, group_seeds, score_candidates)
     scanned = [len(loop.signatures) for loop in loops]
-    compile_ahead()
+    warm_up_jit()
     assert [len(loop.signatures) for loop in loops] == scanned

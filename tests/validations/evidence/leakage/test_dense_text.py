@@ -5,7 +5,7 @@ import pytest
 from experiments.leakage_recall.made_items import made_items
 from phasewise.validations.evidence.leakage import scan as scan_module
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, Hit, scan_documents
 from phasewise.validations.limits import LeakageLimits
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, scan_documents
 from phasewise.validations.limits import LeakageLimits
 

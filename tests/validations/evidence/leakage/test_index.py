@@ -6,9 +6,9 @@ import pytest
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.index import OWN_GRAM, LeakageIndex, index_digest
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, scan_documents
-from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.evidence.leakage.words import split_words
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)

@@ -1,6 +1,6 @@
 from phasewise.validations.evidence.leakage.evidence import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, leakage_evidence, leaked_items
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Hit, Scan
 from phasewise.validations.limits import LeakageLimits
 

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 
 from phasewise.validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
-from phasewise.validations.evidence.leakage.matching.rules import ALIKE, ALL, NEVER, build_rules
-from phasewise.validations.evidence.leakage.own import COMMON_CHOICES, MAX_OWN_ITEMS, SAME_CHOICES, own_grams, own_runs, shared_choices
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from phasewise.validations.evidence.leakage.rules import ALIKE, ALL, NEVER, build_rules
 from phasewise.validations.evidence.leakage.scan import Document, scan_documents
-from phasewise.validations.evidence.leakage.segments import CHOICE, QUESTION, Segments
+from phasewise.validations.evidence.leakage.segments import (
+    CHOICE,
+    COMMON_CHOICES,
+    MAX_OWN_ITEMS,
+    QUESTION,
+    SAME_CHOICES,
+    Segments,
+    own_grams,
+    own_runs,
+    shared_choices,
+)
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

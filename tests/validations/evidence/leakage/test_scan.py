@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.validations.evidence.leakage import scan as scan_module
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document, Hit, Scan, merge_scans, scan_documents
 from phasewise.validations.limits import LeakageLimits
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phasewise.validations.evidence.leakage import segments as segments_module
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.segments import (
     ANSWER,
     CHOICE,
@@ -20,7 +20,7 @@ from phasewise.validations.evidence.leakage.segments import (
     part_sizes,
     word_weights,
 )  # fmt: skip
-from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.evidence.leakage.words import split_words
 
 OWL = BenchmarkItem(
     "birds",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from phasewise.validations.evidence.order.sample import STRETCH, Sample, random_indices
+from phasewise.validations.evidence.order.measures import STRETCH, Sample, random_indices
 
 
 def random_sample(rng: np.random.Generator, length: int) -> Sample:

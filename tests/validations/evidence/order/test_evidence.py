@@ -15,10 +15,9 @@ from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
 from phasewise.trainer.data.permutation import Kind, Permutation, derive_key
 from phasewise.validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, order_evidence
-from phasewise.validations.expectations.judging import judge_tables
-from phasewise.validations.expectations.order_checks import order_checks
-from phasewise.validations.expectations.reasons import reasons_for
+from phasewise.validations.expectations.judging import judge_tables, reasons_for
 from phasewise.validations.limits import OrderLimits
+from tests.validations.conftest import order_checks
 
 LIMITS = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
 PHASE = load_recipe("marin-8b", "proxy").phases[0]

@@ -9,9 +9,7 @@ import pytest
 from scipy.stats import binomtest
 
 from phasewise.trainer.data.permutation import Kind, Permutation
-from phasewise.validations.evidence.order.bits import walsh_hadamard
-from phasewise.validations.evidence.order.measures import Judged, judge_measures, measure_order
-from phasewise.validations.evidence.order.sample import Sample, take_sample
+from phasewise.validations.evidence.order.measures import Judged, Sample, judge_measures, measure_order, take_sample, walsh_hadamard
 from tests.validations.evidence.order.random_orders import random_sample
 
 LENGTHS = (2**20, 10**6, 786_432, 10**9 + 7, 2**33 + 5)

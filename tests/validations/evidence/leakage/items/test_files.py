@@ -8,7 +8,7 @@ import pytest
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.files import read_benchmarks, read_examples, read_items
+from phasewise.validations.evidence.leakage.item_files import read_benchmarks, read_examples, read_items
 from tests.shared_data import shared_folder
 
 # Items after equal ones are merged: lines of the test files less the questions that are there twice.

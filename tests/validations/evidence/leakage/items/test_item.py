@@ -1,4 +1,4 @@
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, merge_equal
 
 ITEM = BenchmarkItem("birds", "birds", "1", "How many wrens sit here?", answer="3", solutions=("one and two",))
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.validations.evidence.leakage.items.prompts import (
+from phasewise.validations.evidence.leakage.prompts import (
     are_letters,
     distinct_parts,
     letter_index,

@@ -2,9 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
-from phasewise.validations.evidence.leakage.items.rows import as_item, first_index, parse_row
-from phasewise.validations.evidence.leakage.items.values import Fields
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, Fields, as_item, first_index, parse_row
 
 TALE = "A wren built its nest in an old boot that hung by the garden door."
 LONG_TALE = " ".join([TALE] * 20)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.validations.evidence.leakage.index import SEED_WORDS, LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
-from phasewise.validations.evidence.leakage.matching.match import SLACK_WORDS, WINDOW_PER_ITEM
-from phasewise.validations.evidence.leakage.matching.overshadowed import CLEARLY_BETTER
-from phasewise.validations.evidence.leakage.matching.rules import (
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from phasewise.validations.evidence.leakage.match import SLACK_WORDS, WINDOW_PER_ITEM
+from phasewise.validations.evidence.leakage.prefilter import find_seeds
+from phasewise.validations.evidence.leakage.rules import (
     ALIKE,
     MIN_EACH,
     MIN_NUMBERS,
@@ -23,10 +23,9 @@ from phasewise.validations.evidence.leakage.matching.rules import (
     Rules,
     build_rules,
 )
-from phasewise.validations.evidence.leakage.matching.seeds import find_seeds
-from phasewise.validations.evidence.leakage.scan import Document, scan_documents
+from phasewise.validations.evidence.leakage.scan import CLEARLY_BETTER, Document, scan_documents
 from phasewise.validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
-from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.evidence.leakage.words import split_words
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
-from phasewise.validations.evidence.leakage.matching.rules import (
+from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from phasewise.validations.evidence.leakage.rules import (
     ALIKE,
     COMPLETE,
     LITTLE_WEIGHT,

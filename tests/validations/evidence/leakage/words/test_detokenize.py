@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from phasewise.validations.evidence.leakage.words.detokenize import build_detokenizer
+from phasewise.validations.evidence.leakage.detokenize import build_detokenizer
 
 TEXTS = (
     "Seven brown wrens built nests beneath the lighthouse.",

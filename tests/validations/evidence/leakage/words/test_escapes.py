@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.evidence.leakage.words import split_words
 
 
 def hashes(text: str) -> list[int]:

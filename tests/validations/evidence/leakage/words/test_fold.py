@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from phasewise.validations.evidence.leakage.words.fold import (
+from phasewise.validations.evidence.leakage.fold import (
     BYTE_LEVEL_SPACES,
     DIGIT,
     DROPPED,
@@ -15,7 +15,7 @@ from phasewise.validations.evidence.leakage.words.fold import (
     WORD,
     fold_table,
 )
-from phasewise.validations.evidence.leakage.words.words import room_for
+from phasewise.validations.evidence.leakage.words import room_for
 
 
 def codes_of(character: str) -> list[int]:

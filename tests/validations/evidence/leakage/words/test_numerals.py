@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.validations.evidence.leakage.words.hashes import number_hash, word_hash
-from phasewise.validations.evidence.leakage.words.words import is_number, is_sign, split_words
+from phasewise.validations.evidence.leakage.words import is_number, is_sign, number_hash, split_words, word_hash
 
 ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",

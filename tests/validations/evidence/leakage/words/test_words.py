@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.validations.evidence.leakage.words.words import Words, is_sign, split_words
+from phasewise.validations.evidence.leakage.words import Words, is_sign, split_words
 
 PLAIN = "Nina's café sold 17 \"small\" cakes, 3 large ones & a naïve baker's roll.\nHow much is left < 40 over?"
 

@@ -1,0 +1,401 @@
+"""One spelling for every letter: a table from code point to what it is compared as.
+
+Compatibility forms, case, accents and look-alikes of other scripts are folded to plain lower-case letters, decimal digits to ASCII
+digits; marks and invisible characters are dropped; everything else separates words. Look-alikes are those of Unicode's confusables
+(Unicode Technical Standard 39), and small capitals and letters with strokes by their names.
+"""
+
+import json
+import re
+import unicodedata
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from phasewise.validations.evidence.leakage.jit_cache import compiled, inlined
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+MAX_TAG_CHARACTERS, MAX_CALCULATION_CHARACTERS = 300, 120
+HASH_START, HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+LESS, BRACKET, BACKSLASH, NOTHING, SOFT_HYPHEN = ord("<"), ord("["), ord("\\"), ord(" "), 0xAD
+_AMPERSAND, _GREATER, _PERCENT = ord("&"), ord(">"), ord("%")
+TAGS = (
+    "a abbr article aside b big blockquote body br caption center cite code dd del details dfn div dl dt em figcaption figure font footer "
+    "h1 h2 h3 h4 h5 h6 header hr i img ins kbd label legend li main mark ol option p pre q s samp section select small span strike strong "
+    "sub summary sup table tbody td tfoot th thead tr tt u ul var wbr"
+)
+FORUM_TAGS = "b i u s quote code url img size color list center font"
+
+
+@compiled()
+def next_point(text, at):
+    """The code point at a place, with its escapes undone, and the place after it."""
+    byte = text[at]
+    if byte < 0x80:
+        if byte == BACKSLASH:
+            return _unescape_backslash(text, at)
+        if byte == _AMPERSAND:
+            return _unescape_entity(text, at)
+        if byte == _PERCENT:
+            return _unescape_percent(text, at)
+        return np.int64(byte), at + 1
+    return _decode(text, at)
+
+
+@compiled()
+def _unescape_percent(text, at):
+    """`%20`, `%E2%80%99`: the bytes of one character; else a percent sign."""
+    first, after = _percent_byte(text, at)
+    if first < 0:
+        return np.int64(_PERCENT), at + 1
+    if first < 0x80:
+        return first, after
+    length = 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0
+    point = first & (0x7F >> length)
+    for _ in range(1, length):
+        following, after = _percent_byte(text, after)
+        if following & 0xC0 != 0x80:
+            length = 0
+            break
+        point = (point << 6) | (following & 0x3F)
+    return (point, after) if length else (np.int64(NOTHING), at + 3)
+
+
+@inlined()
+def _percent_byte(text, at):
+    """The byte that `%XX` stands for and the place after it; minus one where it is something else."""
+    if at >= len(text) or text[at] != _PERCENT:
+        return np.int64(-1), at
+    return _hexadecimal(text, at + 1, 2)
+
+
+@inlined()
+def _decode(text, at):
+    byte, size = np.int64(text[at]), len(text)
+    length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 0
+    if length == 0 or at + length > size:
+        return np.int64(NOTHING), at + 1
+    point = byte & (0x7F >> length)
+    for offset in range(1, length):
+        following = np.int64(text[at + offset])
+        if following & 0xC0 != 0x80:
+            return np.int64(NOTHING), at + 1
+        point = (point << 6) | (following & 0x3F)
+    return point, at + length
+
+
+@compiled()
+def _unescape_backslash(text, at):
+    r"""After any number of backslashes: `\uXXXX` or `\xXX`; else a backslash, once."""
+    size = len(text)
+    while at < size and text[at] == BACKSLASH:
+        at += 1
+    if at >= size:
+        return np.int64(BACKSLASH), at
+    letter = text[at]
+    if letter == 117:  # u
+        point, after = _hexadecimal(text, at + 1, 4)
+        if point < 0:
+            return np.int64(BACKSLASH), at
+        if 0xD800 <= point < 0xDC00:
+            low_at = after
+            while low_at < size and text[low_at] == BACKSLASH:
+                low_at += 1
+            if low_at < size and text[low_at] == 117:
+                low, low_after = _hexadecimal(text, low_at + 1, 4)
+                if 0xDC00 <= low < 0xE000:
+                    return np.int64(0x10000) + ((point - 0xD800) << 10) + (low - 0xDC00), low_after
+        return point, after
+    if letter == 120:  # x
+        point, after = _hexadecimal(text, at + 1, 2)
+        if point >= 0:
+            return point, after
+    return np.int64(BACKSLASH), at
+
+
+@compiled()
+def _hexadecimal(text, at, digits):
+    """The number in so many hexadecimal digits and the place after them; minus one where they aren't."""
+    if at + digits > len(text):
+        return np.int64(-1), at
+    value = np.int64(0)
+    for offset in range(digits):
+        digit = _hexadecimal_digit(text[at + offset])
+        if digit < 0:
+            return np.int64(-1), at
+        value = value * 16 + digit
+    return value, at + digits
+
+
+@inlined()
+def _hexadecimal_digit(byte):
+    if 48 <= byte <= 57:
+        return np.int64(byte) - 48
+    lower = np.int64(byte) | 32
+    return lower - 87 if 97 <= lower <= 102 else np.int64(-1)
+
+
+@compiled()
+def _unescape_entity(text, at):
+    """`&lt;` `&#39;` `&#x27;` `&eacute;`, escaped once or more (`&amp;lt;`); another name in letters is a sign, which separates words."""
+    size, plain = len(text), at + 1
+    body = plain
+    while body + 4 <= size and text[body] == 97 and text[body + 1] == 109 and text[body + 2] == 112 and text[body + 3] == 59:  # amp;
+        body += 4
+    if body < size and text[body] == 35:  # #
+        return _unescape_number(text, body, np.int64(_AMPERSAND), body if body > plain else plain)
+    end = body
+    while end < size and end - body < 10 and (97 <= (text[end] | 32) <= 122 or 48 <= text[end] <= 57):
+        end += 1
+    if end < body + 2 or end >= size or text[end] != 59:
+        return np.int64(NOTHING), body
+    length, first, second = end - body, text[body], text[body + 1] if end > body + 1 else 0
+    if length == 3 and first == 115 and second == 104:  # shy
+        return np.int64(SOFT_HYPHEN), end + 1
+    if length == 2 and second == 116 and (first == 108 or first == 103):  # lt, gt
+        return np.int64(LESS if first == 108 else _GREATER), end + 1
+    if length >= 4 and _is_accent(text, body + 1, end):
+        return np.int64(first), end + 1
+    return np.int64(NOTHING), end + 1
+
+
+@compiled()
+def _is_accent(text, at, end):
+    """Whether a name goes on as `acute`, `grave`, `circ`, `uml`, `tilde`, `cedil`, `ring`, `slash` or `caron`: by its first two letters."""
+    pair = np.int64(text[at]) << 8 | np.int64(text[at + 1])
+    known = (0x6163, 0x6772, 0x6369, 0x756D, 0x7469, 0x6365, 0x7269, 0x736C, 0x6361)
+    length = end - at
+    return pair in known and (3 if pair == 0x756D else 4) <= length <= 5
+
+
+@compiled()
+def _unescape_number(text, at, otherwise, after_otherwise):
+    """`#39;` or `#x27;`, from its `#` on."""
+    size, value, place, base = len(text), np.int64(0), at + 1, 10
+    if place < size and (text[place] | 32) == 120:
+        place, base = place + 1, 16
+    first = place
+    while place < size and place - first < 7:
+        digit = _hexadecimal_digit(text[place])
+        if digit < 0 or digit >= base:
+            break
+        value = value * base + digit
+        place += 1
+    if place == first or place >= size or text[place] != 59 or value > 0x10FFFF:
+        return otherwise, after_otherwise
+    return value, place + 1
+
+
+@compiled()
+def _is_among(name, sorted_names):
+    low, high = 0, len(sorted_names)
+    while low < high:
+        middle = (low + high) // 2
+        if sorted_names[middle] < name:
+            low = middle + 1
+        else:
+            high = middle
+    return low < len(sorted_names) and sorted_names[low] == name
+
+
+@compiled()
+def skip_tag(text, at, tag_hashes):
+    """The place after a calculator tag or a formatting tag whose `<` ends at `at`; `at` where there is none."""
+    if at >= len(text):
+        return at
+    point, after = next_point(text, at)
+    if point == LESS:
+        return _skip_calculation(text, at, after)
+    if point == 47:  # a closing tag
+        if after >= len(text):
+            return at
+        point, after = next_point(text, after)
+    name, letters = HASH_START, 0
+    while (97 <= (point | 32) <= 122 or 48 <= point <= 57) and letters < 11 and after < len(text):
+        name = (name ^ np.uint64(point | 32 if point > 57 else point)) * HASH_FACTOR
+        letters += 1
+        point, after = next_point(text, after)
+    if letters == 0 or not _is_among(name, tag_hashes):
+        return at
+    for _ in range(MAX_TAG_CHARACTERS):
+        if point == _GREATER:
+            return after
+        if point == LESS or after >= len(text):
+            return at
+        point, after = next_point(text, after)
+    return at
+
+
+@compiled()
+def skip_forum_tag(text, at, tag_hashes):
+    """The place after `[b]`, `[/quote]` or `[url=…]` whose bracket ends at `at`; `at` where there is none."""
+    size, place = len(text), at
+    if place < size and text[place] == 47:
+        place += 1
+    name = HASH_START
+    while place < size and 97 <= (text[place] | 32) <= 122 and place - at < 8:
+        name = (name ^ np.uint64(text[place] | 32)) * HASH_FACTOR
+        place += 1
+    if not _is_among(name, tag_hashes) or place >= size or (text[place] != 93 and text[place] != 61):
+        return at
+    for _ in range(MAX_CALCULATION_CHARACTERS):
+        if place >= size or text[place] == 10:
+            return at
+        if text[place] == 93:
+            return place + 1
+        place += 1
+    return at
+
+
+@compiled()
+def _skip_calculation(text, at, after):
+    """`<<16-7=9>>` from behind its second `<`: digits, operators, one equals sign at least."""
+    has_equals = False
+    for _ in range(MAX_CALCULATION_CHARACTERS):
+        if after >= len(text):
+            return at
+        point, after = next_point(text, after)
+        if point == _GREATER:
+            if not has_equals or after >= len(text):
+                return at
+            point, after = next_point(text, after)
+            return after if point == _GREATER else at
+        is_operator = point in (32, 36, 37, 40, 41, 42, 43, 44, 45, 46, 47, 61, 120)  # space $ % ( ) * + , - . / = x
+        if not is_operator and not 48 <= point <= 57:
+            return at
+        has_equals = has_equals or point == 61
+    return at
+
+
+@compiled()
+def skip_thousands(text, at, after):
+    r"""The place after a `,`, `{,}` or `,\!` with exactly three digits behind it; `at` where it separates something else.
+
+    `after`: the place after the comma or brace, which may be escaped.
+    """
+    size, place = len(text), after
+    has_brace = text[at] == 123
+    if has_brace and (place >= size or text[place] != 44):
+        return at
+    place += has_brace
+    if has_brace:
+        if place >= size or text[place] != 125:
+            return at
+        place += 1
+    elif place < size and text[place] == BACKSLASH:
+        while place < size and text[place] == BACKSLASH:  # several where they were escaped
+            place += 1
+        if place >= size or text[place] != 33:
+            return at
+        place += 1
+    if place + 3 > size:
+        return at
+    for offset in range(3):
+        if not 48 <= text[place + offset] <= 57:
+            return at
+    return at if place + 3 < size and 48 <= text[place + 3] <= 57 else place
+
+
+TABLE_SIZE = 0x20000
+SEPARATOR, DROPPED = 0, 1
+LETTER, DIGIT, WORD = 1, 2, 3
+"""Kinds of code point: words are runs of letters or of digits; an ideograph or kana is a word of its own."""
+KIND_SHIFT = 24
+MAX_EXPANSION = 8
+UNASSIGNED = {"Cn", "Co", "Cs"}
+BYTE_LEVEL_SPACES = {0x100 + ord(" "), 0x100 + ord("\n")}
+"""Ġ and Ċ, which stand for white space in the vocabularies of byte-level tokenizers and in texts made of their entries. As letters, only
+Maltese has them.
+"""
+FIRST_IDEOGRAPH, END_OF_IDEOGRAPHS = 0x3400, 0xA000
+_LATIN_NAME = re.compile(r"LATIN (?:(?:SMALL|CAPITAL) LETTER|LETTER SMALL CAPITAL) (?:DOTLESS )?([A-Z])(?: WITH .*)?$")
+_AMBIGUOUS = {"\u04cf": "l", "\u04c0": "i", "\u0406": "i", "\u0399": "i", "\u03c7": "x"}
+"""Palochkas, capital I and iota look like i, l and 1 alike, chi is left out of the confusables: read as the letter they stand in for."""
+_OWN_WORDS = re.compile("[\u2e80-\u2fff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+
+
+class Fold(NamedTuple):
+    """The table.
+
+    Attributes:
+        codes: code point → 0 (separates words), 1 (dropped), kind << 24 | code point, or minus the row of `expansions`.
+        expansions: what one code point becomes several of; zeros after their end separate nothing.
+    """
+
+    codes: Int32[np.ndarray, "131072"]
+    expansions: Int32[np.ndarray, "e 8"]
+
+
+@cache
+def fold_table() -> Fold:
+    """The table, made once a process from the Unicode data of this Python."""
+    codes = np.zeros(TABLE_SIZE, np.int32)
+    expansions = [np.zeros(MAX_EXPANSION, np.int32)]
+    looks_like = _look_alikes()
+    for point in range(TABLE_SIZE):
+        if unicodedata.category(chr(point)) in UNASSIGNED or point in BYTE_LEVEL_SPACES:
+            continue
+        if FIRST_IDEOGRAPH <= point < END_OF_IDEOGRAPHS and chr(point) not in looks_like:
+            codes[point] = WORD << KIND_SHIFT | point
+            continue
+        folded = _folded(chr(point), looks_like)
+        if len(folded) <= 1:
+            codes[point] = folded[0] if folded else DROPPED
+            continue
+        row = np.full(MAX_EXPANSION, DROPPED, np.int32)
+        row[: len(folded[:MAX_EXPANSION])] = folded[:MAX_EXPANSION]
+        codes[point] = -len(expansions)
+        expansions.append(row)
+    return Fold(codes, np.array(expansions, np.int32))
+
+
+def _folded(character: str, looks_like: dict[str, str]) -> list[int]:
+    """What a character is compared as; empty where it is dropped."""
+    if "\uac00" <= character <= "\ud7a3":  # a Hangul syllable is one letter
+        return [LETTER << KIND_SHIFT | ord(character)]
+    if character in looks_like:
+        spelled = looks_like[character]
+    else:
+        decomposed = unicodedata.normalize("NFKD", character).casefold()
+        spelled = "".join(looks_like.get(part, part) for part in unicodedata.normalize("NFKD", decomposed))
+    codes = [_code(part) for part in spelled]
+    return [code for code in codes if code != DROPPED]
+
+
+def _code(character: str) -> int:
+    category = unicodedata.category(character)
+    if category in ("Mn", "Me", "Cf"):
+        return DROPPED
+    if category == "Nd":
+        return DIGIT << KIND_SHIFT | ord(str(unicodedata.decimal(character)))
+    if _OWN_WORDS.match(character):
+        return WORD << KIND_SHIFT | ord(character)
+    return LETTER << KIND_SHIFT | ord(character) if category[0] == "L" or category == "Mc" else SEPARATOR
+
+
+def _look_alikes() -> dict[str, str]:
+    """Non-ASCII letter → the ASCII letter that it looks like, in lower case."""
+    confusables = json.loads((resources.files("confusable_homoglyphs") / "confusables.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = dict(_AMBIGUOUS)
+    for point in range(0x80, TABLE_SIZE):
+        character = chr(point)
+        if unicodedata.category(character)[0] == "L" and (match := _LATIN_NAME.match(unicodedata.name(character, ""))):
+            found[character] = match[1].lower()
+    letters = {
+        character: [other["c"] for other in others]
+        for character, others in confusables.items()
+        if len(character) == 1 and unicodedata.category(character)[0] == "L" and not unicodedata.normalize("NFKD", character).isascii()
+    }
+    for character, others in letters.items():
+        if plain := sorted(other for other in others if len(other) == 1 and other.isascii() and other.isalpha()):
+            found.setdefault(character, plain[0].lower())
+    for character, others in letters.items():  # a look-alike of a look-alike: the small в of Cyrillic is a small capital B
+        if character not in found and (through := sorted(found[other] for other in others if other in found)):
+            found[character] = through[0]
+    return found

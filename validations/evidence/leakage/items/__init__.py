@@ -1,1 +1,0 @@
-"""Benchmark items, read from rows of any shape."""

@@ -1,0 +1,275 @@
+"""Which items need no look in which documents, because all that they may have there can't count, nor with the neighbours: compiled.
+
+A sketch of a document says of a pair of words that it is not there, or that it may be. It bounds the share of each part for a tenth of
+what a look costs. What a document has of an item is wanted by the next only where both together, or with those behind, may count.
+"""
+
+import numpy as np
+
+from phasewise.validations.evidence.leakage.index import BUCKET_BITS, SEED_WORDS
+from phasewise.validations.evidence.leakage.jit_cache import compiled, inlined, inner
+from phasewise.validations.evidence.leakage.match_flags import FOUND, GRAM_FOUND, SKETCH_SHIFT, SKETCH_SIZE
+from phasewise.validations.evidence.leakage.rules import JOINED_EXTRA
+from phasewise.validations.evidence.leakage.scoring import count_words, may_decide
+from phasewise.validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+_BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
+
+
+@compiled()
+def find_seeds(words, seed_hashes, seed_words, seed_buckets, seed_filter, found_words, found_places):
+    """Places at which a rare run of an item starts: fills word of the index and place in the text. Gives their number."""
+    shift = np.uint64(64)
+    size = len(seed_filter) * 8
+    while size > 1:
+        size >>= 1
+        shift -= np.uint64(1)
+    count, room = 0, len(found_words)
+    for place in range(len(words) - SEED_WORDS + 1):
+        run = np.uint64(0)
+        for offset in range(SEED_WORDS):
+            run = run * _FACTOR + words[place + offset]
+        bit = (run * _FACTOR) >> shift
+        if not (seed_filter[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & np.uint8(1):
+            continue
+        bucket = run >> _BUCKET_SHIFT
+        for seed in range(seed_buckets[bucket], seed_buckets[bucket + np.uint64(1)]):
+            if seed_hashes[seed] > run:
+                break
+            if seed_hashes[seed] == run:
+                if count < room:
+                    found_words[count], found_places[count] = seed_words[seed], place
+                count += 1
+    return count
+
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, MAY, PAIR_COLUMNS = range(11)
+"""Of an item in a document: which; its seeds, from the first to before the stop; the pairs before and behind of the same item, minus one
+where there is none; at how many places its seeds are; where its words begin among those of all items of its document; whether what was
+found of it is held for the next document; what may become of it (see `foresight`).
+"""
+
+
+@compiled()
+def group_seeds(seeds, documents, index, last_pair, pairs, grouped):
+    """Put the seeds in the order of document, item, place. Gives the number of pairs of document and item, and how many words the items
+    of one document have at most.
+
+    Args:
+        seeds: words of the index, places in the text, in the order of the text.
+        index: item of each word, first segment of each item, first word of each segment.
+        last_pair: of each item minus one; is changed.
+        pairs: is filled, a row for each.
+        grouped: is filled with words and places; its third array is scratch.
+    """
+    words, places = seeds
+    item_of_word, item_segments, segment_starts = index
+    count, first_of_document, document, offset, most_words = 0, 0, -1, 0, 0
+    for at in range(len(words)):
+        if documents[places[at]] != document:
+            document, first_of_document, offset = documents[places[at]], count, 0
+        item = item_of_word[words[at]]
+        number = last_pair[item]
+        if number < first_of_document:
+            pair = pairs[count]
+            pair[ITEM], pair[DOCUMENT], pair[FIRST], pair[STOP], pair[BEFORE], pair[NEXT] = item, document, -1, 0, number, -1
+            pair[PLACES], pair[OFFSET], pair[IS_HELD], pair[MAY] = 0, offset, 0, 0
+            if number >= 0:
+                pairs[number, NEXT] = count
+            number = last_pair[item] = count
+            count += 1
+            offset += segment_starts[item_segments[item + 1]] - segment_starts[item_segments[item]]
+            most_words = max(most_words, offset)
+        pair = pairs[number]
+        if pair[FIRST] != places[at]:  # the last place, until all are counted
+            pair[FIRST], pair[PLACES] = places[at], pair[PLACES] + 1
+        pair[STOP] += 1
+        grouped[2][at] = number
+    first = 0
+    for number in range(count):
+        pairs[number, FIRST], pairs[number, STOP], first = first, first, first + pairs[number, STOP]
+    for at in range(len(words)):
+        pair = pairs[grouped[2][at]]
+        grouped[0][pair[STOP]], grouped[1][pair[STOP]] = words[at], places[at]
+        pair[STOP] += 1
+    return count, most_words
+
+
+@inlined()
+def has_seeds(found_places, bounds, needed, until):
+    """Whether so many seeds follow one another from the first of these on, none beyond `until`."""
+    count, last = 1, found_places[bounds[0]]
+    for at in range(bounds[0] + 1, bounds[1]):
+        if count >= needed or found_places[at] > until:
+            break
+        if found_places[at] > last:
+            count, last = count + 1, found_places[at]
+    return count >= needed
+
+
+@inlined()
+def is_next_to(pairs, number, other):
+    """Whether the documents of two pairs are neighbours; minus one is no pair."""
+    return other >= 0 and abs(pairs[number, DOCUMENT] - pairs[other, DOCUMENT]) == 1
+
+
+@inlined()
+def has_seeds_beside(pairs, number, needed):
+    """Whether so many seeds of the item are in the document and in its neighbours, some in either."""
+    before, behind, beside = pairs[number, BEFORE], pairs[number, NEXT], 0
+    if is_next_to(pairs, number, before):
+        beside += pairs[before, PLACES]
+    if is_next_to(pairs, number, behind):
+        beside += pairs[behind, PLACES]
+    return beside > 0 and beside + pairs[number, PLACES] >= needed
+
+
+@inlined()
+def in_line(seeds, pairs, number, at, drift):
+    """How many seeds of one item follow one another from this one on; letters before choices may come between, and a document's end."""
+    words, places = seeds
+    first, last, count = places[at] - words[at], places[at], 1
+    stop, goes_on = pairs[number, STOP], True
+    while goes_on:
+        at += 1
+        if at == stop:
+            number = pairs[number, NEXT]
+            if number < 0:
+                break
+            at, stop = pairs[number, FIRST], pairs[number, STOP]
+        if places[at] != last:
+            goes_on = places[at] <= last + SEED_WORDS and 0 <= (places[at] - words[at]) - first <= drift
+            if goes_on:
+                last, count = places[at], count + 1
+    return count
+
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
+"""What may become of an item in a document: it counts there; it counts with what the document before has; a document behind wants what is
+found of it; it may go on beyond the document, or that is long: nothing is known; it has rare runs enough.
+"""
+SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
+MIN_HELD_SHARE = 0.2
+"""Share of a part that must be in a document to be held for the next one."""
+MAX_TABLE_WORDS = 1024
+"""A longer document is looked at window by window."""
+_ALL = FOUND | GRAM_FOUND
+_WORDS, _PAIRS = 0, 1
+
+
+def build_sketch():
+    """Room for the sketch of a document: which first bits the hashes of its words have, and those of its pairs."""
+    return np.zeros((2, SKETCH_SIZE), np.uint8)
+
+
+@inner()
+def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
+    """Note of each pair of document and item what may become of it; see `score_candidates` for the arguments."""
+    words, starts, document = text[0], text[1], np.int64(-1)
+    seams = (np.uint64(0), np.uint64(0))
+    for number in range(num_pairs):
+        pair = pairs[number]
+        if pair[DOCUMENT] != document:
+            document = np.int64(pair[DOCUMENT])
+            seams = (_pair_over(words, starts[document]), _pair_over(words, starts[document + 1]))
+            if starts[document + 1] - starts[document] <= MAX_TABLE_WORDS:
+                _fill_sketch(words, starts[document], starts[document + 1], scratch.sketch)
+        _foresee_item(number, pairs, seeds, starts[document + 1] - starts[document], seams, index, rules, scratch, held)
+    for number in range(num_pairs - 1, -1, -1):
+        pair, behind = pairs[number], pairs[number, NEXT]
+        if is_next_to(pairs, number, behind) and pairs[behind, MAY] & (JOINED | WANTED) != 0 and pair[IS_HELD] != 0:
+            pair[MAY] |= WANTED
+        pair[IS_HELD] = 0
+
+
+@inlined()
+def _pair_over(words, seam):
+    """The pair of words over a seam between two documents; 0 where a word is missing."""
+    return (words[seam - 1] + words[seam]) * _FACTOR if 0 < seam < len(words) else np.uint64(0)
+
+
+@inlined()
+def _fill_sketch(words, low, high, sketch):
+    for at in range(SKETCH_SIZE):
+        sketch[_WORDS, at] = sketch[_PAIRS, at] = 0
+    for place in range(low, high):
+        sketch[_WORDS, words[place] >> SKETCH_SHIFT] = 1
+        if place + 1 < len(words):
+            sketch[_PAIRS, ((words[place] + words[place + 1]) * _FACTOR) >> SKETCH_SHIFT] = 1
+
+
+@inlined()
+def _is_candidate(number, pairs, seeds, needed, reach):
+    """Whether so many rare runs of the item are near one another anywhere in the document, or in it and its neighbours."""
+    if has_seeds_beside(pairs, number, needed):
+        return True
+    first, stop = pairs[number, FIRST], pairs[number, STOP]
+    is_one = False
+    for at in range(first, stop):
+        is_one = has_seeds(seeds[1], (at, stop), needed, seeds[1][at] + reach)
+        if is_one:
+            break
+    return is_one
+
+
+@inlined()
+def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scratch, held):
+    """What may become of one item in one document; what it has at most is held for the next document."""
+    pair, item = pairs[number], pairs[number, ITEM]
+    segments = (index.item_segments[item], index.item_segments[item + 1])
+    starts, kinds = index.segment_starts, index.segment_kinds
+    size = starts[segments[1]] - starts[segments[0]]
+    if not _is_candidate(number, pairs, seeds, rules.seeds[item], np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS):
+        return
+    before, row, offset = pair[BEFORE], pair[DOCUMENT] % 2, pair[OFFSET]
+    has_before = is_next_to(pairs, number, before) and pairs[before, IS_HELD] != 0
+    most, may = held[row, offset : offset + size], CANDIDATE
+    if document_words > MAX_TABLE_WORDS or rules.has_solutions[item] or _bound(index, segments, seams, scratch.sketch, most):
+        for word in range(size):
+            most[word] = _ALL
+        pair[IS_HELD] = 1
+        pair[MAY] = may | OPEN | ALONE | (JOINED if has_before else 0)
+        return
+    pair[IS_HELD] = count_words(most, index.marks, starts, kinds, segments, scratch.counted) >= MIN_HELD_SHARE
+    if may_decide(scratch.counted, rules, item, 0.0):
+        may |= ALONE
+    if has_before:
+        of_before = held[1 - row, pairs[before, OFFSET] : pairs[before, OFFSET] + size]
+        for word in range(size):
+            most[word] |= of_before[word]
+        count_words(most, index.marks, starts, kinds, segments, scratch.counted)
+        if may_decide(scratch.counted, rules, item, JOINED_EXTRA):
+            may |= JOINED
+    pair[MAY] = may
+
+
+@inner()
+def _bound(index, segments, seams, sketch, most):
+    """Flag the item's words that may be in the document beside their neighbour. Gives whether a pair of it is over a seam."""
+    grams, starts = index.grams, index.segment_starts
+    first_word, is_over = starts[segments[0]], False
+    for segment in range(segments[0], segments[1]):
+        start, last = starts[segment], starts[segment + 1] - 1
+        if start == last:
+            most[start - first_word] = sketch[_WORDS, grams[start] >> SKETCH_SHIFT] * _ALL
+            continue
+        before, some, of_part = np.uint8(0), grams[start:last], most[start - first_word : last - first_word + 1]
+        for word in range(len(some)):
+            is_there = sketch[_PAIRS, some[word] >> SKETCH_SHIFT]
+            of_part[word] = is_there * _ALL | before
+            before = is_there
+            is_over |= (some[word] == seams[0]) | (some[word] == seams[1])
+        of_part[len(some)] = before
+    return is_over

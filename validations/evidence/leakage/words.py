@@ -1,0 +1,285 @@
+"""The words by which texts are compared: the same for a text in whatever dress, as compiled loops over its UTF-8 bytes.
+
+Undone on the way, in texts and in items alike: JSON's and HTML's escapes (however often they were applied), HTML's formatting tags,
+GSM8K's calculator tags `<<16-7=9>>`, commas between thousands, numbers written as words, and everything that `fold` folds.
+A backslash takes the letters n, t and r after it with it: so a line break that was escaped, and LaTeX that was not, give the same words.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64, UInt8, UInt64
+
+from phasewise.validations.evidence.leakage.fold import (
+    BACKSLASH,
+    BRACKET,
+    DIGIT,
+    DROPPED,
+    FORUM_TAGS,
+    HASH_FACTOR,
+    HASH_START,
+    KIND_SHIFT,
+    LESS,
+    LETTER,
+    MAX_EXPANSION,
+    NOTHING,
+    SEPARATOR,
+    TABLE_SIZE,
+    TAGS,
+    WORD,
+    fold_table,
+    next_point,
+    skip_forum_tag,
+    skip_tag,
+    skip_thousands,
+)  # fmt: skip
+from phasewise.validations.evidence.leakage.jit_cache import compiled, inlined
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+MIX = np.uint64(0x9E3779B97F4A7C15)
+SIGN_MARK, NUMBER_MARK = np.uint64(1), np.uint64(2)
+_TEN, _ZERO = np.uint64(10), np.uint64(ord("0"))
+
+
+def letters_hash(letters: str) -> int:
+    """A word's hash before it is finished: of plain lower-case letters, as they come out of the folding."""
+    value = int(HASH_START)
+    for letter in letters:
+        value = ((value ^ ord(letter)) * int(HASH_FACTOR)) % 2**64
+    return value
+
+
+def word_hash(letters: str) -> int:
+    """The hash of a word of two plain lower-case letters or more."""
+    value = letters_hash(letters)
+    value = ((value ^ (value >> 29)) * int(MIX)) % 2**64
+    return ((value ^ (value >> 32)) >> 2) << 2
+
+
+@inlined()
+def finish(value, kind, letters):
+    """A well mixed hash; its lowest bits say whether the word is a sign, and a number."""
+    value = (value ^ (value >> np.uint64(29))) * MIX
+    value = value ^ (value >> np.uint64(32))
+    value = (value >> np.uint64(2)) << np.uint64(2)
+    if kind == DIGIT:
+        return value | SIGN_MARK | NUMBER_MARK
+    return value | SIGN_MARK if kind == LETTER and letters == 1 else value
+
+
+@compiled()
+def number_hash(number):
+    """The hash of a number as its digits have it; it is below 10^18."""
+    rest, scale = np.uint64(number), np.uint64(1)
+    while rest // scale >= _TEN:
+        scale *= _TEN
+    value = HASH_START
+    while scale > np.uint64(0):
+        value = (value ^ (_ZERO + (rest // scale) % _TEN)) * HASH_FACTOR
+        scale //= _TEN
+    return finish(value, DIGIT, 1)
+
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+_UNITS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+HUNDRED, THOUSAND, MILLION, AND, NONE = 100, 1_000, 1_000_000, -1, -2
+NUMERALS = {
+    **{word: value for value, word in enumerate(_UNITS)},
+    **{word: 10 * ten for ten, word in enumerate(_TENS, start=2)},
+    "fourty": 40,
+    "hundred": HUNDRED,
+    "thousand": THOUSAND,
+    "million": MILLION,
+    "and": AND,
+}
+"""What each word adds or multiplies by; `fourty` is a common misspelling."""
+_SLOTS = 1024
+
+
+def numeral_table() -> tuple[UInt64[np.ndarray, "1024"], Int64[np.ndarray, "1024"]]:
+    """Hashes of the words, each at the first free place from its own on, and what they are worth; `NONE` where a place is free."""
+    hashes, values = np.zeros(_SLOTS, np.uint64), np.full(_SLOTS, NONE, np.int64)
+    for word, value in NUMERALS.items():
+        at = (word_hash(word) >> 2) % _SLOTS
+        while values[at] != NONE:
+            at = (at + 1) % _SLOTS
+        hashes[at], values[at] = word_hash(word), value
+    return hashes, values
+
+
+@inlined()
+def _value(word, table_hashes, table_values):
+    """What a word is worth; `NONE` where it is no numeral."""
+    at = np.int64(word >> np.uint64(2)) & (_SLOTS - 1)
+    while table_values[at] != NONE and table_hashes[at] != word:
+        at = (at + 1) & (_SLOTS - 1)
+    return table_values[at]
+
+
+@compiled()
+def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
+    """Put one number in the place of each run of words that name it. Gives how many words there are then."""
+    kept = place = 0
+    while place < count:
+        value = _value(hashes[place], table_hashes, table_values)
+        if value < 0 or value >= HUNDRED:
+            hashes[kept], starts[kept], ends[kept] = hashes[place], starts[place], ends[place]
+            kept, place = kept + 1, place + 1
+            continue
+        first, last, total, below, scale = place, place, np.int64(0), value, np.int64(MILLION * THOUSAND)  # read so far: total + below
+        place += 1
+        while place < count:
+            value, length = _value(hashes[place], table_hashes, table_values), 1
+            if value == AND and place + 1 < count and _takes_more(total, below):
+                value, length = _value(hashes[place + 1], table_hashes, table_values), 2
+                if value >= HUNDRED:  # "two hundred and thousand"
+                    break
+            if value == HUNDRED and 0 < below < HUNDRED:
+                below *= HUNDRED
+            elif value >= THOUSAND and below > 0 and value < scale:
+                total, below, scale = total + below * value, np.int64(0), value
+            elif 0 < value < HUNDRED and (_takes_more(total, below) or (value < 10 and _takes_unit(below))):
+                below += value
+            else:
+                break
+            place, last = place + length, place + length - 1
+        hashes[kept], starts[kept], ends[kept] = number_hash(total + below), starts[first], ends[last]
+        kept += 1
+    return kept
+
+
+@inlined()
+def _takes_more(total, below):
+    """Whether a number below a hundred may follow: behind `hundred`, `thousand` or `million`."""
+    return below % HUNDRED == 0 and (below > 0 or total > 0)
+
+
+@inlined()
+def _takes_unit(below):
+    """Whether a number below ten may follow: behind `twenty` to `ninety`."""
+    return below % HUNDRED >= 20 and below % 10 == 0
+
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+
+FULLWIDTH_BACKSLASH = 0xFF3C
+LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")
+MAX_WORDS_PER_BYTE = 2
+"""One character of three bytes, the square kilometre of Japanese, is six words."""
+
+
+class Words(NamedTuple):
+    """Words of a text in order: hash, and the bytes that it was read from. The hash's lowest bits mark signs and numbers."""
+
+    hashes: UInt64[np.ndarray, "w"]
+    starts: Int32[np.ndarray, "w"]
+    ends: Int32[np.ndarray, "w"]
+
+
+def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None) -> Words:
+    """The words of a UTF-8 text, of less than 2 GiB. What isn't UTF-8 separates words.
+
+    Args:
+        room: from `room_for`; the words are written there, and are lost when it is used again.
+    """
+    content = np.frombuffer(text, np.uint8) if isinstance(text, bytes) else text
+    hashes, starts, ends = room or room_for(len(content))
+    codes, expansions = fold_table()
+    count = _split(content, codes, expansions, _TAG_HASHES, _FORUM_TAG_HASHES, hashes, starts, ends)
+    count = join_numerals(hashes, starts, ends, count, *_NUMERALS)
+    words = Words(hashes[:count], starts[:count], ends[:count])
+    return words if room else Words(*(column.copy() for column in words))
+
+
+def room_for(num_bytes: int) -> Words:
+    """Arrays that the words of any text of so many bytes fit into."""
+    hashes, starts, ends = (np.empty(MAX_WORDS_PER_BYTE * num_bytes, kind) for kind in (np.uint64, np.int32, np.int32))
+    return Words(hashes, starts, ends)
+
+
+def is_sign(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
+    """Which words are numbers or single letters, as in any formula."""
+    return (hashes & SIGN_MARK).astype(bool)
+
+
+def is_number(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
+    """Which words are numbers."""
+    return (hashes & NUMBER_MARK).astype(bool)
+
+
+_TAG_HASHES, _FORUM_TAG_HASHES = (np.array(sorted(map(letters_hash, names.split())), np.uint64) for names in (TAGS, FORUM_TAGS))
+_NUMERALS = numeral_table()
+
+
+@compiled()
+def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts, ends):  # compiled for its arguments' types
+    size = len(text)
+    count, at = np.int64(0), np.int64(0)
+    kind, value, first, last, letters = 0, HASH_START, 0, 0, 0  # of the word being read; kind 0 is none
+    escapes = False  # whether a backslash comes before
+    while at < size:
+        begin = at
+        point, at = next_point(text, at)
+        if point == LESS:
+            after = skip_tag(text, at, tag_hashes)
+            if after > at:
+                at, point = after, NOTHING
+        elif point == BRACKET:
+            at = skip_forum_tag(text, at, forum_tag_hashes)
+        elif kind == DIGIT and (point == 44 or point == 123):  # a comma, or one in braces, as LaTeX has it
+            after = skip_thousands(text, begin, at)
+            if after > begin:
+                at = after
+                continue
+        code = codes[point] if point < TABLE_SIZE else _code_beyond(point)
+        if point in (BACKSLASH, FULLWIDTH_BACKSLASH):
+            escapes = True
+        elif escapes and point != NOTHING:
+            if code in (LETTER_N, LETTER_T, LETTER_R):
+                code = SEPARATOR
+            escapes = code == DROPPED
+        parts = 1 if code >= 0 else MAX_EXPANSION
+        for part in range(parts):
+            piece = code if code >= 0 else expansions[-code, part]
+            if piece == DROPPED:
+                continue
+            new_kind = piece >> KIND_SHIFT
+            if kind != 0 and (new_kind != kind or kind == WORD):
+                hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
+                count += 1
+                kind = 0
+            if new_kind != 0:
+                if kind == 0:
+                    kind, value, first, letters = new_kind, HASH_START, begin, 0
+                value = (value ^ np.uint64(piece & 0xFFFFFF)) * HASH_FACTOR
+                last = at
+                letters += 1
+        while kind == LETTER and at < size and text[at] < 0x80 and codes[text[at]] >> KIND_SHIFT == LETTER:
+            value = (value ^ np.uint64(codes[text[at]] & 0xFFFFFF)) * HASH_FACTOR
+            at += 1
+            last = at
+            letters += 1
+    if kind != 0:
+        hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
+        count += 1
+    return count
+
+
+@inlined()
+def _code_beyond(point):
+    """Beyond the table: ideographs are words, tags are dropped, the rest separates."""
+    if 0x20000 <= point < 0x40000:
+        return (WORD << KIND_SHIFT) | point
+    return DROPPED if 0xE0000 <= point < 0xE1000 else SEPARATOR

@@ -1,1 +1,0 @@
-"""The words by which texts and items are compared."""
