@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.views import olmes
 from phasewise.flows.cli import main
-from phasewise.validations.evidence.leakage import compiled
+from phasewise.validations.evidence.leakage import jit_cache
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from tests.hostile_makers import zipped
 
@@ -42,7 +42,7 @@ def benchmarks(items: list[BenchmarkItem], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder for the index, which is kept for all tests; what Numba compiled for other tests is there, too."""
-    kept = Path(compiled.config.CACHE_DIR)  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time
+    kept = Path(jit_cache.config.CACHE_DIR)  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time
     kept.mkdir(parents=True, exist_ok=True)
     folder = tmp_path_factory.mktemp("cache")
     (folder / "phasewise").mkdir()
