@@ -13,7 +13,6 @@ WORDS = {run_folder.CHECKPOINTS_NAME, run_folder.HEARTBEAT_NAME, run_folder.LOCK
 """These are words of other things, too: only as a part of a path they are a run's."""
 NOT_OF_A_RUN = {
     "tasks/preflight/launcher.py": {"result.json"},  # of the compiler's process, in a temporary folder
-    "validations/expectations/health_suite.py": {"metrics.jsonl"},  # where a person looks, in words
     "tasks/home.py": {"lock"},  # of the home
 }
 
