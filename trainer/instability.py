@@ -139,7 +139,6 @@ def _limit(run: RunConfig) -> str:
 
 
 def _checkpoint(run: RunConfig, step: int) -> dict[str, str]:
-    """The newest checkpoint that is no later than the step, by the digest of all its files."""
     folder = RunFolder.at(run.output).checkpoints
     for saved in reversed(saved_steps(folder)):
         if saved <= step and is_committed(folder / str(saved)):
@@ -203,7 +202,6 @@ def check_answered(run: RunConfig, passed_over: PassedOver) -> None:
 
 
 def _let_pass(run: RunConfig, found: Unstable, passed_over: PassedOver, *, write: bool) -> str:
-    """Who let the roll-back pass, and why. What nobody has decided of is asked."""
     path = RunFolder.at(run.output).question
     content = question(run, found.step, found.what, passed_over)
     ruling = ruling_of(content, read_decisions(path))

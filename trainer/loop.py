@@ -251,7 +251,6 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
 
 
 def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainState:
-    """All updates from the newest checkpoint that knows of what is passed over."""
     checkpoints, watchdog = around.checkpoints, around.guards.watchdog
     watchdog.begin("restore")
     checkpoints.wait()
@@ -280,7 +279,6 @@ def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainS
 
 
 def _rolled_back(run: RunConfig, found: Unstable, passed_over: PassedOver) -> PassedOver:
-    """What is passed over from now on; where the phase does not roll back, what was found is raised."""
     try:
         return decide(run, found, passed_over, write=is_first())
     except AsksPerson:
@@ -292,7 +290,6 @@ def _rolled_back(run: RunConfig, found: Unstable, passed_over: PassedOver) -> Pa
 
 
 def _contract(loader: Loader, passed_over: PassedOver) -> dict[str, Any]:
-    """As checkpoints hold it."""
     return {**loader.contract(), **({CONTRACT_NAME: passed_over.as_json()} if passed_over else {})}
 
 
@@ -305,7 +302,6 @@ def loader_of(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Loader:
 
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:
-    """All updates from `first_step` on that are this slice's. Each one's metrics are fetched while the next one runs."""
     train_step = build_train_step(run.model, run.optimizer, run.execution, around.mesh)
     contract = _contract(around.loader, passed_over)
     watchdog = around.guards.watchdog
@@ -394,7 +390,6 @@ def summarise(run: RunConfig, state: TrainState, passed_over: PassedOver = NOTHI
 
 @contextmanager
 def _stop_requested() -> Iterator[Callable[[int], bool]]:
-    """Whether to stop after a step, because that was asked for since; several processes agree on the step."""
     if jax.process_count() > 1:  # jax itself takes the signal, of any of them
         yield stop_agreed
         return

@@ -154,7 +154,6 @@ def as_markdown() -> str:
 
 
 def _weights_of_groups() -> dict[str, list[str]]:
-    """Group → the names of the weights that a model with every part has in it."""
     import jax  # for the page alone: whoever reads rows needs neither jax nor the model
 
     from phasewise.trainer.config import Experts, ModelConfig, Rope

@@ -220,13 +220,11 @@ def moments(state: OptimizerState, model: ModelConfig) -> tuple[Params, Params]:
 
 
 def _fill(blanks: Params, found: Params) -> Params:
-    """`found`, and what it lacks from `blanks`."""
     return {
         name: _fill(blank, found.get(name, {})) if isinstance(blank, dict) else found.get(name, blank) for name, blank in blanks.items()
     }
 
 
 def _tree(tree: Any) -> Params:
-    """Optax calls every tree an array tree; those of the weights are dictionaries."""
     assert isinstance(tree, dict)
     return tree

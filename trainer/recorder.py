@@ -304,7 +304,6 @@ class WandbSink:
         self._sent.close()
 
     def _note(self, step: int) -> None:
-        """Write the step in one call of constant length: the file is never half old, half new."""
         self.last_step = step
         os.pwrite(self._sent.fileno(), f'{{"id": "{self._id}", "step": {step:>15}}}\n'.encode(), 0)
 

@@ -116,8 +116,6 @@ def execute(run: RunConfig) -> dict[str, Any]:
 
 
 def _heartbeat(output: Path, watchdog: Watchdog, fence: Lease) -> Heartbeat:
-    """It also ends a trainer that stood still and was taken over, whatever it is at."""
-
     def end_taken_over() -> None:
         try:
             fence.check()

@@ -246,7 +246,6 @@ def state_shardings(state: T, model: ModelConfig, mesh: jax.sharding.Mesh) -> T:
 
 
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The dictionary keys at the end of a path: those of the weight that the leaf mirrors."""
     keys: list[str] = []
     for entry in reversed(path):
         if not isinstance(entry, jax.tree_util.DictKey):

@@ -113,7 +113,6 @@ def parse_json(content: bytes | str, *, allows_nan: bool = False) -> Any:
 
 
 def _is_deeper(text: str, depth: int) -> bool:
-    """Whether brackets are nested deeper; each round takes the innermost ones out."""
     left = text.translate(ONLY_BRACKETS)
     for _ in range(depth):
         before, left = left, left.replace("[]", "").replace("{}", "")
@@ -331,7 +330,6 @@ def _writing_locally(target: Path) -> Iterator[BinaryIO]:
 
 
 def _put(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
-    """Make one object of the staged file. What is torn or busy the file system tries again itself; all else is tried once more here."""
     try:
         _put_once(file_system, name, staged)
     except FileNotFoundError:
@@ -360,12 +358,10 @@ def _put_once(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> 
 
 
 def _is_mangled_in_one_request(content: bytes) -> bool:
-    """Whether gcsfs, which sends small objects between the lines `--==0==`, would send less than the content."""
     return b"--==0==" in content or content.endswith(b"\r")
 
 
 def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception) -> None:
-    """Remove an object that the store says is different from what was sent."""
     from gcsfs.retry import ChecksumError
 
     if isinstance(error, ChecksumError):
@@ -374,7 +370,6 @@ def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception
 
 
 def _vouched_for(info: Mapping[str, Any]) -> str | None:
-    """The digest that a store gives with a file's name: Google Cloud Storage's MD5 or CRC32C, Hugging Face's SHA-256 or Git blob."""
     if info.get("md5Hash"):
         return f"md5:{b64decode(info['md5Hash']).hex()}"
     if info.get("crc32c"):  # an object that was composed of others has no MD5
@@ -387,7 +382,6 @@ def _vouched_for(info: Mapping[str, Any]) -> str | None:
 
 
 def _version_of(info: Mapping[str, Any]) -> str | None:
-    """What a store numbers its files' contents by. A weak ETag may stay the same over a change."""
     if info.get("generation"):
         return f"generation:{info['generation']}"
     etag = next((str(info[name]) for name in ("ETag", "etag") if info.get(name)), None)

@@ -326,7 +326,6 @@ def differences_between(before: Any, now: Any, field: str = "") -> Iterator[Diff
 
 
 def _without(settings: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Drop fields by dotted path (`[]` after a name is each item of its list), and a parent that is empty then."""
     kept = dict(settings)
     for path in paths:
         name, _, below = path.partition(".")

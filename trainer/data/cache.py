@@ -172,7 +172,6 @@ class TokenCache:
                     yield from self._documents(number, batch.to_pylist())
 
     def _documents(self, shard: int, rows: list[dict[str, Any]]) -> Iterator[Document]:
-        """Documents by their rows of the index; those that follow one another are read together, up to `TOKENS_AT_ONCE`."""
         first = 0
         while first < len(rows):
             begin, after = rows[first]["offset"], first + 1
@@ -184,7 +183,6 @@ class TokenCache:
             first = after
 
     def _tokens(self, shard: int, begin: int, end: int) -> np.ndarray:
-        """A range of one shard, as it is kept there."""
         if self.is_local and end > begin:
             return self._map(shard).tokens[begin:end]
         tokens = np.empty(end - begin, self._dtype)
@@ -192,7 +190,6 @@ class TokenCache:
         return tokens
 
     def _read(self, shard: int, start: int, target: np.ndarray) -> list[TokenRange]:
-        """Fill the target from token `start` of a shard on, and on through the shards after it; return what is still to be fetched."""
         ranges: list[TokenRange] = []
         filled = 0
         while filled < len(target):
@@ -227,7 +224,6 @@ class TokenCache:
 
     @cached_property
     def _dtype(self) -> np.dtype:
-        """Little-endian, whatever this machine is."""
         return np.dtype(self.manifest.dtype).newbyteorder("<")
 
 
@@ -280,7 +276,6 @@ def _by_store(wanted: TokenRange) -> tuple[int, str, int]:
 
 
 def _merge(ranges: Sequence[TokenRange]) -> list[list[TokenRange]]:
-    """Sorted ranges, in runs of neighbours within a file."""
     runs: list[list[TokenRange]] = []
     stop_byte = 0
     for wanted in ranges:

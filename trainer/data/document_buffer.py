@@ -134,7 +134,6 @@ class DocumentBuffer:
         return np.concatenate(which), Pieces(*np.concatenate(found, axis=1))
 
     def _window(self, number: int) -> Pieces:
-        """The pieces of rows `[number, number + 1) · WINDOW_ROWS`, played from the last state before them that is kept."""
         if number in self._windows:
             self._windows.move_to_end(number)
             return self._windows[number]
@@ -149,7 +148,6 @@ class DocumentBuffer:
         return pieces
 
     def _state_before(self, window: int) -> tuple[int, _State]:
-        """The last state that is known at or before a window, to be changed."""
         kept = sorted(self._states)
         before = kept[bisect_right(kept, window) - 1]
         latest, self._next = self._next, None  # whoever plays on from it changes it
@@ -162,7 +160,6 @@ class DocumentBuffer:
         return self._play(state, min((window + 1) * WINDOW_ROWS, self.num_rows))
 
     def _keep(self, window: int, state: _State) -> None:
-        """Keep the state before a window, if it is one of those that are kept."""
         if window % self._apart or window in self._states:
             return
         self._states[window] = state.copy()
@@ -171,7 +168,6 @@ class DocumentBuffer:
             self._states = {number: kept for number, kept in self._states.items() if number % self._apart == 0}
 
     def _play(self, state: _State, stop_row: int) -> Pieces:
-        """Fill the rows before `stop_row`, and change the state."""
         fill = _compiled_fill()
         found: list[np.ndarray] = []
         while state.counts[ROW] < stop_row:
@@ -184,7 +180,6 @@ class DocumentBuffer:
         return Pieces(*np.concatenate(found, axis=1))
 
     def _refill(self, state: _State) -> None:
-        """Take documents from the stream until the buffer is full or the stream ends. Empty ones are passed over."""
         live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
         while live < len(state.firsts) and taken < self._stream.length:
             count = min(len(state.firsts) - live, self._stream.length - taken)

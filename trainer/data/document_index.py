@@ -128,7 +128,6 @@ class DocumentIndex:
         return statistics is None or statistics.min <= name <= statistics.max
 
     def _in_shard(self, shard: int, which: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Iterator[Piece]:
-        """Pieces of the ranges with these numbers, which are given in tokens of the shard."""
         groups = self._group_firsts(shard)
         lows, highs = np.searchsorted(groups, begin, "right") - 1, np.searchsorted(groups, end, "left")
         wanted = sorted({group for low, high in zip(lows.tolist(), highs.tolist(), strict=True) for group in range(max(low, 0), high)})
@@ -146,7 +145,6 @@ class DocumentIndex:
                         yield Piece(int(which[asked]), document, first, min(stop, start + int(end[asked])))
 
     def _check_cover(self, pieces: Sequence[Piece], first: np.ndarray, stop: np.ndarray) -> None:
-        """Refuse an index that leaves out tokens of a range, or names them twice."""
         covered = np.zeros(len(first), np.int64)
         for piece in pieces:
             covered[piece.of] += piece.stop - piece.first
@@ -157,7 +155,6 @@ class DocumentIndex:
             )
 
     def _documents(self, shard: int, group: int, numbers: Sequence[int]) -> list[Located]:
-        """Those of a row group with these numbers."""
         if not numbers:
             return []
         rows = self._read(shard, group, COLUMNS).take(pa.array(numbers)).to_pylist()
@@ -169,7 +166,6 @@ class DocumentIndex:
         return Located(str(table["id"][at]), str(table["source_file"][at]), first, int(table["length"][at].as_py()), shard)
 
     def _read_group_firsts(self, shard: int) -> np.ndarray:
-        """The token of the shard at which each row group's documents begin."""
         firsts: list[int] = []
         for group in range(self._open_once(shard).metadata.num_row_groups):
             statistics = self._statistics(shard, group, "offset")
@@ -177,7 +173,6 @@ class DocumentIndex:
         return np.array(firsts, np.int64)
 
     def _statistics(self, shard: int, group: int, column: str) -> Any:
-        """Least and greatest value of a column in a row group; None where the file does not say."""
         file = self._open_once(shard)
         found = file.metadata.row_group(group).column(file.schema_arrow.get_field_index(column)).statistics
         return found if found is not None and found.has_min_max else None
@@ -198,7 +193,6 @@ class DocumentIndex:
             raise DataError(f"{path} does not read as Parquet: {error}. Delete its folder and run `phasewise data prepare`.") from None
 
     def _check(self, shard: int) -> None:
-        """Refuse, once a shard, an index that was changed."""
         if shard in self._checked:
             return
         written = self.cache.manifest.shards[shard]
@@ -224,6 +218,5 @@ def _gone(path: Path) -> DataError:
 
 
 def _between(first: np.ndarray, last: np.ndarray) -> set[int]:
-    """Shards that lie inside ranges of three shards or more."""
     wide = np.flatnonzero(last > first + 1)
     return {shard for number in wide for shard in range(int(first[number]) + 1, int(last[number]))}

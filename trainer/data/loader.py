@@ -215,7 +215,6 @@ class Loader:
         return {name: BufferedComponent(name, cache, run.order, run.model.seq_len) for name, cache in self._caches.items()}
 
     def _order_between(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Component number and row number of the sequences `[first, stop)`, counted from the lineage's first."""
         start = first // SPAN_SEQUENCES
         spans = [self._order_of_span(number) for number in range(start, -(-stop // SPAN_SEQUENCES))]
         components, rows = spans[0] if len(spans) == 1 else np.concatenate(spans, axis=1)
@@ -253,7 +252,6 @@ def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
 
 
 def _as_compared(contract: Contract, other: Contract, name: str) -> Any:
-    """A part of a contract as it is compared with that of another."""
     if name != "components" or name not in contract or name not in other:
         return contract.get(name)
     return {
@@ -262,7 +260,6 @@ def _as_compared(contract: Contract, other: Contract, name: str) -> Any:
 
 
 def _find_manifest(folder: str, digest: str) -> Manifest | None:
-    """The manifest of this digest among those of the cache and its neighbours."""
     for path in sorted(as_path(folder).parent.glob(f"*/{MANIFEST_NAME}")):
         with suppress(DataError):
             manifest = read_manifest(path.parent)
@@ -282,7 +279,6 @@ def packing_of(run: RunConfig) -> dict[str, Any]:
 
 
 def _check_hosts(run: RunConfig, host: int, hosts: int) -> None:
-    """Refuse a batch that does not fall into equal parts."""
     if not 0 <= host < hosts:
         raise ConfigError(f"the number of a host must be below that of all hosts, found host {host} of {hosts}.")
     for step, size in run.batch.within(run.start_step, run.stop_step):
@@ -294,7 +290,6 @@ def _check_hosts(run: RunConfig, host: int, hosts: int) -> None:
 
 
 def _begin_of_text(caches: dict[str, TokenCache]) -> int:
-    """The token that every document of every cache begins with."""
     found = {cache.manifest.begin_of_text: name for name, cache in caches.items()}
     if len(found) > 1:
         named = ", ".join(f"{token} in {name}" for token, name in found.items())

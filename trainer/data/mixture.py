@@ -75,7 +75,6 @@ def check_shares(
 
 
 def _errors(shares: MixtureShares, order: DataOrder) -> dict[str, dict[Component, float]]:
-    """How far each component's count in a block is from its share: in percentage points of the mixture, and in percent of the share."""
     total, counts = sum(shares.values()), block_counts(shares, order)
     points = {name: abs(100 * counts[name] / order.block_sequences - 100 * share / total) for name, share in shares.items()}
     percents = {name: points[name] / (share / total) for name, share in shares.items() if share}
@@ -162,7 +161,6 @@ class MixtureSchedule:
         return next((stage.cut_sequences for stage in self._stages if stage.first_step == step), 0)
 
     def _stage(self, number: int, step: int, counts: dict[Component, int]) -> Stage:
-        """The stage from `step` on, after those that are there. The first mixture holds before its own step, too."""
         if not self._stages:
             return Stage(number, self.order.first_step, 0, tuple(counts), tuple(counts.values()), {}, 0)
         first, last = self.sequences_before(step), self._stages[-1]
@@ -172,7 +170,6 @@ class MixtureSchedule:
         return Stage(number, step, first, tuple(counts), tuple(counts.values()), used, cut)
 
     def _check_boundary(self, number: int) -> None:
-        """Refuse a stage that cuts a block where the order does not say that it may."""
         stage = self._stages[number]
         if not stage.cut_sequences or self.order.cut_blocks:
             return
@@ -198,7 +195,6 @@ class MixtureSchedule:
         return tuple(step for step in around if max(start - 1, before.first_step) < step and (last is None or step <= last))
 
     def _what_moved_the_grid(self, number: int) -> str:
-        """Where no step with the batch size before a stage ends a block: the batches that put it out, and where they would not have."""
         before, stage, block = self._stages[number - 1], self._stages[number], self.order.block_sequences
         edges = [*self._batch.within(before.first_step, stage.first_step), (stage.first_step, 0)]
         for (start, size), (end, following), (after, _) in reversed(list(zip(edges, edges[1:], edges[2:], strict=False))):
@@ -234,7 +230,6 @@ class MixtureSchedule:
         return self._stages[bisect_right(self._first_sequences, sequence) - 1]
 
     def _drawn_in(self, stage: Stage, sequences: int) -> dict[Component, int]:
-        """What the first `sequences` of a stage draw from each component."""
         blocks, rest = divmod(sequences, self.order.block_sequences)
         totals = blocks * np.array(stage.counts, np.int64)
         if rest:
@@ -244,7 +239,6 @@ class MixtureSchedule:
 
 
 def _check_counts(step: int, shares: MixtureShares, counts: dict[Component, int]) -> None:
-    """Refuse a mixture in which a component with a share has no sequence in a block."""
     lost = {name: share for name, share in shares.items() if share > 0 and not counts[name]}
     if lost:
         block = sum(counts.values())

@@ -90,7 +90,6 @@ class RowsOfTokens:
 
     @cached_property
     def _begins(self) -> Numbers:
-        """The piece with which each row begins."""
         assert self.plan is not None
         return np.searchsorted(self.plan.row, np.arange(self.num_rows), "left")
 
@@ -142,7 +141,6 @@ class ComponentRows(RowsOfTokens):
 
     @cached_property
     def _targets_of_packed(self) -> Numbers:
-        """Of every row: what its documents have behind their first token."""
         plan, starts = self.plan, self.starts
         assert plan is not None
         assert starts is not None
@@ -247,7 +245,6 @@ def pack(kind: PackingKind, lengths: Int[np.ndarray, " n"], *, seq_len: int) -> 
 
 
 def _chunk(lengths: np.ndarray, seq_len: int) -> Packed:
-    """In the concatenation a piece starts where a document does and where a row does; an empty document starts where the next one does."""
     ends = np.cumsum(lengths)
     total = int(lengths.sum())
     num_rows = total // seq_len
@@ -276,7 +273,6 @@ def _pad(lengths: np.ndarray, seq_len: int) -> Packed:
 
 
 def _greedy(lengths: np.ndarray, seq_len: int) -> Packed:
-    """`following[d]` is the document that starts the next row where `d` starts one; only the hops along it are a loop."""
     document = np.flatnonzero(lengths)
     length = np.minimum(lengths[document], seq_len)
     ends = np.cumsum(length)
@@ -290,7 +286,6 @@ def _greedy(lengths: np.ndarray, seq_len: int) -> Packed:
 
 
 def _whole(lengths: np.ndarray, document: np.ndarray, row: np.ndarray, seq_len: int) -> Packed:
-    """A plan of undivided documents, each with its row."""
     length = np.minimum(lengths[document], seq_len)
     begins = np.cumsum(length) - length
     first_of_row = np.searchsorted(row, row, "left")

@@ -202,7 +202,6 @@ class LevanterFeistel:
         return values >> self._right_bits, values & ((1 << self._right_bits) - 1)
 
     def _function(self, right: np.ndarray, key: int) -> np.ndarray:
-        """A product of 20 and 32 bits fits an int64."""
         mixed = right * LEVANTER_MULTIPLIER
         mixed += key
         mixed &= (1 << self._right_bits) - 1
@@ -417,7 +416,6 @@ def _build_bijection(kind: Kind, length: int, key: int) -> Bijection:
 
 
 def _affine(numbers: np.ndarray, multiplier: int, offset: int, length: int) -> np.ndarray:
-    """(multiplier · number + offset) mod length. From 2^32 on the product does not fit 64 bits and is made in two parts of 20 bits."""
     values, a, b, n = numbers.view(np.uint64), np.uint64(multiplier), np.uint64(offset), np.uint64(length)
     if length <= 2**32:
         return _modulo(a * values + b, n).view(np.int64)
@@ -426,7 +424,6 @@ def _affine(numbers: np.ndarray, multiplier: int, offset: int, length: int) -> n
 
 
 def _modulo(values: np.ndarray, divisor: np.uint64) -> np.ndarray:
-    """The same as `%` at half its time: NumPy divides by a constant with multiplications, and only in `//`."""
     return values - values // divisor * divisor
 
 

@@ -179,7 +179,6 @@ class TracedOrder:
         return draws.chosen(np.lexsort((places, updates)))
 
     def _positions_drawn(self, component: Component) -> tuple[int, int]:
-        """The positions within the component that these updates draw: from the first up to, not including, the second."""
         first = self.schedule.realised(self.schedule.order.first_step, self.start_update).get(component, 0)
         return first, first + self.drawn.get(component, 0)
 
@@ -187,7 +186,6 @@ class TracedOrder:
         return range(first // self.rows[component], -(-stop // self.rows[component])) if stop > first else range(0)
 
     def _of_pass(self, component: Component, epoch: int, rows: np.ndarray, drawn: tuple[int, int]) -> np.ndarray:
-        """Pass, position within the component, and row, of those rows that are drawn in a pass."""
         order, length = self.schedule.order, self.rows[component]
         key = derive_key("component", order.seed, component, epoch)
         positions = epoch * length + Permutation.build(order.permutation, length=length, key=key).inverse(rows)
@@ -195,7 +193,6 @@ class TracedOrder:
         return np.stack([np.full(int(inside.sum()), epoch), positions[inside], np.asarray(rows, np.int64)[inside]])
 
     def _sequences_of(self, component: Component, positions: np.ndarray) -> np.ndarray:
-        """The lineage's sequence at which the component gives each of its positions."""
         sequences = np.full(len(positions), -1, np.int64)
         stretches = self._stretches(component)
         for number, stretch in enumerate(stretches):
@@ -222,7 +219,6 @@ class TracedOrder:
         return first + at
 
     def _stretches(self, component: Component) -> list[_Stretch]:
-        """The mixtures that have the component, in order."""
         order, mixture = self.schedule.order, self.schedule.mixture
         entries = mixture.within(max(order.first_step, mixture.root[0][0]), 1 + mixture.root[-1][0])
         steps = [order.first_step, *(step for step, _ in entries[1:])]
@@ -236,7 +232,6 @@ class TracedOrder:
         return found
 
     def _updates_of(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The update that has each of these sequences, and its place in the batch."""
         segments = self.batch.within(self.schedule.order.first_step, self.stop_update)
         starts, sizes = np.array([start for start, _ in segments]), np.array([size for _, size in segments])
         firsts = np.array([self.schedule.sequences_before(int(start)) for start in starts])

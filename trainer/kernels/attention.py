@@ -132,7 +132,6 @@ def deal(x: Float[Array, "b t *c"], *, back: bool = False) -> Float[Array, "b t 
 
 
 def _attend_all(query: Array, key: Array, value: Array, segment_ids: Ids, arrays: tuple[Array, ...], *, mix: PerDevice) -> Array:
-    """The queries of this device's two runs against all keys. The gradients of keys come back summed, each device's own part."""
     gather = partial(jax.lax.all_gather, axis_name=CONTEXT_AXIS, axis=1, tiled=True)
     key_ids = None if segment_ids is None else gather(segment_ids)
     query_ids = None if segment_ids is None else deal(segment_ids)
@@ -142,7 +141,6 @@ def _attend_all(query: Array, key: Array, value: Array, segment_ids: Ids, arrays
 def _attend_window(
     query: Array, key: Array, value: Array, segment_ids: Ids, _arrays: tuple[Array, ...], *, before: int, mix: PerDevice
 ) -> Array:
-    """This device's queries against its own keys and those just before them. The first device's are of no document."""
     ids = jnp.zeros(query.shape[:2], jnp.int32) if segment_ids is None else segment_ids
     parts = jax.lax.axis_size(CONTEXT_AXIS)
 
@@ -194,7 +192,6 @@ def _by_xla(
 
 
 def _seen(back: Int[Array, "t s"], query_ids: Ids, key_ids: Ids, sliding_window: int | None) -> Bool[Array, "#b t s"]:
-    """Which keys each query sees, by how far back they are."""
     seen = (back >= 0 if sliding_window is None else (back >= 0) & (back < sliding_window))[None]
     return seen if query_ids is None or key_ids is None else seen & (query_ids[:, :, None] == key_ids[:, None, :])
 

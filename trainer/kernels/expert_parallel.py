@@ -110,7 +110,6 @@ def cut_window(counts: Counts, number: Int[Array, ""] | int, passage: Passage) -
 
 
 def _experts_of(ends: Int[Array, "e y"], place: Int[Array, " e"], room: int, experts: int) -> Int[Array, " r"]:
-    """Whose each received row is. `ends` are behind the rows of each expert, from each device."""
     row = jnp.arange(room, dtype=jnp.int32)
     number = jnp.sum(row[:, None] >= ends.reshape(-1), axis=1, dtype=jnp.int32)
     source = jnp.minimum(number // experts, len(place) - 1)
@@ -119,12 +118,10 @@ def _experts_of(ends: Int[Array, "e y"], place: Int[Array, " e"], room: int, exp
 
 
 def _send(passage: Passage, rows: Float[Array, "m d"], window: Window) -> Float[Array, "r d"]:
-    """The window's rows, on the devices of their experts; zeros where there are none. Its gradient is `return_rows`."""
     return (_send_dense if passage.way == "dense" else _send_ragged)(passage, rows, window)
 
 
 def _return(passage: Passage, results: Float[Array, "r d"], window: Window) -> Float[Array, "m d"]:
-    """Received rows, back at their places on the devices that sent them; zeros in the rows of other rounds. Its gradient is `send_rows`."""
     return (_return_dense if passage.way == "dense" else _return_ragged)(passage, results, window)
 
 
@@ -228,7 +225,6 @@ def _apply_local(
     num_experts: int,
     kernel: str,
 ) -> Float[Array, "*n d"]:
-    """What one device does with its tokens; `parts` are the matrices of its experts, perhaps of a part of d_expert."""
     shape = x.shape
     x, gates, chosen = (each.reshape(-1, each.shape[-1]) for each in (x, gates, chosen))
     matrices = Matrices(*parts)
@@ -255,7 +251,6 @@ def _round(
     gates: Float[Array, " m"],
     matrices: Matrices,
 ) -> Float[Array, "m d"]:
-    """The results of the rows that a round moves; zeros for the others."""
     window = cut_window(counts, number, passage)
     inputs = send_rows(passage, rows, window)
     weights = send_rows(passage, gates[:, None], window)
@@ -269,14 +264,12 @@ def _round(
 def _exchange(
     passage: Passage, kernel: str, rows: Float[Array, "m d"], gates: Float[Array, " m"], matrices: Matrices, counts: Counts
 ) -> Float[Array, "m d"]:
-    """The results of all rows, in as many rounds as they need."""
     return _exchange_forward(passage, kernel, rows, gates, matrices, counts)[0]
 
 
 def _exchange_forward(
     passage: Passage, kernel: str, rows: Float[Array, "m d"], gates: Float[Array, " m"], matrices: Matrices, counts: Counts
 ) -> tuple[Float[Array, "m d"], tuple[Any, ...]]:
-    """The first round keeps what its backward pass reads; further ones, which a balanced load has none of, are computed again there."""
     results, backward = jax.vjp(partial(_round, passage, kernel, counts, 0), rows, gates, matrices)
 
     def add(number: Int[Array, ""], results: Float[Array, "m d"]) -> Float[Array, "m d"]:
@@ -304,5 +297,4 @@ _exchange.defvjp(_exchange_forward, _exchange_backward)
 
 
 def _rounds(counts: Counts, passage: Passage) -> Int[Array, ""]:
-    """As many on all devices of the mesh, not only of this row of it: a loop with exchanges must not end earlier on some."""
     return jax.lax.pmax(count_rounds(counts, passage), (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS))

@@ -143,7 +143,6 @@ def apply_megablox(
 def _multiply_plain(
     interpret: bool, left: Float[Array, "p i"], stacked: Float[Array, "x i o"], counts: Int[Array, " x"]
 ) -> Float[Array, "p o"]:
-    """jax's own code widens types, which the step forbids: here, and in the backward pass."""
     from jax.experimental.pallas.ops.tpu.megablox import gmm  # half a second, for those who need it
 
     with jax.numpy_dtype_promotion("standard"):

@@ -116,7 +116,6 @@ def _attend(query: Array, key: Array, value: Array, past: Past, sliding_window: 
 
 
 def _block(kept: Float[Array, "l ..."], layer: Int[Array, ""], first: Int[Array, ""], *, axis: int) -> Float[Array, "..."]:
-    """The slots from `first` on, of one layer."""
     sizes = [1, *kept.shape[1:]]
     sizes[axis] = BLOCK_SLOTS
     begins = [layer, *[jnp.int32(0)] * (kept.ndim - 1)]
@@ -253,7 +252,6 @@ def _zero_after(hidden: Float[Array, "b t d"]) -> Int[Array, ""]:
 
 
 def _in_layer_order(kept: dict[tuple[int, ...], tuple[Array, Array]]) -> tuple[Float[Array, "l b t k e"], Float[Array, "l b t k e"]]:
-    """The new keys and values of all stacks; the dictionary's keys are the numbers of their layers."""
     numbers = [layer for layers in kept for layer in layers]
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
     key, value = (jnp.concatenate(parts)[jnp.array(order)] if len(kept) > 1 else parts[0] for parts in zip(*kept.values(), strict=True))
@@ -261,5 +259,4 @@ def _in_layer_order(kept: dict[tuple[int, ...], tuple[Array, Array]]) -> tuple[F
 
 
 def _placed(cache: Cache) -> Cache:
-    """On a mesh: rows and heads are cut as they are elsewhere."""
     return cache._replace(keys=constrain_activation(cache.keys, "lbkes"), values=constrain_activation(cache.values, "lbkse"))

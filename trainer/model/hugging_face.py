@@ -100,7 +100,6 @@ def places(config: ModelConfig) -> list[Place]:
 
 
 def _named_specs(specs: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamSpec]]:
-    """In the table's order, which jax's trees do not keep."""
     for name, spec in specs.items():
         if isinstance(spec, dict):
             yield from _named_specs(spec, (*path, name))
@@ -109,7 +108,6 @@ def _named_specs(specs: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def _places_of(path: tuple[str, ...], spec: ParamSpec) -> Iterator[tuple[Place, int | None]]:
-    """A tensor for each layer and expert that the weight is stacked of, and its layer."""
     stacking = spec.num_stacking_axes
     shape = spec.shape[stacking:]
     for index in itertools.product(*(range(size) for size in spec.shape[:stacking])):
@@ -135,7 +133,6 @@ def from_tensors(read: Callable[[str], np.ndarray], config: ModelConfig) -> Para
 
 
 def _at(tree: dict[str, Any], path: tuple[str, ...]) -> Any:
-    """The leaf at the end of a path of keys."""
     leaf: Any = tree
     for key in path:
         leaf = leaf[key]
@@ -190,7 +187,6 @@ def check_writable(folder: Path, config: ModelConfig) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place when all went well, and goes away when not."""
     staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         staged.mkdir(parents=True)
@@ -203,7 +199,6 @@ def _appearing(folder: Path) -> Iterator[Path]:
 
 
 def _write_weights(folder: Path, params: Params, config: ModelConfig, dtype: DTypeName) -> None:
-    """One file, or where that would be more than `MAX_SHARD_BYTES` several and an index. One file's tensors are in memory at a time."""
     shards = _shards(places(config), itemsize=jnp.dtype(dtype).itemsize)
     names = [SINGLE_NAME] if len(shards) == 1 else [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     tensors = to_tensors(params, config)
@@ -216,7 +211,6 @@ def _write_weights(folder: Path, params: Params, config: ModelConfig, dtype: DTy
 
 
 def _shards(wanted: list[Place], *, itemsize: int) -> list[list[Place]]:
-    """Runs of tensors that fit into a file; one that alone is larger has a file of its own."""
     shards: list[list[Place]] = [[]]
     room = MAX_SHARD_BYTES
     for place in wanted:
@@ -249,7 +243,6 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _check_tensors(folder: Path, holders: Mapping[str, Any], config: ModelConfig) -> None:
-    """Refuse missing and unexpected tensors, other shapes and types, and a head that is tied but differs from the embedding."""
     wanted = {place.tensor: place for place in places(config)}
     for what, names in (("misses", [name for name in wanted if name not in holders]), ("has unexpected", _unexpected(holders, config))):
         if names:
@@ -269,7 +262,6 @@ def _check_tensors(folder: Path, holders: Mapping[str, Any], config: ModelConfig
 
 
 def _unexpected(holders: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """Tensors that such a model does not have. A tied head may be there if it is the embedding."""
     unexpected = sorted(set(holders) - {place.tensor for place in places(config)})
     if config.tied_head and HEAD_NAME in unexpected and EMBEDDING_NAME in holders:
         head, embedding = (_tensor(holders[name], name) for name in (HEAD_NAME, EMBEDDING_NAME))

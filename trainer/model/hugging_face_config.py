@@ -157,7 +157,6 @@ def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
 
 
 def _class_of(config: ModelConfig) -> str:
-    """Their class for such a model."""
     if config.experts is not None:
         return AFMOE
     theirs_alone = {"global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0}
@@ -170,7 +169,6 @@ def _class_of(config: ModelConfig) -> str:
 
 
 def _only_of(architecture: str, config: ModelConfig) -> dict[str, Any]:
-    """The fields that one family has and the others have not."""
     match architecture:
         case "LlamaForCausalLM":
             return {"mlp_bias": False}
@@ -194,7 +192,6 @@ def _check_llama(config: ModelConfig) -> None:
 
 
 def _sliding_window(config: ModelConfig) -> dict[str, Any]:
-    """In every layer, or in none."""
     on = config.sliding_window is not None
     kind = "sliding_attention" if on else "full_attention"
     return {
@@ -234,7 +231,6 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
 
 
 def _architecture(found: dict[str, Any]) -> str:
-    """By the class's name, or where it has none by the model type."""
     by_type = {kind: architecture for architecture, kind in MODEL_TYPES.items()}
     kind = str(found.get("model_type"))
     named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
@@ -246,7 +242,6 @@ def _architecture(found: dict[str, Any]) -> str:
 
 
 def _rope(found: dict[str, Any]) -> Rope:
-    """From `rope_parameters` (version 5), else from `rope_theta` and `rope_scaling`."""
     stated = found.get("rope_parameters") or found.get("rope_scaling") or {}
     kind = stated.get("rope_type") or stated.get("type") or "default"
     theta = stated.get("rope_theta", found.get("rope_theta"))
@@ -261,7 +256,6 @@ def _rope(found: dict[str, Any]) -> Rope:
 
 
 def _window(found: dict[str, Any]) -> int | None:
-    """Their window, if every layer has it."""
     layers = found["num_hidden_layers"]
     window = found.get("sliding_window") if found.get("use_sliding_window") else None
     if window is None:

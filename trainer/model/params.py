@@ -225,7 +225,6 @@ def expert_layers(config: ModelConfig) -> tuple[int, ...]:
 
 
 def _equal_rows(periods: list[tuple[LayerKind, ...]]) -> Iterator[tuple[int, int]]:
-    """Where a row of equal periods starts, and how many they are."""
     start = 0
     for _, row in groupby(periods):
         count = len(list(row))
@@ -234,7 +233,6 @@ def _equal_rows(periods: list[tuple[LayerKind, ...]]) -> Iterator[tuple[int, int
 
 
 def _cycle(kinds: tuple[LayerKind, ...], start: int, stop: int, period: int) -> Cycle:
-    """The layers `[start, stop)`, the same period over and over. Layers of one kind that lie apart in a period have stacks apart."""
     runs: list[tuple[Stack, int]] = []
     at = start
     for kind, row in groupby(kinds[start : start + period]):
@@ -254,7 +252,6 @@ def _rows(kinds: tuple[LayerKind, ...], start: int, stop: int) -> Iterator[Cycle
 
 
 def _name(kind: LayerKind, first: int) -> str:
-    """By its kind and its first layer: `dense_local_0`, `local_4`, `global_7`."""
     return f"{'' if kind.has_experts else 'dense_'}{'global' if kind.window is None else 'local'}_{first}"
 
 
@@ -299,7 +296,6 @@ def layer_specs(config: ModelConfig, stack: Stack) -> dict[str, ParamSpec]:
 
 
 def _attention(config: ModelConfig, kind: LayerKind, declare: "_Declare") -> dict[str, ParamSpec]:
-    """The gains of QK-norm are shared by the heads of a layer."""
     outer = {"d_model": config.d_model}
     queries = {"query_heads": config.num_query_heads, "head_dim": config.head_dim}
     keys = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
@@ -329,7 +325,6 @@ def _mlp(config: ModelConfig, declare: "_Declare") -> dict[str, ParamSpec]:
 
 
 def _experts(config: ModelConfig, declare: "_Declare") -> dict[str, ParamSpec]:
-    """The router and its bias, the experts, and beside them those that every token has, as one MLP."""
     experts = config.experts
     assert experts is not None
     outer = {"d_model": config.d_model}

@@ -34,7 +34,6 @@ def name_products(block: Function) -> Function:
 
 
 def _walk(closed: core.ClosedJaxpr, arguments: list[Any], origins: list[str | None]) -> list[tuple[Any, str | None]]:
-    """Evaluate: each result, and the name of the weight that it is (None: it is none)."""
     jaxpr = closed.jaxpr
     known: dict[Any, tuple[Any, str | None]] = {}
 
@@ -123,5 +122,4 @@ def check_names(kept: Kept, config: ModelConfig) -> None:
 
 
 def _checkpoint(block: Block, policy: Callable[..., Any]) -> Block:
-    """A scan keeps its steps apart by itself, so that nothing must prevent the compiler from merging a block's two passes."""
     return jax.checkpoint(block, policy=policy, prevent_cse=False)
