@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from phasewise.trainer.config import LearningRateSegment, RunConfig, Stability, Steps, always
+from phasewise.trainer.config import LearningRateSegment, RunConfig, Stability, Steps
 
 MakeRun = Callable[..., RunConfig]
 
@@ -16,10 +16,6 @@ MakeRun = Callable[..., RunConfig]
 def test_a_value_by_steps_holds_from_its_step_on():
     sizes = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
     assert [sizes.at(step) for step in (0, 18_499, 18_500, 21_009, 21_010, 10**9)] == [8192, 8192, 7680, 7680, 8192, 8192]
-
-
-def test_the_first_value_holds_before_its_step_too():
-    assert Steps[str](((100, "a"), (200, "b"))).at(5) == "a"
 
 
 def test_within_moves_the_first_entry_to_the_start():
@@ -36,10 +32,6 @@ def test_within_says_of_each_step_what_at_says(steps: set[int], start: int, leng
     part = Steps[int](whole.within(start, start + length))
     assert part.root[0][0] == start
     assert all(part.at(step) == whole.at(step) for step in range(start, start + length))
-
-
-def test_always_is_the_same_at_every_step():
-    assert {always(7).at(step) for step in (0, 1, 10**6)} == {7}
 
 
 def test_a_run_survives_json(make_run: MakeRun):

@@ -36,11 +36,6 @@ def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[
             assert said_of(moved, step, block) == ""
 
 
-def test_the_32bs_boundary_right_after_the_7680s_is_shown_the_one_end_that_helps():
-    batch = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
-    assert "end them at step 21008, or let" in said_of(batch, 21_011, 2048)
-
-
 @given(
     weights=st.lists(st.integers(1, 1000), min_size=1, max_size=6),
     times=st.integers(1, 9),

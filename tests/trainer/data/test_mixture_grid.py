@@ -87,53 +87,6 @@ def test_where_the_record_had_a_choice_it_would_have_been_shown(step: int, found
     )
 
 
-@pytest.mark.parametrize("step", [21_013, 160_000, 174_000])
-def test_where_it_had_none_it_would_have_been_shown_which_batches_moved_the_grid(step: int):
-    """Half a block of 2,048, for good: every later batch is four whole blocks."""
-    with pytest.raises(ConfigError) as refusal:
-        two_stages(BATCH_32B, step, 2048)
-    assert str(refusal.value) == (
-        f"the mixture from step {step} must start where a block of 2048 sequences ends, found 1024 sequences in the block before it: the "
-        "batches of 7680 sequences in steps 18500 to 21010 put it out; end them at step 21008 or 21012, or let the recipe's order declare "
-        "cut_blocks."
-    )
-    assert two_stages(BATCH_32B, step, 2048, cut_blocks=True).cut_at(step) == 1024
-
-
-@pytest.mark.parametrize("end", [21_008, 21_012])
-def test_ended_where_it_is_shown_the_stretch_moves_the_grid_no_more(end: int):
-    batch = Steps[int](((0, 8192), (18_500, 7680), (end, 8192)))
-    assert [two_stages(batch, step, 2048).cut_at(step) for step in (end, 160_000, 174_000)] == [0, 0, 0]
-
-
-def test_of_two_stretches_off_the_grid_the_later_one_is_named():
-    """Blocks of 8: 12 sequences, whole blocks, 6 sequences (10, where 8 would do: one step less, or three more)."""
-    batch = Steps[int](((0, 4), (3, 8), (5, 2), (8, 8)))
-    advice = "the batches of 2 sequences in steps 5 to 8 put it out; end them at step 7 or 11, or let"
-    with pytest.raises(ConfigError, match=f"found 2 sequences in the block before it: {advice}"):
-        two_stages(batch, 12, 8)
-    for end in (7, 11):
-        two_stages(Steps[int]((*batch.root[:3], (end, 8))), 12, 8)
-
-
-def test_of_batches_before_an_order_begins_the_grid_knows_nothing():
-    """Of the 7,680 stretch 2,509 steps are left from 18,501 on, and none from 21,010 on."""
-    with pytest.raises(
-        ConfigError, match="the batches of 7680 sequences in steps 18501 to 21010 put it out; end them at step 21009 or 21013"
-    ):
-        two_stages(BATCH_32B, 160_000, 2048, first_step=18_501)
-    with pytest.raises(ConfigError, match="before it: start it at step 21005 or 21009, or let"):
-        two_stages(BATCH_32B, 21_007, 2048, first_step=18_501)
-    assert two_stages(BATCH_32B, 160_000, 2048, first_step=21_010).cut_at(160_000) == 0
-
-
-def test_a_step_of_1024_sequences_is_the_other_way_back_to_the_grid():
-    """The record's own patch: offset 1,024 + 1,024 is a block."""
-    patched = Steps[int]((*BATCH_32B.root, (159_999, 1024), (160_000, 8192)))
-    assert two_stages(patched, 160_000, 2048).sequences_before(160_000) == 1_309_434_880 - 7168
-    assert two_stages(patched, 160_000, 2048).cut_at(160_000) == 0
-
-
 @given(
     batch=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=3, unique_by=lambda entry: entry[0]),
     step=st.integers(1, 60),
@@ -209,28 +162,6 @@ def test_a_share_that_a_block_cannot_express_is_refused_with_what_would_do():
     check_shares({"web": 70.0, "code": 20.0, "law": 10.0}, order(10), step=7, max_error_points=0.0)
     with pytest.raises(ConfigError, match=r"a share of 20 % would do\.$"):
         check_shares(UNEVEN, order(10), step=7, max_error_points=0.0)
-
-
-def test_half_of_a_small_component_gone_is_little_of_the_mixture_and_half_of_the_component():
-    """Mantis's medu: 1.93 sequences of a block of 2,048, of which rounding down leaves one."""
-    floored = order(2048, rounding="floor")
-    check_shares(MANTIS, floored, step=160_000, max_error_points=0.11)
-    check_shares(MANTIS, floored, step=160_000, max_error_points=0.11, max_error_percent=48.1)
-    with pytest.raises(ConfigError) as refusal:
-        check_shares(MANTIS, floored, step=160_000, max_error_points=0.11, max_error_percent=10.0)
-    assert str(refusal.value) == (
-        "component medu is 0.094 % of the mixture from step 160000 and 0.04883 % of a block of 2048 sequences (1 of them), 48 % of its "
-        "share off where the recipe allows 10: a share of 0.04883 %, or rounding by largest_remainder, would do."
-    )
-    check_shares(MANTIS, order(2048), step=160_000, max_error_points=0.11, max_error_percent=4.0)  # 2 of them: 3.9 % more
-
-
-def test_percent_of_the_share_is_what_a_larger_block_makes_small():
-    thin: MixtureShares = {"web": 99.0, "law": 1.0}
-    with pytest.raises(ConfigError, match=r"component law .* \(1 of them\), 52 % of its share off .* or blocks of 250 sequences, would do"):
-        check_shares(thin, order(66), step=0, max_error_points=5.0, max_error_percent=40.0)
-    check_shares(thin, order(250), step=0, max_error_points=5.0, max_error_percent=40.0)
-    check_shares({**thin, "maths": 0.0}, order(100), step=0, max_error_points=0.0, max_error_percent=0.0)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), st.integers(1, 3000), st.sampled_from(["floor", "largest_remainder"]))
