@@ -87,9 +87,6 @@ def test_written_again_it_takes_the_place_of_what_was_there(own_home: Home, tmp_
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_an_empty_folder_may_be_used(own_home: Home, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert write_site(site_of(own_home), tmp_path / "out").pages > 10
 
 
 def test_somebody_elses_folder_is_left_alone(own_home: Home, tmp_path: Path) -> None:

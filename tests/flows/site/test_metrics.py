@@ -78,8 +78,6 @@ def test_a_line_that_is_no_row_is_counted(file: Path) -> None:
     assert (found.unreadable, len(found.steps)) == (2, 100)
 
 
-def test_no_file_is_nothing(tmp_path: Path) -> None:
-    assert Metrics().read(tmp_path / "none") is None
 
 
 def test_a_spike_of_one_step_survives_thinning() -> None:
@@ -112,10 +110,3 @@ def test_a_file_that_takes_too_long_is_drawn_from_rows_all_over_it_and_read_on(f
     assert whole.steps.tolist() == list(range(1, 5001))
 
 
-def test_points_and_medians_are_of_rows_that_have_a_number(file: Path) -> None:
-    write_rows(file, [row(step, **({"eval_loss": 3.0} if step % 2 else {})) for step in range(1, 5)])
-    found = read(Metrics(), file)
-    assert found.points("eval_loss") == [(1.0, 3.0), (3.0, 3.0)]
-    assert found.recent("eval_loss") == 3.0
-    assert found.recent("max_violation") is None
-    assert not np.isfinite(found.columns["max_violation"]).any()

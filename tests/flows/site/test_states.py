@@ -59,9 +59,6 @@ def test_a_run_with_a_sign_of_life_trains_until_it_has_none(own_home: Home) -> N
     assert state_of(files_of(own_home, "puma"), None, now=now + 30).word == "half trained"
 
 
-def test_a_finished_run_is_not_at_work_however_young_its_files(own_home: Home) -> None:
-    (own_home.run(RUN_NAME, "lion") / "heartbeat").touch()
-    assert state_of(files_of(own_home, "lion"), None).word == "done"
 
 
 @pytest.mark.parametrize("name", ["verdict", "result"])
@@ -132,11 +129,6 @@ def test_a_recipe_that_is_known_is_checked_and_says_what_is_missing(tmp_path: Pa
     assert all(site.state(found, files).kind != "passed" for files in site.shelf.phases(found))
 
 
-def test_a_phase_whose_name_is_no_name_is_left_out(own_home: Home) -> None:
-    write_phase(own_home, "leopard")
-    (own_home.root / "runs" / RUN_NAME / "<b>").mkdir()
-    site = site_of(own_home)
-    assert set(site.shelf.phase_names(zoo(site))) == {"lion", "tiger", "puma", "leopard"}
 
 
 def ask_about_training(home: Home) -> Path:

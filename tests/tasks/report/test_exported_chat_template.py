@@ -4,15 +4,42 @@ import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from phasewise.flows.recipes import load_recipe
 from phasewise.tasks.data.template import chats_of_caches, template_of, turn_ends
 from phasewise.tasks.data.tokenizer import END_OF_TEXT
-from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, opening_answers, tokenizer_files
+from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, differing_fields, opening_answers, tokenizer_files
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.model.hugging_face_config import to_hugging_face
 from tests.tasks.data.conversation_worlds import layout, made_conversations, write_caches, write_source
+
+RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
+
+
+def write_config(folder: Path, model: ModelConfig, **changed: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({**to_hugging_face(model, "float32"), "bos_token_id": 1, **changed}))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_folder_of_the_model_differs_in_nothing(recipe: str, tmp_path: Path) -> None:
+    model = load_recipe(recipe, "proxy").phases[-1].model
+    write_config(tmp_path, model)
+    assert differing_fields(tmp_path, model, "float32") == []
+    assert differing_fields(tmp_path, model, "bfloat16") == ["torch_dtype"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_changed_field_is_named(recipe: str, tmp_path: Path) -> None:
+    model = load_recipe(recipe, "proxy").phases[-1].model
+    for name in to_hugging_face(model, "float32"):
+        write_config(tmp_path, model, **{name: "changed"})
+        assert differing_fields(tmp_path, model, "float32") == [name]
+
 
 WITHOUT_BEGIN = """
 {% for message in messages %}

@@ -2,15 +2,14 @@
 
 import math
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordReport, Report
 from phasewise.tasks.report.html import render
-from phasewise.tasks.report.pictures import benchmark_curves, panels_of, spread_apart
-from phasewise.tasks.report.sections import benchmark_gaps, component_gaps, measured_phases, report_markdown, row_of
+from phasewise.tasks.report.pictures import panels_of
+from phasewise.tasks.report.sections import benchmark_gaps, component_gaps, report_markdown, row_of
 from tests.tasks.report.test_views import build_phase, build_report
 
 SCORE = RecordReport(what="MMLU (5-shot)", value="65.3 %", source="the record's table", is_measure=True)
@@ -77,13 +76,6 @@ def test_the_gap_to_the_parent_is_over_what_both_have(two: Report) -> None:
     assert gap.changes == (("b acc", -0.1),)
 
 
-def test_only_what_the_gate_compared_is_joined(two: Report) -> None:
-    curves = {curve.name: curve for curve in benchmark_curves(two)}
-    assert curves["b acc"].joined == {"second"}
-    assert curves["b acc"].values == pytest.approx({"first": 0.25, "second": 0.15})
-    assert curves["c|d em"].joined == frozenset()
-
-
 def test_a_value_that_is_not_finite_leaves_the_rest(two: Report) -> None:
     broken = build_phase(
         "broken", parent="second", bits_per_byte={"a": math.nan, "b": 4.0}, measured=(figure(value=math.nan, difference=math.nan),)
@@ -102,15 +94,6 @@ def test_one_phase_is_no_picture_across_phases(two: Report) -> None:
         "bits per byte against the parent",
         "benchmarks against the parent",
     ]
-
-
-def test_names_move_apart_in_their_order_and_stay_within() -> None:
-    placed = spread_apart([0.9, 0.5, 0.95, 0.51], 0.1, 0.0, 1.0)
-    in_order = sorted(placed)
-    assert all(after - before >= 0.1 - 1e-9 for before, after in pairwise(in_order))
-    assert sorted(range(4), key=lambda number: placed[number]) == [1, 3, 0, 2]
-    assert spread_apart([0.5], 0.1, 0.0, 1.0) == [0.5]
-    assert min(spread_apart([0.0, 0.0, 0.01], 0.1, 0.0, 1.0)) == 0.0
 
 
 def test_the_page_says_that_the_record_is_another_run(two: Report) -> None:
@@ -136,22 +119,3 @@ def test_the_markdown_has_every_row_and_escapes_bars(two: Report) -> None:
     rows = [line for line in lines if line.startswith("| second")]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 3  # three tables
     assert "Measured" not in report_markdown(report_of(build_phase("bare")), "report.html", "docs")
-
-
-def test_columns_that_no_gate_has_are_not_shown(two: Report) -> None:
-    assert '<th class="number">interval, 95 %</th>' in render(two)
-    bare = report_of(*(type(phase).model_validate({**dict(phase), "measured": (figure(),)}) for phase in two.phases))
-    assert "interval, 95 %" not in render(bare)
-    assert "gate would see" not in render(bare)
-
-
-def test_phases_without_a_figure_or_a_report_have_no_card(two: Report) -> None:
-    planned = build_phase("planned", state="not reached")
-    reported = build_phase("reported", state="not reached", reported=(SCORE,))
-    assert [one.phase.name for one in measured_phases(report_of(*two.phases, planned, reported))] == ["first", "second", "reported"]
-
-
-def test_prefect_s_page_has_the_tables_between_the_phases_and_the_report(two: Report) -> None:
-    text = report_markdown(two, "report.html", "docs")
-    assert text.index("| phase | state |") < text.index("## Measured") < text.index("Report: `report.html`")
-    assert "\n\n## Measured\n\n| phase | what |" in text

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
+from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, Report, RollBackReport, VerdictReport
 from phasewise.tasks.report.html import render, write_report
 from phasewise.tasks.report.sections import routing_of
 from phasewise.validations.outcomes import CheckCounts
@@ -187,10 +187,6 @@ def test_nothing_but_a_plan_still_gives_a_page(passed_report: Report, planned_ph
         assert absent not in text
 
 
-def test_no_phases_still_give_a_page(passed_report: Report):
-    assert "The recipe has no phases." in Page(render(changed(passed_report, phases=()))).text
-
-
 def test_a_loss_that_is_not_finite_is_named(passed_report: Report):
     first = passed_report.phases[0]
     points = (*first.loss[:300], *((step, math.nan) for step, _ in first.loss[300:]))
@@ -219,10 +215,6 @@ def test_report_is_written_at_once_or_not_at_all(tmp_path: Path, passed_report: 
     assert [path.name for path in target.parent.iterdir()] == ["marin-8b.html"]
 
 
-def test_same_report_gives_the_same_bytes(passed_report: Report):
-    assert render(passed_report) == render(passed_report)
-
-
 def test_the_page_of_a_long_run_stays_small(tmp_path: Path, passed_report: Report):
     first = passed_report.phases[0]
     loss = tuple((step, 3 + math.sin(step) / 10) for step in range(100_000))
@@ -231,17 +223,6 @@ def test_the_page_of_a_long_run_stays_small(tmp_path: Path, passed_report: Repor
     report = changed(passed_report, phases=(long, *(changed(p, start_step=100_000, stop_step=100_001) for p in passed_report.phases[1:])))
     size = write_report(tmp_path / "report.html", report).stat().st_size
     assert size < 1_500_000
-
-
-def test_what_the_record_reported_is_on_the_page_of_its_phase(passed_report: Report):
-    first, *others = passed_report.phases
-    row = RecordReport(what="MMLU <5-shot>", value="65.3 %", source="the record's table", is_measure=True)
-    assert "Reported by the record" not in render(passed_report)
-    page = render(changed(passed_report, phases=(changed(first, reported=(row,)), *others)))
-    assert "Reported by the record, at full scale" in page
-    assert "What else the record reported" not in page
-    assert "MMLU &lt;5-shot&gt;" in page
-    assert "65.3 %" in page
 
 
 def test_rows_and_documents_are_told_where_they_are_not_those_of_most(passed_report: Report):

@@ -4,7 +4,6 @@ import math
 import re
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,11 +41,6 @@ def levels_in(svg: str) -> dict[tuple[int, int], int]:
     return found
 
 
-def test_dense_models_have_no_such_section(passed_report: Report):
-    assert routing_of([{"step": 1, "loss": 2.0}], None) is None
-    assert "Load on the experts" not in render(passed_report)
-
-
 def test_the_last_load_counts_as_a_share_of_the_mean():
     """Of twelve experts: their numbers are no words, in which 10 comes before 2."""
     loads = np.arange(24.0).reshape(2, 12)
@@ -64,14 +58,6 @@ def test_values_that_are_no_numbers_are_left_out():
     assert found.max_violation == ((2, 0.5),)
     assert found.router_entropy == ()
     assert heat_map(found) is None
-
-
-@pytest.mark.parametrize(
-    ("load", "level"), [(0.0, 0), (1e-9, 1), (0.25, 2), (0.5, 3), (0.79, 3), (0.8, 4), (1.0, 4), (1.25, 5), (2.0, 6), (4.0, 7), (64.0, 7)]
-)
-def test_each_load_has_its_level(load: float, level: int):
-    assert level_of(load) == level
-    assert len(LEVELS) == 8
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)

@@ -1,12 +1,9 @@
 """The sums behind the pictures."""
 
-import numpy as np
 import pytest
 
-from phasewise.tasks.report.charts import thinned
 from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
-from phasewise.tasks.report.pictures import label_rows, smoothed
-from phasewise.tasks.report.sections import component_rows, families_of, gauges_of, macro_row, spans_of, standing_of
+from phasewise.tasks.report.sections import component_rows, gauges_of, macro_row, spans_of, standing_of
 from phasewise.validations.outcomes import CheckCounts
 
 
@@ -26,15 +23,6 @@ def test_a_mean_over_other_components_than_the_parent_s_has_no_change():
     assert [cell.change for cell in macro_row((first, talks)).cells] == [None, None]
     over_shared = talks.model_copy(update={"macro_bits_per_byte": 1.5})
     assert [cell.change for cell in macro_row((first, over_shared), ("code", "web")).cells] == [None, 0.0]
-
-
-def test_components_that_begin_alike_are_a_family():
-    assert families_of({"nemotron_hq", "nemotron_low", "flan", "open_web_math"}) == {
-        "nemotron_hq": "nemotron",
-        "nemotron_low": "nemotron",
-        "flan": "flan",
-        "open_web_math": "open_web_math",
-    }
 
 
 def test_bars_hold_every_percent_and_group_the_small(passed_report: Report):
@@ -103,26 +91,3 @@ def test_a_phase_passes_only_where_it_was_judged(fields: dict, word: str):
         VerdictReport(name=name, counts=counts, reasons=(), accepted=(), path="") for name, counts in fields.get("verdicts", ())
     )
     assert standing_of(build_phase("p", **fields | {"verdicts": verdicts})).word == word
-
-
-def test_smoothing_is_a_centred_mean():
-    values = np.random.default_rng(0).normal(size=50)
-    expected = [values[max(0, i - 3) : i + 4].mean() for i in range(50)]
-    np.testing.assert_allclose(smoothed(values, 7), expected)
-
-
-def test_thinning_keeps_the_extremes():
-    values = np.random.default_rng(0).normal(size=20_000)
-    values[12_345] = 99.0
-    (part,) = thinned(np.arange(20_000.0), values, most=750)
-    steps, kept = np.array(part).T
-    assert len(kept) <= 1500
-    assert (kept.max(), kept.min()) == (99.0, values.min())
-    assert (np.diff(steps) > 0).all()
-
-
-def test_names_of_short_phases_stand_in_separate_rows():
-    names = ("long-name-one", "long-name-two", "long-name-three")
-    phases = [build_phase(name, start_step=i, stop_step=i + 1) for i, name in enumerate(names)]
-    assert label_rows([*phases, build_phase("rest", start_step=3, stop_step=1000)], 400) == [0, 1, 2, 3]
-    assert label_rows([build_phase("a", stop_step=500), build_phase("b", start_step=500, stop_step=1000)], 400) == [0, 0]

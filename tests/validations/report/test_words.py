@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.validations.expectations.judging import MAX_REASONS_PER_CHECK
 from phasewise.validations.report.artifact import as_markdown
-from phasewise.validations.report.failures import failures_of, lines_of, report_folder_of, summary_of
+from phasewise.validations.report.failures import failures_of, lines_of, report_folder_of
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged
 
@@ -61,33 +61,12 @@ def test_a_check_that_could_not_be_made_is_reported_as_that(tmp_path: Path):
     assert "## Could not be made: the check expect\\_column\\_values\\_to\\_be\\_in\\_set" in as_markdown(verdict)
 
 
-def test_a_verdict_in_order_gets_one_line(tmp_path: Path):
-    verdict = judged("bison data", evidence(), tmp_path)
-    assert verdict.counts.standing == "passed"
-    assert lines_of(verdict) == (summary_of(verdict),) == ("bison data passed: 5 of 5 checks",)
-
-
 def test_a_warning_is_no_failure(tmp_path: Path):
     verdict = judged("bison data", evidence(like_tests=3), tmp_path)
     assert verdict.passes
     assert verdict.counts.standing == "warned"
     assert lines_of(verdict)[0].startswith("bison data passed with 1 warning: 3 files of component math are named like a test split")
     assert as_markdown(verdict).startswith("# ! bison data passed with 1 warning: 4 of 5 checks")
-
-
-def test_the_page_for_prefect_says_the_failures_first_and_every_check(bison: Verdict):
-    page = as_markdown(bison)
-    parts = [
-        "# ✗ marin-32b/proxy/bison data failed: 2 of 5 checks passed, 2 failed, 1 warning",
-        "## Failed: the cache",
-        "**What to do:**",
-        "## Every check",
-    ]
-    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
-    table = page.split("## Every check")[1].split("\n\n")[1].splitlines()
-    assert len(table) == 2 + len(bison.checks)
-    assert table[2].startswith("| ! warning")
-    assert table[-1].startswith("| ✓ passed")
 
 
 def test_text_of_the_data_is_never_markup_nor_a_new_line(tmp_path: Path):

@@ -12,14 +12,13 @@ from click.testing import CliRunner, Result
 
 from phasewise.deployments.site import TOKEN_HEADER
 from phasewise.deployments.site_process import Bound, OwnSite, own_site
-from phasewise.flows.cli import approve, main
+from phasewise.flows.cli import main
 from phasewise.flows.export_phase import export_phase
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.tasks.store.publisher import Kept, Publisher
 from phasewise.trainer.base.decision import decision_path
-from phasewise.trainer.base.errors import TakenOver
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import COMPILED_NAME, RunFolder
 from phasewise.trainer.base.storage import as_path, read_json, write_atomically
@@ -134,25 +133,6 @@ def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World,
     assert not list(world.at("two").exporting.iterdir())
 
 
-def forget_evaluation(world: World) -> dict[str, Any]:
-    """Commit that there is none; what it was."""
-    with Publisher(world.kept("first"), every_seconds=HOUR):
-        path = RunFolder(world.at("first").run(RUN_NAME, PHASE)).evaluation
-        before = read_json(path)
-        path.unlink()
-    assert not RunFolder(world.seen("somebody").run(RUN_NAME, PHASE)).evaluation.exists()
-    return before
-
-
-def test_an_evaluation_is_kept_where_others_see_it(world: World):
-    before = forget_evaluation(world)
-    done = world.run("one", "evaluate", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["macro_bits_per_byte"] == before["macro_bits_per_byte"]
-    seen = read_json(RunFolder(world.seen("two").run(RUN_NAME, PHASE)).evaluation)
-    assert (seen["key"], seen["bits_per_byte"]) == (before["key"], before["bits_per_byte"])
-
-
 @pytest.fixture
 def waiting(world: World) -> Iterator[Path]:
     """A verdict on the model that waits for a person, committed; its name below a home."""
@@ -183,23 +163,6 @@ def test_a_decision_is_committed_beside_all_that_is_there(world: World, waiting:
     again = world.kept("third")
     again.look(checkpoints=True)  # each checkpoint is still there, whole
     assert len(list(again.work.rglob("digests.json"))) == sum(name.endswith("digests.json") for name in before)
-
-
-def test_a_decision_during_which_somebody_commits_is_not_kept(world: World, waiting: Path, monkeypatch: pytest.MonkeyPatch):
-    decide = approve.decide
-
-    def decide_late(*given: Any, **named: Any) -> Any:
-        with Publisher(world.kept("other"), every_seconds=HOUR):
-            pass
-        world.at("one")
-        return decide(*given, **named)
-
-    monkeypatch.setattr(approve, "decide", decide_late)
-    done = world.run("one", "approve", "--reason", "it is chance", "--who", "Ada")
-    assert (done.exit_code, "is another's" in done.output) == (TakenOver.exit_code, True), done.output
-    name = decision_path(waiting).as_posix()
-    assert name not in committed(world)[1]
-    assert not list((world.machines / "one").rglob("model.decision.json"))
 
 
 @pytest.mark.parametrize(
