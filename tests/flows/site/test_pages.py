@@ -8,13 +8,12 @@ import pytest
 
 from phasewise.flows.site import pages
 from phasewise.flows.site.address import Links, PhaseAddress
-from phasewise.tasks.report.charts import Node, tree
 from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import Asked, asked_of
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
-from tests.flows.site.homes import LONG, RUN_NAME, TURNED, row, site_of, write_phase, write_rows, zoo
+from tests.flows.site.homes import RUN_NAME, row, site_of, write_phase, write_rows, zoo
 
 TAG = re.compile(r"<(script|img|iframe|style|svg)\b[^>]*>")
 

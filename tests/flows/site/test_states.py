@@ -17,7 +17,7 @@ from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.instability import CHECK, TABLE
 from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
-from tests.flows.site.homes import RUN_NAME, sample, site_of, write_phase, zoo
+from tests.flows.site.homes import RUN_NAME, sample, site_of, zoo
 
 
 def files_of(home: Home, name: str) -> PhaseFiles:
