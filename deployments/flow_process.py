@@ -34,7 +34,6 @@ def main() -> None:
 
 
 def _say_that_it_lives() -> None:
-    """In the home of the worker; elsewhere the flow does it, which is told its home."""
     run_id = os.environ.get("PREFECT__FLOW_RUN_ID")
     if run_id and "PHASEWISE_HOME" in os.environ:
         with suppress(AlreadyHeld, OSError):  # an earlier process of the run is about to end, or the home takes nothing: the flow says so

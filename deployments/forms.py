@@ -38,7 +38,6 @@ def form_of(deployment: Deployment, parameters: dict[str, Any]) -> dict[str, Any
 
 
 def _field(name: str, field: dict[str, Any], choices: tuple[str, ...], *, is_required: bool) -> dict[str, Any]:
-    """One parameter. What is not required and has no choice made is left to the flow's default."""
     about = {"title": TITLES.get(name, name.capitalize()), "description": " ".join(field.get("description", "").split())}
     if name == "settings":
         return about | {"type": "array", "items": {"type": "string", "pattern": SETTING}, "default": []}

@@ -124,7 +124,6 @@ def placed(home: Home, recipes: Path | None = None, notify: str | None = None) -
 
 
 async def _serve(place: Place, url: str, server: OwnServer | None, site: OwnSite | None) -> None:
-    """Register and work; a server that is ours (`server`) is cleared of what is left, and watched."""
     from prefect.client.orchestration import get_client
 
     home = place.home

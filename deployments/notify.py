@@ -61,7 +61,6 @@ async def _block(client: Any, wanted: str) -> Any:
 
 
 def _automation(block_id: Any) -> Any:
-    """Once for each such event: it is sent when a verdict is given, and no state of a run is guessed from what was not heard."""
     from prefect.events.actions import SendNotification
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 

@@ -50,7 +50,6 @@ def _is_ours(deployment: Any) -> bool:
 
 
 async def _register_pool(client: Any, pool: Pool) -> None:
-    """A pool whose flow runs are processes that end with their worker. A run with variables of its job is refused: it has none."""
     from prefect.client.schemas.actions import WorkPoolCreate
 
     template = {
@@ -62,7 +61,6 @@ async def _register_pool(client: Any, pool: Pool) -> None:
 
 
 async def _limit_trainings(client: Any) -> None:
-    """The queue that trains one at a time."""
     from prefect.client.schemas.filters import WorkQueueFilter, WorkQueueFilterName
 
     wanted = WorkQueueFilter(name=WorkQueueFilterName(any_=[TRAINING_QUEUE]))

@@ -162,7 +162,6 @@ def _add_problems(app: FastAPI, site: Site) -> None:
 
 
 def _problem_of_address(path: str, query: bytes) -> str:
-    """Why an address is not one of a page, whatever is served there; empty if it may be one."""
     texts = (path, *(part for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) for part in pair))
     if len(path) > MAX_PATH or len(query) > MAX_QUERY:
         return f"is too long: expected at most {MAX_PATH} characters and {MAX_QUERY} in the query, found {len(path)} and {len(query)}"
@@ -205,7 +204,6 @@ def _file(folder: Path, path: str) -> Response:
 
 
 def _asks_for_token(request: Request, token: str) -> Response | None:
-    """None where the request shows the token. One that shows it in its address gets a cookie, and is sent on without it."""
     shown = request.query_params.get(TOKEN_QUERY)
     if shown is not None:
         if not _is_same(shown, token):
@@ -220,7 +218,6 @@ def _asks_for_token(request: Request, token: str) -> Response | None:
 
 
 def _cookie(request: Request) -> str:
-    """Its name. Servers at other ports of a host are given the cookies of this one: pages of two homes would take one another's."""
     return f"{TOKEN_COOKIE}-{request.url.port or 80}"
 
 
@@ -245,7 +242,6 @@ def names_of(host: str) -> tuple[str, ...]:
 
 
 def _read_ahead(site: Site) -> None:
-    """Make the pages that a reader opens first, so that what they need is read and imported before somebody waits for it."""
     with suppress(PhasewiseError, OSError):
         site.shelf.home.look_at_all()
         pages.home_page(site, Links(""))
@@ -255,7 +251,6 @@ def _read_ahead(site: Site) -> None:
 
 
 def _look_again(home: Home) -> NoReturn:
-    """Bring here what is committed on the store since, as often as who works there commits. What cannot be read now is read later."""
     said = ""
     while True:
         time.sleep(publish_seconds())

@@ -107,7 +107,6 @@ def _checked(host: str, port: int) -> int:
 
 
 def _near(host: str, port: int) -> int:
-    """The first port after Prefect's that is free."""
     for near in range(port + 1, min(port + PORTS_TRIED, 65_536)):
         if not _why_not(host, near):
             return near

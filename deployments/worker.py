@@ -56,11 +56,6 @@ async def work(on_started: Callable[[], None], watching: "asyncio.Task[None] | N
 
 
 async def _work_in(pool: str, started: set[str], on_all_started: Callable[[], None]) -> None:
-    """Run the worker of a pool, once those of the pools before it have started; the last of them to start says so.
-
-    One after the other, and the others ask less often than that of trainings: each question writes to the server's database, and a file of
-    SQLite has one writer at a time.
-    """
     from prefect.settings import PREFECT_WORKER_QUERY_SECONDS, temporary_settings
     from prefect.workers.process import ProcessWorker
 

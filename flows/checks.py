@@ -105,7 +105,6 @@ def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
 
 
 def _is_here(name: str) -> bool:
-    """Whether this machine has the devices of a slice; those of a CPU are made where they are needed."""
     from phasewise.tasks.training.execution import machine_here
 
     where = find_slice(name)

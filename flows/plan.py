@@ -152,7 +152,6 @@ def _graft(recipe: Recipe, phase: Phase, graft: GraftFrom, home: Home) -> Graft:
 
 
 def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: Home) -> tuple[str, str]:
-    """Where the checkpoint is that a phase starts from or takes a part of, and the digest of its weights."""
     folder = home.run(recipe.run_name, parent)
     result = read_result(folder)
     if result is None:

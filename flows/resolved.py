@@ -99,7 +99,6 @@ def _path(origin: RecipeOrigin) -> Path:
 
 
 def _stem(origin: RecipeOrigin) -> str:
-    """A recipe as code and as data, side by side, is one recipe; two recipes of one file are two."""
     path = _path(origin)
     return f"{path.with_suffix('')}{origin.file[len(str(path)) :] if path.suffix == '.py' else ''}"
 
@@ -138,7 +137,6 @@ def _key(recipe: Recipe, phase: Phase) -> str:
 
 
 def _trained_as(phase: Phase) -> dict[str, Any]:
-    """What of a phase binds its result, as it does in a run."""
     free = {path.partition(".")[0] for path in MAY_CHANGE} - {*BIND_THE_RESULT, "start"}
     settings = phase.model_dump(mode="json", include=RunConfig.model_fields.keys() - free)
     settings["start"].pop("declares", None)
@@ -293,8 +291,6 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was loaded and resolved so far."""
-
     written: dict[str, Recipe] = field(default_factory=dict)
     scaled: dict[tuple[str, Scale, tuple[str, ...]], Recipe] = field(default_factory=dict)
     digests: dict[str, KnownDigests] = field(default_factory=dict)

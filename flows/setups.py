@@ -29,7 +29,6 @@ def _setups(phase: Phase, slice_name: str | None) -> list[Setup]:
 
 
 def _joined(stretches: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Neighbours as one: another slice's name may have been between them."""
     joined: list[tuple[int, int]] = []
     for start, stop in stretches:
         if joined and joined[-1][1] == start:

@@ -106,7 +106,6 @@ def _check_batches(phase: Phase, execution: Execution, slice_name: str) -> None:
 
 
 def _words(planned: PlannedSegment, machine: Machine) -> str:
-    """A slice that is not this machine says its name; devices of this CPU are its own."""
     name = planned.slice_name
     if name == LOCAL_SLICE or machine != CPU or name.startswith("cpu-"):
         return in_words(planned.run, machine)

@@ -77,7 +77,6 @@ def print_decision(found: dict[str, Any]) -> None:
 
 
 def _waiting_gate(target: str, paths: dict[str, Path]) -> str:
-    """The one verdict that waits."""
     states = {name: ruling_at(path) for name, path in paths.items() if path.exists()}
     waiting = [name for name, ruling in states.items() if ruling.state == "waits"]
     if len(waiting) > 1:
@@ -92,7 +91,6 @@ def _waiting_gate(target: str, paths: dict[str, Path]) -> str:
 
 
 def _user() -> str:
-    """The name of the user of this machine."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -100,7 +98,6 @@ def _user() -> str:
 
 
 def _resume(home: Home, path: Path, answer: dict[str, Any]) -> tuple[list[str], str]:
-    """The names of the runs that go on, on the server that is named or up; and why none could be asked for."""
     holder = holder_of(home.server_lock)
     url = os.environ.get("PREFECT_API_URL") or (holder.url if holder else None)
     if not url:

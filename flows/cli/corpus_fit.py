@@ -137,7 +137,6 @@ def _described(text: "SubsetText") -> dict[str, Any]:
 
 
 def _shaped(opened: "Opened", measured: "CorpusFit", subsets: list[dict[str, Any]]) -> dict[str, Any]:
-    """`bits_per_byte` is that of the last weights, as everywhere; `subsets` has all weights. No benchmark is run: `results` is empty."""
     from phasewise.trainer.state import params_digest
 
     seq_len = opened.config.seq_len
@@ -181,7 +180,6 @@ def print_fit(fit: dict[str, Any]) -> None:
 
 
 def _cells(fit: dict[str, Any], weights: list[str]) -> list[str]:
-    """Bits per byte of all weights; perplexities of the last ones."""
     last = fit["last"]
     return [
         *(decimal(fit[name]["bits_per_byte"], places=4) for name in weights),
@@ -191,7 +189,6 @@ def _cells(fit: dict[str, Any], weights: list[str]) -> list[str]:
 
 
 def _remarks(fit: dict[str, Any]) -> list[str]:
-    """How it was measured, and what should be known of the text."""
     windows = fit["windows"]
     lines = [
         f"Rolling windows of {windows['window_tokens']} tokens, {windows['stride_tokens']} apart; each text by itself, begin-of-text "

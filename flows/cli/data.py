@@ -115,7 +115,6 @@ def print_verification(verification: dict[str, Any]) -> None:
 
 
 def _unlisted(resolved: Resolved) -> dict[str, Difference]:
-    """Components whose files cannot be listed. Without them nothing can be said of the others: the tokenizer may be made of all."""
     found: dict[str, Difference] = {}
     to_collect = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
     for name, source in sources_of(resolved.recipe, resolved.home).items():

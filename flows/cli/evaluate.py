@@ -78,7 +78,6 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
 
 
 def _beside_floor(floor: Floor) -> str:
-    """How often a model that knows nothing would do as well, by each test and by both."""
     return (
         f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test}); {floor.likelihoods}; "
         f"both: {floor.p_value:.2g}"
@@ -128,7 +127,6 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
 
 
 def _refuse_idle(given: dict[str, Any], way: str | None) -> None:
-    """Options that would change nothing."""
     idle = set(given) - (WAYS[way] if way else set[str]())
     if idle:
         needed = [other for other in WAYS if idle <= WAYS[other]]
@@ -213,7 +211,6 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
 
 
 def _haystack(found: Found, benchmarks: Path | None, model: "JaxLanguageModel") -> Haystack | None:
-    """The words that needles are hidden in: of the folder of benchmarks where one is given, else of the recipe's held-out text."""
     if benchmarks is not None:
         return partial(words_of_folder, benchmarks)
     held_out = found.held_out
@@ -258,7 +255,6 @@ def print_table(evaluation: dict[str, Any]) -> None:
 
 
 def _cells(result: dict[str, Any]) -> list[str]:
-    """Of a row; a hole has no numbers."""
     if result["hole"]:
         return [result["benchmark"], result["metric"], "–"]
     numbers = (result["value"], result["stderr"], result["baseline"], result["choice_probability"])
@@ -267,7 +263,6 @@ def _cells(result: dict[str, Any]) -> list[str]:
 
 
 def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOptions, kept: ExitStack) -> Found:
-    """The model: a Hugging Face folder, a checkpoint of ours, or the last one of a phase, whose work is kept until `kept` is left."""
     place = Path(target)
     if (place / "config.json").is_file():
         return _find_folder(place, options)

@@ -123,7 +123,6 @@ def _set(ctx: click.Context, _parameter: click.Parameter, settings: tuple[str, .
 
 
 def _slice(ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
-    """As `--set *.slice=NAME`: so the flows hand it on."""
     if name is None:
         return
     from phasewise.flows.recipes.assignments import setting, settings_in_force
@@ -141,7 +140,6 @@ slice_option = click.option(
 
 
 def _max_tokens(ctx: click.Context, _parameter: click.Parameter, tokens: int | None) -> None:
-    """As `--set recipe.max_tokens=N`."""
     if tokens is None:
         return
     from phasewise.flows.recipes.assignments import setting, settings_in_force

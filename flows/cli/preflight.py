@@ -136,7 +136,6 @@ def preflight_target(
 
 
 def _utilisation(recipe: Recipe, phases: Sequence[Phase], home: Home, reports: Sequence[Report]) -> dict[str, Utilisation]:
-    """Of phases that pack: what of their rows counts, and what that makes of the time on each slice."""
     found = utilisation_of(recipe, phases, home)
     for phase in phases:
         if phase.name not in found:
@@ -154,11 +153,6 @@ def _utilisation(recipe: Recipe, phases: Sequence[Phase], home: Home, reports: S
 
 
 def _bucket_region(home: Home, region: str | None, usd_per_gib: float | None) -> str | None:
-    """Where the home's bucket is, where that is asked for.
-
-    Raises:
-        ConfigError: the home is on this machine, a name is no region's, or a price is given without a region.
-    """
     if region is None:
         if usd_per_gib is not None:
             raise ConfigError("--price-per-gib needs --region: it is the price of reads from another region.")

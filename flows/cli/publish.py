@@ -82,10 +82,6 @@ def export_target(
 
 
 def _claims(home: Home, run: RunConfig) -> dict[str, Any]:
-    """What the home says of the phase, without reading its caches and its checkpoint: the page about the model is no card.
-
-    A part of which the home contradicts itself is left out.
-    """
     from phasewise.tasks.report.claims import HomeFiles, Subject, read_claims
 
     files = HomeFiles(home.root, work=home.work, max_read_bytes=0)

@@ -67,5 +67,4 @@ def print_outcome(resolved: Resolved) -> None:
 
 
 def _program() -> str:
-    """How this program was called, so that the line can be copied."""
     return sys.argv[0] if Path(sys.argv[0]).name == "phasewise" else "phasewise"

@@ -124,11 +124,6 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _index_of_suite(suite: str, benchmarks: str, store: Path) -> tuple[Path, dict[str, str]]:
-    """The index of a suite's items, and benchmark → why its items are not in it.
-
-    Raises:
-        ConfigError: there is no such suite or folder, or the folder has no items of the suite.
-    """
     from phasewise.tasks.evaluation.suites.items import find_items
     from phasewise.tasks.evaluation.suites.suites import find_suite
 
@@ -137,7 +132,6 @@ def _index_of_suite(suite: str, benchmarks: str, store: Path) -> tuple[Path, dic
 
 
 def _table(report: dict[str, Any]) -> Table:
-    """A row for each file and benchmark, those with most items first."""
     items: dict[tuple[str, str], set[str]] = {}
     documents: dict[tuple[str, str], set[int]] = {}
     for hit in report["hits"]:
@@ -160,7 +154,6 @@ def _place(hit: dict[str, Any]) -> str:
 
 
 def _hits(scanned: Scanned) -> list[dict[str, Any]]:
-    """Hits in the order of files and caches; of a cache `file` is the source file, and `cache` its folder."""
     places = sorted(scanned.scans, key=lambda place: str(place or ""))
     return [
         {**{name: getattr(hit, name) for name in HIT_FIELDS}, "cache": str(place) if place else None}

@@ -64,7 +64,6 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
 
 
 def _evidence(resolved: Resolved, phases: Sequence[Phase]) -> Iterator[Path]:
-    """The sealed files of the evidence that the verdicts on the data rest on, and of the baselines."""
     from phasewise.tasks.validation.scan_caches import kept_evidence  # it imports the scan
 
     for phase in phases:
@@ -74,7 +73,6 @@ def _evidence(resolved: Resolved, phases: Sequence[Phase]) -> Iterator[Path]:
 
 
 def _files(changed: Sequence[ChangedFile], phase: str | None) -> tuple[Finding, ...]:
-    """One finding for each remedy of the changed files of a phase, or of the recipe as a whole."""
     named: dict[str, list[str]] = {}
     for one in changed:
         if one.phase == phase:

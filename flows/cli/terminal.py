@@ -72,7 +72,6 @@ def _width(texts: list[str], *, whole: bool) -> int:
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """Widths between the two: what is left goes to the column that lacks most."""
     widths = list(least)
     for _ in range(room - sum(least)):
         lacking = max(range(len(widths)), key=lambda place: most[place] - widths[place])

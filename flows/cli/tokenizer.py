@@ -193,12 +193,10 @@ def _taken(texts: Iterable[str], max_bytes: int) -> tuple[list[str], bool]:
 
 
 def _in_all(tokenizers: Sequence[dict[str, Any]], table: str) -> list[str]:
-    """Row names in the order in which they come up."""
     return list(dict.fromkeys(name for one in tokenizers for name in one[table]))
 
 
 def _column(tokenizers: Sequence[dict[str, Any]], table: str, row: str, figure: str) -> list[str]:
-    """The figure of each tokenizer; a dash where it has none."""
     return [decimal(one[table].get(row, {}).get(figure), places=PLACES) for one in tokenizers]
 
 
@@ -225,7 +223,6 @@ def _print(console: Console, title: str, tokenizers: Sequence[dict[str, Any]], r
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """The last parts of paths, where they tell all apart."""
     last = [Path(name).name for name in names]
     return last if len(set(last)) == len(last) else list(names)
 
@@ -315,11 +312,6 @@ def print_manifest(written: dict[str, Any]) -> None:
 
 
 def _chat_tokens(resolved: Resolved) -> tuple[str, ...]:
-    """The special tokens of the recipe's chat templates, sorted, but for those that every tokenizer has.
-
-    Raises:
-        ConfigError: there are none.
-    """
     found = tuple(token for token in special_tokens_of(resolved.recipe) if token not in SPECIAL_TOKENS)
     if not found:
         raise ConfigError(
@@ -363,11 +355,6 @@ def _first(resolved: Resolved, phase: Phase | None = None) -> str:
 
 
 def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> TrainedOn:
-    """What was read of a component, once it is certain that it is what was judged.
-
-    Raises:
-        DataError: it is not.
-    """
     plan = resolved.plan.components[name]
     cache = read_manifest(plan.train.folder)
     is_whole = amount.documents == cache.documents

@@ -114,7 +114,6 @@ def _search(traced: Traced, question: Question) -> Search:
 
 
 def _places(traced: Traced, search: Search) -> list[list[Trained]]:
-    """Where each document trains. Documents of a component are asked for together."""
     places: list[list[Trained]] = [[] for _ in search.found]
     by_component: dict[str, list[int]] = {}
     for number, one in enumerate(search.found):
@@ -129,7 +128,6 @@ def _places(traced: Traced, search: Search) -> list[list[Trained]]:
 
 
 def _check_rows(traced: Traced, found: Sequence[FoundDocument]) -> None:
-    """Refuse what would be listed for minutes."""
     seq_len = min(phase.seq_len for phase in traced.phases)
     rows = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
     if rows > MAX_ROWS:
@@ -223,7 +221,6 @@ def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained
 
 
 def _why_not(traced: Traced, one: FoundDocument) -> str:
-    """A document of the training cache that no phase draws: not taken so far, in the rest that fills no row, or cut off."""
     drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
     if all(phase.order.from_caches and not phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
         if any(phase.phase.packing != "chunk" for phase in drawing):
@@ -249,5 +246,4 @@ def _print_row(console: Console, pieces: Sequence[dict[str, Any]]) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text in one line, without what a terminal would obey."""
     return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))

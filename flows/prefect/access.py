@@ -49,7 +49,6 @@ class OwnAddress:
         self._app, self._names, self._port, self._takes_digits = app, {name.lower() for name in names}, port, takes_digits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or hand on what is for this server."""
         refusal = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
             await self._app(scope, receive, send)
@@ -180,7 +179,6 @@ def hide_from_children(auth: str | None = None) -> dict[str, str]:
 
 
 def _secret(path: Path, prefix: str) -> str:
-    """What the file says. One that others could read, as after a copy, may be known to them: another secret is made, and said."""
     try:
         if path.exists():
             mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()
@@ -196,7 +194,6 @@ def _secret(path: Path, prefix: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner reads; it is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)  # the database of Prefect is there, too
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")

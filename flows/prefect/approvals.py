@@ -122,13 +122,6 @@ def question_at(path: Path) -> Question | None:
 
 
 def _ask(question: Question, command: str) -> Answer:
-    """Suspend this run; the answer, where the same was asked and answered before.
-
-    The form is stored before the run is suspended, so that no kill between the two leaves a run that cannot be answered.
-
-    Raises:
-        Pause: the run is suspended now.
-    """
     verdict = read_verdict(question.verdict)
     page = gate_address(verdict.subject, question.verdict.stem)
     message = f"Waits for a person. {why_in_a_line(verdict)}{f' See {page}' if page else ''} Decide with Resume, or in a terminal."
@@ -156,7 +149,6 @@ def _save_form(keyset: Any, description: str, run_id: UUID) -> None:
 
 
 def _answer(question: Question) -> Answer | None:
-    """What was answered; None where nothing was."""
     keyset = keyset_from_paused_state(Suspended(pause_key=question.key))
     try:
         answer = Answer.load(keyset, flow_run_id=UUID(str(current.id)))
@@ -166,7 +158,6 @@ def _answer(question: Question) -> Answer | None:
 
 
 def _write(question: Question, answer: Answer) -> None:
-    """Keep the answer beside the verdict, once; a later decision from a terminal is not undone by it."""
     approves, reason, who = answer.approve, answer.reason, answer.who
     if not is_written(question.verdict, approves=approves, reason=reason, who=who):
         say(decide(question.verdict, approves=approves, reason=reason, who=who, question=question.digest).words)

@@ -87,14 +87,12 @@ def wake_others(home: Home) -> None:
 
 
 def _may_wait() -> bool:
-    """Whether this run is one of a deployment, which a worker can start again."""
     from prefect.runtime import deployment
 
     return deployment.id is not None and current.parent_flow_run_id is None
 
 
 def _since() -> datetime:
-    """When this run first looked."""
     from prefect.context import FlowRunContext
 
     context = FlowRunContext.get()
@@ -121,7 +119,6 @@ def answer_for(home: Home, run: Any) -> str | ParentNotDone | None:
 
 
 def _judged_since(resolved: Resolved, phase: Phase, when: datetime) -> bool:
-    """Whether a verdict on what the phase rests on was written since, or a person decided of one."""
     run_name = resolved.recipe.run_name
     places = [resolved.home.verdict(run_name, before.name, gate) for before in resolved.recipe.ancestors(phase) for gate in GATES]
     written = [file for place in places for file in (place, decision_path(place)) if file.exists()]
@@ -129,6 +126,5 @@ def _judged_since(resolved: Resolved, phase: Phase, when: datetime) -> bool:
 
 
 async def _move(client: Any, run: Any, state: Any) -> None:
-    """Put a run that still waits in another state: somebody may have cancelled it meanwhile."""
     if (await client.read_flow_run(run.id)).state.id == run.state.id:
         await client.set_flow_run_state(run.id, state, force=True)

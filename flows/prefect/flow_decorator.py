@@ -84,11 +84,6 @@ class DoorFlow(Flow[P, R]):
     """A flow that its caller gets the refusal of, as from a function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it.
-
-        Raises:
-            PhasewiseError: as its work.
-        """
         try:
             return super().__call__(*args, **kwargs)
         except Ended as ended:
@@ -127,10 +122,6 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
 
 
 def _name_of_run(template: str) -> str:
-    """Of a recipe in a file, the file's name without its folder.
-
-    Prefect asks for it before it shows a run as Running. So the process says here that it is alive, and no run is shown without that.
-    """
     given = dict(current.parameters)
     home: str | None = given.get("home")
     given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))

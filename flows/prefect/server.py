@@ -156,7 +156,6 @@ def server_for(home: Home, what: str) -> Iterator[str]:
 
 @contextmanager
 def _api_at(url: str, auth: str | None) -> Iterator[None]:
-    """Everything that is said within the context goes to this server, with its auth string, if it has one."""
     os.environ["PREFECT_API_URL"] = url
     taken = hide_from_children(auth or "")
     raises, logging.raiseExceptions = logging.raiseExceptions, False  # a log line that a server did not take is no news for the terminal
@@ -170,14 +169,12 @@ def _api_at(url: str, auth: str | None) -> Iterator[None]:
 
 
 def _close_what_was_killed(home: Home) -> None:
-    """Runs that a killed process left as running would be shown in the UI as running for ever."""
     from phasewise.flows.prefect.stale_runs import close_leftovers
 
     asyncio.run(close_leftovers(home, SERVED))
 
 
 def _send_what_is_waiting() -> None:
-    """Logs and events go out in the background; the server must not be gone before them."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -255,7 +252,6 @@ class OwnServer:
 
 @contextmanager
 def _kept_up(server: OwnServer) -> Iterator[None]:
-    """Within it a thread starts the server again whenever it ends: what the run has to report waits for it until then."""
     over = threading.Event()
 
     def look() -> None:
@@ -336,7 +332,6 @@ def _only_server(home: Home, what: str, url: str) -> Iterator[None]:
 
 
 def _wait_until_up(url: str, process: "subprocess.Popen[bytes] | None", log: Path, log_before: int = 0) -> None:
-    """Until it answers; `process` is given where the server is this process's own."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
@@ -352,13 +347,11 @@ def _wait_until_up(url: str, process: "subprocess.Popen[bytes] | None", log: Pat
 
 
 def _full(log: Path, said: str, needed_bytes: int = 2**16) -> StorageError | None:
-    """The refusal of a server that fails for want of disk, as it says itself or as its disk is; None where it fails otherwise."""
     number = number_in(said) or (errno.ENOSPC if is_full(log.parent, needed_bytes) else None)
     return storage_refusal(OSError(number, said, str(log.parent))) if number else None
 
 
 def _last_error_of_disk(log: Path, after_bytes: int) -> str:
-    """What the server said last that is about its disk; else its last line."""
     lines = log.read_bytes()[after_bytes:].decode(errors="replace").splitlines()
     said = next((line.strip() for line in reversed(lines) if number_in(line)), last_line(log, after_bytes))
     return f"the Prefect server: {said or 'its log says nothing'}"

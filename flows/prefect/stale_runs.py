@@ -48,12 +48,6 @@ class Rerun:
     """Starts what crashed since `phasewise up` came up, each run once in its life."""
 
     def __init__(self, home: Home, since: datetime, pools: Collection[str] = ()) -> None:
-        """What is looked at.
-
-        Args:
-            pools: work pools that nobody else serves. A run of theirs may crash before its process holds a file; others without one are
-                of another home.
-        """
         self._home, self._since, self._pools = home, since, pools
         self._settled: set[str] = set()
 
@@ -86,7 +80,6 @@ class Rerun:
 
 
 async def _crashed(client: Any) -> list[Any]:
-    """The latest runs of our training flows that are shown as crashed."""
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
@@ -97,7 +90,6 @@ async def _crashed(client: Any) -> list[Any]:
 
 
 async def _start(client: Any, run: Any) -> None:
-    """As the UI's Retry does it: the same run with the same parameters."""
     from prefect.states import AwaitingRetry
 
     await client.set_flow_run_state(run.id, AwaitingRetry(message=RERUN_MESSAGE))
@@ -165,7 +157,6 @@ class Sweep:
         self._gone = set(gone)
 
     def _ask_to_end(self, cancelling: list[Any]) -> None:
-        """By SIGTERM, as Prefect does it: a training saves first."""
         now = time.monotonic()
         self._cancelling = {run_id: self._cancelling.get(run_id, now) for run_id in (str(run.id) for run in cancelling)}
         for run_id, since in self._cancelling.items():
@@ -177,7 +168,6 @@ class Sweep:
 
 
 async def _at_work(client: Any, home: Home, pools: Collection[str]) -> list[Any]:
-    """The runs of the pools, and those that name this home, that are shown as at work."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
 

@@ -56,11 +56,6 @@ def load_every(path: Path) -> list[Recipe]:
 
 
 def _own(name: str, recipe: Recipe) -> Recipe:
-    """A recipe of one's own.
-
-    Raises:
-        RecipeError: it is called as one of this project's.
-    """
     if recipe.name in NAMES:
         raise RecipeError(
             f"{name} calls its recipe {recipe.name}, and that is a recipe of this project: they would share their folders. Give it another "
@@ -164,7 +159,6 @@ def load_target(target: str, scale: Scale) -> tuple[Recipe, Phase | None]:
 
 
 def _is_path(target: str, first: str) -> bool:
-    """Whether somebody meant a file or a folder, though it is no recipe."""
     return (
         first in ("", ".", "..") or first.startswith("~") or target.endswith(OTHER_FILES) or Path(target).exists() or Path(first).exists()
     )
@@ -197,7 +191,6 @@ def _by_name(name: str) -> Recipe:
 
 
 def _no_recipe(name: str) -> ConfigError:
-    """Why there is no recipe of that name, and what could be meant."""
     path = Path(name)
     if name and path.is_dir():
         files = sorted(str(file) for file in path.iterdir() if file.suffix in (".py", ".json"))

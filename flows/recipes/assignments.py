@@ -83,7 +83,6 @@ def _assign(raw: Raw, setting: str) -> None:
 
 
 def _declare_no_slice(raw: Raw) -> None:
-    """All phases are on one slice: no hand-off changes it."""
     for phase in raw["phases"]:
         start = phase["start"]
         if "declares" in start:
@@ -98,11 +97,6 @@ def _phase(raw: Raw, name: str, setting: str) -> Raw:
 
 
 def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
-    """The name or the number under which a part of the path is found.
-
-    Raises:
-        RecipeError: there is none; with the names like it.
-    """
     if isinstance(holder, dict) and part in holder:
         return part
     if isinstance(holder, list) and part.isdigit() and int(part) < len(holder):
@@ -115,11 +109,6 @@ def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
 
 
 def _value(text: str, setting: str) -> Any:
-    """JSON, or the words as they are.
-
-    Raises:
-        RecipeError: it is JSON as `parse_json` refuses it.
-    """
     try:
         return parse_json(text) if text else text
     except json.JSONDecodeError:
@@ -129,7 +118,6 @@ def _value(text: str, setting: str) -> Any:
 
 
 def _check_children(raw: Raw, recipe: Recipe, settings: Sequence[str]) -> None:
-    """Refuse to end a phase before the step that another one starts from."""
     stops = {phase["name"]: phase["stop_step"] for phase in raw["phases"]}
     for phase in raw["phases"]:
         start = phase["start"]

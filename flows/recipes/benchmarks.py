@@ -37,7 +37,6 @@ def check_names(benchmarks: Collection[str]) -> None:
 
 
 def _why_unknown(label: str) -> str:
-    """Why a gate cannot ask it; empty where it can."""
     from phasewise.tasks.evaluation.suites.known import DEFINITIONS  # a third of a second, which the record's own names do without
 
     name, colon, shots = label.partition(":")

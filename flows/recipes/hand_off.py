@@ -31,7 +31,6 @@ def _check_rows(parent: Phase, phase: Phase, start: HandOff) -> None:
 
 
 def _check_new_parts(parent: Phase, phase: Phase, start: HandOff) -> None:
-    """Refuse a phase that begins with what its parent has not, where the hand-off does not say what it begins with."""
     named = (*start.fresh, *(graft.part for graft in start.graft))
     if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in named:
         raise ValueError(
@@ -56,7 +55,6 @@ def _has_momentum(phase: Phase) -> bool:
 
 
 def _expert_shapes(phase: Phase) -> dict[str, int] | None:
-    """What decides the shapes of the experts' weights."""
     fields = {"num_dense_layers", "num_experts", "num_shared", "d_expert"}
     return phase.model.experts.model_dump(include=fields) if phase.model.experts else None
 
@@ -142,7 +140,6 @@ def both_in_words(before: object, after: object) -> Pair:
 
 
 def _batch(parent: Phase, phase: Phase, before: int, after: tuple[int, ...]) -> tuple[object, object]:
-    """In sequences; where these become longer or shorter, in tokens: as many tokens a step are the same batch."""
     if parent.model.seq_len == phase.model.seq_len:
         return (before,), after
     tokens = [size * phase.model.seq_len for size in after]
@@ -161,7 +158,6 @@ def _coverage(parent: Phase, phase: Phase, drawn: Collection[str], earlier: Coll
 
 
 def _architecture(model: ModelConfig) -> dict[str, Any]:
-    """The model without what is compared under a name of its own."""
     found = model.model_dump(mode="json", exclude={"rope", "seq_len"})
     if found["experts"] is not None:
         found["experts"] = {name: value for name, value in found["experts"].items() if name not in BALANCING}
@@ -169,10 +165,6 @@ def _architecture(model: ModelConfig) -> dict[str, Any]:
 
 
 def _balancing(parent: Phase, phase: Phase) -> tuple[object, object]:
-    """How the load on experts is balanced; where both do it alike, where the momentum of the rule comes from.
-
-    A model that gets experts, or loses them, is another architecture, and nothing else.
-    """
     before, after = parent.model.experts, phase.model.experts
     if before is None or after is None:
         return None, None
@@ -189,7 +181,6 @@ def _described(name: Change, before: object, after: object) -> str:
 
 
 def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
-    """Where a part of the state comes from, in words."""
     if not isinstance(start, HandOff):
         return CARRIED
     grafts = [f"grafted from {graft.phase} {graft.step}" for graft in start.graft if graft.part == part]

@@ -70,7 +70,6 @@ def _ending(path: Path) -> str:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file begins like text. What is packed is taken for it: its name has another ending within."""
     if path.suffix in PACKED:
         return len(path.suffixes) > 1
     with path.open("rb") as file:
@@ -87,7 +86,6 @@ def _size(files: dict[str, list[Path]]) -> int:
 
 
 def _text_key(path: Path) -> str:
-    """The field `text` of the first line, else its longest one."""
     if path.suffix in PACKED:
         return "text"
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -100,7 +98,6 @@ def _text_key(path: Path) -> str:
 
 
 def _documents(folder: Path, include: tuple[str, ...], key: str | None, files: list[Path]) -> list[tuple[int, tuple[str, ...]]]:
-    """Characters of the first documents of some of the files, as they will be read, and their other fields with text."""
     reading = {"format": "jsonl", "text_key": key} if key else {"format": "paragraphs"}
     source = Source.model_validate({"url": str(folder), "include": include, **reading})
     every = max(1, len(files) // SAMPLED_FILES)

@@ -91,7 +91,6 @@ class HandOff(Frozen):
 
 
 def _start_kind(start: Any) -> str:
-    """Which of the two a start is: one without a parent and all that goes with it is from scratch."""
     names = set(start) if isinstance(start, Mapping) else set(type(start).model_fields) if isinstance(start, Frozen) else set[str]()
     return HAND_OFF if names & (set(HandOff.model_fields) - set(FromScratch.model_fields)) else SCRATCH
 
@@ -238,7 +237,6 @@ class Phase(Frozen):
         return self
 
     def _schedule_ends_as_it_says(self) -> None:
-        """Refuse a schedule that goes on after the last step where nothing says so, and one that is said to and does not."""
         last = self.learning_rate[-1]
         if not (self.abandoned or self.schedule_goes_on):
             check_segments_end(self.learning_rate, self.stop_step)
@@ -270,7 +268,6 @@ class Phase(Frozen):
 
 
 def _check_sizes(value: Any, place: tuple[str, ...]) -> None:
-    """Refuse counts that no machine has, and that would overflow where arrays are sized by them."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             _check_sizes(part, (*place, str(name)))

@@ -84,7 +84,6 @@ def _recipes_of(module: ModuleType) -> dict[str, Recipe]:
 
 
 def _run(path: Path) -> ModuleType:
-    """The module that the file makes, as `python FILE` would: what lies beside it can be imported. Nothing of it stays loaded."""
     module = ModuleType(f"recipe_file_{path.stem}")
     module.__file__ = str(path)
     try:
@@ -100,7 +99,6 @@ def _run(path: Path) -> ModuleType:
 
 @contextmanager
 def _importing_beside(folder: Path, module: ModuleType) -> Iterator[None]:
-    """Imports find the modules of this folder first. Afterwards they are forgotten: another folder may have others of the same names."""
     before, writes_none = set(sys.modules), sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.modules[module.__name__] = module
@@ -117,18 +115,15 @@ def _importing_beside(folder: Path, module: ModuleType) -> Iterator[None]:
 
 
 def _lies_in(module: Any, folder: Path) -> bool:
-    """Whether a module is a file of the folder; libraries that were imported for the first time stay, wherever they are installed."""
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return file is not None and Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
 
 
 def _no_file(path: Path, error: FileNotFoundError) -> PhasewiseError:
-    """The recipe's file is not there, or one that it reads."""
     return ConfigError(f"no such file: {path}") if error.filename == str(path) and not path.exists() else _refusal(path, error)
 
 
 def _refusal(path: Path, error: BaseException) -> RecipeError:
-    """What went wrong, with the line of the file that it comes from."""
     if isinstance(error, SyntaxError) and error.filename in (str(path), None):
         line = f", line {error.lineno}" if error.lineno else ""
         return RecipeError(f"{path}{line}: this is not Python: {error.msg}.")

@@ -262,7 +262,6 @@ class Recipe(Frozen):
         self._check_declared(parent, phase, start)
 
     def _check_declared(self, parent: Phase, phase: Phase, start: HandOff) -> None:
-        """Refuse a change that is not declared, and a declared one that is none; at a smaller scale all phases are on one machine."""
         made = self.changes_of(phase, parent)
         if needless := [name for name in start.declares if name not in made and (name != "slice" or not self.is_scaled)]:
             raise ValueError(
@@ -322,7 +321,6 @@ class Recipe(Frozen):
 
 
 def _having(known: dict[str, Phase], name: str, step: int, takes_from: str) -> Phase:
-    """The phase of that name, which must be there already, have that step, and keep its checkpoint."""
     phase = known.get(name)
     if phase is None:
         raise ValueError(f"{takes_from} {name}, which is no phase before it")

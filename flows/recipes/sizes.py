@@ -78,7 +78,6 @@ def shape_of(model: ModelConfig, target: int, name: str) -> Shape:
 
 
 def _deep_enough(model: ModelConfig, width: int, target: int) -> Shape | None:
-    """The shape of this width whose layers come nearest to the target; layers come in whole groups of local and global ones."""
     group = model.global_attention_every or 1
     shapes = [_shape(model, width, layers) for layers in range(group, model.num_layers + 1, group)]
     return min(shapes, key=lambda shape: abs(math.log(body_parameters(shape.of(model)) / target)), default=None)

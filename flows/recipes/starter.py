@@ -154,7 +154,6 @@ def _constant(name: str) -> str:
 
 
 def _in_short(phase: Phase, proxy: Recipe, short: dict[str, Phase]) -> tuple[Phase, str]:
-    """The phase in words, and as it is written."""
     values: Values = {"learning_rate": _rates(phase.learning_rate)}
     if isinstance(phase.start, FromScratch):
         values |= _batch(phase) | _steady(phase) | {"mixture": ('{"all": 100}', ALL)}
@@ -196,7 +195,6 @@ def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff, value
 
 
 def _rows(phase: Phase, before: Phase, parent: Phase, start: HandOff) -> Values:
-    """Longer rows, and how they are filled, where that changes. Rows of another length begin the order again."""
     length, values, order = phase.model.seq_len, dict[str, tuple[str, Any]](), dict[str, Any]()
     if length != before.model.seq_len:
         values["model"] = (f"{_constant(parent.name)}.model.but(seq_len={length})", parent.model.but(seq_len=length))
@@ -209,14 +207,12 @@ def _rows(phase: Phase, before: Phase, parent: Phase, start: HandOff) -> Values:
 
 
 def _model(model: ModelConfig) -> tuple[ModelConfig, str]:
-    """A model of the same kind and shape in words, and as it is written."""
     if model.experts is None:
         return words.llama(**_shape(model)), "llama(**SHAPE)"
     return words.afmoe(**_shape(model), experts=model.experts), "afmoe(**SHAPE, experts=EXPERTS)"
 
 
 def _shape(model: ModelConfig) -> dict[str, Any]:
-    """What decides its size; of a sparse model also how far its layers see, and within what."""
     sparse = ("d_ff", "num_query_heads", "num_kv_heads", "sliding_window", "global_attention_every", "attend_within_documents")
     names = ("num_layers", "d_model", "seq_len", "vocab_size", *(sparse if model.experts else ()))
     return {name: getattr(model, name) for name in names}
@@ -232,7 +228,6 @@ def _experts(experts: Experts) -> str:
 
 
 def _gates(phase: Phase) -> dict[str, Any]:
-    """Gates that a short run on any text can pass; of the recipe's own, the limit on the imbalance of experts."""
     limit = phase.gates.health.max_violation
     others: dict[str, Any] = {} if limit is None else {"max_violation": round(limit, 3)}
     return {"max_increase_bits_per_byte": 0.5, "max_epochs": None, "must_beat_baseline": False, **others}
@@ -259,7 +254,6 @@ def _batch(phase: Phase) -> Values:
 
 
 def _steady(phase: Phase) -> Values:
-    """Its z-loss and its EMA, as they are at its end."""
     last = phase.stop_step - 1
     z_loss, ema = phase.stability.z_loss.at(last), phase.stability.ema_decay.at(last)
     written = ", ".join(f"{name}={value:g}" for name, value in (("z_loss", z_loss), ("ema", ema)) if value is not None)
@@ -267,7 +261,6 @@ def _steady(phase: Phase) -> Values:
 
 
 def _rates(segments: tuple[LearningRateSegment, ...]) -> tuple[str, Any]:
-    """Segments as they are, or as cycles where they are those."""
     if len(segments) > 3:
         first, last = segments[0], segments[2]
         steps = {"stop_step": segments[-1].end_step, "cycle": last.end_step, "decay": last.end_step - last.start_step}

@@ -113,7 +113,6 @@ def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
 
 @lru_cache(maxsize=64)
 def _checks_within(gates_json: str) -> "tuple[Check, ...]":
-    """All that the phases of these limits are judged by."""
     from phasewise.validations.expectations.suites import SUITES, checks_of
 
     gates = Gates.model_validate_json(gates_json)

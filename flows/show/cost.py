@@ -46,7 +46,6 @@ def _flops(phase: Phase) -> int:
 
 
 def _on_slice(phases: tuple[Phase, ...], slice_name: str, home: Home) -> Takes:
-    """Days and chip-hours, estimated: nothing is compiled here."""
     from phasewise.tasks.preflight.preflight import preflight_setup
     from phasewise.tasks.preflight.slices import find_slice
 

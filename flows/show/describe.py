@@ -44,7 +44,6 @@ def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
 
 
 def _why_stopped(path: Path, verdict: dict[str, Any]) -> dict[str, Any] | None:
-    """None where the phase may go on. A decision that does not read stops it, too."""
     try:
         ruling = ruling_at(path, verdict)
     except VerdictError as error:
@@ -58,7 +57,6 @@ def _why_stopped(path: Path, verdict: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _verdict_or_none(path: Path) -> dict[str, Any] | None:
-    """None also where the file cannot be read: then nothing is known."""
     try:
         return read_sealed(path, may_lack_seal=True)
     except (OSError, NotAsWritten):
@@ -73,7 +71,6 @@ def _changed(run: dict[str, Any], phase: Phase) -> list[str]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Without fields that came later and have the value of before: a run of before has none of them."""
     from phasewise.trainer.config import without_added
 
     return without_added(value)
@@ -153,7 +150,6 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
 
 
 def _with_what_is_known(recipe: Recipe, phase: Phase, home: Home, reported: dict[str, tuple[Reported, ...]]) -> dict[str, Any]:
-    """The phase, what this home has found, what the record reported, and where each value comes from."""
     rows = [one.model_dump(mode="json") for one in reported.get(phase.name, ())]
     sources = {field: one.model_dump(mode="json") for field, one in sources_of(recipe, phase).items()}
     known = {"verdict": verdict_here(recipe, phase, home), "reported": rows, "sources": sources}

@@ -40,7 +40,6 @@ def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> di
 
 
 def _group(field: str) -> str:
-    """What is shown together: one stage of one setting."""
     return field.partition(".")[0].removesuffix(" from step")
 
 
@@ -106,7 +105,6 @@ def print_difference(description: dict[str, Any]) -> None:
 
 
 def _short(value: Any, field: str) -> str:
-    """A share that is not there is no share; another field may be off."""
     if value is None:
         return "–" if field.startswith("mixture") or field.endswith("from step") else "off"
     if isinstance(value, float):

@@ -133,7 +133,6 @@ def print_sources(description: dict[str, Any]) -> None:
 
 
 def _short_value(phase: dict[str, Any], field: str) -> str:
-    """The value in few words; what is long is on the page of the phase."""
     if field == "mixture":
         return mixture_in_a_word(phase["mixture"])
     texts = list(dict.fromkeys(in_words(value) for value in _values_at(phase, field.split("."))))
@@ -142,7 +141,6 @@ def _short_value(phase: dict[str, Any], field: str) -> str:
 
 
 def _values_at(value: Any, path: list[str]) -> list[Any]:
-    """Every value at a path; steps and segments are not counted."""
     if isinstance(value, list) and value and all(isinstance(part, list) and len(part) == 2 for part in value):
         return [one for _, part in value for one in _values_at(part, path)]
     if isinstance(value, list) and path:
@@ -359,14 +357,12 @@ def _row(phase: dict[str, Any]) -> dict[str, str]:
 
 
 def _model(phase: dict[str, Any]) -> str:
-    """Its weights, and of a sparse model those that a token meets."""
     if phase["model"]["experts"]:
         return f"{tokens(phase['parameters'])}, {tokens(phase['active_parameters'])} active"
     return f"{tokens(phase['parameters'])}{', QK-norm' if phase['model']['qk_norm'] else ''}"
 
 
 def _needed_width(shown: list[dict[str, Any]]) -> int:
-    """So many columns take a phase in one line of the table; with fewer, its mixture, slice, model and verdict go below it."""
     rows = [_row(phase) for phase in shown]
     return sum(MIN_WIDTHS.get(name) or max(len(row[name]) for row in rows) for name in COLUMNS) + len(COLUMNS)
 
@@ -381,7 +377,6 @@ def _print_lines(shown: list[dict[str, Any]], console: Console) -> None:
 
 
 def _print_pairs_of_lines(shown: list[dict[str, Any]], console: Console) -> None:
-    """The numbers in a line, and what does not fit beside them in the next."""
     width = max(len(phase["name"]) for phase in shown)
     console.print(Text(f"{'phase':<{width}}  {'steps':<21}  {'tokens':<7}  batch; rate"), style="bold", soft_wrap=True)
     for phase in shown:
@@ -392,7 +387,6 @@ def _print_pairs_of_lines(shown: list[dict[str, Any]], console: Console) -> None
 
 
 def _print_rows_and_documents(shown: list[dict[str, Any]], console: Console) -> None:
-    """What a phase reads where that is not all text, cut one document after the other; nothing where it is."""
     lines = [f"{phase['name']}: {rows}" for phase in shown if (rows := rows_in_words(phase["packing"], phase["loss_on"]))]
     taken = {name: bias for phase in shown for name, bias in phase["length_bias"].items()}
     lines += [f"documents of {name} by their length: {bias_in_words(bias)}" for name, bias in sorted(taken.items())]

@@ -246,8 +246,6 @@ def _are_built(phase: Phase, plan: DataPlan) -> bool:
 
 
 class _Findings:
-    """Collects what was looked for."""
-
     def __init__(self, accepts: Sequence[AcceptedWarning], asks_people: AsksPeople = NOBODY) -> None:
         self.all: list[Finding] = []
         self.rulings: list[Ruling] = []
@@ -327,7 +325,6 @@ def _why_out_of_date(
 
 
 def _evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, phase: Phase) -> dict[str, Any] | None:
-    """None also where the benchmarks are not made, or damaged."""
     try:
         return finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.measured))
     except PhasewiseError:
@@ -348,7 +345,6 @@ def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None
 
 
 def _decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
-    """Empty where the caches or the parent that decide it are not there."""
     try:
         return decided_by(resolved, phase, run)
     except (DataError, TrainingError):

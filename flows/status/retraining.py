@@ -211,7 +211,6 @@ def _rests_on(resolved: Resolved, phase: str, other: str) -> bool:
 
 
 def _seconds(run: RunConfig, tokens: int) -> float | None:
-    """How long the phase would train at the speed of what is in its folder; None where that has no rows."""
     rows = [row for row in read_metrics(RunFolder.at(run.output).metrics) if row.get("step_seconds")]
     took = sum(row["step_seconds"] for row in rows)
     trained = sum(row["tokens"] for row in rows)

@@ -89,8 +89,6 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
 
 
 class _Tables:
-    """The evidence of a gate: rows by name."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.benchmarks, self.bits_per_byte = self._rows("benchmarks"), self._rows("bits_per_byte")
@@ -128,7 +126,6 @@ def _benchmark(result: Row, tables: _Tables | None, *, has_parent: bool) -> Meas
 
 
 def _macro(evaluation: Row, tables: _Tables | None, *, has_parent: bool) -> MeasuredReport:
-    """Where the parent was measured on other components as well, both means are over those that both have."""
     value = float(evaluation["macro_bits_per_byte"])
     row = tables.bits_per_byte.get(MACRO) if tables else None
     if row is None or not has_parent or _known(row["parent"]) is None:
@@ -144,7 +141,6 @@ def _macro(evaluation: Row, tables: _Tables | None, *, has_parent: bool) -> Meas
 
 
 def _against(value: float, row: Row) -> dict[str, Any]:
-    """Parent, difference, interval and smallest effect, as far as a table has them."""
     parent = _known(row.get("parent"))
     difference = _known(row.get("difference"))
     if difference is None and parent is not None:
@@ -160,7 +156,6 @@ def _but(found: MeasuredReport, **fields: Any) -> MeasuredReport:
 
 
 def _known(value: Any) -> float | None:
-    """A number of a table; None where it has none."""
     return None if value is None or value != value else float(value)
 
 
@@ -214,7 +209,6 @@ def decided_of(ruling: Ruling) -> str | None:
 
 
 def _standing_words(record: PhaseRecord) -> str | None:
-    """As the checks came out, or by whom a phase was let pass that they would have stopped."""
     if record.state != "done":
         return VERDICT_WORDS[record.state]
     deciders = sorted({ruling.decision.who for ruling in record.rulings if ruling.decision})
@@ -244,7 +238,6 @@ def run_summary(resolved: Resolved) -> dict[str, Any]:
 
 
 def _baselines(resolved: Resolved) -> dict[str, float]:
-    """The n-gram models' macro bits per byte, where they were measured."""
     path = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
     return read_baselines(path) or {}
 
@@ -333,7 +326,6 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
 
 
 def _roll_backs(record: PhaseRecord) -> tuple[RollBackReport, ...]:
-    """Of a run that has begun: also of one that goes on, or that a person is asked about."""
     found = read_roll_backs(record.run) if record.run else []
     return tuple(
         RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by) for one in found
@@ -400,7 +392,6 @@ def _facts(resolved: Resolved) -> dict[str, str]:
 
 
 def _reads(recipe: Recipe, phase: Phase) -> tuple[str, ...]:
-    """How its rows are packed, what its loss is on, and which documents are taken by their length; nothing where that is as in most."""
     taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
     by_length = [f"documents of {name} by their length: {bias_in_words(bias.model_dump(mode='json'))}" for name, bias in taken]
     return tuple(filter(None, [rows_in_words(phase.packing, phase.loss_on), *by_length]))

@@ -50,7 +50,6 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
 
 
 def _in_tokens(rows: tuple[DrawnRows, ...]) -> int | tuple[DrawnRows, ...]:
-    """Full rows by their tokens, as verdicts of before name them; packed ones as they are."""
     return sum(one.places for one in rows) if all(one.packing == "chunk" for one in rows) else rows
 
 
@@ -118,12 +117,10 @@ def _plain_rows(phase: Phase) -> set[str]:
 
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
-    """At a smaller scale every phase is trained on one machine: a change of slice that the recipe declares is not made there."""
     return tuple(name for name in start.declares if not recipe.is_scaled or name != "slice")
 
 
 def _as_trained(parent: Phase, run_file: Path) -> Phase:
-    """The parent with the settings that it was trained with, where its run says so."""
     if not run_file.exists():
         return parent
     trained = read_sealed(run_file, may_lack_seal=True)
@@ -166,6 +163,5 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
 
 
 def _packing_in(contract: Mapping[str, Any]) -> str:
-    """How documents became rows. A buffer is a part of the order, and beside it is `chunk`."""
     kind, version = contract["packing"], contract.get("packing_version")
     return "chunk" if kind == "buffer" else kind if version is None else f"{kind}, version {version}"

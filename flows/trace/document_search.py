@@ -123,7 +123,6 @@ def _read_text(path: Path) -> str:
 
 
 def _as_one_text(path: Path, text: str) -> str:
-    """What was not looked for: each document of a file that has several, and what differs in its line ends."""
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and all(map(_is_json_object, lines[:2])):
         advice = f"its {len(lines):,} lines are JSON: put the text of one of them, without the JSON around it, into a file of its own"
@@ -149,7 +148,6 @@ def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Locate
 
 
 def _named(traced: Traced, component: Component, index: DocumentIndex, prefixes: tuple[str, ...]) -> list[Located]:
-    """A small index is searched whole; of a large one the shards that the digests of the component's documents name."""
     manifest, plan = index.cache.manifest, traced.plan and traced.plan.components[component]
     has_digests = plan and plan.documents.is_built and manifest.key == plan.cache(manifest.split).key
     if _is_small(traced) or not (plan and has_digests):
@@ -159,7 +157,6 @@ def _named(traced: Traced, component: Component, index: DocumentIndex, prefixes:
 
 
 def _holding(traced: Traced, text: str) -> Iterator[FoundDocument]:
-    """Documents that hold the text, with the tokens that hold it; one for each place."""
     for component in traced.components:
         for split in SPLITS:
             cache = traced.indices[split][component].cache
@@ -181,7 +178,6 @@ def _holding(traced: Traced, text: str) -> Iterator[FoundDocument]:
 
 
 def _name_in(traced: Traced, component: Component, path: str) -> str:
-    """A file as the index names it: relative to the root of its source, where the path leads there."""
     source = traced.plan and traced.plan.components[component].source
     roots = [source.root, source.url] if source else [str(traced.indices["train"][component].cache.manifest.source.get("url", ""))]
     places = [path] if "://" in path else [path, str(Path(path).absolute())]
@@ -193,7 +189,6 @@ def _name_in(traced: Traced, component: Component, path: str) -> str:
 
 
 def _about_file(traced: Traced, path: str) -> str:
-    """Why a file has no document: it was read and all were left out, or another one was meant."""
     manifests = {component: traced.indices["train"][component].cache.manifest for component in traced.components}
     for component, manifest in manifests.items():
         if any(file.name == _name_in(traced, component, path) for file in manifest.sources):

@@ -79,7 +79,6 @@ def _is_other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> b
 
 
 def _contract_of_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """As Orbax keeps it: a JSON file. Orbax itself takes seconds to import."""
     for step in reversed(saved_steps(folder)):
         path = folder / str(step) / "about" / "metadata"
         if is_committed(folder / str(step)) and path.exists():
@@ -88,7 +87,6 @@ def _contract_of_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a run's settings say; the version of the permutation and the rows of unchanged caches are taken to be those of now."""
     written = read_run(folder)
     if written is None:
         return None
@@ -230,7 +228,6 @@ def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[
 
 
 def _find_caches(resolved: Resolved, names: Iterable[str], target: str) -> tuple[Folders, DataPlan | None, list[str]]:
-    """Both caches of each component, as the plan names them; else the only ones that the home has of it."""
     try:
         plan, why = resolved.plan, ""
     except PhasewiseError as error:
@@ -260,13 +257,11 @@ def _built(plan: DataPlan | None, name: Component, split: Split) -> Path | None:
 
 
 def _was_trained_on(resolved: Resolved, name: Component, folder: Path) -> bool:
-    """Whether a run of the recipe names this cache: then it is what trained, whatever sources and code are now."""
     runs = (read_run(resolved.home.run(resolved.recipe.run_name, phase.name)) for phase in resolved.recipe.phases)
     return any(run.caches.get(name, "").rstrip("/").endswith(f"/{folder.name}") for run in runs if run)
 
 
 def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | None:
-    """A component's finished cache where it is pinned, or where the home has just one."""
     for pin in resolved.recipe.pins:
         if (pin.component, pin.split) == (name, split):
             return as_path(pin.url) if (as_path(pin.url) / MANIFEST_NAME).exists() else None
@@ -289,7 +284,6 @@ def _remark(names: list[str], why: str) -> str:
 
 
 def _scale_remarks(resolved: Resolved, phases: Iterable[TracedPhase]) -> list[str]:
-    """Where a phase is not trained at this scale, but at other ones."""
     recipe = resolved.recipe
     away = [one.phase.name for one in phases if one.trained.trained == "not here"]
     remarks: list[str] = []

@@ -150,7 +150,6 @@ def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
 
 
 def _read_tokens(cache: TokenCache, found: Sequence[Trained]) -> list[np.ndarray]:
-    """All tokens of each piece."""
     tokens = [np.empty(one.tokens, np.int32) for one in found]
     fetch([wanted for one, out in zip(found, tokens, strict=True) for wanted in cache.read_piece(one.document.first + one.offset, out)])
     return tokens
