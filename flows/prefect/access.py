@@ -49,6 +49,7 @@ class OwnAddress:
         self._app, self._names, self._port, self._takes_digits = app, {name.lower() for name in names}, port, takes_digits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for this server, and reject others."""
         refusal = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
             await self._app(scope, receive, send)

@@ -84,6 +84,7 @@ class DoorFlow(Flow[P, R]):
     """A flow that its caller gets the refusal of, as from a function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the flow, and raise its refusal."""
         try:
             return super().__call__(*args, **kwargs)
         except Ended as ended:
