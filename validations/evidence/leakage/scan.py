@@ -1,7 +1,7 @@
-"""Scanning documents for benchmark items, one after the other: memory is bounded, and so is what is kept of one item's hits."""
+"""Scanning documents for benchmark items, one after the other: memory is bounded, and so is the number of hits kept of one item."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,101 +21,23 @@ from phasewise.validations.evidence.leakage.segments import NUM_KINDS
 from phasewise.validations.evidence.leakage.words import room_for, split_words
 from phasewise.validations.limits import LeakageLimits
 
+BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
+MAX_HITS_PER_ITEM = 1000
+EXCERPT_BYTES = 160
+CLEARLY_BETTER, MOSTLY = 0.1, 0.5
+MAX_HULL = 1.5
+_MAX_PAIRS = 2**20
+_CANDIDATE_ROOM, _HELD_ROOM, _OUT_ROOM = 2**16, 2**16, 2**17
+_OUT_TYPES = (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64)
 _INDEX_TYPES = (np.uint64, np.uint64, np.uint8, np.float32, np.int32, np.uint8, np.int32)
 _RULE_TYPES = (
     *((np.uint8, 2), (np.uint8, 2), (np.float32, 2), (np.float32, 2), (np.uint8, 1)),
     *((np.float32, 2), (np.bool_, 1), (np.int32, 1), (np.bool_, 1)),
 )
-_OUT_TYPES = (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64)
-
-
-def warm_up_jit() -> None:
-    """Call each loop with nothing to do, with arguments of the types that a scan has."""
-    words, places = np.empty(0, np.uint64), np.empty(0, np.int32)
-    seeds = (_kept(np.uint64), _kept(np.int32), np.zeros(2**20 + 1, np.int32), _kept(np.uint8))
-    seeds[2].flags.writeable = False
-    find_seeds(words, *seeds, places, places)
-    pairs, last_pair = np.empty((0, PAIR_COLUMNS), np.int32), np.empty(0, np.int64)
-    group_seeds((places, places), places, (_kept(np.int32), _kept(np.int32), _kept(np.int32)), last_pair, pairs, (places, places, places))
-    rules = Rules(*(_kept(kind, dimensions) for kind, dimensions in _RULE_TYPES))
-    out = tuple(np.empty(0, kind) for kind in _OUT_TYPES)
-    text = (words, np.zeros(1, np.int64))
-    held = np.empty((2, 1), np.uint8)
-    index = IndexWords(*map(_kept, _INDEX_TYPES))
-    score_candidates(0, pairs, (places, places), text, index, rules, build_scratch(1, 1), held, out)
-
-
-def _kept(kind: type[np.generic], dimensions: int = 1) -> np.ndarray:
-    """An empty array that nobody writes to, as those of an index are."""
-    array = np.empty((0, NUM_KINDS) if dimensions == 2 else 0, kind)
-    array.flags.writeable = False
-    return array
-
-
-CLEARLY_BETTER, MOSTLY = 0.1, 0.5
-MAX_HULL = 1.5
-_MAX_PAIRS = 2**20
-
-
-class Places(NamedTuple):
-    """Finds: the document and the item of each, the number of the item's benchmark, score, and the bytes between which it is."""
-
-    documents: Int32[np.ndarray, "n"]
-    items: Int32[np.ndarray, "n"]
-    benchmarks: Int64[np.ndarray, "n"]
-    scores: Float64[np.ndarray, "n"]
-    starts: Int64[np.ndarray, "n"]
-    ends: Int64[np.ndarray, "n"]
-
-
-def without_overshadowed(found: Places, is_example: Bool[np.ndarray, "n"]) -> list[int]:
-    """Numbers of the finds that are kept: those of test items, of which nothing clearer of the same benchmark covers the same place.
-
-    A sibling by template must be clearly better. An example of another split, of which a copy is no leak, need only be better, or be as
-    good and explain more of the document.
-    """
-    starts, ends, lengths = _whole(found)
-    order = np.lexsort((found.starts, found.benchmarks, found.documents))
-    is_first = np.diff(found.documents[order], prepend=-1) | np.diff(found.benchmarks[order], prepend=-1)
-    groups = np.flatnonzero(is_first)
-    sizes = np.diff(np.append(groups, len(order)))
-    is_test = ~is_example[order]
-    numbers, firsts, counts = order[is_test], np.repeat(groups, sizes)[is_test], np.repeat(sizes, sizes)[is_test]
-    kept: list[int] = []
-    for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(np.cumsum(counts) // _MAX_PAIRS)) + 1):
-        of_some = counts[some]
-        rows = np.cumsum(of_some) - of_some
-        number = np.repeat(numbers[some], of_some)
-        other = order[np.repeat(firsts[some] - rows, of_some) + np.arange(of_some.sum())]
-        start, end = found.starts[number], found.ends[number]
-        covers = np.minimum(end, ends[other]) - np.maximum(start, starts[other]) > MOSTLY * (end - start)
-        better = found.scores[other] - found.scores[number]
-        explains = (better > 0) | ((better == 0) & (lengths[other] > lengths[number]))
-        is_covered = covers & np.where(is_example[other], explains, better > CLEARLY_BETTER)
-        kept += numbers[some][~np.logical_or.reduceat(is_covered, rows)].tolist() if len(some) else []
-    return sorted(kept)
-
-
-def _whole(found: Places) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
-    """Of the item of each find in its document: first and last byte, where all its finds are close to one another, and their length."""
-    of_item = found.documents.astype(np.int64) * (int(found.items.max(initial=0)) + 1) + found.items
-    group = np.unique(of_item, return_inverse=True)[1]
-    first, last = np.full(len(group), np.iinfo(np.int64).max), np.zeros(len(group), np.int64)
-    np.minimum.at(first, group, found.starts)
-    np.maximum.at(last, group, found.ends)
-    lengths = np.bincount(group, weights=found.ends - found.starts, minlength=len(group))
-    is_close = (last - first <= MAX_HULL * lengths)[group]
-    return np.where(is_close, first[group], found.starts), np.where(is_close, last[group], found.ends), lengths[group]
-
-
-BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
-MAX_HITS_PER_ITEM = 1000
-EXCERPT_BYTES = 160
-_OUT_ROOM = 2**17
 
 
 class Document(NamedTuple):
-    """A document to scan: the file that it came from, its place in that file, its id, its text in UTF-8, its tokens in a cache."""
+    """A document to scan: its file, its place in that file, its id, its text in UTF-8, its tokens in a cache."""
 
     file: str
     number: int
@@ -130,7 +52,7 @@ class Hit:
 
     Attributes:
         document: 0-based place in the file; in a token cache, in the cache.
-        tokens: of the whole document, where it is from a token cache.
+        tokens: of the whole document, if it is from a token cache.
         part: `question`, `choices` or `answer` (or solution) alone, or `item`: the question with another part.
         score: share of the part that was found, by weight.
         start, end: bytes of the document's text between which it is.
@@ -155,23 +77,35 @@ class Hit:
 
 
 class Scan(Frozen):
-    """What was scanned, and the hits in the order of file, document, benchmark, item and part."""
+    """The extent of a scan, and its hits in the order of file, document, benchmark, item and part."""
 
     documents: int = Field(ge=0)
     bytes: int = Field(ge=0)
     hits: tuple[Hit, ...]
 
 
+class _Chunk(NamedTuple):
+    """A piece of a document: a document that is longer than a batch comes in several."""
+
+    document: Document
+    text: bytes
+    start: int
+
+
 def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: LeakageLimits) -> Scan:
     """Scan a stream of documents, in which neighbours are taken for neighbours: an item that is split over two of them is found."""
-    scanner, kept = _Scanner(index, limits), _Kept()
+    scanner, kept = _Scanner(index, limits), _KeptHits()
     count = size = waiting = 0
     batch: list[_Chunk] = []
     for document in documents:
         count, size = count + 1, size + len(document.text)
-        for chunk in _chunks(document):
-            _append(batch, chunk)
-            waiting += len(chunk.text)
+        for start in range(0, max(len(document.text), 1), BATCH_BYTES):
+            text = document.text[start : start + BATCH_BYTES]
+            waiting += len(text)
+            if batch and batch[-1].document is document:  # joined, so that no word is cut in two
+                last = batch.pop()
+                text, start = last.text + text, last.start
+            batch.append(_Chunk(document, text, start))
             if waiting >= BATCH_BYTES:
                 kept.add(scanner.scan(batch))
                 batch = _carried(batch)
@@ -183,7 +117,7 @@ def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: L
 
 def merge_scans(scans: Iterable[Scan]) -> Scan:
     """Several scans as one, whatever their order."""
-    kept, documents, size = _Kept(), 0, 0
+    kept, documents, size = _KeptHits(), 0, 0
     for scan in scans:
         documents, size = documents + scan.documents, size + scan.bytes
         kept.add(scan.hits)
@@ -202,28 +136,8 @@ def cache_documents(folder: Path, detokenize: Detokenize, shard: int | None = No
         yield Document(document.source_file, number, document.id, detokenize(document.tokens), len(document.tokens))
 
 
-class _Chunk(NamedTuple):
-    """A piece of a document: a document that is longer than a batch comes in several."""
-
-    document: Document
-    text: bytes
-    start: int
-
-
-def _chunks(document: Document) -> Iterator[_Chunk]:
-    for start in range(0, max(len(document.text), 1), BATCH_BYTES):
-        yield _Chunk(document, document.text[start : start + BATCH_BYTES], start)
-
-
-def _append(batch: list[_Chunk], chunk: _Chunk) -> None:
-    """Add a piece to a batch; to what the batch has of the same document it is joined, so that no word is cut in two."""
-    if batch and batch[-1].document is chunk.document:
-        chunk = _Chunk(chunk.document, batch[-1].text + chunk.text, batch.pop().start)
-    batch.append(chunk)
-
-
 def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
-    """The end of a batch, with which the next one starts: what is across the seam is seen whole once."""
+    """The end of a batch, with which the next one starts: text across the seam is scanned whole once."""
     carried: list[_Chunk] = []
     room = CARRIED_BYTES
     for chunk in reversed(batch):
@@ -237,11 +151,11 @@ def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
     return carried[::-1]
 
 
-@dataclass
-class _Kept:
+class _KeptHits:
     """The best hit of each part of an item in a document; of one item, those of the first thousand documents."""
 
-    _by_item: dict[tuple[str, str], dict[tuple[tuple[str, int], str], Hit]] = field(default_factory=dict[Any, Any])
+    def __init__(self) -> None:
+        self._by_item: dict[tuple[str, str], dict[tuple[tuple[str, int], str], Hit]] = {}
 
     def add(self, hits: Iterable[Hit]) -> None:
         for hit in hits:
@@ -259,7 +173,7 @@ class _Kept:
 
 
 class _Scanner:
-    """An index made ready, with the arrays that every batch uses again."""
+    """An index with the arrays that every batch uses again."""
 
     def __init__(self, index: LeakageIndex, limits: LeakageLimits):
         rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
@@ -277,11 +191,17 @@ class _Scanner:
         max_words = int(np.diff(np.asarray(index.segment_starts)[segments]).max(initial=1))
         self._scratch = build_scratch(max_words, int(np.diff(segments).max(initial=1)))
         self._last_pair = np.empty(len(index.names), np.int64)
-        self._candidates = _candidates(2**16)
-        self._held = np.empty((2, 2**16), np.uint8)
-        self._out = _out(_OUT_ROOM)
+        self._make_candidate_room(_CANDIDATE_ROOM)
+        self._held = np.empty((2, _HELD_ROOM), np.uint8)
+        self._out = tuple(np.empty(_OUT_ROOM, kind) for kind in _OUT_TYPES)
         self._room_bytes = 2 * BATCH_BYTES
         self._room = room_for(self._room_bytes)
+
+    def _make_candidate_room(self, room: int) -> None:
+        """Room for seeds in the order of the text, for pairs of document and item, and for the seeds in the order of these."""
+        self._found = (np.empty(room, np.int32), np.empty(room, np.int32))
+        self._grouped = (np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32))
+        self._pairs = np.empty((room, PAIR_COLUMNS), np.int32)
 
     def scan(self, batch: Sequence[_Chunk]) -> list[Hit]:
         """The hits in a batch of neighbours."""
@@ -290,47 +210,34 @@ class _Scanner:
         if len(text) > self._room_bytes:
             self._room, self._room_bytes = room_for(len(text)), len(text)
         words = split_words(text, self._room)
-        count = self._find(words.hashes)
+        count = int(find_seeds(words.hashes, *self._seeds, *self._found))
+        if count > len(self._pairs):
+            self._make_candidate_room(count + count // 4)
+            find_seeds(words.hashes, *self._seeds, *self._found)
         if not count:
             return []
         documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
-        found = self._score(count, words.hashes, documents)
-        found = _best_of_each(found, documents)
-        item, _, score, anchor, first, last = found
-        owners = _owners(documents, anchor, first, last)
+        owners, item, part, score, first, last = _best_of_each(self._score(count, words.hashes, documents), documents)
         limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
         starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
-        kept = without_overshadowed(Places(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
-        columns = (owners, item, found[1], score, starts - firsts[owners], ends - firsts[owners])
+        kept = suppress_hits(FoundParts(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
+        columns = (owners, item, part, score, starts - firsts[owners], ends - firsts[owners])
         rows: Iterable[tuple[Any, ...]] = zip(*(column[kept].tolist() for column in columns), strict=True)
         return [self._hit(batch[row[0]], *row[1:]) for row in rows]
 
-    def _find(self, hashes: np.ndarray) -> int:
-        """How many candidates there are."""
-        count = int(find_seeds(hashes, *self._seeds, *self._candidates.found))
-        if count > len(self._candidates.pairs):
-            self._candidates = _candidates(count + count // 4)
-            count = int(find_seeds(hashes, *self._seeds, *self._candidates.found))
-        return count
-
     def _score(self, count: int, hashes: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, ...]:
-        found, pairs, grouped = self._candidates
-        found = (found[0][:count], found[1][:count])
+        found = (self._found[0][:count], self._found[1][:count])
         self._last_pair.fill(-1)
-        index = (self._item_of_word, self._index.item_segments, self._index.segment_starts)
-        num_pairs, most_words = group_seeds(found, documents, index, self._last_pair, pairs, grouped)
+        of_words = (self._item_of_word, self._index.item_segments, self._index.segment_starts)
+        num_pairs, most_words = group_seeds(found, documents, of_words, self._last_pair, self._pairs, self._grouped)
         if most_words > self._held.shape[1]:
             self._held = np.empty((2, 2 * most_words), np.uint8)
         text = (hashes, np.searchsorted(documents, np.arange(documents[-1] + 2)))
-
-        def score() -> int:
-            return int(
-                score_candidates(num_pairs, pairs, grouped[:2], text, self._index, self._rules, self._scratch, self._held, self._out)
-            )
-
-        if (num_found := score()) > len(self._out[0]):
-            self._out = _out(2 * num_found)
-            score()
+        arguments = (num_pairs, self._pairs, self._grouped[:2], text, self._index, self._rules, self._scratch, self._held)
+        num_found = int(score_candidates(*arguments, self._out))
+        if num_found > len(self._out[0]):
+            self._out = tuple(np.empty(2 * num_found, kind) for kind in _OUT_TYPES)
+            score_candidates(*arguments, self._out)
         return tuple(column[:num_found] for column in self._out)
 
     def _hit(self, chunk: _Chunk, item: int, part: int, score: float, start: int, end: int) -> Hit:
@@ -352,7 +259,7 @@ class _Scanner:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view that nobody writes to: the loops are then compiled once, for arrays in memory and in files alike."""
+    """A read-only view: the loops are then compiled once, for arrays in memory and in files alike."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view
@@ -364,36 +271,86 @@ def _prepared(index: LeakageIndex, limits: LeakageLimits) -> tuple[Rules, np.nda
     return build_rules(index, limits), np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
 
 
-class _Candidates(NamedTuple):
-    """Seeds in the order of the text, pairs of document and item, and the seeds in the order of these."""
-
-    found: tuple[np.ndarray, np.ndarray]
-    pairs: np.ndarray
-    grouped: tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def _candidates(room: int) -> _Candidates:
-    words, places, grouped_words, grouped_places, pairs = (np.empty(room, np.int32) for _ in range(5))
-    return _Candidates((words, places), np.empty((room, PAIR_COLUMNS), np.int32), (grouped_words, grouped_places, pairs))
-
-
-def _out(room: int) -> tuple[np.ndarray, ...]:
-    return tuple(np.empty(room, kind) for kind in (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64))
-
-
-def _owners(documents: np.ndarray, anchor: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """The document of each part: where its seed is, or, where that is beside another part, the nearest that the part is in."""
-    return np.clip(documents[anchor], documents[first], documents[last])
-
-
 def _best_of_each(found: tuple[np.ndarray, ...], documents: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of each part of an item in a document the best place, the first of equals."""
+    """Of each part of an item in a document the best place, the first of equals: document, item, part, score, first and last word.
+
+    A part's document is that of its seed, or, if the seed is in another part, the nearest that the part is in.
+    """
     item, part, score, anchor, first, last = found
-    owners = _owners(documents, anchor, first, last)
+    owners = np.clip(documents[anchor], documents[first], documents[last])
     order = np.lexsort((first, -score, part, item, owners))
     keys = np.stack([owners, item, part])[:, order]
     is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
-    return tuple(column[order[is_first]] for column in found)
+    return tuple(column[order[is_first]] for column in (owners, item, part, score, first, last))
+
+
+class FoundParts(NamedTuple):
+    """Parts that were found: document and item of each, the number of the item's benchmark, score, and the bytes between which it is."""
+
+    documents: Int32[np.ndarray, "n"]
+    items: Int32[np.ndarray, "n"]
+    benchmarks: Int64[np.ndarray, "n"]
+    scores: Float64[np.ndarray, "n"]
+    starts: Int64[np.ndarray, "n"]
+    ends: Int64[np.ndarray, "n"]
+
+
+def suppress_hits(found: FoundParts, is_example: Bool[np.ndarray, "n"]) -> list[int]:
+    """Numbers of the finds that are kept: those of test items, of which nothing clearer of the same benchmark covers the same place.
+
+    A sibling by template must be clearly better. An example of another split, of which a copy is no leak, need only be better, or be as
+    good and explain more of the document.
+    """
+    # Of the item of each find in its document: first and last byte, if all its finds are close to one another, and their length.
+    of_item = found.documents.astype(np.int64) * (int(found.items.max(initial=0)) + 1) + found.items
+    group = np.unique(of_item, return_inverse=True)[1]
+    first, last = np.full(len(group), np.iinfo(np.int64).max), np.zeros(len(group), np.int64)
+    np.minimum.at(first, group, found.starts)
+    np.maximum.at(last, group, found.ends)
+    of_group = np.bincount(group, weights=found.ends - found.starts, minlength=len(group))
+    is_close = (last - first <= MAX_HULL * of_group)[group]
+    starts, ends = np.where(is_close, first[group], found.starts), np.where(is_close, last[group], found.ends)
+    lengths = of_group[group]
+    order = np.lexsort((found.starts, found.benchmarks, found.documents))
+    is_first = np.diff(found.documents[order], prepend=-1) | np.diff(found.benchmarks[order], prepend=-1)
+    groups = np.flatnonzero(is_first)
+    sizes = np.diff(np.append(groups, len(order)))
+    is_test = ~is_example[order]
+    numbers, firsts, counts = order[is_test], np.repeat(groups, sizes)[is_test], np.repeat(sizes, sizes)[is_test]
+    kept: list[int] = []
+    for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(np.cumsum(counts) // _MAX_PAIRS)) + 1):
+        of_some = counts[some]
+        rows = np.cumsum(of_some) - of_some
+        number = np.repeat(numbers[some], of_some)
+        other = order[np.repeat(firsts[some] - rows, of_some) + np.arange(of_some.sum())]
+        start, end = found.starts[number], found.ends[number]
+        covers = np.minimum(end, ends[other]) - np.maximum(start, starts[other]) > MOSTLY * (end - start)
+        better = found.scores[other] - found.scores[number]
+        explains = (better > 0) | ((better == 0) & (lengths[other] > lengths[number]))
+        is_covered = covers & np.where(is_example[other], explains, better > CLEARLY_BETTER)
+        kept += numbers[some][~np.logical_or.reduceat(is_covered, rows)].tolist() if len(some) else []
+    return sorted(kept)
+
+
+def warm_up_jit() -> None:
+    """Compile the loops of a scan before there is an index, with arguments of the types that a scan has.
+
+    Numba keeps the compiled loops for other processes: one process compiles them while another one builds the index.
+    """
+
+    def empty(kind: type[np.generic], dimensions: int = 1) -> np.ndarray:
+        return _read_only(np.empty((0, NUM_KINDS) if dimensions == 2 else 0, kind))
+
+    words, places = np.empty(0, np.uint64), np.empty(0, np.int32)
+    find_seeds(words, empty(np.uint64), empty(np.int32), _read_only(np.zeros(2**20 + 1, np.int32)), empty(np.uint8), places, places)
+    pairs = np.empty((0, PAIR_COLUMNS), np.int32)
+    of_words = (empty(np.int32), empty(np.int32), empty(np.int32))
+    group_seeds((places, places), places, of_words, np.empty(0, np.int64), pairs, (places, places, places))
+    rules = Rules(*(empty(kind, dimensions) for kind, dimensions in _RULE_TYPES))
+    out = tuple(np.empty(0, kind) for kind in _OUT_TYPES)
+    text, held = (words, np.zeros(1, np.int64)), np.empty((2, 1), np.uint8)
+    index = IndexWords(*map(empty, _INDEX_TYPES))
+    score_candidates(0, pairs, (places, places), text, index, rules, build_scratch(1, 1), held, out)
 
 
 if __name__ == "__main__":
