@@ -36,9 +36,8 @@ def test_each_item_is_found_in_its_own_document(index: LeakageIndex) -> None:
 def test_what_is_found_does_not_depend_on_the_room_that_there_is(index: LeakageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every buffer is too small at first, for finds, candidates and the words of an item, and grows."""
     expected = scan(index)
-    rooms = scan_module._candidates  # pyright: ignore[reportPrivateUsage]  # how large its buffers are is nobody's business
-    monkeypatch.setattr(scan_module, "_OUT_ROOM", 1)
-    monkeypatch.setattr(scan_module, "_candidates", lambda room: rooms(min(room, 1) if room == 2**16 else room))
+    for room in ("_OUT_ROOM", "_CANDIDATE_ROOM", "_HELD_ROOM"):
+        monkeypatch.setattr(scan_module, room, 1)
     assert scan(index) == expected
     assert len(expected) > len(ITEMS)
 
