@@ -9,8 +9,7 @@ from phasewise.tasks.data.listing import expand
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.data.template import template_of
-from phasewise.tasks.evaluation.measured import needles_of, real_of
-from phasewise.tasks.evaluation.renderings import check_renderings
+from phasewise.tasks.evaluation.settings import check_renderings, needles_of, real_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.select_launcher import chosen_kind
@@ -36,7 +35,7 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     """
     if not (labels := real_of(phase.evaluation.benchmarks)):
         return
-    from phasewise.tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
+    from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second, which the made ones do without
 
     try:
         gate_key(labels)
@@ -53,7 +52,7 @@ def check_needles(plan: DataPlan, phase: Phase) -> None:
     """
     if labels := needles_of(phase.evaluation.benchmarks):
         from phasewise.tasks.data.tokenizer import load_tokenizer
-        from phasewise.tasks.evaluation.suites.gated_needles import check_room
+        from phasewise.tasks.evaluation.gate_benchmarks import check_room
 
         check_room(phase.name, labels, load_tokenizer(plan.tokenizer))
 

@@ -1,6 +1,8 @@
 """Does a phase fit the slices that it names? Its step is compiled for them, here, without a TPU."""
 
+from prefect import task
 from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
 
 from phasewise.flows.prefect.flow_decorator import door
 from phasewise.flows.recipes import split_target
@@ -35,9 +37,10 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     if not setups:
         say(f"{name}: on this machine; there is nothing to compile")
         return
-    from phasewise.tasks.preflight.task import preflight as preflight_task  # it imports jax, which a phase on this machine is spared
+    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports jax, which a phase on this machine is spared
 
     resolved.home.make_ready()
+    preflight_task = task(task_run_name="preflight {setup.words}", cache_policy=NO_CACHE)(preflight_setup)
     reports = [preflight_task(setup, resolved.home) for setup in setups]
     rows = [{what: str(value) for what, value in report.items() if not isinstance(value, dict | list)} for report in reports]
     create_table_artifact(rows, key=f"{wanted.name}-preflight", description=f"Preflight of {name}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
-from phasewise.tasks.preflight.setup import Setup, step_shape
+from phasewise.tasks.preflight.plan import Setup, step_shape
 
 
 def setups_of(phases: Iterable[Phase], slice_name: str | None = None) -> list[Setup]:

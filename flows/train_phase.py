@@ -82,7 +82,7 @@ def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | No
     """
     if slice_name == LOCAL_SLICE:
         return None
-    from phasewise.tasks.preflight.preflight import preflight_setup  # it imports jax, which a phase on this machine is spared
+    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports jax, which a phase on this machine is spared
 
     setups = [setup for setup in setups_of([phase]) if setup.slice == slice_name]
     report = preflight_setup(max(setups, key=lambda setup: setup.step.batch_sequences), resolved.home)

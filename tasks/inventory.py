@@ -9,7 +9,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import read_documents_manifest
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.tokenizer import DIGEST_NAME, tokenizer_digest
-from phasewise.tasks.evaluation.benchmark_folder import BenchmarkManifest
+from phasewise.tasks.evaluation.made_benchmarks import BenchmarkManifest
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.placing import ORIGIN_NAME, export_name
 from phasewise.tasks.training.run_identity import read_run

@@ -61,7 +61,7 @@ def _agreement(ours: list[Any], theirs: list[Any]) -> str:
 
 
 def _tokens(folder: Path) -> Row:
-    from phasewise.tasks.evaluation.loading import model_of_folder
+    from phasewise.tasks.evaluation.model_loading import model_of_folder
     from phasewise.tasks.evaluation.scoring import count_tokens
 
     model = model_of_folder(folder / "model")

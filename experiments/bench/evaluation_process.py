@@ -17,7 +17,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PA
 
 def ours(folder: Path, _batch: int) -> Any:
     """The model of the folder."""
-    from phasewise.tasks.evaluation.loading import model_of_folder
+    from phasewise.tasks.evaluation.model_loading import model_of_folder
 
     return model_of_folder(folder / "model")
 

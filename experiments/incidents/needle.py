@@ -34,9 +34,9 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.incidents.intervals import half_width
-from phasewise.tasks.evaluation.loading import model_of_checkpoint
-from phasewise.tasks.evaluation.suites.needle import WRITTEN, needle_suite
-from phasewise.tasks.evaluation.suites.run import Options, run_suite
+from phasewise.tasks.evaluation.model_loading import model_of_checkpoint
+from phasewise.tasks.evaluation.needles import WRITTEN, needle_suite
+from phasewise.tasks.evaluation.suite import Options, run_suite
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 

@@ -19,7 +19,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.cluster import cluster
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.prepare import build_missing_caches, collect_stand_ins, make_missing_tokenizer, write_missing_documents
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.checkpoints.hand_off import state_to_start_from

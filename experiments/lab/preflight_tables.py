@@ -11,15 +11,12 @@ from phasewise.flows.cli.preflight import HEADINGS, cells, what_it_took
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight.launcher import examine, versions
-from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
-from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.estimate import kept_a_token
+from phasewise.tasks.preflight.launcher import examine, preflight_setup, versions
+from phasewise.tasks.preflight.plan import GIB, Plan, Setup, spec_for
 from phasewise.tasks.preflight.report import report_of
-from phasewise.tasks.preflight.search import Found, refusal
-from phasewise.tasks.preflight.setup import Setup
-from phasewise.tasks.preflight.sizes import kept_a_token
+from phasewise.tasks.preflight.search import Found, refusal, smallest_slice
 from phasewise.tasks.preflight.slices import find_slice, read_table
-from phasewise.tasks.preflight.smallest import smallest_slice
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import HOUSE
 

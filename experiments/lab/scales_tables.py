@@ -11,10 +11,9 @@ from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
 from phasewise.flows.setups import setups_of
 from phasewise.flows.show.cost import describe_takes
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight.estimated import estimate_plan
 from phasewise.tasks.preflight.launcher import examine
 from phasewise.tasks.preflight.plan import GIB, spec_for
-from phasewise.tasks.preflight.search import refusal
+from phasewise.tasks.preflight.search import estimate_plan, refusal
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.base.wording import small, tokens

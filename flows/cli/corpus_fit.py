@@ -17,9 +17,8 @@ from phasewise.trainer.base.wording import decimal, plural
 from phasewise.trainer.config import RunConfig
 
 if TYPE_CHECKING:
-    from phasewise.tasks.evaluation.corpus import SubsetText
-    from phasewise.tasks.evaluation.corpus_fit import CorpusFit
-    from phasewise.tasks.evaluation.opening import Opened
+    from phasewise.tasks.evaluation.corpus_fit import CorpusFit, SubsetText
+    from phasewise.tasks.evaluation.model_loading import Opened
 
 ODD = {
     "empty_documents": "{} without text, which {} not measured",
@@ -58,7 +57,7 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
     if is_folder(target):
         if options.text is None:
             raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
-        from phasewise.tasks.evaluation.opening import open_folder
+        from phasewise.tasks.evaluation.model_loading import open_folder
 
         return fit_text(open_folder(Path(target), Path(options.tokenizer) if options.tokenizer else None), options)
     if options.tokenizer is not None:
@@ -66,7 +65,7 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
     resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "evaluate")
     run, result = trained_run(resolved, phase)
-    from phasewise.tasks.evaluation.opening import open_weights
+    from phasewise.tasks.evaluation.model_loading import open_weights
 
     opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
     check_weights(opened, result["params_digest"])
@@ -97,8 +96,7 @@ def is_folder(target: str) -> bool:
 
 def fit_text(opened: "Opened", options: FitOptions) -> dict[str, Any]:
     """Corpus fit on a folder of text: each file in it is a subset, and each folder in it."""
-    from phasewise.tasks.evaluation.corpus import Corpus
-    from phasewise.tasks.evaluation.corpus_fit import measure_fit, tokenize
+    from phasewise.tasks.evaluation.corpus_fit import Corpus, measure_fit, tokenize
 
     corpus = Corpus(Path(str(options.text)).expanduser(), text_key=options.text_key)
     measured = measure_fit(opened.weights, opened.config, opened.begin, tokenize(corpus.documents(), opened.tokenizer))
@@ -109,8 +107,8 @@ def fit_text(opened: "Opened", options: FitOptions) -> dict[str, Any]:
 def fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, Any]:
     """Corpus fit on the held-out documents that the phase's gate measures, each component a subset."""
     from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit
-    from phasewise.tasks.evaluation.finished import measured_components, measured_on
     from phasewise.tasks.evaluation.held_out import read_held_out_tokens
+    from phasewise.tasks.evaluation.phase_evaluation import measured_components, measured_on
 
     bound = phase.evaluation.held_out_tokens
     folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(run, resolved.plan)}

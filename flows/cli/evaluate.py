@@ -20,8 +20,8 @@ from phasewise.flows.recipes import scale_of
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
 from phasewise.flows.status.phase_status import named_phase, parent_evaluation, trained_run
-from phasewise.tasks.evaluation.suites.needle import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
-from phasewise.tasks.evaluation.suites.suites import find_suite
+from phasewise.tasks.evaluation.benchmark_definitions import find_suite
+from phasewise.tasks.evaluation.needles import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import Floor, measure_floor
@@ -48,10 +48,9 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     check_benchmarks(resolved.recipe, phase)
     with resolved.kept(f"`phasewise evaluate {target}`"):
         run, result = trained_run(resolved, phase)
-        from phasewise.tasks.evaluation.apart import evaluate_apart
-        from phasewise.tasks.evaluation.asked import ask
+        from phasewise.tasks.evaluation.phase_evaluation import evaluate_apart, request_evaluation
 
-        evaluation = evaluate_apart(ask(run, result, resolved.plan, phase.evaluation.measured))
+        evaluation = evaluate_apart(request_evaluation(run, result, resolved.plan, phase.evaluation.measured))
     limits = phase.gates.model
     tables = gate_tables(evaluation, parent_evaluation(resolved, phase), limits)
     return evaluation | {"checkpoint": result["checkpoint"], "gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
@@ -187,7 +186,7 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as kept:
         found = _find(target, scale, home, options, kept)
-        from phasewise.tasks.evaluation.suites.run import Options, run_suite
+        from phasewise.tasks.evaluation.suite import Options, run_suite
 
         benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
         about = {"checkpoint": str(found.place), "phase": found.phase, "weights": options.weights}
@@ -218,7 +217,7 @@ def _haystack(found: Found, benchmarks: Path | None, model: "JaxLanguageModel") 
         return None
 
     def words() -> list[str]:
-        from phasewise.tasks.evaluation.suites.gated_needles import words_of_held_out
+        from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
 
         return words_of_held_out(held_out, model.tokenizer)
 
@@ -289,7 +288,7 @@ def _find_folder(place: Path, options: SuiteOptions) -> Found:
         raise ConfigError(f"{place} has a tokenizer of its own: leave out --tokenizer.")
 
     def open_folder() -> "JaxLanguageModel":
-        from phasewise.tasks.evaluation.loading import model_of_folder
+        from phasewise.tasks.evaluation.model_loading import model_of_folder
 
         return model_of_folder(place)
 
@@ -297,7 +296,7 @@ def _find_folder(place: Path, options: SuiteOptions) -> Found:
 
 
 def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
-    from phasewise.tasks.evaluation.opening import find_chats, find_tokenizer
+    from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer
     from phasewise.trainer.checkpoints.checkpointer import read_about
 
     given = Path(options.tokenizer) if options.tokenizer else None
@@ -307,6 +306,6 @@ def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Fo
 
 
 def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights, chats: Sequence["ChatTemplate"]) -> "JaxLanguageModel":
-    from phasewise.tasks.evaluation.loading import model_of_checkpoint
+    from phasewise.tasks.evaluation.model_loading import model_of_checkpoint
 
     return model_of_checkpoint(place, tokenizer, weights=weights, chats=chats)

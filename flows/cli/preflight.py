@@ -16,7 +16,7 @@ from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.launcher import versions
-from phasewise.tasks.preflight.regions import GIB, check_region, reads_between, region_of
+from phasewise.tasks.preflight.report import GIB, check_region, reads_between, region_of
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError
@@ -114,7 +114,7 @@ def preflight_target(
     compiled = [setup for setup in setups if find_slice(setup.slice).is_compiled_for and not estimated]
     if compiled:
         versions()
-    from phasewise.tasks.preflight.preflight import preflight_setup  # it imports jax
+    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports jax
 
     place, reports = Home.open(home), list[Report]()
     bucket_region = _bucket_region(place, region, usd_per_gib)

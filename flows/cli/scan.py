@@ -124,8 +124,8 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _index_of_suite(suite: str, benchmarks: str, store: Path) -> tuple[Path, dict[str, str]]:
-    from phasewise.tasks.evaluation.suites.items import find_items
-    from phasewise.tasks.evaluation.suites.suites import find_suite
+    from phasewise.tasks.evaluation.benchmark_definitions import find_suite
+    from phasewise.tasks.evaluation.leakage_items import find_items
 
     found = find_items(find_suite(suite), Path(benchmarks))
     return keep_index(found.key, lambda: found.items, store), found.missing

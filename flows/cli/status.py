@@ -16,7 +16,7 @@ from phasewise.flows.status.recipe_status import find_of_recipe
 from phasewise.flows.status.retraining import phases_to_train
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.stand_ins import missing_stand_ins
-from phasewise.tasks.evaluation.baselines import baselines_path
+from phasewise.tasks.evaluation.ngram_baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, ChangedFile, changed_files
 from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of
 from phasewise.trainer.base.errors import DataError, PhasewiseError

@@ -147,7 +147,7 @@ def _script(fit: ScriptFit) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path, max_bytes: int, text_key: str) -> Texts:
-    from phasewise.tasks.evaluation.corpus import Corpus
+    from phasewise.tasks.evaluation.corpus_fit import Corpus
 
     corpus = Corpus(folder, text_key=text_key)
     subsets: dict[str, list[str]] = {}

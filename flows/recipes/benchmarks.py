@@ -2,8 +2,7 @@
 
 from collections.abc import Collection
 
-from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS, needle_length, needles_of, real_of
-from phasewise.tasks.evaluation.needle_lengths import MIN_LENGTH
+from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, MIN_LENGTH, needle_length, needles_of, real_of
 
 CORE_BENCHMARKS = (
     "agieval_lsat_ar:3", "arc_easy:10", "arc_challenge:10", "boolq:10", "commonsense_qa:10", "copa:0", "hellaswag:0", "hellaswag:10",
@@ -37,7 +36,7 @@ def check_names(benchmarks: Collection[str]) -> None:
 
 
 def _why_unknown(label: str) -> str:
-    from phasewise.tasks.evaluation.suites.known import DEFINITIONS  # a third of a second, which the record's own names do without
+    from phasewise.tasks.evaluation.benchmark_definitions import DEFINITIONS  # a third of a second, which the record's own names do without
 
     name, colon, shots = label.partition(":")
     if name not in DEFINITIONS:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from phasewise.flows.recipes.benchmarks import check_lengths, check_names
-from phasewise.tasks.evaluation.measured import Measured, needles_of
-from phasewise.tasks.evaluation.renderings import Renderings
+from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import (
     CheckpointPolicy,

@@ -55,8 +55,7 @@ from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromS
 from phasewise.flows.recipes.recipe import Between, Recipe, Scale, Tokenizer
 from phasewise.flows.recipes.sizes import Shape, body_parameters, shape_of
 from phasewise.tasks.data.template import special_tokens_in, template_text
-from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS, made_of, needle_length, needles_of, real_of
-from phasewise.tasks.evaluation.needle_lengths import MIN_LENGTH
+from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, MIN_LENGTH, made_of, needle_length, needles_of, real_of
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.config import (
     AdamC,

@@ -12,8 +12,7 @@ from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.filters import FieldFilter, Filter, LengthBias, TextFilter
 from phasewise.tasks.data.source import Pin, Source
-from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS
-from phasewise.tasks.evaluation.renderings import Renderings
+from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, Renderings
 from phasewise.trainer.config import (
     AdamC,
     AdamW,

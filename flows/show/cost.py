@@ -46,7 +46,7 @@ def _flops(phase: Phase) -> int:
 
 
 def _on_slice(phases: tuple[Phase, ...], slice_name: str, home: Home) -> Takes:
-    from phasewise.tasks.preflight.preflight import preflight_setup
+    from phasewise.tasks.preflight.launcher import preflight_setup
     from phasewise.tasks.preflight.slices import find_slice
 
     where = find_slice(slice_name)

@@ -11,7 +11,7 @@ from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.evaluation.finished import evaluation_key, finished_evaluation
+from phasewise.tasks.evaluation.phase_evaluation import evaluation_key, finished_evaluation
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.training.run_identity import (
     damage_of_finished,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.phase_status import Finding, PhaseRecord, read_record
-from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
+from phasewise.tasks.evaluation.ngram_baselines import baselines_path, read_baselines
 from phasewise.tasks.training.execution import execution_summary
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import CheckpointError, PhasewiseError

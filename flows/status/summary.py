@@ -16,7 +16,7 @@ from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.words import bias_in_words, rows_in_words
 from phasewise.flows.status.phase_status import PhaseRecord, read_records
 from phasewise.flows.status.recipe_status import PACKAGES, computed_of, headline, report_path, seal_report, status_of, why_no_report
-from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
+from phasewise.tasks.evaluation.ngram_baselines import baselines_path, read_baselines
 from phasewise.tasks.report.contents import (
     BenchmarkReport,
     MeasuredReport,

@@ -1,78 +1,144 @@
-"""Evaluates the checkpoint at a phase's end and keeps what it found beside it."""
+"""The evaluation of the checkpoint at a phase's end: benchmarks, held-out bits per byte, and the likelihood of answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
+import numpy as np
+import yaml
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.template import chats_of_caches, turn_end_ids
-from phasewise.tasks.data.tokenizer import load_tokenizer
-from phasewise.tasks.evaluation.answer_likelihood import answers_beside_parent, is_finite
-from phasewise.tasks.evaluation.answers import BenchmarkResult
-from phasewise.tasks.evaluation.asked import Asked
-from phasewise.tasks.evaluation.evaluate import evaluate_model, measure_benchmarks, open_model
-from phasewise.tasks.evaluation.finished import evaluation_path, finished_evaluation
+from phasewise.tasks.data.tokenizer import load_tokenizer, shared_special_tokens
+from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Part
+from phasewise.tasks.evaluation.harness import (
+    BenchmarkResult,
+    ItemAnswer,
+    NotMeasured,
+    Prepared,
+    PreparedPart,
+    load_tasks,
+    offline_imports,
+    put,
+    quiet_harness,
+    read_setting,
+)
 from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
-from phasewise.tasks.evaluation.measured import needles_of
-from phasewise.tasks.evaluation.schedule_point import read_schedule_point
+from phasewise.tasks.evaluation.made_benchmarks import Benchmark, read_benchmark_folder
+from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, evaluation_path, finished_evaluation, read_schedule_point
+from phasewise.tasks.evaluation.scoring import Window, bits_per_byte, score_windows
+from phasewise.tasks.evaluation.settings import Measured, ReadRenderings, Renderings, made_of, measure_renderings, needles_of, real_of
 from phasewise.tasks.progress import say
-from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.checkpoints.checkpointer import read_params
+from phasewise.trainer.checkpoints.checkpointer import read_about, read_params, saved_params_digest
 from phasewise.trainer.checkpoints.state import average_of_last, kept_steps, last_steps
-from phasewise.trainer.config import RunConfig
+from phasewise.trainer.config import Component, ModelConfig, RunConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import counted
 from phasewise.trainer.model.params import Params
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 MAX_AVERAGED = 4
-"""So many of a phase's last checkpoints are averaged, and their scores compared, where more are kept."""
+"""At most so many of a phase's last checkpoints are averaged, and their scores compared."""
 MIN_FOR_SPREAD = 3
-"""Of fewer checkpoints nothing is left beside a straight line."""
+"""A straight line through fewer checkpoints leaves no spread."""
 
 
-def evaluate_phase(asked: Asked) -> dict[str, Any]:
-    """Benchmarks and held-out bits per byte of a phase's last weights, and of their moving average where there is one."""
-    run = asked.run
-    if found := finished_evaluation(run, asked.key):
+class Evaluation(TypedDict):
+    """The measured values of a checkpoint.
+
+    Attributes:
+        finite: whether bits per byte are finite. An answer to a benchmark that is not finite is an error.
+        renderings: if test items are read under two renderings.
+    """
+
+    benchmarks: list[str]
+    benchmarks_digest: str
+    results: list[BenchmarkResult]
+    bits_per_byte: dict[str, float]
+    macro_bits_per_byte: float
+    finite: bool
+    renderings: NotRequired[ReadRenderings]
+
+
+class AnswerItem(TypedDict):
+    """One conversation: the tokens of its answers, and minus the logarithm of their probability, of both models."""
+
+    component: str
+    id: str
+    tokens: int
+    nats: float
+    parent_nats: float | None
+
+
+class Answers(TypedDict):
+    """Conversations of all components; `against` is the phase that this one starts from, None from scratch."""
+
+    against: str | None
+    items: list[AnswerItem]
+
+
+class Conversation(NamedTuple):
+    """The tokens of a held-out conversation, as many as a row has, and which of them are its answers'."""
+
+    component: Component
+    id: str
+    tokens: np.ndarray
+    is_answer: np.ndarray
+
+
+def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
+    """Evaluate a phase's last weights, and the held-out bits per byte of their averages."""
+    run = request.run
+    if found := finished_evaluation(run, request.key):
         return found
-    tokenizer = load_tokenizer(as_path(asked.tokenizer))
-    held_out = read_held_out_tokens(
-        {name: as_path(url) for name, url in asked.held_out.items()}, tokenizer, max_tokens=asked.measured.held_out_tokens
-    )
-    haystack, ends = _haystack(asked, tokenizer), _ends(asked, tokenizer)
-    checkpoint = Path(asked.result["checkpoint"])
+    tokenizer = load_tokenizer(as_path(request.tokenizer))
+    caches = {name: as_path(url) for name, url in request.held_out.items()}
+    held_out = read_held_out_tokens(caches, tokenizer, max_tokens=request.measured.held_out_tokens)
+    haystack: Sequence[str] = ()
+    if needles_of(request.measured.benchmarks):
+        from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
+
+        haystack = words_of_held_out({name: caches[name] for name in request.haystack}, tokenizer)
+    ends = turn_end_ids(tokenizer, chats_of_caches(caches[name] for name in sorted(run.caches)))
+    checkpoint = Path(request.result["checkpoint"])
     params = read_params(checkpoint, run.model)
     found = evaluate_model(
         params=params,
         config=run.model,
         tokenizer=tokenizer,
-        benchmarks=asked.benchmarks,
-        names=asked.measured.benchmarks,
+        benchmarks=request.benchmarks,
+        names=request.measured.benchmarks,
         held_out=held_out,
-        real=asked.real,
-        renderings=asked.measured.renderings,
+        real=request.real,
+        renderings=request.measured.renderings,
         haystack=haystack,
         ends=ends,
     )
-    answers = answers_beside_parent(run, params, {name: as_path(url) for name, url in asked.held_out.items()}, asked.measured)
+    answers = answers_beside_parent(run, params, caches, request.measured)
     if answers:
-        found["finite"] = found["finite"] and is_finite(answers)
+        found["finite"] = found["finite"] and all(math.isfinite(item["nats"]) for item in answers["items"])
+
+    def results_of(params: Params) -> list[BenchmarkResult]:
+        model = open_model(params, run.model, tokenizer, held_out, ends)
+        return measure_benchmarks(model, request.benchmarks, request.measured.benchmarks, request.real, haystack)
+
     evaluation = {
         "phase": run.phase,
-        "key": asked.key,
-        "measured_on": asked.measured_on,
+        "key": request.key,
+        "measured_on": request.measured_on,
         "checkpoint": str(checkpoint),
-        "params_digest": asked.result["params_digest"],
+        "params_digest": request.result["params_digest"],
         "weights": "last",
         "schedule": read_schedule_point(run),
         **found,
-        "results": _with_checkpoints(
-            asked, checkpoint, found["results"], lambda params: open_model(params, run.model, tokenizer, held_out, ends), haystack
-        ),
+        "results": _with_checkpoint_values(run, checkpoint, found["results"], results_of),
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
@@ -80,60 +146,147 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
     return evaluation
 
 
-def _haystack(asked: Asked, tokenizer: Tokenizer) -> Sequence[str]:
-    """The words that needles are hidden in; none where the phase hides none."""
-    if not needles_of(asked.measured.benchmarks):
-        return ()
-    from phasewise.tasks.evaluation.suites.gated_needles import words_of_held_out
+def evaluate_model(
+    *,
+    params: Params,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    benchmarks: str | Path,
+    names: Sequence[str],
+    held_out: Mapping[str, HeldOutTokens],
+    real: Path | None = None,
+    renderings: Renderings | None = None,
+    haystack: Sequence[str] = (),
+    ends: Collection[int] = (),
+) -> Evaluation:
+    """Run the benchmarks of these names, and bits per byte on every component's held-out text, offline.
 
-    return words_of_held_out({name: as_path(asked.held_out[name]) for name in asked.haystack}, tokenizer)
+    Args:
+        benchmarks: the folder of the benchmarks that are made from held-out text.
+        real: the folder of the others, which are lm-eval's.
+        haystack: the words of the text that needles are hidden in.
+        ends: the tokens that end what the model writes, in addition to the one that ends a document.
 
-
-def _ends(asked: Asked, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer of the conversations that the phase was trained on, as in its export."""
-    return turn_end_ids(tokenizer, chats_of_caches(as_path(asked.held_out[name]) for name in sorted(asked.run.caches)))
-
-
-def _with_checkpoints(
-    asked: Asked,
-    checkpoint: Path,
-    results: Sequence[BenchmarkResult],
-    opened: Callable[[Params], "JaxLanguageModel"],
-    haystack: Sequence[str],
-) -> list[BenchmarkResult]:
-    """The results, with the scores of the phase's last checkpoints where at least three are kept: a gate takes their spread as noise.
-
-    Without them where an earlier one is damaged, which is said.
+    Raises:
+        ConfigError: a folder lacks what a benchmark needs.
+        DataError: the benchmarks or the tokenizer are not what they should be.
+        EvaluationError: an answer is not finite, or a benchmark cannot be put to the model.
     """
-    run, folder = asked.run, checkpoint.parent
+    described = read_benchmark_folder(benchmarks).only(made_of(names))
+    model = open_model(params, config, tokenizer, held_out, ends)
+    results = measure_benchmarks(model, benchmarks, names, real, haystack)
+    measured = bits_per_byte(model.params, config, held_out)
+    evaluation = Evaluation(
+        benchmarks=sorted(names),
+        benchmarks_digest=described.digest,
+        results=results,
+        bits_per_byte=measured.components,
+        macro_bits_per_byte=measured.macro,
+        finite=math.isfinite(measured.macro),
+    )
+    if renderings:
+        evaluation["renderings"] = measure_renderings(model, renderings)
+    return evaluation
+
+
+def open_model(
+    params: Params, config: ModelConfig, tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens], ends: Collection[int] = ()
+) -> "JaxLanguageModel":
+    """Open the weights as a language model with the documents' special tokens; `ends` as in `evaluate_model`."""
+    with offline_imports():
+        from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+
+    special = shared_special_tokens({name: held.special for name, held in held_out.items()})
+    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special, ends=ends)
+
+
+def measure_benchmarks(
+    model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None, haystack: Sequence[str] = ()
+) -> list[BenchmarkResult]:
+    """Measure scores and answers alone; arguments and errors as of `evaluate_model`."""
+    described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
+    results = [_measure_made(model, as_path(benchmarks), benchmark) for benchmark in described]
+    labels, needles = real_of(names), needles_of(names)
+    if labels and real is None:
+        raise DataError(f"{', '.join(labels)} are not made here: a folder with their items must be given, found none.")
+    if labels or needles:
+        from phasewise.tasks.evaluation.gate_benchmarks import gate_results, needle_results
+
+        results += gate_results(model, labels, real) if real else []
+        results += needle_results(model, needles, haystack)
+    return results
+
+
+def _measure_made(model: "JaxLanguageModel", folder: Path, benchmark: Benchmark) -> BenchmarkResult:
+    name, metric = benchmark.name, benchmark.metric
+    task: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    filter_name = str(task.get("filter_list", [{"name": "none"}])[0]["name"])
+    definition = Definition(name=name, parts=(Part(task=name, file=f"{name}.jsonl"),), metric=metric, filter=filter_name)
+    part = PreparedPart(name, task, {task["test_split"]: (folder / f"{name}.jsonl").read_bytes()})
+    prepared = Prepared(definition, Asked(benchmark=name, shots=0, source=""), (part,), None, benchmark.definition_digest)
+    try:
+        with quiet_harness(offline=True) as temporary:
+            found = put(model, load_tasks(prepared, temporary), prepared, limit=None, bootstrap_iters=1).found
+    except NotMeasured as error:
+        raise DataError(f"{name} cannot be put to this model: {error}") from None
+    samples = found["samples"][name]
+    if metric == "acc":
+        scores = [[float(score) for score, _ in sample["filtered_resps"]] for sample in samples]
+    else:
+        scores = _score_choices([sample["doc"] for sample in samples], model)
+    constant = benchmark.baseline.answer
+    answers = [
+        ItemAnswer(
+            id=sample["doc"]["id"],
+            right=bool(sample[metric]),
+            baseline_right=None if constant is None else sample["doc"]["answer"] == constant,
+            group=sample["doc"].get("group"),
+            gold=sample["doc"]["gold"],
+            log_likelihoods=of_item,
+        )
+        for sample, of_item in zip(samples, scores, strict=True)
+    ]
+    return BenchmarkResult(
+        benchmark=name,
+        metric=metric,
+        value=float(found["results"][name][f"{metric},{filter_name}"]),
+        stderr=float(found["results"][name][f"{metric}_stderr,{filter_name}"]),
+        items=benchmark.items,
+        baseline=benchmark.baseline.value,
+        answers=answers,
+        setting=read_setting(found, name, filter_name=filter_name, precision=model.config.compute_dtype),
+    )
+
+
+def _score_choices(items: Sequence[Mapping[str, Any]], model: "JaxLanguageModel") -> list[list[float]]:
+    """The log-likelihood of each choice after its item's opening, as one word after one space."""
+    scored = iter(model.log_likelihoods([(item["opening"], f" {choice}") for item in items for choice in item["choices"]]))
+    return [[next(scored) for _ in item["choices"]] for item in items]
+
+
+def _with_checkpoint_values(
+    run: RunConfig, checkpoint: Path, results: list[BenchmarkResult], results_of: Callable[[Params], list[BenchmarkResult]]
+) -> list[BenchmarkResult]:
+    """Add the scores of the phase's last checkpoints, whose spread a gate takes as noise; not if an earlier one is damaged."""
+    folder = checkpoint.parent
     kept = len(kept_steps(folder, run))
     if kept < MIN_FOR_SPREAD:
-        return list(results)
-    values: list[list[float]] = [[] for _ in results]
+        return results
+    values: list[list[float]] = []
     try:
         for step in last_steps(folder, run, min(kept, MAX_AVERAGED))[:-1]:
-            model = opened(read_params(folder / str(step), run.model))
-            before = measure_benchmarks(model, asked.benchmarks, asked.measured.benchmarks, asked.real, haystack)
-            for of_benchmark, earlier in zip(values, before, strict=True):
-                of_benchmark.append(earlier["value"])
+            values.append([earlier["value"] for earlier in results_of(read_params(folder / str(step), run.model))])
     except CheckpointError as error:
         say(f"{run.phase}: the spread of its last checkpoints is not measured: {error}")
-        return list(results)
-    found: list[BenchmarkResult] = []
-    for result, of_benchmark in zip(results, values, strict=True):
-        with_values = result.copy()
-        with_values["checkpoint_values"] = [*of_benchmark, result["value"]]
-        found.append(with_values)
+        return results
+    found = [result.copy() for result in results]
+    for number, result in enumerate(found):
+        result["checkpoint_values"] = [*(earlier[number] for earlier in values), result["value"]]
     return found
 
 
 def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTokens]) -> dict[str, Any]:
-    """Bits per byte of the moving average, and of the mean of the last checkpoints, of at most `MAX_AVERAGED` of those that are kept.
-
-    None where the phase keeps no average, where it has one checkpoint alone, and where an earlier one is damaged, which is said.
-    """
-    from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
-
+    """Bits per byte of the moving average, and of the mean of the last checkpoints; None if there is none, or one is damaged."""
     ema = None
     if run.keeps_average:
         ema = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
@@ -145,3 +298,71 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
         except CheckpointError as error:  # of an earlier one, which nothing else needs
             say(f"{run.phase}: the mean of its last checkpoints is not measured: {error}")
     return {"ema_macro_bits_per_byte": ema, "mean_macro_bits_per_byte": mean, "mean_of_steps": list(steps)}
+
+
+def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> Answers | None:
+    """Measure the answers of the run's held-out conversations, by its weights and its parent's; None if it is not trained on answers.
+
+    Raises:
+        DataError: a component has no held-out conversation with an answer.
+        CheckpointError: the weights that the phase started from are missing, or others.
+    """
+    if run.loss_on != "answers":
+        return None
+    seq_len = run.model.seq_len
+    conversations = [
+        one for name in sorted(run.caches) for one in read_conversations(name, held_out[name], seq_len, max_tokens=measured.held_out_tokens)
+    ]
+    nats = answer_nats(params, run.model, conversations)
+    against, before = None, [None] * len(conversations)
+    if run.start is not None:
+        path = Path(run.start.checkpoint)
+        if (found := saved_params_digest(path)) != run.start.params_digest:
+            raise CheckpointError(
+                f"{path} must have the weights {run.start.params_digest[:16]} that the phase started from, found {found[:16]}: train it "
+                "again."
+            )
+        parent = ModelConfig.model_validate(read_about(path)["run"]["model"])
+        against = RunFolder.of_checkpoint(run.start.checkpoint).path.name
+        before = answer_nats(read_params(path, parent), parent.but(seq_len=seq_len), conversations)
+    items = [
+        AnswerItem(component=one.component, id=one.id, tokens=int(one.is_answer.sum()), nats=own, parent_nats=parents)
+        for one, own, parents in zip(conversations, nats, before, strict=True)
+    ]
+    return Answers(against=against, items=items)
+
+
+def read_conversations(name: Component, folder: Path, seq_len: int, *, max_tokens: int | None) -> list[Conversation]:
+    """Read a component's held-out conversations with an answer within a row's length, in order, until they have `max_tokens`."""
+    cache = TokenCache.open(folder)
+    spans = cache.spans()
+    if spans is None:
+        raise DataError(f"answers are measured on conversations, and the held-out cache of {name} in {folder} is of plain text.")
+
+    def first() -> Iterator[Conversation]:
+        start = 0
+        for document in cache.documents():
+            tokens = document.tokens[:seq_len]
+            is_answer = counted(spans, start, len(tokens))
+            is_answer[:1] = False  # nothing comes before it
+            last = int(np.flatnonzero(is_answer)[-1]) + 1 if is_answer.any() else 0
+            yield Conversation(name, document.id, tokens[:last], is_answer[:last])
+            start += len(document.tokens)
+            if max_tokens is not None and start >= max_tokens:
+                return
+
+    found = [one for one in first() if one.is_answer.any()]
+    if not found:
+        raise DataError(
+            f"{name} must have a held-out conversation with an answer in its first {seq_len} tokens, found none in {folder}: give it more."
+        )
+    return found
+
+
+def answer_nats(params: Params, config: ModelConfig, conversations: Sequence[Conversation]) -> list[float]:
+    """Sum the negative log-likelihoods of each conversation's answer tokens. Each is read alone, from its beginning."""
+    windows = [Window(one.tokens[:-1].astype(np.int32), one.tokens[1:].astype(np.int32)) for one in conversations]
+    scores = score_windows(params, config, windows)
+    return [
+        -float(scored.log_likelihoods[one.is_answer[1:]].sum(dtype=np.float64)) for one, scored in zip(conversations, scores, strict=True)
+    ]

@@ -1,28 +1,146 @@
 """A model of ours as lm-eval sees it. Importing this module imports lm-eval (seconds): do so only where it is used.
 
-It gives the answers that lm-eval's `HFLM` gives for the exported folder.
+It gives the answers that lm-eval's `HFLM` gives for the exported folder. Texts are generated token by token, many at once; the keys and
+values of earlier tokens are kept. A batch's contexts end at the same slot and are read in chunks, so that few shapes are compiled: for each
+size of cache one program that reads and one that writes.
+
+Shape letters: r rows, t slots, v vocab, e tokens that end a text.
 """
 
+import hashlib
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
-from phasewise.tasks.evaluation.generation import Grown, Prompt, generate
-from phasewise.tasks.evaluation.requests import Generation, before_first, check_finite, name_request, read_generation
-from phasewise.tasks.evaluation.rows import Window
-from phasewise.tasks.evaluation.scoring import score_windows
-from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.tasks.evaluation.scoring import Window, score_windows
+from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.decoder import project
+from phasewise.trainer.model.decoding import Cache, empty_cache, extend
 from phasewise.trainer.model.params import Params
-from phasewise.trainer.sharding import state_shardings
+from phasewise.trainer.sharding import batch_sharding, on_mesh, parts_here, replicated, state_shardings
+
+DEFAULT_MAX_NEW_TOKENS = 256
+"""If a benchmark names none; lm-eval's own models take the same."""
+MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of one thing, in lm-eval's order: the first that is set counts."""
+KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *MAX_NEW_TOKENS}
+SHOWN_CHARACTERS = 60
+CHUNK_TOKENS = 128
+"""Tokens of each context that are read at once."""
+STEPS_AT_ONCE = 16
+"""Tokens between two checks for stop strings: some tokens of a text that has ended are in vain."""
+CACHE_SLOTS, MAX_ROWS = 36_864, 32
+"""Slots of all rows of a batch together, and its rows, on each part of it."""
+SHORT_SHARE = 4
+"""Texts of at most this part of `seq_len` have a smaller cache, and more of them are in a batch."""
+
+
+class Sampling(NamedTuple):
+    """Greedy if `temperature` is 0; then the others mean nothing.
+
+    Attributes:
+        top_k: number of the likeliest tokens that are drawn from; 0 is all.
+        top_p: probability that the drawn tokens have together; 1 is all.
+    """
+
+    temperature: Any = 0.0
+    top_k: Any = 0
+    top_p: Any = 1.0
+
+
+class Generation(NamedTuple):
+    """Stop strings, the bound on new tokens, and how tokens are chosen."""
+
+    stops: tuple[str, ...]
+    max_new_tokens: int
+    sampling: Sampling
+
+
+class Prompt(NamedTuple):
+    """A context with room for the new tokens, and how often the same one was asked for before."""
+
+    tokens: Sequence[int]
+    repeat: int
+
+
+class Growing(NamedTuple):
+    """A batch between two checks: `z` is the logits of each row's next token, `step` the number of new tokens of each row."""
+
+    cache: Cache
+    z: Float[Array, "r v"]
+    step: Int[Array, ""]
+
+
+class Grown(NamedTuple):
+    """A row's new tokens, without the one that ended it, and whether all logits that they come from were finite."""
+
+    tokens: list[int]
+    finite: bool
+
+
+Ended = Callable[[list[int]], bool]
+"""Whether a text with these new tokens needs no more."""
+
+
+def read_generation(settings: Mapping[str, Any]) -> Generation:
+    """Read a benchmark's `generation_kwargs`; greedy unless sampling is asked for. Unknown settings are refused: they change answers."""
+    if unknown := sorted(settings.keys() - KNOWN):
+        raise ConfigError(
+            f"generation_kwargs must be of {', '.join(sorted(KNOWN))}, found {', '.join(unknown)}: take it out of the benchmark."
+        )
+    until = settings.get("until") or ()
+    stops = (until,) if isinstance(until, str) else tuple(until)
+    max_new_tokens = int(next((settings[name] for name in MAX_NEW_TOKENS if settings.get(name) is not None), DEFAULT_MAX_NEW_TOKENS))
+    if max_new_tokens < 1:
+        raise ConfigError(
+            f"a benchmark must ask for one new token at least, found max_gen_toks {max_new_tokens}: correct its generation_kwargs."
+        )
+    do_sample, temperature = settings.get("do_sample"), float(settings.get("temperature") or 0.0)
+    if do_sample is False:
+        temperature = 0.0
+    elif do_sample and not temperature:
+        temperature = 1.0
+    sampling = Sampling(temperature, int(settings.get("top_k") or 0), float(settings.get("top_p") or 1.0))
+    if sampling.temperature < 0 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+        raise ConfigError(
+            f"sampling needs a temperature of 0 or more, a top_k of 0 or more and a top_p above 0 and up to 1, found {dict(settings)}: "
+            "correct the benchmark's generation_kwargs."
+        )
+    return Generation(tuple(stop for stop in stops if stop), max_new_tokens, sampling)
+
+
+def before_first(text: str, stops: tuple[str, ...]) -> str:
+    """Cut `text` at the first occurrence of any stop string."""
+    return text[: min((found for stop in stops if (found := text.find(stop)) >= 0), default=len(text))]
+
+
+def check_finite(value: float, number: int, strings: Sequence[str]) -> float:
+    """Return a finite value. lm-eval would score others without a word: they raise an EvaluationError that names the request."""
+    if not math.isfinite(value):
+        raise EvaluationError(
+            f"a model must answer every request with a finite number, found {value} for {name_request(number, strings)}. "
+            "Its weights have diverged, or its checkpoint is damaged: evaluate an earlier one."
+        )
+    return value
+
+
+def name_request(number: int, strings: Sequence[str]) -> str:
+    """Name a request by its number among those of its kind, and the end of each of its texts."""
+    ends = (text if len(text) <= SHOWN_CHARACTERS else f"…{text[-SHOWN_CHARACTERS:]}" for text in strings)
+    return f"request {number} ({' → '.join(map(repr, ends))})"
 
 
 class JaxLanguageModel(TemplateLM):
@@ -32,16 +150,15 @@ class JaxLanguageModel(TemplateLM):
     one process.
 
     Attributes:
-        num_contexts: those that a continuation or a text was asked for behind, since the model is here.
-        num_cut_contexts: those of them that lost their beginning.
+        num_contexts, num_cut_contexts: contexts since the model was opened, and those that lost their beginning.
         trained_length: tokens of the rows that the model was trained on.
-        ends: the tokens of which the first one ends what is written, sorted.
+        ends: the tokens that end a written text, sorted.
 
     Args:
-        special: the tokens that began and ended the documents which the model was trained on.
-        ends: those that end what is written, beside the one that ends a document: of a model of conversations, what ends an answer.
+        special: the tokens that began and ended the documents of the training data.
+        ends: tokens that end a written text, in addition to the one that ends a document: for conversations, the end of an answer.
         begins_texts: whether a text begins with `special.begin`. Some models of others know no such token.
-        seed: of what is sampled. A request's sample depends on the seed, its text, and how often the same was asked for before.
+        seed: of sampling. A request's sample depends on the seed, its text, and how often the same was asked for before.
         mesh: the devices to cut weights and batches over; None is one device.
     """
 
@@ -69,7 +186,7 @@ class JaxLanguageModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that goes before an empty context."""
+        """The token before an empty context."""
         return self.begin_of_text
 
     @property
@@ -77,29 +194,21 @@ class JaxLanguageModel(TemplateLM):
         """Tokens that the model sees."""
         return self.config.seq_len
 
-    def read_up_to(self, length: int) -> None:
-        """Have the model read texts of so many tokens, which may be more than it was trained on. No weight depends on it.
+    @property
+    def tokenizer_name(self) -> str:
+        """lm-eval names cached requests by it; the weights are not in it."""
+        return f"phasewise-{self.tokenizer.get_vocab_size()}"
 
-        Raises:
-            ConfigError: it reads as much already.
-        """
+    def read_up_to(self, length: int) -> None:
+        """Read texts of so many tokens, more than the model was trained on. No weight depends on it."""
         if length <= self.config.seq_len:
             raise ConfigError(
                 f"--context must be more than the {self.config.seq_len:,} tokens that the model reads, found {length:,}: leave it out."
             )
         self.config = self.config.but(seq_len=length)
 
-    @property
-    def tokenizer_name(self) -> str:
-        """lm-eval names what it caches of requests by it; the weights are not in it."""
-        return f"phasewise-{self.tokenizer.get_vocab_size()}"
-
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """lm-eval's `use_cache` is refused: its keys do not name the model, and a second model would be given the first one's answers.
-
-        Raises:
-            ConfigError: see above.
-        """
+        """Refuse lm-eval's `use_cache`: its keys do not name the model, and a second model would be given the first one's answers."""
         if cache_hook.dbdict is not None:
             raise ConfigError(
                 "use_cache of lm-eval must be off, found it on: its keys do not name the model. Evaluations are kept by their own key."
@@ -115,7 +224,7 @@ class JaxLanguageModel(TemplateLM):
         return [self.begin_of_text, *ids] if spelled or adds else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation, whether it is what greedy generation says) of each request, without a progress bar.
+        """(log-likelihood of the continuation, whether greedy generation gives it) of each request, without a progress bar.
 
         Raises:
             DataError: a continuation has no token, or more than the model sees.
@@ -128,14 +237,18 @@ class JaxLanguageModel(TemplateLM):
                 )
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Log-likelihood of each continuation behind its context."""
+        requests = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
+        return [score for score, _ in self.loglikelihood(requests)]
+
     def windows_of(self, pairs: Sequence[tuple[str, str]]) -> list[Window]:
-        """What is read and predicted for (context, continuation) pairs, none of them empty."""
+        """The windows of (context, continuation) pairs, none of them empty."""
         return [self._window(number, pair, *self._encode_pair(*pair)) for number, pair in enumerate(pairs)]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **ignored: Any
     ) -> list[tuple[float, bool]]:
-        """What lm-eval calls with token ids."""
         windows = [self._window(number, *request) for number, request in enumerate(requests)]
         scores = score_windows(self.params, self.config, windows, self.mesh)
         return [
@@ -147,20 +260,21 @@ class JaxLanguageModel(TemplateLM):
         """Log-likelihood of each whole text, in lm-eval's windows: each token once; the last window begins as early as the model sees.
 
         Begin-of-text is given, not predicted, as from an `HFLM` with `add_bos_token=False`.
-
-        Raises:
-            EvaluationError: an answer is not finite.
         """
-        windows = [self._rolling_windows(request.arguments[0]) for request in requests]
+        windows: list[list[Window]] = []
+        for request in requests:
+            tokens = self.tok_encode(request.arguments[0], add_special_tokens=False)
+            pairs = get_rolling_token_windows(tokens, self.begin_of_text, max_seq_len=self.config.seq_len, context_len=1)
+            windows.append([_as_window(context, predicted) for context, predicted in map(make_disjoint_window, pairs)])
         scores = iter(score_windows(self.params, self.config, [window for of_text in windows for window in of_text], self.mesh))
         sums = [sum(float(next(scores).log_likelihoods.sum(dtype=np.float64)) for _ in of_text) for of_text in windows]
         return [check_finite(value, number, requests[number].arguments) for number, value in enumerate(sums)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """A text behind each context: up to its first stop string, a token that ends what is written, or `max_gen_toks` tokens.
+        """Write a text behind each context: up to its first stop string, a token that ends a text, or `max_gen_toks` tokens.
 
         Raises:
-            ConfigError: what a benchmark asks for is not possible here.
+            ConfigError: the benchmark's settings are not possible here.
             EvaluationError: the logits of a text were not finite.
         """
         groups: defaultdict[Generation, list[int]] = defaultdict(list)
@@ -198,11 +312,6 @@ class JaxLanguageModel(TemplateLM):
             ended=has_stopped, sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
         )  # fmt: skip
 
-    def _rolling_windows(self, text: str) -> list[Window]:
-        tokens = self.tok_encode(text, add_special_tokens=False)
-        pairs = get_rolling_token_windows(tokens, self.begin_of_text, max_seq_len=self.config.seq_len, context_len=1)
-        return [_as_window(context, predicted) for context, predicted in map(make_disjoint_window, pairs)]
-
     def _window(self, number: int, strings: Sequence[str], context: list[int], continuation: list[int]) -> Window:
         """The continuation behind as much of the end of its context as the model sees."""
         if not 1 <= len(continuation) <= self.config.seq_len:
@@ -223,3 +332,167 @@ class JaxLanguageModel(TemplateLM):
 
 def _as_window(context: list[int], predicted: list[int]) -> Window:
     return Window(np.array(context + predicted[:-1], np.int32), np.array(predicted, np.int32))
+
+
+def generate(
+    params: Params,
+    config: ModelConfig,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    ends: Collection[int],
+    ended: Ended,
+    sampling: Sampling = Sampling(),  # noqa: B008  # a frozen tuple
+    seed: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
+) -> list[Grown]:
+    """Generate at most `max_new_tokens` tokens behind each prompt, in order. Tokens behind the point where `ended` is true may be in vain.
+
+    Args:
+        ends: the tokens of which the first one ends a text; at least one.
+        prompts: with `max_new_tokens` they are at most `config.seq_len` tokens long.
+        mesh: the devices that `params` are cut over; None is one device.
+    """
+    found: dict[int, Grown] = {}
+    for slots, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
+        some = [prompts[number] for number in numbers]
+        grown = _grow(
+            params, config, some, max_new_tokens, sorted(ends), ended, slots=slots, seed=seed, sampling=sampling, mesh=mesh
+        )  # fmt: skip
+        found.update(zip(numbers, grown, strict=True))
+    return [found[number] for number in range(len(prompts))]
+
+
+def _grow(
+    params: Params, config: ModelConfig, prompts: Sequence[Prompt], max_new_tokens: int, ends: Sequence[int], ended: Ended,
+    *, slots: int, seed: int, sampling: Sampling, mesh: jax.sharding.Mesh | None,
+) -> list[Grown]:  # fmt: skip
+    """Grow one batch; rows that are left over are empty, and done from the beginning."""
+    num_rows = rows_per_batch(slots, mesh)
+    chunks = -(-max(len(prompt.tokens) for prompt in prompts) // CHUNK_TOKENS)
+    end = chunks * CHUNK_TOKENS
+    filled = [*prompts, *[Prompt([0], 0)] * (num_rows - len(prompts))]
+    contexts = np.zeros((num_rows, -(-slots // CHUNK_TOKENS) * CHUNK_TOKENS), np.int32)
+    for row, prompt in zip(contexts, filled, strict=True):
+        row[end - len(prompt.tokens) : end] = prompt.tokens
+
+    def placed(rows: np.ndarray) -> np.ndarray | jax.Array:
+        return rows if mesh is None else jax.device_put(rows, batch_sharding(mesh))
+
+    keys = placed(row_keys(seed, [prompt.tokens for prompt in filled], [prompt.repeat for prompt in filled]))
+    starts = placed(np.array([end - len(prompt.tokens) for prompt in filled], np.int32))
+    growing = read(params, placed(contexts), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
+    tokens: list[list[int]] = [[] for _ in prompts]
+    finite = np.ones(len(prompts), bool)
+    is_done = np.arange(num_rows) >= len(prompts)
+    for start in range(0, max_new_tokens, STEPS_AT_ONCE):
+        steps = min(STEPS_AT_ONCE, max_new_tokens - start)
+        growing, *found = write(
+            params, growing, placed(is_done), np.int32(steps), np.array(ends, np.int32), sampling, keys, config=config, mesh=mesh
+        )  # fmt: skip
+        written, is_finite = map(np.asarray, found)
+        for row in np.flatnonzero(~is_done):
+            tokens[row] += written[row, :steps].tolist()
+            finite[row] &= is_finite[row]
+            is_done[row] = any(token in tokens[row] for token in ends) or ended(tokens[row]) or not finite[row]
+        if is_done.all():
+            break
+    lengths = [next((place for place, token in enumerate(of_row) if token in ends), len(of_row)) for of_row in tokens]
+    return [Grown(of_row[:length], bool(is_finite)) for of_row, length, is_finite in zip(tokens, lengths, finite, strict=True)]
+
+
+def rows_per_batch(slots: int, mesh: jax.sharding.Mesh | None) -> int:
+    """Rows with a cache of `slots` slots that grow at once."""
+    return min(MAX_ROWS, max(1, CACHE_SLOTS // slots)) * parts_here(mesh)[1]
+
+
+def _batches(
+    prompts: Sequence[Prompt], seq_len: int, max_new_tokens: int, mesh: jax.sharding.Mesh | None
+) -> Iterator[tuple[int, list[int]]]:
+    """The slots of a batch's cache, and the numbers of its prompts: those of like length together, the longest first."""
+    sizes = sorted({-(-seq_len // SHORT_SHARE), seq_len})
+    by_size: dict[int, list[int]] = {size: [] for size in sizes}
+    for number in sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), prompts[number].tokens, number)):
+        by_size[next(size for size in sizes if len(prompts[number].tokens) + max_new_tokens <= size)].append(number)
+    for size, numbers in by_size.items():
+        slots = size + CHUNK_TOKENS  # contexts begin anywhere in their first chunk
+        rows = rows_per_batch(slots, mesh)
+        yield from ((slots, numbers[start : start + rows]) for start in range(0, len(numbers), rows))
+
+
+@partial(jax.jit, static_argnames=("config", "slots", "mesh"))
+def read(
+    params: Params, tokens: Int[Array, "r t"], starts: Int[Array, " r"], chunks: Int[Array, ""],
+    *, config: ModelConfig, slots: int, mesh: jax.sharding.Mesh | None = None,
+) -> Growing:  # fmt: skip
+    """Read the contexts, which end where the last of `chunks` chunks ends."""
+
+    def read_all(params: Params, tokens: Array, starts: Array, chunks: Array) -> Growing:
+        def read_chunk(number: Array, so_far: tuple[Cache, Array]) -> tuple[Cache, Array]:
+            chunk = jax.lax.dynamic_slice_in_dim(tokens, number * CHUNK_TOKENS, CHUNK_TOKENS, axis=1)
+            hidden, cache = extend(params, chunk, config, so_far[0])
+            return cache, hidden[:, -1:]
+
+        nothing = jnp.zeros((tokens.shape[0], 1, config.d_model), config.compute_dtype)
+        cache, last = jax.lax.fori_loop(0, chunks, read_chunk, (empty_cache(config, starts, slots), nothing))
+        return Growing(cache, project(params, last, config)[:, 0], jnp.int32(0))
+
+    return on_mesh(read_all, mesh)(params, tokens, starts, chunks)
+
+
+@partial(jax.jit, static_argnames=("config", "mesh"), donate_argnames="growing")
+def write(
+    params: Params, growing: Growing, is_done: Bool[Array, " r"], steps: Int[Array, ""], ends: Int[Array, " e"],
+    sampling: Sampling, keys: UInt[Array, "r two"], *, config: ModelConfig, mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Growing, Int[Array, "r t"], Bool[Array, " r"]]:  # fmt: skip
+    """Write the next `steps` tokens of each row, fewer if all rows are done; and whether their logits were finite."""
+
+    def write_all(params: Params, growing: Growing, is_done: Array) -> tuple[Growing, Array, Array]:
+        def is_left(state: tuple[Array, Growing, Array, Array, Array]) -> Array:
+            return (state[0] < steps) & ~jnp.all(state[2])
+
+        def write_one(state: tuple[Array, Growing, Array, Array, Array]) -> tuple[Array, Growing, Array, Array, Array]:
+            number, (cache, z, step), is_done, written, finite = state
+            chosen = choose_tokens(z, sampling, keys, step)
+            finite &= is_done | jnp.isfinite(jnp.max(z, axis=-1))
+            is_done |= jnp.isin(chosen, ends)
+            hidden, cache = extend(params, chosen[:, None], config, cache)
+            written = jax.lax.dynamic_update_slice_in_dim(written, chosen[:, None], number, axis=1)
+            return number + 1, Growing(cache, project(params, hidden, config)[:, 0], step + 1), is_done, written, finite
+
+        rows = is_done.shape[0]
+        nothing = jnp.full((rows, STEPS_AT_ONCE), ends[0], jnp.int32)
+        state = jnp.int32(0), growing, is_done, nothing, jnp.ones(rows, jnp.bool_)
+        _, growing, _, written, finite = jax.lax.while_loop(is_left, write_one, state)
+        return growing, written, finite
+
+    growing, *found = on_mesh(write_all, mesh)(params, growing, is_done)
+    written, finite = found if mesh is None else (jax.lax.with_sharding_constraint(part, replicated(mesh)) for part in found)
+    return growing, written, finite
+
+
+def row_keys(seed: int, contexts: Sequence[Sequence[int]], repeats: Sequence[int]) -> UInt[np.ndarray, "r two"]:
+    """A random key for each row, from its tokens and how often the same were asked before: no row's draw depends on the others."""
+    asked = zip(contexts, repeats, strict=True)
+    digests = [hashlib.sha256(repr((seed, repeat, list(context))).encode()).digest() for context, repeat in asked]
+    return np.stack([np.frombuffer(digest[:8], "<u4") for digest in digests])
+
+
+def choose_tokens(z: Float[Array, "r v"], sampling: Sampling, keys: UInt[Array, "r two"], step: Int[Array, ""]) -> Int[Array, " r"]:
+    """Choose the next token of each row: first of the `top_k`, then of `top_p` of what is left (Holtzman et al., 2020).
+
+    `step` counts the row's tokens: a draw depends on nothing else, whatever was computed at once.
+    """
+
+    def draw() -> Array:
+        scaled = z / sampling.temperature
+        ranked = -jnp.sort(-scaled, axis=-1)
+        is_kept = (jnp.arange(scaled.shape[-1]) < sampling.top_k) | (sampling.top_k <= 0)
+        probabilities = jax.nn.softmax(jnp.where(is_kept, ranked, -jnp.inf), axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        count = jnp.sum(is_kept & (before < sampling.top_p), axis=-1, keepdims=True)
+        least = jnp.take_along_axis(ranked, jnp.maximum(count - 1, 0), axis=-1)
+        keys_now = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), step))(keys)
+        return jax.vmap(jax.random.categorical)(keys_now, jnp.where(scaled >= least, scaled, -jnp.inf)).astype(jnp.int32)
+
+    return jax.lax.cond(sampling.temperature > 0, draw, lambda: jnp.argmax(z, axis=-1).astype(jnp.int32))

@@ -6,11 +6,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.evaluation.apart import evaluate_apart
-from phasewise.tasks.evaluation.asked import ask
-from phasewise.tasks.evaluation.baselines import measure_baselines
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
-from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
+from phasewise.tasks.evaluation.ngram_baselines import measure_baselines
+from phasewise.tasks.evaluation.phase_evaluation import evaluate_apart, request_evaluation
+from phasewise.tasks.evaluation.settings import Measured
 from phasewise.tasks.progress import say
 from phasewise.trainer.config import RunConfig
 
@@ -21,7 +20,7 @@ fit_baselines = task(task_run_name="fit byte n-grams", cache_policy=NO_CACHE)(me
 @task(task_run_name="evaluate {run.phase}", cache_policy=NO_CACHE)
 def evaluate(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> dict[str, Any]:
     """Benchmarks and held-out bits per byte of a phase's last checkpoint."""
-    evaluation = evaluate_apart(ask(run, result, plan, measured))
+    evaluation = evaluate_apart(request_evaluation(run, result, plan, measured))
     scores = ", ".join(
         f"{r['benchmark']} {r['value']:.3f} ± {r['stderr']:.3f} (baseline {r['baseline']:.3f})" for r in evaluation["results"]
     )

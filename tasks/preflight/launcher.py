@@ -4,11 +4,15 @@ import os
 import subprocess
 import tempfile
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.plan import Setup, batch_refusal, mesh_refusal, settings_for
+from phasewise.tasks.preflight.report import Report, refused_report, report_of
+from phasewise.tasks.preflight.search import estimate_plan, find_plan
+from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TrainingError
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
@@ -92,11 +96,7 @@ def deciding_code() -> str:
 
 
 def run_compiler(spec: Spec) -> Result:
-    """One life of `python -m phasewise.trainer.preflight`; it dies with this process, because it holds the other end of its standard input.
-
-    Raises:
-        ConfigError, TrainingError: as `examine`.
-    """
+    """One life of `python -m phasewise.trainer.preflight`; it dies with this process, which holds its standard input."""
     limit = MAX_MACHINE_CODE_SECONDS if spec.machine_code else MAX_SECONDS
     environment = {name: value for name, value in os.environ.items() if name not in DROPPED} | COMPILER | _devices_for(spec)
     with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as folder:
@@ -132,3 +132,22 @@ def _failure(spec: Spec, code: int, log: Path) -> PhasewiseError:
     reason = said[-1] if said else f"the compiler for TPUs {ending(code)} for {spec.topology.name}: {last_line(log) or 'it said nothing'}"
     kinds: dict[int, type[PhasewiseError]] = {ExitCode.USAGE: ConfigError, ExitCode.NO_STORAGE: StorageError} if said else {}
     return kinds.get(code, TrainingError)(reason)
+
+
+def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, estimated: bool = False) -> Report:
+    """Find the fastest plan that fits the setup on its slice, and project what it takes.
+
+    Args:
+        estimated: compile nothing. For a GPU nothing is compiled anyway.
+
+    Raises:
+        ConfigError: no slice is called so, or the model does not fit the mesh.
+        TrainingError: the compiler failed.
+    """
+    where = find_slice(setup.slice)
+    if not settings_for(setup.step, where):
+        reason = batch_refusal(setup.step.batch_sequences, where)
+        return refused_report(setup, where, reason or mesh_refusal(setup.step, where))
+    if estimated or not where.is_compiled_for:
+        return report_of(setup, where, estimate_plan(setup.step, where))
+    return report_of(setup, where, find_plan(setup.step, where, partial(examine, home=home), machine_code=machine_code))

@@ -5,14 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phasewise.tasks.preflight.candidates import policies_for, settings_for
-from phasewise.tasks.preflight.estimate import Table
-from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
-from phasewise.tasks.preflight.projection import roofline_of
-from phasewise.tasks.preflight.slices import Slice
+from phasewise.tasks.preflight.estimate import FLOAT32_BYTES, Table, count_weights, roofline_of, state_bytes
+from phasewise.tasks.preflight.plan import GIB, Plan, policies_for, settings_for, spec_for
+from phasewise.tasks.preflight.slices import Slice, find_slice, read_table
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.preflight.roofline import EXPOSED, Roofline
-from phasewise.trainer.preflight.spec import Result, Spec, StepShape
+from phasewise.trainer.preflight.spec import Memory, Result, Spec, StepShape
 
 RESERVED_BYTES = GIB // 2
 """Kept free for the program's code and the runtime, which have their place after the buffers: 0.1 to 0.4 GiB, as far as was measured."""
@@ -189,3 +187,103 @@ def refusal(result: Result, where: Slice) -> str | None:
     if result.memory.host / GIB > host_gib(where):
         return f"needs {result.memory.host / GIB:.1f} GiB of its host's memory, of which {host_gib(where):.1f} are there for a chip"
     return None
+
+
+WHY = "the fastest that is estimated to fit, of {considered:,}"
+
+
+def estimate_plan(step: StepShape, where: Slice) -> Found:
+    """The plan that is estimated to be the fastest of those that are estimated to fit; no plan where none is."""
+    table = table_of(step, where)
+    limit_gib = where.chip.device_gib * where.chip.usable
+    gib, seconds = table.gib(), table.seconds()
+    fits = (gib + RESERVED_BYTES / GIB <= limit_gib) & (table.host <= host_gib(where))
+    least = int(np.argmin(np.where(np.isfinite(table.host), gib, np.inf)))
+    best = int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else least
+    plan, needs = table.plan(best), float(gib[best])
+    roofline = Roofline(**dict(zip(Roofline.model_fields, map(float, table.terms[best]), strict=True)))
+    mesh = plan.mesh_on(where)
+    arguments = state_bytes(step) // (mesh.weight_parts * mesh.tensor)
+    result = _result(where, roofline, arguments=arguments, needs_gib=needs, on_host_gib=float(table.host[best]), limit_gib=limit_gib)
+    if fits.any():
+        why = WHY.format(considered=len(table))
+        return Found(
+            plan=plan, result=result, tried=(), compile_seconds=0, considered=len(table), why=why, estimated=True, roofline=roofline
+        )  # fmt: skip
+    reason = f"is estimated to need {needs:.1f} GiB of {limit_gib:.2f}, of which {RESERVED_BYTES / GIB:g} stay free"
+    tried = (Tried(plan=plan, reason=reason, gib=needs, roofline=None),)
+    return Found(
+        plan=None, result=result, tried=tried, compile_seconds=0, considered=len(table), why="none is estimated to fit", estimated=True
+    )  # fmt: skip
+
+
+def _result(where: Slice, roofline: Roofline, *, arguments: int, needs_gib: float, on_host_gib: float, limit_gib: float) -> Result:
+    """The estimate in the shape of what a compiler says. There are no operations between devices in it: only their time is estimated."""
+    peak = max(round(needs_gib * GIB), arguments)
+    speeds = where.chip.speeds
+    return Result(
+        refusal=None,
+        memory=Memory(arguments=arguments, temporaries=peak - arguments, peak=peak, host=round(on_host_gib * GIB)),
+        limit_bytes=round(limit_gib * GIB),
+        collectives=(),
+        hbm_bytes=round(roofline.hbm * speeds.hbm_bytes),
+        host_traffic_bytes=round(roofline.host * speeds.host_bytes),
+        update_flops=0,
+        flops_by_xla=None,
+        lower_seconds=0.0,
+        compile_seconds=0.0,
+        host_bytes=0,
+    )
+
+
+class Smallest(Frozen):
+    """Attributes:
+    where: None where the largest slice is too small.
+    plan, result: what was compiled on it: the plan that is estimated to need least, which is not the fastest.
+    smaller: the slices below it, each with why it is too small; the last one first.
+    """
+
+    where: Slice | None
+    plan: Plan | None
+    result: Result | None
+    smaller: tuple[tuple[str, str], ...]
+
+
+def smallest_slice(step: StepShape, chip: str, attempt: Callable[[Spec], Result]) -> Smallest:
+    """Go up the slices of a kind of chip until one holds the step. A slice that has no room for state and gradients is not compiled for."""
+    smaller: list[tuple[str, str]] = []
+    for where in slices_of(chip):
+        if (reason := _state_refusal(step, where)) is not None:
+            smaller.insert(0, (where.name, reason))
+            continue
+        plan = least_plan(step, where)
+        if plan is None:
+            smaller.insert(0, (where.name, "no mesh fits model and batch"))
+            continue
+        result = attempt(spec_for(step, where, plan))
+        reason = refusal(result, where)
+        if reason is None:
+            return Smallest(where=where, plan=plan, result=result, smaller=tuple(smaller))
+        smaller.insert(0, (where.name, reason))
+    return Smallest(where=None, plan=None, result=None, smaller=tuple(smaller))
+
+
+def slices_of(chip: str) -> list[Slice]:
+    """Those of the table, the smallest first."""
+    return sorted((find_slice(name) for name, torus in read_table().slices.items() if torus.chip == chip), key=lambda where: where.chips)
+
+
+def _state_refusal(step: StepShape, where: Slice) -> str | None:
+    """Weights, moments, average and gradients, cut over all devices, against a device's memory: the least that any plan needs."""
+    needs = (state_bytes(step) + FLOAT32_BYTES * count_weights(step.model).all) / where.devices
+    there = where.chip.device_gib * GIB - RESERVED_BYTES
+    return None if needs <= there else f"state and gradients alone need {needs / GIB:.1f} GiB a device, of {there / GIB:.1f}"
+
+
+def least_plan(step: StepShape, where: Slice) -> Plan | None:
+    """The plan that is estimated to need least; None where no mesh fits model and batch."""
+    settings = settings_for(step, where)
+    if not settings:
+        return None
+    table = Table(step, where, settings, list(policies_for(step.model)))
+    return table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from pydantic import ValidationError
 
-from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
-from phasewise.tasks.evaluation.measured import made_of
+from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
+from phasewise.tasks.evaluation.settings import made_of
 from phasewise.tasks.store.publisher import WORKED_ON
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError, VerdictError

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import BENCHMARK, word_problems
-from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
-from phasewise.tasks.evaluation.suites.folder import real_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
+from phasewise.tasks.evaluation.settings import real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import (

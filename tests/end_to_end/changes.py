@@ -117,7 +117,11 @@ CHANGES = [
     Change("a limit of the training", in_ocelot(TRAINING, "judge"), in_phase(1, "gates", "health", spike_window=99)),
     Change("the checks", JUDGED, around=patched("phasewise.flows.status.phase_status.version_of", lambda suite: "another")),
     Change("the bound of held-out text", EVALUATED, in_both("evaluation", held_out_tokens=777)),
-    Change("the code of the evaluation", EVALUATED, around=patched("phasewise.tasks.evaluation.finished.measuring_code", lambda: "other")),
+    Change(
+        "the code of the evaluation",
+        EVALUATED,
+        around=patched("phasewise.tasks.evaluation.phase_evaluation.measuring_code", lambda: "other"),
+    ),
     Change("the benchmarks", BENCHMARKED, around=patched("phasewise.tasks.data.plan.BENCHMARKS_VERSION", "other")),
     Change("the real benchmarks that are looked for", LOOKED_FOR, around=name_real_benchmarks),
     Change("weights under an old name", in_ocelot("evaluation", "evaluate", EDITED), around=put_other_weights_there),

@@ -18,7 +18,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data.cluster import WORKERS_VARIABLE, cluster
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.base.errors import VerdictError

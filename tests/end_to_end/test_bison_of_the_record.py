@@ -22,7 +22,7 @@ from phasewise.tasks.data.prepare import (
     write_missing_documents,
 )
 from phasewise.tasks.data.stand_ins import BENCHMARK, NUM_ITEMS, TEST_NAME
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.base.errors import VerdictError

@@ -12,8 +12,8 @@ from phasewise.flows.resolved import Resolved, resolve
 from phasewise.flows.status.phase_status import parent_evaluation, read_records
 from phasewise.flows.status.recipe_status import seal_report
 from phasewise.flows.status.summary import build_report
-from phasewise.tasks.evaluation.baselines import measure_baselines
-from phasewise.tasks.evaluation.suites.kept import kept_path, write_kept
+from phasewise.tasks.evaluation.ngram_baselines import measure_baselines
+from phasewise.tasks.evaluation.suite import kept_path, write_kept
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.data_docs import build_data_docs
 from phasewise.tasks.report.html import write_report

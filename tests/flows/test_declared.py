@@ -13,8 +13,7 @@ from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.scales import proxy_phase
 from phasewise.flows.train_phase import train_phase
-from phasewise.tasks.evaluation.measured import needles_of
-from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
+from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, needles_of
 from phasewise.trainer.base.errors import ConfigError
 
 NOT_NAMED = r"phase .* cannot be judged by its gate: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"

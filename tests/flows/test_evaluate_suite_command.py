@@ -13,7 +13,7 @@ from experiments.survival.runs import tiny_recipe
 from phasewise.flows.cli import main
 from phasewise.flows.plan import build_run
 from phasewise.tasks.data.tokenizer import train_tokenizer
-from phasewise.tasks.evaluation import loading, opening
+from phasewise.tasks.evaluation import model_loading
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
@@ -108,8 +108,8 @@ def test_the_chat_templates_of_its_caches_go_with_a_checkpoint(evaluate: Evaluat
     def opened(*_: Any, **given: Any) -> None:
         raise ConfigError(f"opened with {given['chats']}")
 
-    monkeypatch.setattr(opening, "find_chats", lambda *_: ("the template",))
-    monkeypatch.setattr(loading, "model_of_checkpoint", opened)
+    monkeypatch.setattr(model_loading, "find_chats", lambda *_: ("the template",))
+    monkeypatch.setattr(model_loading, "model_of_checkpoint", opened)
     assert_refused(evaluate("--suite", "core"), 2, "opened with ('the template',)")
 
 

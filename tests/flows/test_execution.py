@@ -10,7 +10,7 @@ from phasewise.flows import train_phase as module
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.flows.train_phase import plan_of, runs_on_slices, slices_of
-from phasewise.tasks.preflight import preflight as preflight_module
+from phasewise.tasks.preflight import launcher as preflight_module
 from phasewise.tasks.training.execution import CPU, Machine
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Execution, Mesh

@@ -16,7 +16,7 @@ from phasewise.flows.cli import corpus_fit, main
 from phasewise.flows.plan import build_run
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.tokenizer import load_tokenizer, special_tokens, tokenizer_digest, train_tokenizer
-from phasewise.tasks.evaluation.opening import open_folder
+from phasewise.tasks.evaluation.model_loading import open_folder
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.export import export_phase
 from phasewise.trainer.base.errors import ConfigError, DataError

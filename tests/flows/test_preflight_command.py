@@ -105,7 +105,7 @@ def test_the_flow_fails_where_a_setup_does_not_fit(monkeypatch: pytest.MonkeyPat
     def unfit(setup: object, _home: object) -> dict[str, object]:
         return {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
 
-    monkeypatch.setattr("phasewise.tasks.preflight.task.preflight", unfit)
+    monkeypatch.setattr("phasewise.tasks.preflight.launcher.preflight_setup", unfit)
     monkeypatch.setattr(module, "create_table_artifact", lambda *_, **__: None)
     with pytest.raises(module.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):
         module.preflight.fn("marin-8b", "kestrel", "full", str(tmp_path))

@@ -230,7 +230,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 def test_a_hostile_file_is_one_line_wherever_json_is_read(phasewise: Run, tmp_path: Path, kind: str):
     """As a recipe, a card, a model's folder, a tokenizer's manifest, a manifest of benchmarks and of a cache, a verdict and a run."""
     from phasewise.tasks.data.tokenizer_training import read_tokenizer_manifest
-    from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
+    from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
     from phasewise.trainer.base.decision import read_decisions
     from phasewise.trainer.data.manifest import read_manifest
     from phasewise.trainer.model.hugging_face import read_settings

@@ -8,7 +8,7 @@ from phasewise.trainer.base.identity import HOUSE, NAME, files_of
 MAKERS = ("flows/status/summary.py",)
 READS_ALONE = {
     "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/status/phase_status.py", "flows/resolved.py",
-    "tasks/evaluation/baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
+    "tasks/evaluation/ngram_baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
     "trainer/model/params.py", "validations/evidence/gate.py",
     "validations/expectations/judging.py", "validations/outcomes.py", "validations/verdict.py",

@@ -18,10 +18,9 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import check_once, split_texts
 from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.data.verify import check_caches
-from phasewise.tasks.evaluation.asked import ask
-from phasewise.tasks.evaluation.baselines import measure_baselines
-from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
-from phasewise.tasks.evaluation.finished import finished_evaluation
+from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
+from phasewise.tasks.evaluation.ngram_baselines import measure_baselines
+from phasewise.tasks.evaluation.phase_evaluation import finished_evaluation, request_evaluation
 from phasewise.tasks.inventory import why_harmless
 from phasewise.tasks.report.card import CardOptions, write_card
 from phasewise.tasks.report.claims import Subject
@@ -201,7 +200,7 @@ def evaluation_of(sealed: Sealed, _: Path) -> Any:
     record = read_record(resolved, resolved.recipe.phase(PHASE))
     if record.run is None or record.result is None:
         return None
-    asked = ask(record.run, record.result, resolved.plan, record.phase.evaluation.measured)
+    asked = request_evaluation(record.run, record.result, resolved.plan, record.phase.evaluation.measured)
     return finished_evaluation(record.run, asked.key)
 
 

@@ -14,7 +14,7 @@ from phasewise.flows.resolved import resolve_phase
 from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.tokenizer import train_tokenizer
 from phasewise.tasks.data.tokenizer_training import MANIFEST_NAME, open_tokenizer
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed
 from phasewise.trainer.base.storage import read_json, write_json

@@ -16,7 +16,7 @@ from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from tests.stores.emulator import the_emulator
 

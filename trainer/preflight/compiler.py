@@ -14,15 +14,60 @@ from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.packing import RowRule
 from phasewise.trainer.interventions import scheduled_at
-from phasewise.trainer.preflight.arithmetic import update_flops
-from phasewise.trainer.preflight.collectives import read_collectives
-from phasewise.trainer.preflight.hlo import Module
-from phasewise.trainer.preflight.memory import first_line, read_analysis, read_memory, read_refusal
+from phasewise.trainer.preflight.hlo import HBM, HOST, Module
+from phasewise.trainer.preflight.module_costs import host_traffic_bytes, read_collectives, traffic_bytes, update_flops
 from phasewise.trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
-from phasewise.trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 from phasewise.trainer.sharding import build_mesh, state_shardings, token_sharding
 from phasewise.trainer.state import abstract_state
 from phasewise.trainer.step import build_train_step
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+REFUSED = re.compile(r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", re.DOTALL)
+USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+
+
+def read_memory(report: str, buffers: str) -> Memory:
+    """Arguments, temporaries and their sum.
+
+    The report adds up what called computations name, too: places of their caller's arrays ("thread-local"), which need no memory. Gathers
+    that run beside the rest on a v5p are such calls: with them, 3.1 GB would be reported for a step that needs 0.7.
+
+    Args:
+        report: `memory-usage-report.txt` of the compiler; it has a part for each memory space, whose number counts: its names are not those
+            of every chip.
+        buffers: `buffer-assignment.txt`: a line an allocation; those of arguments name their parameter.
+    """
+    totals = {
+        int(color): int(size) for color, size in re.findall(r"^Memory Space: .*\(color=(\d+)\)\nTotal bytes: (\d+)", report, re.MULTILINE)
+    }
+    named = re.findall(r"^allocation \d+: size (\d+),(.*), parameter \d+,", buffers, re.MULTILINE)
+    arguments = sum(int(size) for size, words in named if "color" not in words)
+    lent = re.findall(r"^allocation \d+: size (\d+),(.*), thread-local:", buffers, re.MULTILINE)
+    peak = totals.get(HBM, 0) - sum(int(size) for size, words in lent if "color" not in words)
+    return Memory(arguments=arguments, temporaries=max(peak - arguments, 0), peak=peak, host=totals.get(HOST, 0))
+
+
+def read_analysis(analysis: Any) -> Memory:
+    """What an executable that is here says of itself, a device: results that take the place of arguments are counted once."""
+    arguments = int(analysis.argument_size_in_bytes)
+    results = max(int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes), 0)
+    temporaries = int(analysis.temp_size_in_bytes) + results
+    return Memory(arguments=arguments, temporaries=temporaries, peak=arguments + temporaries, host=0)
+
+
+def read_refusal(message: str) -> tuple[int, int] | None:
+    """Bytes that were needed and that there are, where the compiler refused for memory."""
+    found = REFUSED.search(message) or USED.search(message)
+    if found is None:
+        return None
+    needed, needed_unit, there, there_unit = found.groups()
+    return round(float(needed) * UNITS[needed_unit]), round(float(there) * UNITS[there_unit])
+
+
+def first_line(message: str) -> str:
+    """What the compiler said, without the pages that follow."""
+    return message.strip().splitlines()[0][:300] if message.strip() else "no reason given"
+
 
 MODULE, REPORT, BUFFERS = "after_optimizations_after_buffer_assignment", "memory-usage-report", "buffer-assignment"
 LAST = "debug_options"
@@ -39,11 +84,7 @@ class Compiled(NamedTuple):
 
 
 def describe_devices(topology: Topology) -> list[Any]:
-    """The devices of the slices, which are not here.
-
-    Raises:
-        ConfigError: the compiler has no such topology.
-    """
+    """The devices of the slices, which are not here."""
     if topology.platform == "cpu":
         return cpu_devices(topology)
     options: dict[str, Any] = {"num_slices": topology.num_slices} if topology.num_slices > 1 else {}
@@ -71,11 +112,7 @@ def lower_step(run: RunConfig, devices: list[Any]) -> Any:
 
 
 def available_bytes(device: Any) -> int:
-    """The memory of a chip that a program may use: what the compiler says when it refuses one that needs more than any chip has.
-
-    Raises:
-        TrainingError: it did not refuse it.
-    """
+    """The memory of a chip that a program may use: what the compiler says when it refuses one that needs more than any chip has."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     large = jax.ShapeDtypeStruct((PROBE_BYTES // 512, 128), jnp.float32, sharding=sharding)
     try:
@@ -125,11 +162,7 @@ def examine(spec: Spec, dump: Path) -> Result:
 
 
 def cpu_devices(topology: Topology) -> list[Any]:
-    """Devices of this machine's CPU.
-
-    Raises:
-        ConfigError: this process has fewer.
-    """
+    """Devices of this machine's CPU."""
     wanted = topology.devices or 1
     found = jax.devices("cpu")
     if len(found) < wanted:
@@ -167,11 +200,7 @@ def examine_on_cpu(spec: Spec, run: RunConfig, devices: list[Any]) -> Result:
 
 
 def compile_into(lowered: Any, dump: Path, *, machine_code: bool) -> Compiled:
-    """Run the compiler, which writes into `dump` what it decided; leave it (in its thread) where machine code is not wanted.
-
-    Raises:
-        TrainingError: it failed for a reason other than memory.
-    """
+    """Run the compiler, which writes into `dump` what it decided; leave it (in its thread) where machine code is not wanted."""
     options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
     failures: list[Exception] = []
 

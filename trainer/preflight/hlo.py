@@ -130,7 +130,6 @@ class Module:
         return max(limits[0] - self._start(computation, loop, int(place.group(1)) if place else 0), 0)
 
     def _start(self, computation: str, loop: Instruction, place: int) -> int:
-        """The counter's first value; 0 where it is not seen."""
         here = self.computations[computation]
         carried = here.get(loop.operands[0]) if loop.operands else None
         value = here.get(carried.operands[place]) if carried and carried.opcode == "tuple" else None

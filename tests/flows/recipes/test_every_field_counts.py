@@ -19,9 +19,9 @@ from phasewise.flows.setups import setups_of
 from phasewise.flows.status.verdict_inputs import unreadable_key
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.source import Source
-from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
-from phasewise.tasks.evaluation.finished import evaluation_key
 from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.evaluation.made_benchmarks import write_benchmarks
+from phasewise.tasks.evaluation.phase_evaluation import evaluation_key
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.identity import digest_of_json

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from phasewise.tasks.data import caches, conversation_text, documents, filters, reading, tokenizer
-from phasewise.tasks.evaluation import finished
+from phasewise.tasks.evaluation import phase_evaluation
 from phasewise.trainer.base import identity
 
 DECIDES_NOTHING = {
@@ -18,11 +18,8 @@ DECIDES_NO_MEASURE = {
     "phasewise.tasks.data.plan": "names caches, whose contents are in the key",
     "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
     "phasewise.tasks.data.renderer": "runs templates as the sandbox does, whose code is in the keys of the caches",
-    "phasewise.tasks.evaluation.benchmark_folder": "reads benchmarks, whose bytes are in the key",
-    "phasewise.tasks.evaluation.finished": "makes the key",
-    "phasewise.tasks.evaluation.measured": "settings, which are in the key themselves",
-    "phasewise.tasks.evaluation.suites.gated": "its code is in the digests of the real benchmarks, which are in the key",
-    "phasewise.tasks.evaluation.suites.gated_needles": "its code is in the digests of the needles, which are in the key",
+    "phasewise.tasks.evaluation.made_benchmarks": "reads benchmarks, whose bytes are in the key",
+    "phasewise.tasks.evaluation.gate_benchmarks": "its code is in the digests of real benchmarks and needles, which are in the key",
     "phasewise.tasks.progress": "says what happens",
 }
 
@@ -40,7 +37,7 @@ def names_of(paths: set[str]) -> set[str]:
 
 
 def test_every_module_that_decides_what_is_measured_is_in_a_version():
-    digested = {path.relative_to(identity.HOUSE).as_posix() for path in identity.files_of(*finished.MEASURING)}
+    digested = {path.relative_to(identity.HOUSE).as_posix() for path in identity.files_of(*phase_evaluation.MEASURING)}
     assert modules_used_by(digested, "phasewise.tasks.") - names_of(digested) == set(DECIDES_NO_MEASURE)
 
 

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, SpecialTokens, special_tokens
-from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
 from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from phasewise.tasks.evaluation.made_benchmarks import write_benchmarks
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.config import ModelConfig, Rope
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jax
 
-from phasewise.tasks.evaluation import generation, scoring
-from phasewise.tasks.evaluation.loading import model_of_folder
+from phasewise.tasks.evaluation import language_model, scoring
+from phasewise.tasks.evaluation.model_loading import model_of_folder
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Mesh
 from tests.tasks.evaluation.hflm import GOLDEN, ask, compare, golden
@@ -21,7 +21,7 @@ ASKED = {"loglikelihood": slice(0, 6), "loglikelihood_rolling": slice(2, 3), "ge
 def main(found: Path) -> None:
     """The largest difference of a log-likelihood, how many other answers differ, and the share of the weights on one device."""
     assert len(jax.devices()) == 8
-    scoring.BATCH_TOKENS = generation.MAX_ROWS = 1  # one row on each part of a batch
+    scoring.BATCH_TOKENS = language_model.MAX_ROWS = 1  # one row on each part of a batch
     asked, expected = golden()
     model = model_of_folder(GOLDEN / "model", mesh=MESH)
     answers = ask(model, {kind: asked[kind][some] for kind, some in ASKED.items()})

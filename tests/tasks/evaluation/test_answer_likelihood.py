@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phasewise.tasks.evaluation import answer_likelihood
-from phasewise.tasks.evaluation.answer_likelihood import answer_nats, answers_beside_parent, is_finite, read_conversations
-from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.evaluation import checkpoint
+from phasewise.tasks.evaluation.checkpoint import answer_nats, answers_beside_parent, read_conversations
+from phasewise.tasks.evaluation.settings import Measured
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import Execution, ModelConfig, StartFrom
 from phasewise.trainer.model.decoder import logits
@@ -65,21 +65,22 @@ def test_both_models_are_measured_on_the_same(config: ModelConfig, folder: Path,
     run = run_of(step_of(LLAMA_8B, 1), Execution()).but(model=config, caches={"talk": "train"}, mixture=((0, {"talk": 100.0}),))
     assert answers_beside_parent(run, ours, {"talk": folder}, MEASURED) is None
     run = run.but(loss_on="answers", start=start)
-    monkeypatch.setattr(answer_likelihood, "_parent_of", lambda start, seq_len: (theirs, config))
+    monkeypatch.setattr(checkpoint, "saved_params_digest", lambda path: "digest")
+    monkeypatch.setattr(checkpoint, "read_about", lambda path: {"run": {"model": config.model_dump()}})
+    monkeypatch.setattr(checkpoint, "read_params", lambda path, model: theirs)
     found = answers_beside_parent(run, ours, {"talk": folder}, MEASURED)
     assert found is not None
     assert found["against"] == "base"
     conversations = read_conversations("talk", folder, SEQ_LEN, max_tokens=None)
     assert [item["nats"] for item in found["items"]] == answer_nats(ours, config, conversations)
     assert [item["parent_nats"] for item in found["items"]] == answer_nats(theirs, config, conversations)
-    assert is_finite(found)
     alone = answers_beside_parent(run.but(start=None), ours, {"talk": folder}, MEASURED)
     assert alone is not None
     assert [item["parent_nats"] for item in alone["items"]] == [None, None]
     broken = jax.tree.map(lambda leaf: leaf * jnp.nan, ours)
     measured = answers_beside_parent(run, broken, {"talk": folder}, MEASURED)
     assert measured is not None
-    assert not is_finite(measured)
+    assert all(np.isnan(item["nats"]) for item in measured["items"])
 
 
 def test_plain_text_and_conversations_without_answers_are_refused(folder: Path, tmp_path: Path):

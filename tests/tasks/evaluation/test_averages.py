@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.evaluation import bits_per_byte as measuring
 from phasewise.tasks.evaluation import checkpoint
 from phasewise.trainer.base.errors import CheckpointError
 
@@ -21,7 +20,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return {}, tuple(range(count))
 
     monkeypatch.setattr(checkpoint, "average_of_last", mean)
-    monkeypatch.setattr(measuring, "bits_per_byte", lambda *_: SimpleNamespace(macro=2.5))
+    monkeypatch.setattr(checkpoint, "bits_per_byte", lambda *_: SimpleNamespace(macro=2.5))
     return asked
 
 

@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens, special_tokens
-from phasewise.tasks.evaluation.evaluate import Evaluation, evaluate_model
+from phasewise.tasks.evaluation.checkpoint import Evaluation, evaluate_model
 from phasewise.tasks.evaluation.held_out import HeldOutDocument, read_held_out_tokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.trainer.config import ModelConfig

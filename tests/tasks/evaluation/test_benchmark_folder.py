@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from phasewise.flows.recipes.benchmarks import MADE_BENCHMARKS
-from phasewise.tasks.evaluation.benchmark_folder import benchmark_items, read_benchmark_folder, write_benchmarks
 from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.evaluation.made_benchmarks import benchmark_items, read_benchmark_folder, write_benchmarks
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import read_sealed, write_sealed
 

@@ -5,16 +5,16 @@ from itertools import product
 
 import pytest
 
-from phasewise.tasks.evaluation import benchmarks
-from phasewise.tasks.evaluation.benchmarks import (
+from phasewise.tasks.evaluation import made_benchmarks
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.evaluation.made_benchmarks import (
     WORD_ORDER,
     build_next_word,
     build_word_order,
+    cut_passages,
     next_word_baseline,
     word_order_baseline,
 )
-from phasewise.tasks.evaluation.held_out import HeldOutDocument
-from phasewise.tasks.evaluation.passages import cut_passages
 from phasewise.trainer.base.errors import DataError
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
@@ -118,7 +118,7 @@ def test_a_group_scores_each_of_its_answers_after_each_of_its_openings(held_out_
 
 @pytest.mark.parametrize("num_items", [1, 3, 7, 8, 11])
 def test_a_few_items_are_one_group_or_two(held_out_texts: HeldOut, num_items: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarks, "NUM_NEXT_WORD_ITEMS", num_items)
+    monkeypatch.setattr(made_benchmarks, "NUM_NEXT_WORD_ITEMS", num_items)
     items = build_next_word(held_out_texts)
     sizes = Counter(item.group for item in items)
     assert sizes.total() == num_items

@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens, load_tokenizer
 from phasewise.tasks.evaluation import held_out as held_out_module
-from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
 from phasewise.tasks.evaluation.held_out import (
     HeldOutDocument,
     HeldOutTokens,
@@ -16,6 +15,7 @@ from phasewise.tasks.evaluation.held_out import (
     read_held_out_texts,
     read_held_out_tokens,
 )
+from phasewise.tasks.evaluation.scoring import bits_per_byte
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.data.manifest import read_manifest

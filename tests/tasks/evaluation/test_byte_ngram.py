@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from phasewise.tasks.evaluation.byte_ngram import ByteNgram, ngram_bits_per_byte
+from phasewise.tasks.evaluation.ngram_baselines import ByteNgram, ngram_bits_per_byte
 from phasewise.trainer.base.errors import DataError
 
 TRAIN = ["the cat sat on the mat", "a cat é ate the rat", "", "x", "the\nthe\nthe", "aaaaaaaa"]

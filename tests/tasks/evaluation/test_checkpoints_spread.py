@@ -12,12 +12,11 @@ from tokenizers import Tokenizer
 
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run
-from phasewise.tasks.evaluation import checkpoint, evaluate
-from phasewise.tasks.evaluation.asked import Asked
-from phasewise.tasks.evaluation.checkpoint import evaluate_phase
-from phasewise.tasks.evaluation.evaluate import measure_benchmarks, open_model
+from phasewise.tasks.evaluation import checkpoint
+from phasewise.tasks.evaluation.checkpoint import evaluate_phase, measure_benchmarks, open_model
 from phasewise.tasks.evaluation.held_out import HeldOutTokens
-from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest
+from phasewise.tasks.evaluation.settings import Measured
 from phasewise.tasks.home import Home
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import ModelConfig, RunConfig
@@ -50,10 +49,10 @@ def save(run: RunConfig, states: Mapping[int, TrainState]) -> Path:
     return folder
 
 
-def asked(run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str, Path], benchmarks: Path) -> Asked:
+def asked(run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str, Path], benchmarks: Path) -> EvaluationRequest:
     result = {"checkpoint": str(Path(run.output) / "checkpoints" / str(STEPS[-1])), "params_digest": params_digest(last.params)}
     measured = Measured(benchmarks=NAMES, held_out_tokens=100)
-    return Asked(
+    return EvaluationRequest(
         run=run, result=result, measured=measured, key="key", tokenizer=str(tokenizer), measured_on={},
         held_out={name: str(path) for name, path in caches.items()}, benchmarks=str(benchmarks), real=None, haystack=(),
     )  # fmt: skip
@@ -74,7 +73,6 @@ def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_sp
     ends: list[Sequence[int]] = []
     monkeypatch.setattr(checkpoint, "chats_of_caches", lambda folders: ())
     monkeypatch.setattr(checkpoint, "turn_end_ids", lambda tokenizer, chats: (7,))
-    monkeypatch.setattr(evaluate, "measure_benchmarks", _keeping_ends(evaluate.measure_benchmarks, ends))
     monkeypatch.setattr(checkpoint, "measure_benchmarks", _keeping_ends(checkpoint.measure_benchmarks, ends))
     written = tmp_path / "tokenizer.json"
     tokenizer.save(str(written))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from phasewise.tasks.evaluation.corpus import Corpus, Document, SubsetText
+from phasewise.tasks.evaluation.corpus_fit import Corpus, Document, SubsetText
 from phasewise.trainer.base.errors import ConfigError, DataError
 
 TEXTS = ["one little text\n", "and another — with a dash\n"]

@@ -11,11 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation import corpus_fit
-from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
-from phasewise.tasks.evaluation.corpus import Corpus, Document
-from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit, rolling_windows, tokenize
+from phasewise.tasks.evaluation.corpus_fit import Corpus, Document, TokenizedText, measure_fit, rolling_windows, tokenize
 from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.scoring import bits_per_byte
 from phasewise.trainer.base.errors import DataError, EvaluationError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params

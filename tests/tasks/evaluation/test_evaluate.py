@@ -9,10 +9,10 @@ from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import special_tokens
-from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
-from phasewise.tasks.evaluation.evaluate import Evaluation, evaluate_model
+from phasewise.tasks.evaluation.checkpoint import Evaluation, evaluate_model
 from phasewise.tasks.evaluation.held_out import HeldOutTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
 from phasewise.trainer.base.errors import DataError, EvaluationError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
@@ -137,5 +137,5 @@ def test_a_broken_folder_is_refused_before_anything_runs(
 
 
 def test_importing_is_cheap() -> None:
-    code = "import sys, tasks.evaluation.evaluate; print([name for name in ('lm_eval', 'datasets') if name in sys.modules])"
+    code = "import sys, phasewise.tasks.evaluation.checkpoint; print([name for name in ('lm_eval', 'datasets') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -10,11 +10,11 @@ import pytest
 from phasewise.flows.recipes.words import adamw, constant
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.template import ChatTemplate
-from phasewise.tasks.evaluation import finished
-from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
-from phasewise.tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on
+from phasewise.tasks.evaluation import phase_evaluation
 from phasewise.tasks.evaluation.held_out import HeldOutDocument
-from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.evaluation.made_benchmarks import write_benchmarks
+from phasewise.tasks.evaluation.phase_evaluation import evaluation_key, finished_evaluation, measured_components, measured_on
+from phasewise.tasks.evaluation.settings import Measured
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
@@ -75,7 +75,7 @@ def test_what_decides_an_evaluation_moves_its_key_and_nothing_else_does(key: Key
     assert set(same) == {before}
     changed = [key(params="others"), key(tokens=200), key(tokens=None), key(web="other text"), key("law", "flan")]
     changed += [key(names=("next_word",)), key(names=("word_order",))]
-    monkeypatch.setattr(finished, "measuring_code", lambda: "other code")
+    monkeypatch.setattr(phase_evaluation, "measuring_code", lambda: "other code")
     changed.append(key())
     assert len({before, *changed}) == 1 + len(changed)
 

@@ -1,8 +1,6 @@
 import importlib.resources
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from phasewise.tasks.evaluation.harness_items import OFFLINE, items_of_tasks, offline_imports
+from phasewise.tasks.evaluation.harness import OFFLINE, offline_imports
+from phasewise.tasks.evaluation.leakage_items import items_of_tasks
 from phasewise.trainer.base.errors import ConfigError, DataError
 
 Define = Callable[..., str]
@@ -123,11 +122,6 @@ def test_what_cannot_be_had_is_refused_with_what_to_do(define: Define, tmp_path:
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a task, group or tag of lm-eval, found 'no_such_birds'"):
         items_of_tasks(["no_such_birds"], tmp_path, built_in=False)
-
-
-def test_importing_is_cheap() -> None:
-    code = "import sys, tasks.evaluation.harness_items; print([name for name in ('lm_eval', 'datasets', 'jax') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_what_is_started_afterwards_may_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

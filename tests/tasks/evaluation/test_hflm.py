@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.evaluation.loading import model_of_folder
+from phasewise.tasks.evaluation.model_loading import model_of_folder
 from tests.shared_data import shared_folder
 from tests.tasks.evaluation.hflm import GOLDEN, MODEL, Requests, ask, ask_hflm, compare, golden, local_requests, made_requests, write_model
 from tests.trainer.model.families import AFMOE

@@ -9,8 +9,7 @@ from lm_eval.api.model import CachingLM
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
-from phasewise.tasks.evaluation.language_model import JaxLanguageModel
-from phasewise.tasks.evaluation.requests import before_first
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel, before_first
 from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
@@ -156,7 +155,7 @@ def test_order_company_and_batches_change_no_answer(model: JaxLanguageModel, mon
     expected, texts = ask(range(len(pairs)), range(len(prompts)))
     order, prompt_order = [7, 3, 3, 0, 11, 4], [4, 1, 1, 0]
     found = [ask(order, prompt_order), ask([7], [4])]
-    monkeypatch.setattr("phasewise.tasks.evaluation.generation.MAX_ROWS", 2)
+    monkeypatch.setattr("phasewise.tasks.evaluation.language_model.MAX_ROWS", 2)
     monkeypatch.setattr("phasewise.tasks.evaluation.scoring.BATCH_TOKENS", 512)
     found.append(ask(order, prompt_order))
     for scored, grown in found:

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.data.tokenizer import load_tokenizer
-from phasewise.tasks.evaluation import loading
-from phasewise.tasks.evaluation.loading import model_of_checkpoint, model_of_folder
+from phasewise.tasks.evaluation import model_loading
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.model_loading import model_of_checkpoint, model_of_folder
 from phasewise.tasks.report.export import tokenizer_files
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.storage import read_json
@@ -66,7 +67,7 @@ def tokenizer_path(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize(("weights", "field"), [("last", "params"), ("ema", "ema")])
 def test_a_checkpoint_s_weights_or_their_average(
-    checkpoint: Path, tokenizer_path: Path, state: TrainState, config: ModelConfig, weights: loading.Weights, field: str
+    checkpoint: Path, tokenizer_path: Path, state: TrainState, config: ModelConfig, weights: model_loading.Weights, field: str
 ) -> None:
     model = model_of_checkpoint(checkpoint, tokenizer_path, weights=weights)
     assert model.config == config
@@ -125,7 +126,7 @@ def test_a_checkpoint_ends_a_text_where_its_export_does(
         assert model_of_checkpoint(checkpoint, path, chats=given).ends == model_of_folder(folder).ends == ends
 
 
-def changed(folder: Path, of_config: Mapping[str, Any], of_tokenizer: Mapping[str, Any]) -> loading.JaxLanguageModel:
+def changed(folder: Path, of_config: Mapping[str, Any], of_tokenizer: Mapping[str, Any]) -> JaxLanguageModel:
     """The golden's model with another tokenizer."""
     shutil.copytree(GOLDEN / "model", folder)
     for name, changes in (("tokenizer_config.json", of_config), ("tokenizer.json", of_tokenizer)):

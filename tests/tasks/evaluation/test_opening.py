@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasewise.tasks.evaluation.opening import find_chats
+from phasewise.tasks.evaluation.model_loading import find_chats
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from tests.tasks.data.conversation_worlds import layout
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
-from phasewise.tasks.evaluation.renderings import Renderings, check_renderings, measure_renderings, read_items, renderings_key
+from phasewise.tasks.evaluation.settings import Renderings, check_renderings, measure_renderings, read_items, renderings_key
 from phasewise.trainer.base.errors import DataError, EvaluationError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params

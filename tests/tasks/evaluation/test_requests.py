@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.evaluation.requests import Generation, check_finite, name_request, read_generation
-from phasewise.tasks.evaluation.sampling import Sampling
+from phasewise.tasks.evaluation.language_model import Generation, Sampling, check_finite, name_request, read_generation
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.tasks.evaluation.rows import Rows, Window, lay_out, row_lengths
+from phasewise.tasks.evaluation.scoring import Rows, Window, lay_out, row_lengths
 
 TEXTS = st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 40)), min_size=1, max_size=12)
 """Few different tokens: many texts have a beginning in common."""

@@ -5,7 +5,7 @@ import pytest
 
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.words import adamw, constant, cosine, linear
-from phasewise.tasks.evaluation.schedule_point import SchedulePoint, read_schedule_point
+from phasewise.tasks.evaluation.phase_evaluation import SchedulePoint, read_schedule_point
 from phasewise.trainer.config import LearningRateSegment, RunConfig
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.evaluation.setting import Setting, read_setting
+from phasewise.tasks.evaluation.harness import Setting, read_setting
 
 ITEMS = [{"question": "One and one?", "answer": "two"}, {"question": "Two and two?", "answer": "four"}]
 DEFINITION: dict[str, Any] = {

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from phasewise.tasks.preflight.candidates import Setting
 from phasewise.tasks.preflight.estimate import FIRST_WEIGHTS, estimate, measure_policies
-from phasewise.tasks.preflight.plan import GIB, LOSS_TOKENS_A_CHIP, Plan
+from phasewise.tasks.preflight.plan import GIB, LOSS_TOKENS_A_CHIP, Plan, Setting
 from phasewise.tasks.preflight.slices import Slice
 from phasewise.trainer.preflight.spec import Collective, Memory, Result, Spec, StepShape
 

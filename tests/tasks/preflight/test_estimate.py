@@ -2,11 +2,21 @@ import numpy as np
 import pytest
 
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
-from phasewise.tasks.preflight.candidates import Setting, policies_for, settings_for
-from phasewise.tasks.preflight.estimate import Table, estimate, measure_policies
-from phasewise.tasks.preflight.plan import GIB
-from phasewise.tasks.preflight.projection import chips_along, ici_seconds, ici_speed, roofline_of
-from phasewise.tasks.preflight.sizes import block_a_token, exchanged_a_token, gathering_layers, kept_a_token, state_bytes
+from phasewise.tasks.preflight.estimate import (
+    Table,
+    block_a_token,
+    chips_along,
+    estimate,
+    exchanged_a_token,
+    gathering_layers,
+    ici_seconds,
+    ici_speed,
+    kept_a_token,
+    measure_policies,
+    roofline_of,
+    state_bytes,
+)
+from phasewise.tasks.preflight.plan import GIB, Setting, policies_for, settings_for
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
 from phasewise.trainer.preflight.roofline import EXPOSED, UTILISATION

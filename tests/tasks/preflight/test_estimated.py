@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight import preflight as module
-from phasewise.tasks.preflight.candidates import policies_for
-from phasewise.tasks.preflight.estimated import estimate_plan
-from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
-from phasewise.tasks.preflight.preflight import preflight_setup
-from phasewise.tasks.preflight.projection import exchange_speed, ici_speed
-from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight import launcher as module
+from phasewise.tasks.preflight.estimate import exchange_speed, ici_speed
+from phasewise.tasks.preflight.launcher import preflight_setup
+from phasewise.tasks.preflight.plan import GIB, Plan, Setup, policies_for, spec_for
+from phasewise.tasks.preflight.search import estimate_plan
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, Execution, Kept, Mesh
 from tests.trainer.model.families import EXPERTS

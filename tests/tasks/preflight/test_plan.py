@@ -3,8 +3,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
-from phasewise.tasks.preflight.candidates import SPARSE_GROUPS, contexts_for, meshes_for, parts_for, policies_for, settings_for
-from phasewise.tasks.preflight.plan import Plan, batch_refusal, mesh_refusal, spec_for
+from phasewise.tasks.preflight.plan import (
+    SPARSE_GROUPS,
+    Plan,
+    batch_refusal,
+    contexts_for,
+    mesh_refusal,
+    meshes_for,
+    parts_for,
+    policies_for,
+    settings_for,
+    spec_for,
+)
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
 from phasewise.trainer.model.remat import check_names

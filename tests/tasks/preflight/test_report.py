@@ -4,12 +4,11 @@ import pytest
 
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight.plan import Plan, batch_refusal, spec_for
-from phasewise.tasks.preflight.preflight import preflight_setup
-from phasewise.tasks.preflight.projection import roofline_of
+from phasewise.tasks.preflight.estimate import roofline_of
+from phasewise.tasks.preflight.launcher import preflight_setup
+from phasewise.tasks.preflight.plan import Plan, Setup, batch_refusal, spec_for
 from phasewise.tasks.preflight.report import refused_report, report_of
 from phasewise.tasks.preflight.search import Found, Tried
-from phasewise.tasks.preflight.setup import Setup
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import Execution, Kept, Mesh
 from phasewise.trainer.flops import step_flops

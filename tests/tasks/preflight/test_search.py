@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.tasks.preflight.candidates import policies_for, settings_for
 from phasewise.tasks.preflight.estimate import FIRST_WEIGHTS, Table
-from phasewise.tasks.preflight.plan import GIB, Plan
+from phasewise.tasks.preflight.plan import GIB, Plan, policies_for, settings_for
 from phasewise.tasks.preflight.search import MAX_COMPILED, MAX_COMPILED_SPARSE, RESERVED_BYTES, find_plan, host_gib, refusal
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept

@@ -5,7 +5,7 @@ import pytest
 from phasewise.flows.recipes.trinity.large import PHASE_1 as LARGE
 from phasewise.flows.recipes.trinity.small import TRINITY_MINI as MINI_RECIPE
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as NANO_RECIPE
-from phasewise.tasks.preflight.sizes import (
+from phasewise.tasks.preflight.estimate import (
     block_a_token,
     count_weights,
     exchanged_a_token,

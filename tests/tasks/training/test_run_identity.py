@@ -13,8 +13,8 @@ import pytest
 
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight.preflight import preflight_setup
-from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.launcher import preflight_setup
+from phasewise.tasks.preflight.plan import Setup
 from phasewise.tasks.training import run_identity as module
 from phasewise.tasks.training.run_identity import finished_result, is_begun, note_caches, note_changed_plan
 from phasewise.trainer.base.identity import write_sealed

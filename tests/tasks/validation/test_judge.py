@@ -17,7 +17,7 @@ from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.listing import Listing
 from phasewise.tasks.data.parts import split_of
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
+from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
 from phasewise.tasks.validation import judge, scan_caches
 from phasewise.tasks.validation.scan_caches import test_items as items_of
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError

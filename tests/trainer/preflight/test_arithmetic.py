@@ -1,5 +1,5 @@
-from phasewise.trainer.preflight.arithmetic import product_flops, update_flops
 from phasewise.trainer.preflight.hlo import Module
+from phasewise.trainer.preflight.module_costs import product_flops, update_flops
 from tests.trainer.preflight.snippets import PRODUCTS
 
 

@@ -1,9 +1,17 @@
 import pytest
 
 from phasewise.trainer.config import Mesh
-from phasewise.trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, link_of, read_collectives
 from phasewise.trainer.preflight.hlo import Module
-from phasewise.trainer.preflight.traffic import traffic_bytes
+from phasewise.trainer.preflight.module_costs import (
+    Found,
+    axes_of,
+    find_collectives,
+    first_group,
+    first_pair,
+    link_of,
+    read_collectives,
+    traffic_bytes,
+)
 from tests.trainer.preflight.snippets import LOOP, OFFLOADED
 
 MESH = Mesh(replica=2, fsdp=4)

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from phasewise.tasks.preflight.sizes import muon_flops, state_bytes
+from phasewise.tasks.preflight.estimate import muon_flops, state_bytes
 from phasewise.trainer import loop
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Muon, Remat
 from phasewise.trainer.preflight import compiler

@@ -1,7 +1,7 @@
 import pytest
 
 from phasewise.trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
-from phasewise.trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
+from phasewise.trainer.preflight.module_costs import host_traffic_bytes, traffic_bytes
 from tests.trainer.preflight.snippets import LOOP, NESTED, TAKEN, UPDATE
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from phasewise.trainer.preflight.memory import first_line, read_memory, read_refusal
+from phasewise.trainer.preflight.compiler import first_line, read_memory, read_refusal
 from tests.trainer.preflight.snippets import BUFFERS, OLDER_REFUSAL, REFUSAL, REPORT
 
 LENT = 1024

@@ -10,8 +10,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from tokenizers import Tokenizer
 
-from phasewise.tasks.evaluation.suites.definition import Asked, Suite
-from phasewise.tasks.evaluation.suites.run import Measured, Options, run_suite
+from phasewise.tasks.evaluation.benchmark_definitions import Asked, Suite
+from phasewise.tasks.evaluation.suite import Measured, Options, run_suite
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer
 
+from phasewise.tasks.evaluation.gate_benchmarks import check_room, needle_key, needle_results
 from phasewise.tasks.evaluation.needles import Needles, least_length
-from phasewise.tasks.evaluation.suites.gated_needles import check_room, needle_key, needle_results
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
 from phasewise.validations.limits import GateLimits
 from phasewise.validations.verdict import Verdict, judge_gate

@@ -9,9 +9,8 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import special_tokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
-from phasewise.tasks.evaluation.needles import Needles
-from phasewise.tasks.evaluation.suites.needle import Haystack, lengths_of, needle_suite, words_of_folder
-from phasewise.tasks.evaluation.suites.run import Measured, Options, run_suite
+from phasewise.tasks.evaluation.needles import Haystack, Needles, lengths_of, needle_suite, words_of_folder
+from phasewise.tasks.evaluation.suite import Measured, Options, run_suite
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params

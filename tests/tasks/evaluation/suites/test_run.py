@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
+from phasewise.tasks.evaluation import harness, suite
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
-from phasewise.tasks.evaluation.suites import measure, prepare
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
@@ -55,7 +55,7 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(
     write_items("boolq/validation", [{"wren": 1}])
     write_items("humaneval/test", [{"prompt": "", "test": "", "entry_point": "f"}])
     (write_items("mmlu/test", []).parent / "test.jsonl").write_text("not JSON\n")
-    monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
     labels = [
         "arc_easy:3",
         "arc_challenge:3",
@@ -104,15 +104,17 @@ def test_an_answer_that_is_none_of_the_choices_is_a_hole_and_not_a_wrong_answer(
 
 
 def test_a_benchmark_of_several_parts_counts_each_item_once(scripted: Scripted, run_lines: RunLines, write_items: WriteItems) -> None:
-    from phasewise.tasks.evaluation.suites.names import MMLU
+    from phasewise.tasks.evaluation.benchmark_definitions import find_definition
+
+    subjects = [part.task.removeprefix("mmlu_") for part in find_definition("mmlu").parts]
 
     def question(subject: str, answer: int) -> dict[str, Any]:
         return {"question": "Which?", "subject": subject, "choices": ["w", "x", "y", "z"], "answer": answer}
 
-    write_items("mmlu/test", [question(name, 0) for name in MMLU] + [question(MMLU[0], 1)] * 3)
+    write_items("mmlu/test", [question(name, 0) for name in subjects] + [question(subjects[0], 1)] * 3)
     [found] = run_lines(scripted(lambda _context, text: 0.0 if text.strip() == "A" else -1.0), "mmlu:0").results
-    assert found["items"] == len(MMLU) + 3
-    assert found["value"] == pytest.approx(len(MMLU) / (len(MMLU) + 3))
+    assert found["items"] == len(subjects) + 3
+    assert found["value"] == pytest.approx(len(subjects) / (len(subjects) + 3))
     assert found["setting"]
     assert (found["setting"]["items"], found["setting"]["asked"]) == (60, 60)
 
@@ -128,15 +130,20 @@ def test_what_holds_is_read_and_what_decides_it_changed_is_measured_again(
     again = run_lines(unasked, *labels)
     assert (again.read, unasked.asked, again.results) == (labels, [], first.results)
 
+    edited = json.loads(first.path.read_text())
+    edited["benchmarks"]["arc_easy:0"]["result"]["value"] = 0.75
+    first.path.write_text(json.dumps(edited))
+    assert run_lines(scripted(), *labels).read == ()
+
     write_items("arc_easy/test", [*riddles(2), *riddles(1, answer=2)])
     assert run_lines(scripted(), *labels).read == ("arc_challenge:0",)
     write_items("arc_easy/dev", riddles(1))  # a file that decides nothing
     assert run_lines(scripted(), *labels).read == labels
 
-    read_text = prepare.text_digest
-    monkeypatch.setattr(prepare, "text_digest", lambda include: read_text(include) + ("x" if "arc_easy" in str(include) else ""))
+    read_text = harness.text_digest
+    monkeypatch.setattr(harness, "text_digest", lambda include: read_text(include) + ("x" if "arc_easy" in str(include) else ""))
     assert run_lines(scripted(), *labels).read == ("arc_challenge:0",)
-    monkeypatch.setattr(prepare, "version", lambda _: "99")
+    monkeypatch.setattr(harness, "version", lambda _: "99")
     assert run_lines(scripted(), *labels).read == ()
     other = scripted(weights=jax.tree.map(lambda weight: weight + 1, params))
     assert run_lines(other, *labels).read == ()
@@ -150,11 +157,11 @@ def test_what_holds_is_read_and_what_decides_it_changed_is_measured_again(
 
 
 def test_a_definition_counts_with_what_it_includes_and_the_code_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "lm_eval_tasks", lambda: tmp_path)
+    monkeypatch.setattr(harness, "lm_eval_tasks", lambda: tmp_path)
 
     def digest() -> str:
-        prepare.text_digest.cache_clear()
-        return prepare.text_digest(str(tmp_path / "a/one.yaml"))
+        harness.text_digest.cache_clear()
+        return harness.text_digest(str(tmp_path / "a/one.yaml"))
 
     for name, text in {"a/one.yaml": "include: _base\ntask: one", "a/_base": '"include": "../b/deep.yaml"', "b/deep.yaml": "x: 1"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -165,7 +172,7 @@ def test_a_definition_counts_with_what_it_includes_and_the_code_beside_it(tmp_pa
         path = tmp_path / name
         path.write_text(path.read_text() + "\n# changed")
         seen.append(digest())
-    prepare.text_digest.cache_clear()
+    harness.text_digest.cache_clear()
     assert len(set(seen)) == 5
 
 
@@ -187,14 +194,14 @@ def test_a_cut_off_evaluation_goes_on_where_it_was(
     labels: Sequence[str] = ("arc_easy:0", "arc_challenge:0")
     write_items("arc_easy/test", riddles(3))
     write_items("arc_challenge/test", riddles(3))
-    whole = measure.measure
+    whole = suite.measure
 
     def killed(model: Any, prepared: Any, *, limit: int | None) -> Any:
         if prepared.asked.benchmark == "arc_challenge":
             raise MemoryError
         return whole(model, prepared, limit=limit)
 
-    monkeypatch.setattr(measure, "measure", killed)
+    monkeypatch.setattr(suite, "measure", killed)
     with pytest.raises(MemoryError):
         run_lines(scripted(), *labels)
     monkeypatch.undo()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.tasks.evaluation.suites import sandbox
-from phasewise.tasks.evaluation.suites.programs import program_of
-from phasewise.tasks.evaluation.suites.sandbox import GUARDS, Limits, check_sandbox, run_program, run_programs
+from phasewise.tasks.evaluation import sandbox
+from phasewise.tasks.evaluation.sandbox import GUARDS, Limits, check_sandbox, run_program, run_programs
+from phasewise.tasks.evaluation.suite import program_of
 from phasewise.trainer.base.errors import EvaluationError
 
 QUICK = Limits(cpu_seconds=1, seconds=2.0, memory_bytes=1 << 29, file_bytes=1 << 16)

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
+from phasewise.tasks.evaluation import benchmark_definitions, harness
+from phasewise.tasks.evaluation.benchmark_definitions import Definition, Part
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
-from phasewise.tasks.evaluation.suites import harness, known
-from phasewise.tasks.evaluation.suites.definition import Definition, Part
 from phasewise.trainer.base.errors import EvaluationError
 from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
@@ -117,7 +117,7 @@ def test_8_as_many_examples_as_asked_for_are_in_the_prompt_or_there_is_no_result
     assert {context.count("Example ") for context, _ in model.asked[6:]} == {2}
     assert len({context.rpartition("\n\n")[0] for context, _ in model.asked[6:]}) == 2  # drawn for each item
     asked_again = scripted()
-    monkeypatch.setattr("phasewise.tasks.evaluation.suites.run.read_kept", lambda *_: {})
+    monkeypatch.setattr("phasewise.tasks.evaluation.suite.read_kept", lambda *_: {})
     run_lines(asked_again, "arc_easy:0", "arc_easy:2")
     assert asked_again.asked == model.asked  # and the same ones the next time
     monkeypatch.setattr(harness, "_limit_new_tokens", lambda task, _most: task.set_config("num_fewshot", 0))
@@ -131,7 +131,7 @@ def test_9_two_tasks_of_one_name_are_not_one(
     write_items("arc_easy/test", riddles(2))
     write_items("arc_challenge/test", riddles(3, answer=1))
     parts = tuple(Part(task="arc_easy", include="arc/arc_easy.yaml", file=f"{name}/test.jsonl") for name in ("arc_easy", "arc_challenge"))
-    monkeypatch.setitem(known.DEFINITIONS, "both", Definition(name="both", parts=parts, metric="acc"))
+    monkeypatch.setitem(benchmark_definitions.DEFINITIONS, "both", Definition(name="both", parts=parts, metric="acc"))
     with pytest.raises(EvaluationError, match="must load the tasks arc_easy, arc_easy, found arc_easy: two of one name"):
         run_lines(scripted(), "both:0")
 

@@ -10,9 +10,9 @@ from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve
 from phasewise.flows.status.verdict_inputs import decided_by, hand_off_facts
-from phasewise.tasks.evaluation.asked import ask
 from phasewise.tasks.evaluation.checkpoint import evaluate_phase
-from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
+from phasewise.tasks.evaluation.phase_evaluation import request_evaluation
 from phasewise.tasks.home import Home
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
@@ -86,7 +86,7 @@ def train(resolved: Resolved, phase: Phase) -> None:
     rests_on = decided_by(resolved, phase, run)
     assert judge_phase_data(run, plan, phase.gates.data, home, hand_off=hand_off, decided_by=rests_on, accepts=recipe.accepts).passes
     result = launch_trainer(run, lambda _: None)
-    evaluation = evaluate_phase(ask(run, result, plan, phase.evaluation.measured))
+    evaluation = evaluate_phase(request_evaluation(run, result, plan, phase.evaluation.measured))
     if phase.parent is None:
         return  # nothing of a parent's later verdicts is in a card
     judge_phase_health(run, phase.gates.health, home, accepts=recipe.accepts)

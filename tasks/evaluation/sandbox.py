@@ -45,11 +45,7 @@ HARMLESS = "assert sorted([2, 1]) == [1, 2]"
 
 
 def check_sandbox() -> Ran:
-    """What is kept from a program here.
-
-    Raises:
-        EvaluationError: a harmless program does not pass: every score would be 0.
-    """
+    """What is kept from a program here."""
     ran = run_program(HARMLESS)
     if not ran.passed:
         raise EvaluationError(
@@ -90,6 +86,5 @@ def run_programs(programs: Sequence[str], limits: Limits = LIMITS) -> list[Ran]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process with all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

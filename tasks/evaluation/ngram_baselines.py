@@ -1,14 +1,20 @@
-"""Byte n-gram language model with interpolated Witten–Bell smoothing: what a proxy model must beat."""
+"""Byte n-gram models on the same split: what any model worth training must beat."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt
 
-from phasewise.tasks.evaluation.held_out import BitsPerByte
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation.held_out import BitsPerByte, read_held_out_tokens
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
 
 NUM_BYTES = 256
 MAX_ORDER = 8
@@ -35,11 +41,7 @@ class ByteNgram:
 
     @classmethod
     def fit(cls, texts: Iterable[str], max_order: int) -> "ByteNgram":
-        """Count the grams of orders 1 to `max_order`.
-
-        Raises:
-            DataError: there is no text.
-        """
+        """Count the grams of orders 1 to `max_order`."""
         if not 1 <= max_order <= MAX_ORDER:
             raise ValueError(f"max_order must be between 1 and {MAX_ORDER}, found {max_order}")
         stream = _ByteStream.join(texts, max_order)
@@ -64,11 +66,7 @@ class ByteNgram:
 def ngram_bits_per_byte(
     train: Iterable[str], held_out: Mapping[str, Sequence[str]], orders: Sequence[int] = (3, 5)
 ) -> dict[int, BitsPerByte]:
-    """Fit on the training texts once, up to the highest order; bits per byte of the held-out texts, by order and component.
-
-    Raises:
-        DataError: there is no training text, or a component has no held-out text.
-    """
+    """Fit on the training texts once, up to the highest order; bits per byte of the held-out texts, by order and component."""
     if empty := [component for component, texts in held_out.items() if not any(texts)]:
         raise DataError(f"every component must have held-out text, found none for {', '.join(empty)}. Give it more source files.")
     model = ByteNgram.fit(train, max(orders))
@@ -106,7 +104,6 @@ class _ByteStream:
 
 
 def _count(grams: np.ndarray) -> GramTable:
-    """Count equal grams, and the contexts they share."""
     ordered = np.sort(grams)
     firsts = _first_of_each(ordered)
     unique = ordered[firsts]
@@ -118,12 +115,10 @@ def _count(grams: np.ndarray) -> GramTable:
 
 
 def _first_of_each(ordered: np.ndarray) -> np.ndarray:
-    """Where each new value starts in a sorted array."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]]))
 
 
 def _interpolate(table: GramTable, grams: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """One step of the recursion, for grams in any order."""
     unique, inverse = np.unique(grams, return_inverse=True)
     counts = _look_up(table.grams, unique, table.counts)[inverse]
     contexts = unique >> unique.dtype.type(8)
@@ -133,8 +128,61 @@ def _interpolate(table: GramTable, grams: np.ndarray, below: np.ndarray) -> np.n
 
 
 def _look_up(keys: np.ndarray, wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The value of each wanted key, 0 where there is none."""
     if not len(keys):
         return np.zeros(len(wanted), np.int64)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[places] == wanted, values[places], 0)
+
+
+ORDERS = (3, 5)
+MEASURING = ("tasks/evaluation/ngram_baselines.py", "tasks/evaluation/held_out.py")
+"""The files that decide what is measured, beside this one's own function."""
+
+
+def baselines_path(plan: DataPlan, home: Home, held_out_tokens: int | None) -> Path:
+    """Where the baselines of this data are kept: under the digest of text, split, tokenizer, bound and code."""
+    components = _main_components(plan)
+    key = digest_of_json(
+        {
+            "code": code_digest(*MEASURING),
+            "orders": ORDERS,
+            "held_out_tokens": held_out_tokens,
+            "documents": {component.name: component.documents.key for component in components},
+            "held_out": {component.name: component.held_out.key for component in components},
+        }
+    )
+    return home.evidence("byte-ngram", key) / "baselines.json"
+
+
+def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -> dict[str, float]:
+    """Macro bits per byte of each n-gram model, fitted on the main line's whole training split, on the text that models are measured on.
+
+    What a branch draws from beside that changes nothing: its phases are read beside those of the main line.
+    """
+    path = baselines_path(plan, home, held_out_tokens)
+    found = read_baselines(path)
+    if found is None:
+        components = _main_components(plan)
+        tokenizer = load_tokenizer(plan.tokenizer)
+        folders = {component.name: component.held_out.folder for component in components}
+        held_out = read_held_out_tokens(folders, tokenizer, max_tokens=held_out_tokens)
+        tokens = {name: [document.tolist() for document in found.documents] for name, found in held_out.items()}
+        texts = {name: tokenizer.decode_batch(ids, skip_special_tokens=False) for name, ids in tokens.items()}
+        training = (text for component in components for text in split_texts(component.documents.folder, "train"))
+        measured = ngram_bits_per_byte(training, texts, ORDERS)
+        found = {f"byte {order}-gram": measured[order].macro for order in ORDERS}
+        write_sealed(path, {"key": path.parent.name, "bits_per_byte": found})
+    return found
+
+
+def read_baselines(path: Path) -> dict[str, float] | None:
+    """The macro bits per byte in a file; None if the file is missing or was changed after it was written."""
+    try:
+        kept = read_sealed(path)
+    except (FileNotFoundError, NotAsWritten):
+        return None
+    return kept["bits_per_byte"] if kept.get("key") == path.parent.name else None
+
+
+def _main_components(plan: DataPlan) -> list[ComponentPlan]:
+    return [plan.components[name] for name in plan.benchmark_components]

@@ -1,0 +1,132 @@
+"""Benchmark items as lm-eval puts them to a model, for the search in training data, without examples before them.
+
+Importing this module is cheap; lm-eval is imported when it is first used, offline unless the environment says otherwise.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from phasewise.tasks.evaluation.benchmark_definitions import Asked, Suite, find_definition
+from phasewise.tasks.evaluation.harness import NotMeasured, prepare, quiet_harness, write_definitions
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.validations.evidence.leakage.item_files import read_examples
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, ParsedRow, as_item, id_of, merge_equal, parse_row
+
+
+class SuiteItems(NamedTuple):
+    """Items under a key of their content, and benchmark → why it has none here."""
+
+    items: list[BenchmarkItem]
+    key: str
+    missing: dict[str, str]
+
+
+def find_items(suite: Suite, folder: Path) -> SuiteItems:
+    """Find the test items of each benchmark once; then the items of other splits in the folder, which are examples and not searched for.
+
+    Raises:
+        ConfigError: the folder is missing, or has no item of the suite.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--benchmarks must be a folder with a folder for each benchmark, found none at {folder}.")
+    items: list[BenchmarkItem] = []
+    missing: dict[str, str] = {}
+    contents: list[list[str | None]] = []
+    for name in dict.fromkeys(asked.benchmark for asked in suite.asked):
+        definition = find_definition(name)
+        try:
+            prepared = prepare(definition, Asked(benchmark=name, shots=0, source="the search for leaks"), folder, allow_code=True)
+            with quiet_harness(offline=True) as temporary:
+                definitions = write_definitions(prepared, temporary)
+                found = items_of_tasks([part.task for part in definition.parts], definitions, built_in=False)
+        except (NotMeasured, DataError) as error:
+            missing[name] = str(error)
+            continue
+        items += [item._replace(benchmark=name) for item in found]
+        contents.append([name, prepared.items_digest, prepared.definition_digest])
+    if not items:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise ConfigError(f"{folder} must have items of the suite {suite.name}, and has none: {reasons}.")
+    examples = read_examples(folder)
+    key = digest_of_json({"items": contents, "examples": [item._asdict() for item in examples]})
+    return SuiteItems([*merge_equal(items), *examples], key, missing)
+
+
+def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in: bool = True) -> list[BenchmarkItem]:
+    """Read the test documents, else the validation documents, of lm-eval tasks, groups or tags; equal ones are one item.
+
+    Args:
+        tasks: names. An item's benchmark is the name in this list, its task the task within it.
+        include_path: a folder of definitions (YAML), which can include lm-eval's own.
+        built_in: whether lm-eval's own are known as well. Reading them takes ten seconds, and is done only for a name that needs them.
+
+    Raises:
+        ConfigError: lm-eval does not know a name.
+        DataError: the documents of a task cannot be loaded, or one of them has no question.
+    """
+    items: list[BenchmarkItem] = []
+    with quiet_harness(offline=True):
+        from lm_eval.tasks import TaskManager
+
+        folders: list[str | Path] = [include_path] if include_path else []
+        manager = TaskManager(include_path=folders, include_defaults=False)
+        complete = not built_in
+        for name in tasks:
+            if name not in manager.all_tasks and not complete:
+                manager = TaskManager(include_path=folders)
+                complete = True
+            if name not in manager.all_tasks:
+                raise ConfigError(f"a benchmark must be a task, group or tag of lm-eval, found {name!r}. `lm-eval ls tasks` lists them.")
+            try:
+                loaded: dict[str, Any] = dict(manager.load([name])["tasks"])
+            except (OSError, KeyError, ValueError, ImportError) as error:
+                raise DataError(
+                    f"lm-eval must be able to load the task {name!r}, found {type(error).__name__}: {error}. Without a network, include "
+                    "the task in a YAML file of your own with dataset_path: json and the files' places in dataset_kwargs."
+                ) from error
+            for task_name, task in loaded.items():
+                items += _items_of_task(task, benchmark=name, task_name=task_name)
+    return merge_equal(items)
+
+
+def _items_of_task(task: Any, *, benchmark: str, task_name: str) -> Iterator[BenchmarkItem]:
+    if getattr(task, "DATASET_PATH", None) in ("json", "csv", "parquet", "text", "arrow") and (settings := task.config.dataset_kwargs):
+        # `datasets` keeps files by path and time of change, so local ones are read afresh.
+        task.download({**settings, "download_mode": "force_redownload"})
+    ids: set[str] = set()
+    documents = cast(Sequence[dict[str, Any]], task.test_docs() if task.has_test_docs() else task.validation_docs())
+    for number, document in enumerate(documents):
+        parsed = _parse_document(task, document)
+        if parsed is None or not (parsed.question or parsed.options.texts):
+            raise DataError(
+                f"{task_name}: every document must give a question through doc_to_text, found none in document {number} with the fields "
+                f"{', '.join(document)}. Correct the definition or the data."
+            )
+        id = f"{task_name}:{parsed.id or number}"
+        id = id if id not in ids else f"{id} ({number})"
+        ids.add(id)
+        yield as_item(parsed, first=0, benchmark=benchmark, task=task_name, id=id)
+
+
+def _parse_document(task: Any, document: dict[str, Any]) -> ParsedRow | None:
+    """Take question, choices and answer from the task's wording; passage, solutions and id from the document's own fields."""
+    own = parse_row(document)
+    text = task.doc_to_text(document)
+    target = task.doc_to_target(document)
+    offers_choices = task.OUTPUT_TYPE == "multiple_choice" or getattr(task.config, "doc_to_choice", None) is not None
+    choices = task.doc_to_choice(document) if offers_choices else []
+    if isinstance(text, int):  # each choice is the beginning of a sentence, and the target its end
+        row = {"context_options": choices, "continuation": target, "gold": text}
+    else:
+        passage = own.passage if own and own.passage in text else ""
+        text = text.replace(passage, "", 1).strip() if passage else text
+        row = {"query": text or target, "choices": choices, "gold": target} if choices else {"query": text or target, "answer": target}
+    parsed = parse_row(row)
+    if parsed is None:
+        return None
+    parsed = parsed._replace(id=id_of(document))
+    if own is None:
+        return parsed
+    return parsed._replace(passage=own.passage or parsed.passage, solutions=tuple(dict.fromkeys((*parsed.solutions, *own.solutions))))

@@ -1,0 +1,251 @@
+"""A phase's evaluation: the key that decides it, the finished one if it still holds, and a new one in a child process.
+
+If the kernel kills the child for memory, the flow survives and reports the signal. Importing this module is cheap.
+"""
+
+import logging
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, TypedDict
+
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.template import turn_ends
+from phasewise.tasks.data.verify import check_cache
+from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
+from phasewise.tasks.evaluation.settings import Measured, made_of, needles_of, real_of, renderings_key
+from phasewise.tasks.progress import LOGGER, say
+from phasewise.trainer.base.errors import EvaluationError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig, without_added
+from phasewise.trainer.config.optimization import value_in
+from phasewise.trainer.process.child_process import ending
+
+MEASURING = (
+    "tasks/data/tokenizer.py",
+    "tasks/data/template.py",
+    *(
+        f"tasks/evaluation/{name}.py"
+        for name in (
+            "benchmark_definitions", "checkpoint", "harness", "held_out", "language_model", "phase_evaluation", "scoring",
+            "settings",
+        )
+    ),
+)  # fmt: skip
+"""The files that decide a measured value. The model's own code, which is the trainer's, is left out on purpose."""
+
+
+class SchedulePoint(TypedDict):
+    """The end of a phase's schedule: two models are compared on scores only if their points are alike.
+
+    Attributes:
+        end: learning rate at the last step.
+        peak: highest learning rate from start to end.
+        optimizer: kind of the optimizer. A rate means another thing to each.
+    """
+
+    end: float
+    peak: float
+    optimizer: str
+
+
+class EvaluationRequest(Frozen):
+    """One phase's evaluation, for another process. Files of the home are named by URL: those of a store have no path here.
+
+    Attributes:
+        result: the trainer's result of the phase.
+        key: the digest of everything that decides the evaluation.
+        held_out: component → folder of its held-out cache.
+        measured_on: component → digest of the text that bits per byte are measured on.
+        benchmarks: the folder of the benchmarks that are made from held-out text.
+        real: the folder of the others; None if none is asked for.
+        haystack: the components of `held_out` whose text needles are hidden in: the same ones for all phases.
+    """
+
+    run: RunConfig
+    result: dict[str, Any]
+    measured: Measured
+    key: str
+    tokenizer: str
+    held_out: dict[str, str]
+    measured_on: dict[str, str]
+    benchmarks: str
+    real: Path | None
+    haystack: tuple[str, ...]
+
+
+def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> EvaluationRequest:
+    """Request the evaluation of a phase's last weights on the planned data.
+
+    Raises:
+        ConfigError: no folder of real benchmarks is named, or it lacks one that is asked for.
+        DataError: the made benchmarks are missing, or are not what their manifest says; or the held-out text was changed.
+    """
+    names = measured_components(run, plan)
+    for name in names:
+        check_cache(plan.components[name].held_out.folder, plan.digests)
+    real = None
+    if labels := real_of(measured.benchmarks):
+        from phasewise.tasks.evaluation.gate_benchmarks import gate_folder  # a third of a second, which made benchmarks do without
+
+        real = gate_folder(labels)
+    return EvaluationRequest(
+        run=run,
+        result=result,
+        measured=measured,
+        key=evaluation_key(run, result["params_digest"], plan, measured),
+        tokenizer=str(plan.tokenizer),
+        held_out={name: str(plan.components[name].held_out.folder) for name in names},
+        measured_on=measured_on(run, plan, measured.held_out_tokens),
+        benchmarks=str(plan.benchmarks),
+        real=real,
+        haystack=tuple(sorted(plan.benchmark_components)),
+    )
+
+
+def evaluation_path(run: RunConfig) -> Path:
+    """Return the file of the evaluation of a phase's last checkpoint."""
+    return RunFolder.at(run.output).evaluation
+
+
+def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
+    """The components on whose held-out text a phase is measured: all of the main line, and the phase's own.
+
+    Another branch's components change nothing, so a parent's evaluation is one for all of its children.
+    """
+    return tuple(sorted({*plan.benchmark_components, *run.caches}))
+
+
+def measured_on(run: RunConfig, plan: DataPlan, held_out_tokens: int | None) -> dict[str, str]:
+    """Map each component to the digest of the held-out text that bits per byte are measured on."""
+    return {name: digest_of_json([_content_of(plan.components[name]), held_out_tokens]) for name in measured_components(run, plan)}
+
+
+def read_schedule_point(run: RunConfig) -> SchedulePoint:
+    """Find the end and the peak of a run's learning rate. Segments are monotonic, so the peak is at an end of one of them."""
+    inside = [one for one in run.learning_rate if one.start_step < run.stop_step and one.end_step > run.start_step]
+    rates = [value_in(one, step) for one in inside for step in (max(one.start_step, run.start_step), min(one.end_step, run.stop_step))]
+    return SchedulePoint(end=value_in(inside[-1], run.stop_step), peak=max(rates), optimizer=run.optimizer.kind)
+
+
+def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured: Measured) -> str:
+    """Digest everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, schedule, code.
+
+    Raises:
+        ConfigError: no folder of real benchmarks is named, or it lacks one that is asked for.
+        DataError: the made benchmarks are missing, or are not what their manifest says; or the items of two renderings are missing.
+    """
+    deciding: dict[str, Any] = {}
+    labels, needles = real_of(measured.benchmarks), needles_of(measured.benchmarks)
+    if labels or needles:
+        from phasewise.tasks.evaluation.gate_benchmarks import gate_key, needle_key
+
+        deciding |= {"real_benchmarks": gate_key(labels)} if labels else {}
+        haystack = {name: _content_of(plan.components[name]) for name in plan.benchmark_components}
+        deciding |= {"needles": needle_key(needles, haystack)} if needles else {}
+    if measured.renderings:
+        deciding["renderings"] = renderings_key(measured.renderings)
+    if run.loss_on != "all":
+        deciding["answers"] = {"components": sorted(run.caches), "parent": run.start.params_digest if run.start else None}
+    if ends := turn_ends(plan.chats_of(run.caches)):
+        deciding["ends"] = list(ends)
+    return digest_of_json(
+        {
+            **deciding,
+            "params": params_digest,
+            "model": without_added(run.model.model_dump(mode="json")),
+            "average": run.keeps_average,
+            "benchmarks": read_benchmark_folder(plan.benchmarks).only(made_of(measured.benchmarks)).digest,
+            "held_out": measured_on(run, plan, measured.held_out_tokens),
+            "schedule": read_schedule_point(run),
+            "code": measuring_code(),
+        }
+    )
+
+
+def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
+    """Read the evaluation of this key; None if it is missing, was edited, or has no seal."""
+    try:
+        evaluation = read_sealed(evaluation_path(run))
+    except (FileNotFoundError, NotAsWritten):
+        return None
+    return evaluation if evaluation.get("key") == key else None
+
+
+@cache
+def measuring_code() -> str:
+    """Digest of the code of `MEASURING`."""
+    return code_digest(*MEASURING)
+
+
+def _content_of(component: ComponentPlan) -> str:
+    return component.held_out.pin.digest if component.held_out.pin else component.held_out.key
+
+
+def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
+    """Run `phasewise.tasks.evaluation.checkpoint.evaluate_phase` in the child. The child stays for the next evaluation.
+
+    Raises:
+        EvaluationError: the child was killed, or the model returned values that are not finite.
+    """
+    if found := finished_evaluation(request.run, request.key):
+        return found
+    pool = _process()
+    answer = pool.submit(_evaluate, request.model_dump_json())
+    processes = active_children()
+    try:
+        evaluation, said = answer.result()
+    except BrokenProcessPool:
+        _process.cache_clear()
+        pool.shutdown()  # joins the child: its exit code is unknown until then
+        how = next((ending(one.exitcode) for one in processes if one.exitcode), "ended")
+        raise EvaluationError(
+            f"evaluation of {request.run.phase}: its process {how}. The kernel sends SIGKILL when memory runs out. For any other exit, the "
+            f"reason is on standard error. The checkpoint {request.result['checkpoint']} is unchanged. Run the same command again."
+        ) from None
+    for line in said:
+        say(line)
+    return evaluation
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    """Return the pool of one spawned process. A forked one would hang: this process has threads."""
+    return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent exits: a pool's child does not notice that its parent was killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _evaluate(request: str) -> tuple[dict[str, Any], list[str]]:
+    """Evaluate in the child, and return the evaluation with its log lines."""
+    from phasewise.tasks.evaluation.checkpoint import evaluate_phase
+
+    lines: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    heard = Heard()
+    LOGGER.addHandler(heard)
+    try:
+        return evaluate_phase(EvaluationRequest.model_validate_json(request)), lines
+    finally:
+        LOGGER.removeHandler(heard)

@@ -1,0 +1,218 @@
+"""The settings of a phase's evaluation: benchmarks by name, the bound on held-out text, and test items under two renderings.
+
+A gate asks by two renderings whether the model has seen the items (`validations.evidence.fragility`). Importing this module is cheap.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from pydantic import Field, field_validator
+
+from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import as_path, parse_json
+from phasewise.validations.evidence.comparable import is_needle
+
+if TYPE_CHECKING:
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+
+MADE_BENCHMARKS = ("word_order", "next_word")
+"""Made from a recipe's own held-out text (`tasks.evaluation.made_benchmarks`)."""
+BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
+MIN_LENGTH = 64
+"""Tokens of a text with needles: a shorter text has no room for any needles, whatever the tokenizer."""
+MIN_ITEMS = 8
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+class Renderings(Frozen):
+    """Two renderings of the same test items.
+
+    Attributes:
+        items: the test items, as JSON lines: a path or a URL.
+        reference: items of the same kind that are in no data, such as items made for the purpose by the benchmark's own rules.
+        prompt: the text before an answer; `{question}` is the field of that name.
+        answer: the field with the answer, in its first rendering.
+        left_out: a regular expression. Its matches in the answer are not in the second rendering, such as calculator tags, `<<.*?>>`.
+    """
+
+    items: str = Field(min_length=1)
+    reference: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    left_out: str = Field(min_length=1)
+
+    @field_validator("left_out")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"left_out must be a regular expression, found {pattern!r}: {error}") from None
+        return pattern
+
+
+class Measured(Frozen):
+    """Benchmarks by name, the bound on each component's held-out tokens (None is all), and test items under two renderings, if any."""
+
+    benchmarks: tuple[str, ...]
+    held_out_tokens: int | None
+    renderings: Renderings | None = None
+
+
+class Rendered(NamedTuple):
+    """One item: the text before an answer, and the answer under both renderings."""
+
+    prompt: str
+    first: str
+    second: str
+
+
+class ReadNats(TypedDict):
+    """Log-likelihoods in nats of the answers under both renderings; the number of items that the model cannot see whole."""
+
+    first: list[float]
+    second: list[float]
+    too_long: int
+
+
+class ReadRenderings(TypedDict):
+    """The renderings' part of an evaluation. `rule` is the digest of how the items are rendered."""
+
+    rule: str
+    items_digest: str
+    reference_digest: str
+    items: ReadNats
+    reference: ReadNats
+
+
+def made_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Select the benchmarks that are made from held-out text."""
+    return tuple(name for name in names if name in MADE_BENCHMARKS)
+
+
+def real_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Select lm-eval's benchmarks, each with its number of examples: `arc_easy:10`."""
+    return tuple(name for name in names if name not in MADE_BENCHMARKS and not is_needle(name))
+
+
+def needles_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Select the benchmarks that hide needles in held-out text, each with its length in tokens: `niah:4096`."""
+    return tuple(name for name in names if is_needle(name))
+
+
+def needle_length(name: str) -> int | None:
+    """Read the tokens in the name of a benchmark of needles; None if it has no number."""
+    _, _, length = name.partition(":")
+    return int(length) if length.isascii() and length.isdigit() and str(int(length)) == length else None
+
+
+def real_benchmarks() -> Path | None:
+    """Return the folder that `PHASEWISE_BENCHMARKS` names: the scan searches for its items, and gates ask them.
+
+    Raises:
+        ConfigError: the folder is missing.
+    """
+    if not (named := os.environ.get(BENCHMARKS_VARIABLE)):
+        return None
+    path = as_path(named)
+    if not path.exists():
+        raise ConfigError(f"{BENCHMARKS_VARIABLE} names {named}, which is not there: correct it, or leave it unset.")
+    return path
+
+
+def renderings_key(renderings: Renderings) -> dict[str, str]:
+    """Digest the rule and both files, or raise a DataError if a file is missing."""
+    key = {"rule": digest_of_json([renderings.prompt, renderings.answer, renderings.left_out])}
+    for name, url in (("items_digest", renderings.items), ("reference_digest", renderings.reference)):
+        try:
+            key[name] = digest_of_file(url)
+        except OSError as error:
+            raise DataError(f"{url} must have the items of two renderings, and cannot be read: {error}.") from None
+    return key
+
+
+def check_renderings(renderings: Renderings) -> None:
+    """Refuse files that tell nothing.
+
+    Raises:
+        DataError: as `read_items`; or an item is in both files.
+    """
+    items, reference = (read_items(renderings, url) for url in (renderings.items, renderings.reference))
+    if shared := {*items} & {*reference}:
+        example = sorted(shared)[0].prompt[:80]
+        raise DataError(
+            f"items of the reference must be in no data and no benchmark, and {len(shared)} of {renderings.reference} are in "
+            f"{renderings.items} too, such as {example!r}. Take them out of the reference."
+        )
+
+
+def read_items(renderings: Renderings, url: str) -> list[Rendered]:
+    """Read the items of a file whose two renderings differ.
+
+    Raises:
+        DataError: the file is missing, has lines of another form, or fewer than eight such items.
+    """
+    wanted = {*_FIELD.findall(renderings.prompt), renderings.answer}
+    found: list[Rendered] = []
+    try:
+        lines = as_path(url).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{url} must be a file of JSON lines with the items of two renderings, and cannot be read: {error}.") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{url}, line {number}"
+        try:
+            row: Any = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{where} must be a JSON object, and is not: {error}.") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{where} must be a JSON object, found {type(row).__name__}.")
+        if wrong := sorted(name for name in wanted if not isinstance(row.get(name), str)):
+            raise DataError(
+                f"{where} must have the {'field' if len(wrong) == 1 else 'fields'} {', '.join(wrong)} with text, found {sorted(row)}."
+            )
+        first = f" {row[renderings.answer]}"
+        second = re.sub(renderings.left_out, "", first)
+        if first != second:
+            found.append(Rendered(_FIELD.sub(lambda field, row=row: row[field[1]], renderings.prompt), first, second))
+    if len(found) < MIN_ITEMS:
+        raise DataError(
+            f"{url} must have at least {MIN_ITEMS} items whose two renderings differ, found {len(found)}: "
+            f"left_out {renderings.left_out!r} matches nothing in the field {renderings.answer} of the others."
+        )
+    return found
+
+
+def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> ReadRenderings:
+    """Measure every item of both files that the model can see whole.
+
+    Raises:
+        DataError: as `check_renderings`.
+        EvaluationError: fewer than eight items of a file are short enough, or an answer of the model is not finite.
+    """
+    check_renderings(renderings)
+    key = renderings_key(renderings)
+    nats: list[ReadNats] = []
+    for url in (renderings.items, renderings.reference):
+        items = read_items(renderings, url)
+        seen = [
+            item
+            for item in items
+            if max(len(model.tok_encode(item.prompt + answer)) for answer in (item.first, item.second)) <= model.max_length
+        ]
+        if len(seen) < MIN_ITEMS:
+            raise EvaluationError(
+                f"at least {MIN_ITEMS} items of {url} must fit in the {model.max_length} tokens that the model sees, found {len(seen)} of "
+                f"{len(items)}. Take renderings out of the phase's evaluation, or name shorter items."
+            )
+        scores = model.log_likelihoods([(item.prompt, answer) for item in seen for answer in (item.first, item.second)])
+        nats.append(ReadNats(first=scores[::2], second=scores[1::2], too_long=len(items) - len(seen)))
+    return ReadRenderings(
+        rule=key["rule"], items_digest=key["items_digest"], reference_digest=key["reference_digest"], items=nats[0], reference=nats[1]
+    )

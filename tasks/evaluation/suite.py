@@ -1,0 +1,445 @@
+"""A suite on a model: valid kept results are read, the other benchmarks are measured, and one that cannot be is a row with its reason."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+
+import numpy as np
+
+from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Suite, find_definition
+from phasewise.tasks.evaluation.harness import (
+    NotMeasured,
+    Prepared,
+    Put,
+    Sample,
+    Setting,
+    hub_items_digest,
+    load_tasks,
+    prepare,
+    put,
+    quiet_harness,
+    read_setting,
+    samples_of,
+)
+from phasewise.tasks.evaluation.needles import Haystack, Needles, definition_of, prepare_needles
+from phasewise.tasks.evaluation.sandbox import check_sandbox, run_programs
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
+from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
+
+if TYPE_CHECKING:
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+
+MEASURING = (
+    "tasks/data/template.py",
+    *(
+        f"tasks/evaluation/{name}.py"
+        for name in (
+            "benchmark_definitions", "gate_benchmarks", "harness", "language_model", "needles", "sandbox", "sandbox_child",
+            "scoring", "suite",
+        )
+    ),
+)  # fmt: skip
+"""The files that decide a measured value. The model's own code, which is the trainer's, is left out on purpose."""
+COMMON_ANSWERS, PHRASES = 3, ("", "I do not know.")
+CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}
+"""The same answer to every item, for the floor of a benchmark of programs."""
+
+
+class Floors(TypedDict):
+    """Values of the metric without a model: guessing, the best constant answer, and the longest choice. None without choices."""
+
+    random: float | None
+    constant: float
+    longest_choice: float | None
+
+
+class Answer(TypedDict):
+    """One item, by lm-eval's task and its number there.
+
+    Attributes:
+        gold: positions of the right choices; empty without choices.
+        log_likelihoods: of each choice, in nats; of the right text, if an item has one text; empty if a text was written.
+    """
+
+    id: str
+    value: float
+    gold: list[int]
+    log_likelihoods: list[float]
+
+
+class Cut(TypedDict):
+    """Contexts that lost their beginning, since the model sees fewer tokens, of all that were read."""
+
+    contexts: int
+    of: int
+
+
+class SuiteResult(TypedDict):
+    """A row of a suite.
+
+    Attributes:
+        benchmark: with its shots, as the suite names it.
+        value, stderr: of the metric over all items, each counting once. None if there is a hole.
+        hole: why the benchmark was not measured.
+        choice_probability: mean probability of the right choice among the choices, or of the right text; None if a text is written.
+        others: value of each other metric and filter, `metric,filter`.
+        baseline: the highest of `floors`.
+        limit: only so many items of each part were asked; None is all.
+        max_new_tokens: what the benchmark lets the model write, and what was allowed; None if it writes nothing.
+        remarks: why the value cannot be compared with that of others.
+        guarded: what the kernel kept from programs that were run.
+    """
+
+    benchmark: str
+    metric: str
+    filter: str
+    shots: int
+    source: str
+    value: float | None
+    stderr: float | None
+    items: int
+    hole: str | None
+    choice_probability: float | None
+    others: dict[str, float]
+    baseline: float | None
+    floors: Floors | None
+    limit: int | None
+    cut: Cut | None
+    max_new_tokens: list[int] | None
+    remarks: list[str]
+    guarded: list[str]
+    setting: Setting | None
+    seconds: float
+
+
+class Kept(TypedDict):
+    """A benchmark's result under its key, with the digest of the weights that gave it."""
+
+    key: str
+    params_digest: str
+    result: SuiteResult
+    answers: list[Answer]
+
+
+class Options(NamedTuple):
+    """How a suite is measured.
+
+    Attributes:
+        benchmarks: a folder with the items, as JSON lines; None is the hub.
+        limit: only the first so many items of each part, for a look: such a value is compared with nothing.
+        allow_code: run programs that the model writes, in a sandbox.
+        haystack: gives the words of a text that the model never saw, for needles; None: there is none.
+        needles: how they are asked; None is the default.
+    """
+
+    benchmarks: Path | None
+    limit: int | None = None
+    allow_code: bool = False
+    haystack: Haystack | None = None
+    needles: Needles | None = None
+
+
+class Measured(NamedTuple):
+    """A row for each benchmark of a suite, the file that keeps them, and the labels that were read from it."""
+
+    results: list[SuiteResult]
+    path: Path
+    read: tuple[str, ...]
+
+
+def run_suite(
+    suite: Suite, model: "JaxLanguageModel", options: Options, *, place: Path, weights: str, about: Mapping[str, Any]
+) -> Measured:
+    """Measure a suite, or read results that still hold. Each benchmark is kept as it ends.
+
+    Args:
+        place: the checkpoint or folder of the model. Results are written next to it.
+        about: written into the file as well.
+
+    Raises:
+        ConfigError: there is no such folder of benchmarks.
+        EvaluationError: an answer of the model is not finite, or lm-eval did not do as it was asked.
+    """
+    from phasewise.trainer.state import params_digest
+
+    if options.benchmarks and not options.benchmarks.is_dir():
+        raise ConfigError(f"--benchmarks must be a folder with a folder for each benchmark, found none at {options.benchmarks}.")
+    params = params_digest(model.params)
+    named = {
+        "params": params,
+        "computation": model.config.model_dump(mode="json"),
+        "tokenizer": digest_of_json([model.tokenizer.to_str(), model.begin_of_text, model.ends, model.begins_texts]),
+        "seed": model.seed,
+    }
+    path = kept_path(place, suite.name, weights, options.limit)
+    kept = read_kept(path, params)
+    results: list[SuiteResult] = []
+    read: list[str] = []
+    for number, asked in enumerate(suite.asked):
+        label = asked.label
+        needles = options.needles or Needles(length=asked.length or 64)
+        definition = definition_of(asked, needles) if asked.length else find_definition(asked.benchmark)
+        try:
+            if asked.length:
+                prepared = prepare_needles(asked, model, options.haystack, needles=needles)
+            else:
+                prepared = prepare(definition, asked, options.benchmarks, allow_code=options.allow_code)
+            key = digest_of_json(
+                {
+                    "benchmark": label,
+                    "model": named,
+                    "items": prepared.items_digest or hub_items_digest(prepared),
+                    "definition": prepared.definition_digest,
+                    "limit": options.limit,
+                    "code": measuring_code(),
+                }
+            )
+            if label in kept and kept[label]["key"] == key:
+                read.append(label)
+                results.append(kept[label]["result"])
+                continue
+            result, answers = measure(model, prepared, limit=options.limit)
+        except NotMeasured as error:
+            results.append(_row(definition, asked, hole=str(error)))
+            say(f"{number + 1} of {len(suite.asked)}: {label} not measured: {error}")
+            continue
+        kept[label] = Kept(key=key, params_digest=params, result=result, answers=answers)
+        write_kept(path, {**about, "suite": suite.name}, kept, [one.label for one in suite.asked])
+        results.append(result)
+        say(
+            f"{number + 1} of {len(suite.asked)}: {label} {result['metric']} {result['value']:.3f} (floor {result['baseline']:.3f}), "
+            f"{result['items']:,} items, {result['seconds']:.1f} s"
+        )
+    return Measured(results, path, tuple(read))
+
+
+@cache
+def measuring_code() -> str:
+    """Digest of the code of `MEASURING`."""
+    return code_digest(*MEASURING)
+
+
+def kept_path(place: Path, suite: str, weights: str, limit: int | None) -> Path:
+    """Return the file of a suite next to the checkpoint; for a run's checkpoints, next to their folder, which holds nothing else."""
+    name = f"{suite}-{weights}" if limit is None else f"{suite}-{weights}-first-{limit}"
+    of_run = place.parent.name == "checkpoints"
+    folder = place.parents[1] / "evaluations" / place.name if of_run else place.with_name(f"{place.name}.evaluations")
+    return folder / f"{name}.json"
+
+
+def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
+    """Read label → result of these weights; nothing from a file that is missing or was edited."""
+    try:
+        benchmarks: dict[str, Kept] = read_sealed(path)["benchmarks"]
+    except (FileNotFoundError, NotAsWritten, KeyError):
+        return {}
+    return {label: kept for label, kept in benchmarks.items() if kept["params_digest"] == params_digest}
+
+
+def write_kept(path: Path, about: Mapping[str, Any], kept: Mapping[str, Kept], order: Iterable[str]) -> None:
+    """Write all results so far, in the suite's order. A cut-off evaluation resumes from them."""
+    write_sealed(path, {**about, "benchmarks": {label: kept[label] for label in order if label in kept}})
+
+
+def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None) -> tuple[SuiteResult, list[Answer]]:
+    """Measure a benchmark: its row, and the answer to each of its items.
+
+    Raises:
+        NotMeasured: the benchmark cannot be put to this model.
+        EvaluationError: an answer is not finite, or lm-eval did not do as it was asked.
+    """
+    began = time.perf_counter()
+    definition, asked = prepared.definition, prepared.asked
+    before = (model.num_contexts, model.num_cut_contexts)
+    guarded: tuple[str, ...] = ()
+    with quiet_harness(offline=any(part.files for part in prepared.parts)) as temporary:
+        found = put(model, load_tasks(prepared, temporary), prepared, limit=limit)
+        samples = {name: samples_of(found.found, name, definition.filter) for name in found.tasks}
+        if definition.metric == "pass":
+            [(name, items)] = samples.items()
+            guarded = check_sandbox().guarded
+            values = _run(definition.name, items, [str(item["filtered_resps"][0]) for item in items])
+            answers = [
+                Answer(id=f"{name}:{item['doc_id']}", value=value, gold=[], log_likelihoods=[])
+                for item, value in zip(items, values, strict=True)
+            ]
+            constant = _run(definition.name, items, [CONSTANT_PROGRAM[definition.name]] * len(items))
+            floors = Floors(random=None, constant=sum(constant) / len(constant), longest_choice=None)
+        else:
+            answers = [_answer(found.tasks[name], name, item, definition.metric) for name, items in samples.items() for item in items]
+            _check_means(found, answers, definition)
+            floors = measure_floors(found.tasks, samples, definition.metric)
+    values = [answer["value"] for answer in answers]
+    setting = _setting(found, prepared, precision=model.config.compute_dtype)
+    cut = Cut(contexts=model.num_cut_contexts - before[1], of=model.num_contexts - before[0])
+    result = {
+        **_row(definition, asked),
+        "value": float(np.mean(values)),
+        "stderr": float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
+        "items": len(values),
+        "choice_probability": _choice_probability(answers),
+        "others": _others(found, definition),
+        "baseline": max(floor for floor in (floors["random"], floors["constant"], floors["longest_choice"]) if floor is not None),
+        "floors": floors,
+        "limit": limit,
+        "cut": cut,
+        "max_new_tokens": list(found.max_new_tokens) if found.max_new_tokens else None,
+        "remarks": _remarks(definition.remark, setting, cut, limit, found.max_new_tokens, model),
+        "guarded": list(guarded),
+        "setting": setting,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    return cast(SuiteResult, result), answers
+
+
+def _row(definition: Definition, asked: Asked, *, hole: str | None = None) -> SuiteResult:
+    return SuiteResult(
+        benchmark=asked.label, metric=definition.metric, filter=definition.filter, shots=asked.shots, source=asked.source, value=None,
+        stderr=None, items=0, hole=hole, choice_probability=None, others={}, baseline=None, floors=None, limit=None, cut=None,
+        max_new_tokens=None, remarks=[], guarded=[], setting=None, seconds=0.0,
+    )  # fmt: skip
+
+
+def program_of(benchmark: str, item: Mapping[str, Any], written: str) -> str:
+    """Join the text that the model wrote, up to its stop string, with the item's tests."""
+    if benchmark == "humaneval":
+        return f"{item['prompt']}{written}\n{item['test']}\ncheck({item['entry_point']})\n"
+    return "\n".join([written, item["test_setup_code"], *item["test_list"], ""])
+
+
+def _run(benchmark: str, items: Sequence[Sample], written: Sequence[str]) -> list[float]:
+    programs = [program_of(benchmark, item["doc"], text) for item, text in zip(items, written, strict=True)]
+    return [float(ran.passed) for ran in run_programs(programs)]
+
+
+def _answer(task: Any, name: str, sample: Sample, metric: str) -> Answer:
+    if metric not in sample:
+        raise EvaluationError(f"{name} must give the metric {metric}, found {', '.join(sample['metrics'])}: correct its definition.")
+    value = float(sample[metric])
+    if not math.isfinite(value):
+        raise EvaluationError(f"{name} must give a finite {metric}, found {value} for its item {sample['doc_id']}.")
+    gold: list[int] = []
+    scores: list[float] = []
+    if task.OUTPUT_TYPE == "multiple_choice":
+        gold = _gold(task, name, sample)
+        scores = [float(score) for score, _ in sample["filtered_resps"]][: len(task.doc_to_choice(sample["doc"]))]
+    elif task.OUTPUT_TYPE == "loglikelihood":
+        gold, scores = [0], [float(sample["filtered_resps"][0][0])]
+    return Answer(id=f"{name}:{sample['doc_id']}", value=value, gold=gold, log_likelihoods=scores)
+
+
+def _gold(task: Any, name: str, sample: Sample) -> list[int]:
+    """Find the positions of the right choices. lm-eval counts an item whose answer is not a choice as wrong, with a warning."""
+    doc = sample["doc"]
+    choices = task.doc_to_choice(doc)
+    target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    every = target if isinstance(target, list) else [target]
+    places = [choices.index(one) if isinstance(one, str) and one in choices else one for one in every]
+    if not places or not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
+        raise NotMeasured(
+            f"the answer of {name}'s item {sample['doc_id']} must be one of its {len(choices)} choices, found {target!r}: correct the item."
+        )
+    return [int(place) for place in places]
+
+
+def _check_means(found: Put, answers: Sequence[Answer], definition: Definition) -> None:
+    """The mean of the items must be the value that lm-eval reports, under the metric and the filter that count."""
+    for name in found.tasks:
+        reported = float(found.found["results"][name][f"{definition.metric},{definition.filter}"])
+        mean = float(np.mean([answer["value"] for answer in answers if answer["id"].rpartition(":")[0] == name]))
+        if abs(reported - mean) > 1e-9:
+            raise EvaluationError(
+                f"{name}: lm-eval reports {definition.metric} {reported} and its items have the mean {mean}: they must be equal."
+            )
+
+
+def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]], metric: str) -> Floors:
+    """Score answers that need no model, with lm-eval's own comparison."""
+    pairs = [(tasks[name], sample["doc"], sample["target"]) for name, found in samples.items() for sample in found]
+    kinds = {task.OUTPUT_TYPE for task, _, _ in pairs}
+    if kinds == {"loglikelihood"}:
+        targets = Counter(str(target).strip() for _, _, target in pairs)
+        return Floors(random=None, constant=targets.most_common(1)[0][1] / len(pairs), longest_choice=None)
+    if kinds != {"multiple_choice"}:
+        # Behind `####` is the result of a sum that is done in words.
+        answers = Counter(
+            answer
+            for _, _, target in pairs
+            for answer in {str(one).rpartition("#### ")[2].strip() for one in (target if isinstance(target, list) else [target])}
+        )
+        texts = dict.fromkeys([*(answer for answer, _ in answers.most_common(COMMON_ANSWERS)), *PHRASES])
+        values = [np.mean([float(task.process_results(doc, [text])[metric]) for task, doc, _ in pairs]) for text in texts]
+        return Floors(random=None, constant=float(max(values)), longest_choice=None)
+    rights: list[list[float]] = []
+    longest: list[float] = []
+    for task, doc, _ in pairs:
+        choices = task.doc_to_choice(doc)
+        answers = [[(0.0, True) if place == chosen else (-1e9, False) for place in range(len(choices))] for chosen in range(len(choices))]
+        right = [float(task.process_results(doc, answer)[metric]) for answer in answers]
+        rights.append(right)
+        longest.append(right[int(np.argmax([len(choice) for choice in choices]))])
+    positions = range(max(map(len, rights)))
+    constant = max(np.mean([right[position] if position < len(right) else 0.0 for right in rights]) for position in positions)
+    random = float(np.mean([np.mean(right) for right in rights]))
+    return Floors(random=random, constant=float(constant), longest_choice=float(np.mean(longest)))
+
+
+def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
+    filter_name = prepared.definition.filter
+    settings = [read_setting(found.found, name, filter_name=filter_name, precision=precision) for name in found.tasks]
+    if len(settings) == 1:
+        return settings[0]
+    return Setting(
+        version=", ".join(sorted({one["version"] for one in settings})),
+        shots=prepared.asked.shots,
+        filter=filter_name,
+        items=sum(one["items"] for one in settings),
+        asked=sum(one["asked"] for one in settings),
+        items_digest=digest_of_json([one["items_digest"] for one in settings]),
+        prompts_digest=digest_of_json([one["prompts_digest"] for one in settings]),
+        precision=precision,
+    )
+
+
+def _choice_probability(answers: Sequence[Answer]) -> float | None:
+    """Mean probability of the right choice among the choices, by likelihood; of a text without others, its own probability."""
+    if not all(answer["log_likelihoods"] for answer in answers):
+        return None
+    shares: list[float] = []
+    for answer in answers:
+        scores = np.array(answer["log_likelihoods"], np.float64)
+        likelihoods = np.exp(scores - (scores.max() if len(scores) > 1 else 0.0))
+        shares.append(float(likelihoods[answer["gold"]].sum() / (likelihoods.sum() if len(scores) > 1 else 1.0)))
+    return float(np.mean(shares))
+
+
+def _others(found: Put, definition: Definition) -> dict[str, float]:
+    """The other values that lm-eval reports, each item counting once."""
+    counts = {name: found.found["n-samples"][name]["effective"] for name in found.tasks}
+    totals: dict[str, float] = {}
+    for name, count in counts.items():
+        for key, value in found.found["results"][name].items():
+            is_value = "," in key and not key.partition(",")[0].endswith("_stderr") and not key.startswith("bypass,")
+            if is_value and key != f"{definition.metric},{definition.filter}" and isinstance(value, int | float):
+                totals[key] = totals.get(key, 0.0) + count * float(value)
+    return {key: total / sum(counts.values()) for key, total in sorted(totals.items()) if math.isfinite(total)}
+
+
+def _remarks(
+    remark: str, setting: Setting, cut: Cut, limit: int | None, max_new_tokens: tuple[int, int] | None, model: "JaxLanguageModel"
+) -> list[str]:
+    remarks = [remark] if remark else []
+    if limit is not None:
+        remarks.append(f"only the first {setting['asked']:,} of {setting['items']:,} items")
+    if cut["contexts"]:
+        remarks.append(f"{cut['contexts']:,} of {cut['of']:,} contexts lost their beginning: the model sees fewer tokens")
+    if max_new_tokens and max_new_tokens[1] < max_new_tokens[0]:
+        remarks.append(f"at most {max_new_tokens[1]:,} new tokens, where the benchmark lets it write {max_new_tokens[0]:,}")
+    if model.max_length != model.trained_length:
+        remarks.append(f"it reads {model.max_length:,} tokens, and was trained on rows of {model.trained_length:,}")
+    return remarks
