@@ -43,7 +43,7 @@ def _why_unknown(label: str) -> str:
         return f"there is no {name}, only {', '.join(DEFINITIONS)}"
     if not (colon and shots.isascii() and shots.isdigit() and str(int(shots)) == shots):
         return f"behind a colon it must say the number of examples in the prompt, as in {name}:0"
-    if DEFINITIONS[name].runs_code:
+    if DEFINITIONS[name].metric == "pass":
         return "it runs programs that the model writes, which `phasewise evaluate --suite` does with --allow-code, and a gate never does"
     if int(shots) and DEFINITIONS[name].shots_split is None:
         return f"it has no split for examples, only {name}:0 can be asked"

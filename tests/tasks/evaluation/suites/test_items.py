@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from phasewise.flows import cli
+from phasewise.flows.cli import main
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Suite
 from phasewise.tasks.evaluation.leakage_items import find_items
 from phasewise.trainer.base.errors import ConfigError
@@ -49,12 +49,12 @@ def test_a_scan_for_a_suite_fails_where_a_benchmark_of_it_was_not_searched_for(
     text = tmp_path / "corpus.jsonl"
     text.write_text(json.dumps({"text": f"A tale. {premise[:-1]} so it slept. The end."}) + "\n")
     call = ["scan", str(text), "--benchmarks", str(folder), "--suite", "core", "--workers", "1", "--home", str(tmp_path / "home")]
-    said = CliRunner().invoke(cli.main, [*call, "--json"])
+    said = CliRunner().invoke(main.main, [*call, "--json"])
     report = json.loads(said.stdout)
     assert said.exit_code == 1
     assert [(hit["benchmark"], hit["item"]) for hit in report["hits"]] == [("copa", "copa:0")]
     assert report["not_searched"]["piqa"] == "no items: no file piqa/validation.jsonl"
     text.write_text(json.dumps({"text": "Nothing of any benchmark is in this text."}) + "\n")
-    clean = CliRunner().invoke(cli.main, call)
+    clean = CliRunner().invoke(main.main, call)
     assert clean.exit_code == 1
     assert "The scan fails: piqa was not searched for: no items: no file piqa/validation.jsonl." in clean.stdout
