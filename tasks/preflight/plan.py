@@ -23,9 +23,7 @@ from phasewise.trainer.config import (
     Stability,
     Steps,
 )
-from phasewise.trainer.preflight.roofline import products
 from phasewise.trainer.preflight.spec import Platform, Spec, StepShape
-from phasewise.trainer.sharding import check_mesh
 
 LOSS_TOKENS_A_CHIP = 2048
 """Logits of so many tokens exist at a time on a chip: 1 GiB at Llama 3's vocabulary. More need memory; with
@@ -263,6 +261,8 @@ def contexts_for(model: ModelConfig, where: Slice) -> list[int]:
 
 def _sparse_meshes(model: ModelConfig, where: Slice) -> Iterator[Mesh]:
     """As `trainer.sharding` takes them: experts in equal parts over `expert`, all other weights over fsdp × expert × context."""
+    from phasewise.trainer.sharding import check_mesh  # it imports jax
+
     for expert, tensor, context in itertools.product(_powers(MAX_EXPERT), _powers(MAX_TENSOR_SPARSE), contexts_for(model, where)):
         for copies in _powers(where.devices_of_each):
             fsdp, left = divmod(where.devices_of_each, expert * tensor * context * copies)
@@ -308,6 +308,8 @@ def _dense_policies() -> Iterator[Remat]:
 
 def _sparse_policies(model: ModelConfig) -> Iterator[Remat]:
     """What experts compute and exchange is kept with everything else, or comes again. Names are those of products that there are."""
+    from phasewise.trainer.preflight.roofline import products  # it imports jax
+
     yield "none"
     there = {ATTENTION, *products(model)}
     groups = [group for names in SPARSE_GROUPS if (group := [name for name in names if name in there])]
