@@ -38,6 +38,7 @@ OTHERS: dict[str, str] = {
     "validations/evidence/leakage/fold.py": "a table of an installed package",
     "validations/expectations/suites.py": "the suites, in this folder",
     "tasks/evaluation/made_benchmarks.py": "items whose digest the manifest names, compared first",
+    "tasks/evaluation/benchmark_definitions.py": "a YAML file of this package",
     "tasks/evaluation/checkpoint.py": "definitions whose digest the manifest names, compared first",
     "tasks/data/text_files.py": TEXT,
     "tasks/data/renderer.py": MADE_HERE,
