@@ -35,7 +35,6 @@ from phasewise.trainer.base.run_folder import RunFolder
 from tests.ports import free_port
 from tests.stores.emulator import the_emulator
 from tests.tasks.training.api_server import ApiServer, api_server
-from tests.tasks.training.schema import problems_of
 
 LAUNCHER_DIES_AT = 16
 
@@ -46,7 +45,7 @@ def main(root: Path) -> None:
     (root / "hosts").mkdir()
     python_of_hosts(root, emulator.url)
     os.environ["PATH"] = f"{root / 'hosts'}:{os.environ['PATH']}"  # where pods find their Python
-    with api_server(root / "nodes", problems_of) as (cluster, address), own_server(Home(root / "server"), free_port(), "pods") as server:
+    with api_server(root / "nodes") as (cluster, address), own_server(Home(root / "server"), free_port(), "pods") as server:
         environment = {
             **os.environ,
             "PHASEWISE_LAUNCHER": "jobset",

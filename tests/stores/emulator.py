@@ -54,7 +54,11 @@ class Fault:
 
 @dataclass
 class Faults:
-    """The faults that wait for their requests, and what became of the requests so far."""
+    """The faults that wait for their requests, and what became of the requests so far.
+
+    Attributes:
+        lag: listings show the store as it was so many changes ago; an object asked for by name is found at once.
+    """
 
     waiting: list[Fault] = field(default_factory=list)
     happened: list[tuple[Kind, str]] = field(default_factory=list)
@@ -66,27 +70,20 @@ class Faults:
         """Answer with a status and do nothing."""
         self.waiting.append(Fault("refuse", method, where, times, status))
 
-    def tear(self, *, where: str = UPLOADS, method: str = "", times: int = 1) -> None:
+    def tear(self, *, where: str = UPLOADS, times: int = 1) -> None:
         """Cut the connection in the middle of the request's body."""
-        self.waiting.append(Fault("tear", method, where, times))
+        self.waiting.append(Fault("tear", "", where, times))
 
     def drop_reply(self, *, where: str = "", method: str = "", times: int = 1) -> None:
         """Do what is asked and cut the connection before the answer."""
         self.waiting.append(Fault("drop_reply", method, where, times))
 
-    def lag_listings(self, changes: int) -> None:
-        """From now on listings show the store as it was so many changes ago; an object asked for by name is found at once."""
-        self.lag = changes
-
     def clear(self) -> None:
-        """No more faults, nothing remembered."""
-        self.waiting.clear()
-        self.happened.clear()
-        self.requests.clear()
+        for remembered in (self.waiting, self.happened, self.requests):
+            remembered.clear()
         self.lag = 0
 
     def take(self, method: str, subject: str) -> Fault | None:
-        """The fault that is due for a request."""
         with self._lock:
             self.requests.append(f"{method} {subject}")
             for fault in self.waiting:
@@ -103,8 +100,7 @@ class RememberingStorage(Storage):
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self.damage: Callable[[bytes], bytes] | None = None
-        """What becomes of contents on their way in."""
+        self.damage: Callable[[bytes], bytes] | None = None  # of contents on their way in
         self._changes: deque[tuple[str, str, Any]] = deque(maxlen=10_000)
         super().__init__(use_memory_fs=True)
 
@@ -131,7 +127,7 @@ class RememberingStorage(Storage):
         return list(shown.items())
 
     def _write_config_to_file(self) -> None:
-        """Nothing: nobody reads the list of all objects, and writing it with every object costs more than the object."""
+        pass  # nobody reads the list of all objects, and writing it with every object costs more than the object
 
 
 class FaultyHandler(RequestHandler):
@@ -166,7 +162,12 @@ class FaultyHandler(RequestHandler):
         self.rfile = io.BytesIO(body)
         try:
             query = parse_qs(urlsplit(self.path).query)
-            if not self._is_wanted_version(query, bucket, name):
+            try:
+                found = self.storage.get_file_obj(bucket, name)
+            except NotFound:
+                found = {"generation": "0", "metageneration": "0"}
+            wanted = {key: query.get(f"if{key.capitalize()}Match", [found[key]])[0] for key in ("generation", "metageneration")}
+            if any(found[key] != value for key, value in wanted.items()):
                 self._answer(412)
             elif self.command == "DELETE" and "upload_id" in query:
                 self._answer(499)  # what the service says of an upload that was cancelled
@@ -175,17 +176,6 @@ class FaultyHandler(RequestHandler):
             return self.wfile.getvalue()
         finally:
             self.wfile = socket_out
-
-    def _is_wanted_version(self, query: dict[str, list[str]], bucket: str, name: str) -> bool:
-        """Whether the object is the one that the request is about; generation 0 is that of an object which does not exist."""
-        try:
-            found = self.storage.get_file_obj(bucket, name)
-        except NotFound:
-            found = {"generation": "0", "metageneration": "0"}
-        return all(
-            query.get(f"if{condition.capitalize()}Match", [found[condition]]) == [found[condition]]
-            for condition in ("generation", "metageneration")
-        )
 
     def _object_asked_for(self, head: bytes) -> tuple[str, str]:
         """Bucket and name of the object: an upload has its name in the query or at the start of its body."""
@@ -214,8 +204,7 @@ class FaultyHandler(RequestHandler):
 class QuietServer(ThreadingHTTPServer):
     """A client that goes away in the middle of a request is no error here: tests kill them."""
 
-    request_queue_size = 1024
-    """With the usual 5, hundreds of connections at once wait for seconds until the system asks again."""
+    request_queue_size = 1024  # with the usual 5, hundreds of connections at once wait for seconds until the system asks again
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):

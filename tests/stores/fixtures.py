@@ -1,7 +1,6 @@
 """Stores for all tests: `store`, here and on Google Cloud Storage; `gcs`, there alone; `faulty_store`, where things go wrong on demand.
 
-Processes started by a test find the emulator by their environment if it runs before they do: fixtures that start long-lived processes
-call `the_emulator()` first.
+Processes find the emulator by their environment if it runs before they do: fixtures that start long-lived ones call `the_emulator()` first.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A Hugging Face hub of our own, on loopback: data sets with commits, branches and tags, and what can go wrong between it and its readers.
+"""A Hugging Face hub of our own on loopback, with what goes wrong on the real one.
 
 It answers what `huggingface_hub` asks: revisions, trees in pages, files by a link to a store that is signed and runs out, or, where they
 are small, at once. Its clock moves when somebody sleeps on it, so nobody waits.
@@ -24,10 +24,7 @@ Kind = Literal["refuse", "cut", "whole", "short", "expire"]
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests whose path matches: refused, cut in the middle, or answered by too much or too little.
-
-    Before that so many as `passes` go through.
-    """
+    """After so many `passes`, what happens to the next `times` requests whose path matches: refused, cut, or given too much or little."""
 
     kind: Kind
     where: str
@@ -86,24 +83,28 @@ class FakeHub:
         """The fault that is due for a request."""
         with self._lock:
             self.requests.append(path)
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.where, path):
-                    if fault.passes > 0:
-                        fault.passes -= 1
-                        continue
+            for fault in [one for one in self.faults if one.times > 0 and re.search(one.where, path)]:
+                if fault.passes == 0:
                     fault.times -= 1
                     return fault
+                fault.passes -= 1
         return None
 
     def asked(self, where: str) -> int:
         """How many requests match."""
         return sum(bool(re.search(where, path)) for path in self.requests)
 
-    def files_at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """The commit of a revision, which may be a commit's first letters, and its files."""
+    def files_at(self, revision: str) -> tuple[str, dict[str, bytes]]:
+        """The commit of a revision, which may be a commit's first letters, and its files.
+
+        Raises:
+            LookupError: there is none.
+        """
         name = self.names.get(revision, revision)
         found = [commit for commit in self.commits if commit.startswith(name)]
-        return (found[0], self.commits[found[0]]) if len(found) == 1 and len(name) >= 7 else None
+        if len(found) != 1 or len(name) < 7:
+            raise LookupError("RevisionNotFound")
+        return found[0], self.commits[found[0]]
 
 
 class HubHandler(BaseHTTPRequestHandler):
@@ -116,132 +117,119 @@ class HubHandler(BaseHTTPRequestHandler):
         return self.server.hub  # type: ignore[attr-defined]
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        pass
 
     def do_GET(self) -> None:
         hub, path = self.hub, unquote(self.path)
         fault = hub.take(path)
         if hub.now < hub.closed_until:
             hub.impatient += 1
-            return self._answer(429, b"{}", {"Retry-After": str(round(hub.closed_until - hub.now))})
+            return self.answer(429, b"{}", {"Retry-After": str(round(hub.closed_until - hub.now))})
         if fault and fault.kind == "refuse":
-            return self._answer(fault.status, b"{}", fault.headers)
+            return self.answer(fault.status, b"{}", fault.headers)
         url = urlsplit(self.path)
-        place = unquote(url.path)
+        place, query = unquote(url.path), parse_qs(url.query)
         if place.startswith("/signed/"):
-            return self._signed(place, parse_qs(url.query), fault)
+            _, _, commit, name = place.split("/", 3)
+            if query["signature"] != ["secret"] or hub.now > float(query["expires"][0]):
+                return self.answer(403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
+            return self.content(hub.commits[commit][name], fault, {"X-Repo-Commit": commit})
         if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
-            return self._answer(401, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to dataset owner/name is restricted."})
-        if api := re.fullmatch(rf"/api/{hub.repository}(?:/revision/([^/]+))?", place):
-            return self._revision(api[1] or "main")
-        if tree := re.fullmatch(rf"/api/{hub.repository}/tree/([^/]+)(?:/(.*))?", place):
-            return self._tree(tree[1], tree[2] or "", parse_qs(url.query))
-        if file := re.fullmatch(rf"/{hub.repository}/resolve/([^/]+)/(.*)", place):
-            return self._resolve(file[1], file[2], fault)
-        return self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return self.answer(401, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to dataset owner/name is restricted."})
+        try:
+            if api := re.fullmatch(rf"/api/{hub.repository}(?:/revision/([^/]+))?", place):
+                return self._json({"id": hub.repository.split("/", 1)[1], "sha": hub.files_at(api[1] or "main")[0]})
+            if tree := re.fullmatch(rf"/api/{hub.repository}/tree/([^/]+)(?:/(.*))?", place):
+                return self._tree(hub.files_at(tree[1])[1], tree[2] or "", query)
+            if file := re.fullmatch(rf"/{hub.repository}/resolve/([^/]+)/(.*)", place):
+                return self._resolve(file[2], fault, *hub.files_at(file[1]))
+        except LookupError as error:
+            return self.answer(404, b"{}", {"X-Error-Code": str(error.args[0])})
+        return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET  # noqa: N815  # http.server's name
 
-    def _revision(self, revision: str) -> None:
-        found = self.hub.files_at(revision)
-        if found is None:
-            return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        return self._json({"id": self.hub.repository.split("/", 1)[1], "sha": found[0]})
-
-    def _tree(self, revision: str, folder: str, query: Mapping[str, list[str]]) -> None:
-        found = self.hub.files_at(revision)
-        if found is None:
-            return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        entries = _entries(found[1], folder, recursive=query.get("recursive", [""])[0].lower() == "true")
+    def _tree(self, files: Mapping[str, bytes], folder: str, query: Mapping[str, list[str]]) -> None:
+        """A page of the tree below a folder: folders and files, sorted by path."""
+        prefix, found = f"{folder}/" if folder else "", dict[str, dict[str, Any]]()
+        recursive = query.get("recursive", [""])[0].lower() == "true"
+        for path, content in files.items():
+            parts = path.removeprefix(prefix).split("/")
+            for depth in range(1, len(parts)) if path.startswith(prefix) else ():
+                above = prefix + "/".join(parts[:depth])
+                if recursive or depth == 1:
+                    found[above] = {"type": "directory", "path": above, "oid": sha1(above.encode()).hexdigest(), "size": 0}
+            if path.startswith(prefix) and (recursive or len(parts) == 1):
+                found[path] = {"type": "file", "path": path, "size": len(content), "oid": sha1(content).hexdigest()}
+                if len(content) > SMALL_BYTES:
+                    found[path]["lfs"] = {"oid": sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        entries = [found[path] for path in sorted(found)]
         if not entries:
-            return self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            raise LookupError("EntryNotFound")
         start = int(query.get("cursor", ["0"])[0])
-        stop = start + PAGE_ENTRIES
-        headers = {}
+        stop, headers = start + PAGE_ENTRIES, dict[str, str]()
         if stop < len(entries):
             more = "&".join(f"{name}={value[0]}" for name, value in query.items() if name != "cursor")
             headers["Link"] = f'<{self.hub.address}{urlsplit(self.path).path}?{more}&cursor={stop}>; rel="next"'
-        return self._json(entries[start:stop], headers)
+        self._json(entries[start:stop], headers)
 
-    def _resolve(self, revision: str, path: str, fault: Fault | None) -> None:
-        found = self.hub.files_at(revision)
-        content = found and found[1].get(path)
-        if not found or content is None:
-            return self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound" if found else "RevisionNotFound"})
+    def _resolve(self, path: str, fault: Fault | None, commit: str, files: Mapping[str, bytes]) -> None:
+        if path not in files:
+            raise LookupError("EntryNotFound")
+        content = files[path]
         if len(content) <= SMALL_BYTES:
-            return self._content(content, fault)
-        runs_out = self.hub.now + LINK_SECONDS if not (fault and fault.kind == "expire") else self.hub.now - 1
-        link = f"{self.hub.address}/signed/{found[0]}/{path}?expires={runs_out}&signature=secret"
+            return self.content(content, fault)
+        runs_out = self.hub.now + (-1 if fault and fault.kind == "expire" else LINK_SECONDS)
+        link = f"{self.hub.address}/signed/{commit}/{path}?expires={runs_out}&signature=secret"
         linked = {"X-Linked-ETag": f'"{sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
-        return self._answer(302, b"", {"Location": link, "X-Repo-Commit": found[0], **linked})
+        return self.answer(302, b"", {"Location": link, "X-Repo-Commit": commit, **linked})
 
-    def _signed(self, place: str, query: Mapping[str, list[str]], fault: Fault | None) -> None:
-        _, _, commit, path = place.split("/", 3)
-        if query["signature"] != ["secret"] or self.hub.now > float(query["expires"][0]):
-            return self._answer(403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
-        return self._content(self.hub.commits[commit][path], fault, {"X-Repo-Commit": commit})
-
-    def _content(self, content: bytes, fault: Fault | None, about: Mapping[str, str] | None = None) -> None:
+    def content(self, content: bytes, fault: Fault | None, about: Mapping[str, str] | None = None) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         kind = fault.kind if fault else None
         told = {"ETag": f'"{sha256(content).hexdigest()}"', **(about or {})}
         if not asked or kind == "whole":
-            return self._answer(200, content, told)
+            return self.answer(200, content, told)
         start, stop = int(asked[1]), min(int(asked[2]) + 1, len(content))
         part = content[start : stop - 1] if kind == "short" else content[start:stop]
-        headers = {**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
-        return self._answer(206, part, headers, cut=kind == "cut")
+        return self.answer(206, part, {**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}, cut=kind == "cut")
 
     def _json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
-        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+        self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def _answer(self, status: int, content: bytes, headers: Mapping[str, str] | None = None, *, cut: bool = False) -> None:
+    def answer(self, status: int, content: bytes, headers: Mapping[str, str] | None = None, *, cut: bool = False) -> None:
         self.send_response(status)
-        for name, value in (headers or {}).items():
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command == "HEAD":
             return
         sent = content[: len(content) // 2] if cut else content
         self.wfile.write(sent)
         self.hub.bytes_sent += len(sent)
-        if cut:
-            self.close_connection = True
+        self.close_connection = cut or self.close_connection
 
 
-def _entries(files: Mapping[str, bytes], folder: str, *, recursive: bool) -> list[dict[str, Any]]:
-    """The tree below a folder, as the hub lists it: folders and files, sorted by path."""
-    prefix = f"{folder}/" if folder else ""
-    found: dict[str, dict[str, Any]] = {}
-    for path, content in files.items():
-        if not path.startswith(prefix):
-            continue
-        parts = path.removeprefix(prefix).split("/")
-        for depth in range(1, len(parts)):
-            above = prefix + "/".join(parts[:depth])
-            if recursive or depth == 1:
-                found[above] = {"type": "directory", "path": above, "oid": sha1(above.encode()).hexdigest(), "size": 0}
-        if recursive or len(parts) == 1:
-            found[path] = {"type": "file", "path": path, "size": len(content), "oid": sha1(content).hexdigest()}
-            if len(content) > SMALL_BYTES:
-                found[path]["lfs"] = {"oid": sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-    return [found[path] for path in sorted(found)]
+@contextmanager
+def listening(handler: type[HubHandler], **state: Any) -> Iterator[str]:
+    """The address of a server with this state, for as long as the context lasts."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    for name, value in state.items():
+        setattr(server, name, value)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextmanager
 def serving() -> Iterator[FakeHub]:
     """A hub that answers at `address` for as long as the context lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    server.daemon_threads = True
     hub = FakeHub()
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    server.hub = hub  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(HubHandler, hub=hub) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

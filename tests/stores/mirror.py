@@ -5,18 +5,16 @@ A process that is to read them imports this module with the variable `TEST_MIRRO
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
-from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 from fsspec.implementations.http import HTTPFileSystem
 
-from tests.stores.hub import FakeHub, HubHandler
+from tests.stores.hub import FakeHub, HubHandler, listening
 
 VARIABLE = "TEST_MIRROR"
 WEB = "/web/"
@@ -45,19 +43,16 @@ class MirrorHandler(HubHandler):
 
     def do_GET(self) -> None:  # noqa: N802  # http.server's name
         path = unquote(urlsplit(self.path).path)
-        if path.startswith(WEB):
-            return self._web(path.removeprefix(WEB))
-        return super().do_GET()
+        if not path.startswith(WEB):
+            return super().do_GET()
+        content = self.server.web(path.removeprefix(WEB))  # type: ignore[attr-defined]
+        if content is None:
+            return self.answer(404, b"")
+        if "Range" in self.headers:
+            return self.content(content, None)
+        return self.answer(200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "Accept-Ranges": "bytes"})
 
     do_HEAD = do_GET  # noqa: N815  # http.server's name
-
-    def _web(self, path: str) -> None:
-        content = self.server.web(path)  # type: ignore[attr-defined]
-        if content is None:
-            return self._answer(404, b"")
-        if "Range" in self.headers:
-            return self._content(content, None)
-        return self._answer(200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "Accept-Ranges": "bytes"})
 
 
 @contextmanager
@@ -68,22 +63,14 @@ def serving(repositories: Mapping[str, Mapping[str, Mapping[str, bytes]]], web: 
         repositories: `datasets/OWNER/NAME`, or `OWNER/NAME` of a model → revision → path → content.
         web: `HOST/PATH` → content; None is that there is no such file.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), MirrorHandler)
-    server.daemon_threads = True
-    address = f"http://127.0.0.1:{server.server_port}"
-    hubs = {name: FakeHub(repository=name, address=address) for name in repositories}
+    hubs = {name: FakeHub(repository=name) for name in repositories}
     for name, revisions in repositories.items():
         for revision, files in revisions.items():
             hubs[name].commit(files, branch=revision)
-    server.hubs, server.web = list(hubs.values()), web  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(MirrorHandler, hubs=list(hubs.values()), web=web) as address:
+        for hub in hubs.values():
+            hub.address = address
         yield address, hubs
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 if VARIABLE in os.environ:

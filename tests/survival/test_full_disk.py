@@ -13,21 +13,12 @@ from tests.survival.disks import small_disk
 
 HOOK = Path(__file__).with_name("full_disk")
 POINTS = {
-    "server log": "*/prefect/server.log",
-    "Prefect's database": "*/prefect/prefect.db*",
-    "source stand-ins": "*/sources/*",
-    "documents": "*/documents/*part-*",
-    "tokenizer": "*/tokenizers/*",
-    "shards": "*/tokens/*",
-    "index": "*/evidence/indexes/*.npy",
-    "scan evidence": "*/evidence/leakage/*",
-    "verdict": "*/verdicts/*/data*",
-    "run.json": "*/runs/*/*run.json*",
-    "metrics": "*/runs/*metrics.jsonl*",
-    "checkpoint": "*/runs/*/checkpoints/*",
-    "evaluation": "*/runs/*/*evaluation*",
+    "server log": "*/prefect/server.log", "Prefect's database": "*/prefect/prefect.db*", "source stand-ins": "*/sources/*",
+    "documents": "*/documents/*part-*", "tokenizer": "*/tokenizers/*", "shards": "*/tokens/*", "index": "*/evidence/indexes/*.npy",
+    "scan evidence": "*/evidence/leakage/*", "verdict": "*/verdicts/*/data*", "run.json": "*/runs/*/*run.json*",
+    "metrics": "*/runs/*metrics.jsonl*", "checkpoint": "*/runs/*/checkpoints/*", "evaluation": "*/runs/*/*evaluation*",
     "report": "*/reports/*",
-}
+}  # fmt: skip
 """What is written → its name on the disk, in the order of a run."""
 
 

@@ -18,8 +18,7 @@ from phasewise.trainer.base.storage import file_system_of, remove_strays, write_
 from phasewise.trainer.checkpoints.files import find_damage, remove_checkpoint
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from tests.tasks.store.test_publisher import objects_of
-from tests.tasks.store.worlds import RUN_NAME, Machine, machine
+from tests.tasks.store.machine import RUN_NAME, Machine
 
 ROOT = Path(__file__).parents[3]
 DELETES = re.compile(r'\.rm_file\(|\.rm\(|"DELETE"|\.mv\(|\.delete_file\(')
@@ -58,7 +57,7 @@ def test_a_run_does_its_work_where_nothing_can_be_deleted(
     def work(step: int, scratch: str) -> Machine:
         monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path / scratch))
         home = Home.open(str(forbidding.root))
-        one = machine(home.work, forbidding.root)
+        one = Machine(home.work, forbidding.root)
         with home.held("a run"), home.kept(RUN_NAME):
             if step not in [int(path.name) for path in one.run.checkpoints.glob("*")]:
                 one.train_to(step)
@@ -81,7 +80,7 @@ def test_a_run_does_its_work_where_nothing_can_be_deleted(
     assert second.files() == first.files()
     assert find_damage(second.run.checkpoint(5)) is None
     assert not second.run.checkpoint(4).exists()
-    assert len(objects_of(first)) > len(second.files())  # the weights of step 4 are still there
+    assert len(first.objects()) > len(second.files())  # the weights of step 4 are still there
     (line,) = [record.getMessage() for record in caplog.records if "warning" in record.getMessage()]
     assert re.fullmatch(r"warning: gs://phasewise-tests does not let files be deleted \(Forbidden: .*\): those that .* stay there\.", line)
     refused = " ".join(request for kind, request in forbidding.faults.happened if kind == "refuse")

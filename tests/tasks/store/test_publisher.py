@@ -1,130 +1,141 @@
-"""What is committed on one machine is what another finds; what is newer here is not lost, and what others did is not undone."""
+"""What is committed on one machine is what another finds: nothing is lost, and who was shut out changes nothing."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phasewise.tasks.store.content import Objects, Source, take_snapshot
-from phasewise.tasks.store.publisher import Publisher
-from phasewise.trainer.base.errors import StorageError
-from phasewise.trainer.base.storage import write_atomically
+from phasewise.tasks.home import Home
+from phasewise.tasks.store.content import Objects, take_snapshot
+from phasewise.tasks.store.head import ABSENT, Head, HeadObject
+from phasewise.tasks.store.publisher import Publisher, check_not_taken_over, keeping
+from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
+from phasewise.trainer.base.storage import as_path, write_atomically
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
 from tests.stores.emulator import BUCKET, the_emulator
-from tests.tasks.store.worlds import Machine, machine
+from tests.stores.fixtures import FaultyStore
+from tests.tasks.store.machine import RUN_NAME, Machine
 
 HOUR = 3600.0
+OFTEN = 1000
+DIES_BEFORE_THE_HEAD = """
+import os, sys
+from pathlib import Path
+from phasewise.tasks.store.head import HeadObject
+from phasewise.tasks.store.publisher import Publisher
+from tests.tasks.store.machine import Machine
+from phasewise.trainer.base.storage import as_path
+one = Machine(Path(sys.argv[1]), as_path(sys.argv[2]))
+publisher = Publisher(one.kept, every_seconds=3600.0).__enter__()
+one.train_to(10)
+HeadObject.replace = lambda *_: os._exit(9)
+publisher.publish()
+"""
+Build = Callable[[str], Machine]
 
 
-def objects_of(one: Machine) -> set[str]:
-    prefix = str(one.kept.objects.folder).removeprefix(f"gs://{BUCKET}/")
-    return {name.rpartition("/")[2] for name in the_emulator().storage.objects[BUCKET] if name.startswith(prefix)}
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
+    """A machine by name, whose home is on the store of the test."""
+    faulty = request.getfixturevalue("faulty_store") if "faulty_store" in request.fixturenames else None
+    store = faulty.root if faulty else request.getfixturevalue("gcs")
+    return lambda name: Machine(tmp_path / name, store)
 
 
-def test_another_machine_goes_on_with_what_was_committed(gcs: Path, tmp_path: Path):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR):
+def publisher_of(one: Machine) -> Publisher:
+    """One that commits when a test says so, and at its end."""
+    return Publisher(one.kept, every_seconds=HOUR)
+
+
+def test_another_machine_goes_on_with_what_was_committed(machine: Build):
+    one, other = machine("one"), machine("other")
+    with publisher_of(one):
         one.train_to(5)
-    with Publisher(other.kept, every_seconds=HOUR):
+    with publisher_of(other):
         assert other.files() == one.files()
         assert find_damage(other.run.checkpoint(5)) is None
         assert not other.run.heartbeat.exists()
         other.train_to(10)
-    with Publisher(one.kept, every_seconds=HOUR):
+    with publisher_of(one):
         assert one.files() == other.files()
 
 
-def test_what_is_newer_here_is_kept_as_long_as_nobody_else_went_on(gcs: Path, tmp_path: Path):
-    one = machine(tmp_path / "one", gcs)
-    with Publisher(one.kept, every_seconds=HOUR):
+def test_what_is_newer_here_is_kept_as_long_as_nobody_else_went_on(machine: Build):
+    one = machine("one")
+    with publisher_of(one):
         one.train_to(5)
     one.train_to(10)
-    with Publisher(one.kept, every_seconds=HOUR):
+    with publisher_of(one):
         assert one.run.checkpoint(10).exists()
-    with Publisher(machine(tmp_path / "other", gcs).kept, every_seconds=HOUR):
+    with publisher_of(machine("other")):
         pass
     one.train_to(15, text=" of another line")
-    with Publisher(one.kept, every_seconds=HOUR):
+    with publisher_of(one):
         assert not one.run.checkpoint(15).exists()
         assert one.run.checkpoint(10).exists()
 
 
-def test_what_no_head_names_is_deleted_and_what_one_names_stays(gcs: Path, tmp_path: Path):
-    one = machine(tmp_path / "one", gcs)
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
+def test_what_no_head_names_is_deleted_and_what_one_names_stays(machine: Build):
+    one, other = machine("one"), machine("other")
+    with publisher_of(one) as publisher:
         one.train_to(5)
         publisher.publish()
-        before = objects_of(one)
+        other.kept.look()  # who only looks gets no weights and takes nothing over
+        before = one.objects()
         remove_checkpoint(one.run.checkpoint(5))
-        one.train_to(10)
-    now = objects_of(one)
-    assert before - now  # the weights of step 5
-    assert now == set(take_snapshot(one.kept.work, one.kept.folders).sources)
-
-
-def test_who_only_looks_gets_no_weights_and_takes_nothing_over(gcs: Path, tmp_path: Path):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
-        one.train_to(5)
-        publisher.publish()
-        other.kept.look()
         one.train_to(10)
     assert other.run.metrics.exists()
     assert not other.run.checkpoints.exists()
+    now = one.objects()
+    assert before - now, "the weights of step 5"
+    assert now == set(take_snapshot(one.kept.work, one.kept.folders).sources)
 
 
 def test_a_result_is_never_there_without_its_checkpoint(tmp_path: Path):
-    one = machine(tmp_path, tmp_path)
+    one = Machine(tmp_path, tmp_path)
     one.train_to(5)
     (one.run.checkpoint(5) / DIGESTS_NAME).unlink()
     (one.run.checkpoints / "7.orbax-checkpoint-tmp-1").mkdir()
     (one.run.checkpoints / "7.orbax-checkpoint-tmp-1" / "x").touch()
-    names = take_snapshot(tmp_path, one.kept.folders).files
-    assert [name.rpartition("/")[2] for name in names] == ["metrics.jsonl"]
+    assert [name.rpartition("/")[2] for name in take_snapshot(tmp_path, one.kept.folders).files] == ["metrics.jsonl"]
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_damage_on_the_store_is_named_and_nothing_of_it_is_used(gcs: Path, tmp_path: Path, is_gone: bool):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
+def test_damage_on_the_store_is_named_and_nothing_of_it_is_used(machine: Build, is_gone: bool):
+    one, other = machine("one"), machine("other")
+
+    def spoil(digest: str) -> None:
+        place = one.kept.objects.folder / digest
+        place.unlink() if is_gone else write_atomically(place, b"other bytes")
+
+    with publisher_of(one) as publisher:
         one.train_to(5)
         publisher.publish()
         one.train_to(10)
-    (weights,) = (digest for digest, source in take_snapshot(one.kept.work, one.kept.folders).sources.items() if is_weights(source, 10))
-    spoil(one.kept.objects.folder / weights, is_gone)
-    with Publisher(other.kept, every_seconds=HOUR):  # its checkpoint is left out, and the one before is there
+    sources = take_snapshot(one.kept.work, one.kept.folders).sources
+    (weights,) = (digest for digest, source in sources.items() if source.path and source.path.parts[-3:] == ("10", "state", "weights"))
+    spoil(weights)
+    with publisher_of(other):  # its checkpoint is left out, and the one before is there
         assert find_damage(other.run.checkpoint(5)) is None
         assert not other.run.checkpoint(10).exists()
     (piece,) = one.kept.head.read()[0].files["runs/tiny-proxy/kestrel/metrics.jsonl"]
-    spoil(one.kept.objects.folder / piece.sha256, is_gone)
-    with (
-        pytest.raises(StorageError, match=f"{piece.sha256} .*(has other bytes|is not there)"),
-        Publisher(machine(tmp_path / "third", gcs).kept, every_seconds=HOUR),
-    ):
+    spoil(piece.sha256)
+    with pytest.raises(StorageError, match=f"{piece.sha256} .*(has other bytes|is not there)"), publisher_of(machine("third")):
         pass
 
 
-def is_weights(source: Source, step: int) -> bool:
-    return source.path is not None and source.path.parts[-3:] == (str(step), "state", "weights")
-
-
-def spoil(place: Path, is_gone: bool) -> None:
-    if is_gone:
-        place.unlink()
-    else:
-        write_atomically(place, b"other bytes")
-
-
-def test_a_checkpoint_that_is_deleted_while_it_is_sent_is_left_out(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
-    send = Objects.send
+def test_a_checkpoint_that_is_deleted_while_it_is_sent_is_left_out(machine: Build, monkeypatch: pytest.MonkeyPatch):
+    one, other, send = machine("one"), machine("other"), Objects.send
 
     def delete_and_send(objects: Objects, sources: Any) -> None:
         monkeypatch.setattr(Objects, "send", send)
         remove_checkpoint(one.run.checkpoint(5))
         send(objects, sources)
 
-    with Publisher(one.kept, every_seconds=HOUR) as publisher:
+    with publisher_of(one) as publisher:
         one.train_to(5)
         one.train_to(10)
         monkeypatch.setattr(Objects, "send", delete_and_send)
@@ -133,36 +144,221 @@ def test_a_checkpoint_that_is_deleted_while_it_is_sent_is_left_out(gcs: Path, tm
     assert other.files() == one.files()
 
 
-def test_a_home_that_was_uploaded_as_it_lay_is_gone_on_with(gcs: Path, tmp_path: Path):
-    """Once it is committed, what was uploaded counts for nothing any more."""
-    local, one, other = (machine(tmp_path / name, gcs) for name in ("local", "one", "other"))
+def test_a_home_that_was_uploaded_as_it_lay_is_gone_on_with_until_something_is_committed(gcs: Path, machine: Build):
+    local, one, other = machine("local"), machine("one"), machine("other")
     local.train_to(5)
     for path in [path for path in local.kept.work.rglob("*") if path.is_file()]:
         write_atomically(gcs.joinpath(*path.relative_to(local.kept.work).parts), path.read_bytes())
     assert other.kept.look() == 1
     assert other.run.metrics.read_bytes() == local.run.metrics.read_bytes()
-    with Publisher(one.kept, every_seconds=HOUR):
+    with publisher_of(one):
         assert one.files() == local.files()
         assert find_damage(one.run.checkpoint(5)) is None
         assert not one.run.heartbeat.exists()
         one.train_to(10)
     write_atomically(gcs.joinpath(*local.run.metrics.relative_to(local.kept.work).parts), b"")
-    with Publisher(other.kept, every_seconds=HOUR):
+    with publisher_of(other):
         assert other.files() == one.files()
 
 
-@pytest.mark.parametrize("is_where_it_was_made", [True, False])
-def test_a_head_that_somebody_deleted_is_no_new_home(gcs: Path, tmp_path: Path, is_where_it_was_made: bool):
-    """Content without a head is a head that is lost: what is here would be deleted, and all would begin again without a word."""
-    one = machine(tmp_path / "one", gcs)
-    with Publisher(one.kept, every_seconds=HOUR):
+@pytest.mark.parametrize("name", ["one", "other"])
+def test_a_head_that_somebody_deleted_is_no_new_home(machine: Build, name: str):
+    one = machine("one")
+    with publisher_of(one):
         one.train_to(5)
-    before = one.files()
-    head = the_emulator().storage.objects[BUCKET].pop(next(name for name in the_emulator().storage.objects[BUCKET] if "head.json" in name))
-    who = one if is_where_it_was_made else machine(tmp_path / "other", gcs)
+    before, objects = one.files(), the_emulator().storage.objects[BUCKET]
+    del objects[next(found for found in objects if "head.json" in found)]
+    who = machine(name)
     with pytest.raises(StorageError, match=r"head\.json is not there, and content that it named is: bring back the version"):
         who.kept.look()
-    with pytest.raises(StorageError, match="is not there"), Publisher(who.kept, every_seconds=HOUR):
+    with pytest.raises(StorageError, match="is not there"), publisher_of(who):
         pass
     assert one.files() == before
-    assert head
+
+
+# ── faults of the store ──
+
+
+@pytest.mark.parametrize("where", ["objects", "head.json"])
+def test_a_store_that_is_away_for_long_keeps_what_it_had_and_gets_the_rest_later(faulty_store: FaultyStore, machine: Build, where: str):
+    one, other = machine("one"), machine("other")
+    with publisher_of(one) as publisher:
+        one.train_to(5)
+        publisher.publish()
+        before = one.kept.head.read()
+        one.train_to(10)
+        faulty_store.faults.refuse(where=where, method="POST", times=OFTEN)
+        with pytest.raises(StorageError, match="is not kept on gs://"):
+            publisher.publish()
+        faulty_store.faults.clear()
+        assert one.kept.head.read() == before
+        publisher.check()  # whoever was away is not shut out
+    other.kept.look(checkpoints=True)
+    assert other.files() == one.files()
+
+
+def test_a_listing_that_lags_decides_nothing(faulty_store: FaultyStore, machine: Build):
+    one, other = machine("one"), machine("other")
+    faulty_store.faults.lag = OFTEN
+    with publisher_of(one):
+        faulty_store.faults.requests.clear()  # where nothing was ever committed, uploaded files are looked for
+        one.train_to(5)
+    with publisher_of(other):
+        assert other.files() == one.files()
+    assert not [
+        request for request in faulty_store.faults.requests if request.startswith("GET") and "/o?" in request and "prefix" in request
+    ]
+
+
+def test_who_was_taken_over_writes_nothing_more(machine: Build):
+    old, new, third = machine("old"), machine("new"), machine("third")
+    publisher = publisher_of(old).__enter__()
+    old.train_to(5)
+    publisher.publish()
+    with publisher_of(new):
+        new.train_to(10)
+    head = new.kept.head.read()
+    old.train_to(7, text=" of the old one")
+    with pytest.raises(TakenOver, match="the other one goes on"):
+        publisher.publish()
+    with pytest.raises(TakenOver):
+        publisher.check()
+    objects = set(the_emulator().storage.objects[BUCKET])
+    old.train_to(8)
+    with pytest.raises(TakenOver):
+        publisher.__exit__(None)
+    assert new.kept.head.read() == head
+    assert set(the_emulator().storage.objects[BUCKET]) == objects
+    third.kept.look(checkpoints=True)
+    assert third.files() == new.files()
+
+
+def test_who_is_taken_over_between_content_and_head_commits_nothing(machine: Build, monkeypatch: pytest.MonkeyPatch):
+    old, new, third, send = machine("old"), machine("new"), machine("third"), Objects.send
+    publisher = publisher_of(old).__enter__()
+    old.train_to(5)
+    publisher.publish()
+
+    def send_and_be_taken_over(*arguments: Any) -> None:
+        monkeypatch.setattr(Objects, "send", send)
+        send(*arguments)
+        with publisher_of(new):
+            new.train_to(10)
+
+    monkeypatch.setattr(Objects, "send", send_and_be_taken_over)
+    old.train_to(7)
+    for _ in range(2):
+        with pytest.raises(TakenOver):
+            publisher.publish()
+    third.kept.look(checkpoints=True)
+    assert third.files() == new.files()
+
+
+def test_a_delete_that_comes_late_spares_what_was_sent_again(machine: Build):
+    one = machine("one")
+    with publisher_of(one):
+        one.train_to(5)
+    objects = one.kept.objects
+    digests = {piece.sha256 for pieces in one.kept.head.read()[0].files.values() for piece in pieces}
+    again = next(iter(digests))
+    versions = objects.versions(digests)
+    (objects.folder / again).write_bytes(objects.content(again))
+    objects.delete(versions)
+    assert objects.versions(digests).keys() == {again}
+
+
+def test_killed_between_the_files_of_a_checkpoint_and_the_commit(gcs: Path, machine: Build):
+    one, other = machine("one"), machine("other")
+    with publisher_of(one):
+        one.train_to(5)
+    before = one.files()
+    killed = subprocess.run([sys.executable, "-c", DIES_BEFORE_THE_HEAD, str(one.kept.work), str(gcs)], timeout=60)
+    assert killed.returncode == 9
+    with publisher_of(other):
+        assert other.files() == before
+        assert find_damage(other.run.checkpoint(5)) is None
+
+
+# ── a process keeps its work once, whoever of its flows asks ──
+
+
+def test_within_another_it_changes_nothing(machine: Build):
+    kept = machine("one").kept
+    with keeping(kept):
+        with keeping(kept):
+            pass
+        assert kept.head.read()[0].number == 1
+        check_not_taken_over()
+    with keeping(kept):
+        assert kept.head.read()[0].number == 2
+
+
+def test_who_lost_the_work_is_stopped_and_hears_it(machine: Build, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.05")
+    one, other = machine("one"), machine("other")
+
+    def follow() -> None:
+        with keeping(one.kept):
+            with publisher_of(other):
+                other.train_to(5)
+            one.train_to(7)
+            while True:  # as the launcher of a trainer does
+                check_not_taken_over()
+
+    with pytest.raises(TakenOver, match="another's"):
+        follow()
+    check_not_taken_over()  # it keeps nothing any more
+
+
+def test_a_home_on_a_store_is_worked_on_here(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path))
+    home, looked = Home.at(str(gcs)), Home.at(str(gcs), reads_only=True)
+    places = (home.run(RUN_NAME, "kestrel"), home.verdict(RUN_NAME, "kestrel", "data"), home.report(RUN_NAME))
+    assert all(place.is_relative_to(tmp_path) for place in places)
+    assert not looked.run(RUN_NAME, "kestrel").is_relative_to(home.work)  # who looks disturbs nobody who works
+    with home.held("a flow"), home.kept(RUN_NAME), home.held("its subflow"), home.kept(RUN_NAME):
+        places[1].parent.mkdir(parents=True)
+        places[1].write_text("{}")
+    looked.look(RUN_NAME)
+    assert looked.verdict(RUN_NAME, "kestrel", "data").read_text() == "{}"
+
+
+def test_a_local_home_keeps_nothing_elsewhere(tmp_path: Path):
+    home = Home.open(str(tmp_path))
+    assert home.work == home.root
+    with home.kept(RUN_NAME):
+        home.look(RUN_NAME)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ── the head ──
+
+
+def test_of_two_who_replace_the_head_the_second_is_refused(gcs: Path):
+    place = HeadObject.at(gcs / "head.json")
+    assert place.read() == (Head(), ABSENT)
+    first, second = Head().taken(), Head().taken()
+    generation = place.replace(first, ABSENT)
+    with pytest.raises(TakenOver, match="another's"):
+        place.replace(second, ABSENT)
+    assert place.read() == (first, generation)
+    place.replace(second, generation)
+    with pytest.raises(TakenOver):
+        place.replace(first.followed({}), generation)
+    assert place.read()[0] == second
+    write_atomically(gcs / "head.json", b'{"files"')
+    with pytest.raises(StorageError, match="does not read"):
+        place.read()
+
+
+def test_a_lost_answer_is_no_refusal(faulty_store: FaultyStore):
+    place, head = HeadObject.at(faulty_store.root / "head.json"), Head().taken()
+    faulty_store.faults.drop_reply(method="POST", where="head.json")
+    generation = place.replace(head, ABSENT)
+    assert faulty_store.faults.happened
+    assert place.read() == (head, generation)
+
+
+def test_a_store_without_preconditions_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"found memory://.*gs:// alone"):
+        HeadObject.at(as_path("memory://bucket/head.json"))

@@ -31,14 +31,11 @@ class SshHosts:
         self._connections: list[list[Any]] = [[] for _ in range(count)]
         self.processes: list[asyncio.subprocess.Process] = []
         self.names: list[str] = []
-        self.known_hosts = folder / "known_hosts"
         client = asyncssh.generate_private_key("ssh-ed25519")
-        self.key = folder / "key"
+        self.known_hosts, self.key, self.allowed = (folder / name for name in ("known_hosts", "key", "authorized_keys"))
         client.write_private_key(str(self.key))
-        self.allowed = folder / "authorized_keys"
         client.write_public_key(str(self.allowed))
-        lines = [self._run(self._open(number)) for number in range(count)]
-        self.known_hosts.write_text("".join(lines))
+        self.known_hosts.write_text("".join([self._run(self._open(number)) for number in range(count)]))
 
     def cut(self, number: int) -> None:
         """The connections to a host end, as when a network fails."""
@@ -55,7 +52,17 @@ class SshHosts:
         return sum(process.returncode is None for process in self.processes)
 
     def close(self) -> None:
-        self._run(self._close())
+        async def end() -> None:
+            for server in self._servers:
+                server.close()
+            for process in self.processes:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            for connection in [one for connections in self._connections for one in connections]:
+                connection.abort()
+
+        self._run(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -74,14 +81,9 @@ class SshHosts:
                 connections.append(conn)
 
         server = await asyncssh.create_server(
-            Server,
-            "127.0.0.1",
-            0,
-            server_host_keys=[key],
-            authorized_client_keys=str(self.allowed),
+            Server, "127.0.0.1", 0, server_host_keys=[key], authorized_client_keys=str(self.allowed), encoding=None,
             process_factory=lambda process: self._serve(process, home),
-            encoding=None,
-        )
+        )  # fmt: skip
         self._servers.append(server)
         port = server.sockets[0].getsockname()[1]
         self.names.append(f"{USER}@127.0.0.1:{port}")
@@ -89,48 +91,30 @@ class SshHosts:
 
     async def _serve(self, asked: Any, home: Path) -> None:
         """One command, in a session of its own. A connection that ends closes its input, and does not end it: as OpenSSH does."""
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", asked.command, stdin=-1, stdout=-1, stderr=asyncio.subprocess.STDOUT, env=environment, start_new_session=True
-        )
+        process: Any = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", asked.command, stdin=-1, stdout=-1, stderr=asyncio.subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], "HOME": str(home)}, start_new_session=True,
+        )  # fmt: skip
         self.processes.append(process)
-        told = asyncio.ensure_future(_pass_on(asked.stdin, process.stdin))
+
+        async def pass_on_input() -> None:
+            with suppress(Exception):  # the connection is gone, in whichever way
+                while said := await asked.stdin.read(1024):
+                    process.stdin.write(said)
+            process.stdin.close()
+
+        told = asyncio.ensure_future(pass_on_input())
         with suppress(Exception):
-            while said := await process.stdout.read(2**16):  # pyright: ignore[reportOptionalMemberAccess]
+            while said := await process.stdout.read(2**16):
                 with suppress(OSError):
                     asked.stdout.write(said)
         code = await process.wait()
         told.cancel()
         with suppress(OSError):
             if code < 0:
-                asked.exit_with_signal(_name_of(-code), False, "", "")
+                asked.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"), False, "", "")
             else:
                 asked.exit(code)
-
-    async def _close(self) -> None:
-        for server in self._servers:
-            server.close()
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        for connections in self._connections:
-            for connection in connections:
-                connection.abort()
-
-
-async def _pass_on(source: Any, target: Any) -> None:
-    try:
-        while said := await source.read(1024):
-            target.write(said)
-    except Exception:  # the connection is gone, in whichever way
-        pass
-    finally:
-        target.close()
-
-
-def _name_of(number: int) -> str:
-    return signal.Signals(number).name.removeprefix("SIG")
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """A trainer's stand-in for tests of launchers alone: `stand_in -P -m phasewise.trainer RUN.json …`, as `python` is called.
-It starts in an instant.
 
-It writes its heartbeat and a row now and then, saves and ends with 75 on SIGTERM, on the byte `s` and at the end of its input, and ends as
-the file `end-N` in the run's folder says: a number is its exit code; `deaf` is that it does not hear.
+It starts in an instant, writes its heartbeat, and ends with 75 on SIGTERM, on the byte `s` and at the end of its input, or as the file
+`end-N` in the run's folder says: a number is its exit code; `deaf` is that it does not hear.
 """
 
 import json
@@ -20,7 +19,7 @@ def main(run_file: Path, has_parent: bool) -> int:
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     place = folder / "roll-call" / os.environ.get("PHASEWISE_LAUNCH", "none")
     place.mkdir(parents=True, exist_ok=True)
-    (place / f"{number}.json").write_text(json.dumps({"pid": os.getpid(), "environment": dict(os.environ)}))
+    (place / f"{number}.json").write_text(json.dumps({"pid": os.getpid()}))
     print(f"process {number} is here", file=sys.stderr, flush=True)
     while True:
         if number == "0":
@@ -33,8 +32,7 @@ def main(run_file: Path, has_parent: bool) -> int:
             return int(told)
         if has_parent and select.select([0], [], [], 0.02)[0]:
             said = os.read(0, 1)
-            if said in (b"s", b""):
-                asked.append(1)
+            asked += [1] if said == b"s" else []
             if said == b"":
                 return 75
         time.sleep(0.02)

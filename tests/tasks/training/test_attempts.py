@@ -1,4 +1,4 @@
-"""The trainer as a process: its result, its refusals, and its lives after a kill. The model is tiny and the trainer is the real one."""
+"""The trainer as a process: its result, its refusals, its attempts after a kill, and a phase that changes its slice."""
 
 import json
 import os
@@ -15,30 +15,35 @@ from typing import Any
 import psutil
 import pytest
 
-from phasewise.tasks.training import attempts, local, monitor
-from phasewise.tasks.training.attempts import MAX_RESTARTS, launch_trainer
+from phasewise.tasks.training import attempts, local
+from phasewise.tasks.training.attempts import MAX_RESTARTS, SliceSegment, launch_trainer
+from phasewise.tasks.training.execution import execution_summary
+from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.run_identity import finished_result, last_saved_step
-from phasewise.tasks.training.time_breakdown import read_time_breakdown
+from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.identity import read_sealed
-from phasewise.trainer.base.run_folder import read_events
+from phasewise.trainer.base.run_folder import RunFolder, read_events
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import RunConfig
+from phasewise.trainer.config import Execution, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.passed_over import PassedOver, Window, write_passed_over
 from phasewise.trainer.process.signals import STOP_VARIABLE
-from tests.tasks.training.conftest import STEPS, BuildRun
+from phasewise.trainer.run import main
+from tests.tasks.training.conftest import STEPS, BuildRun, rows_of, short
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
 KILLED_AFTER = 35
+MOVED_STEPS, MOVED_AT = 12, 7
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """What the trainers compile runs for milliseconds: it need not be optimised."""
+def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.monitor.POLL_SECONDS", 0.01)
         yield
 
 
@@ -63,76 +68,66 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
-    run = build_run("plain")
-    said = list[Row]()
-    started = time.monotonic()
+    run, said, started = build_run("plain"), list[Row](), time.monotonic()
     result = launch_trainer(run, said.extend)
     return Trained(run, result, said, time.monotonic() - started)
 
 
-def test_a_run_ends_with_its_result(trained: Trained):
+def test_a_run_ends_with_its_result_and_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):
     output = Path(trained.run.output)
     assert trained.result == read_sealed(output / "result.json") == finished_result(trained.run)
     assert trained.result["run_digest"] == trained.run.digest
-    assert Path(trained.result["checkpoint"]).is_dir()
     assert [row["step"] for row in trained.said] == list(range(1, STEPS + 1))
     assert trained.said == read_metrics(output / "metrics.jsonl")
     assert trained.said[-1]["loss"] < trained.said[0]["loss"] - 0.5
-
-
-def test_where_the_time_of_a_training_went_is_all_of_it(trained: Trained):
-    spent = read_time_breakdown(Path(trained.run.output))
+    spent = read_time_breakdown(output)
     assert spent is not None
     assert spent.lives == 1
     assert {"process", "compile", "step", "save"} <= spent.seconds.keys()
     assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds, rel=0.01)
     assert 0.8 * trained.seconds < spent.wall_seconds <= trained.seconds
-
-
-def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "subprocess", None)
     assert launch_trainer(trained.run, ignore) == trained.result
-
-
-def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, caplog: pytest.LogCaptureFixture):
-    """What was there is kept whole under another name."""
-    caplog.set_level("INFO")
-    before = build_run("changing")
-    after = build_run("changing", peak=1e-3)
-    write_json(trained_at / "changing" / "run.json", before.model_dump(mode="json"))
-    write_json(trained_at / "changing" / "result.json", {"run_digest": before.digest})
-    (trained_at / "changing" / "checkpoints" / "10").mkdir(parents=True)
-    kept = contents(trained_at / "changing")
-    assert finished_result(before)
-    assert finished_result(after) is None
-    write_json(trained_at / "changing" / "run.json", after.model_dump(mode="json"))
-    assert finished_result(before) is None, "what the folder says of its run was changed"
-    write_json(trained_at / "changing" / "run.json", before.model_dump(mode="json"))
-
-    result = launch_trainer(after, ignore)
-    (aside,) = trained_at.glob("changing.superseded-*")
-    assert contents(aside) == kept
-    assert (aside / "checkpoints" / "10").is_dir()
-    assert f"it is kept in {aside.name}" in caplog.text
-    assert result["run_digest"] == after.digest
+    last = Path(trained.result["checkpoint"])
+    moved = last.rename(last.with_name("elsewhere"))
+    assert finished_result(trained.run) == trained.result, "it was deleted to make room"
+    moved.rename(last)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_another_run_sets_the_folder_aside_whole(
+    build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    folder, before, after = trained_at / "changing", build_run("changing"), build_run("changing", peak=1e-3)
+    write_json(folder / "run.json", before.model_dump(mode="json"))
+    write_json(folder / "result.json", {"run_digest": before.digest})
+    (folder / "checkpoints" / "10").mkdir(parents=True)
+    kept = contents(folder)
+    assert finished_result(before)
+    assert finished_result(after) is None
+    write_json(folder / "run.json", after.model_dump(mode="json"))
+    assert finished_result(before) is None, "what the folder says of its run was changed"
+    write_json(folder / "run.json", before.model_dump(mode="json"))
+    start_instead(monkeypatch, lambda file: write_json(file.with_name("result.json"), {"run_digest": after.digest}) or 0)
+    assert launch_trainer(after, ignore)["run_digest"] == after.digest
+    (aside,) = trained_at.glob("changing.superseded-*")
+    assert contents(aside) == kept
+    assert (aside / "checkpoints" / "10").is_dir()
+    assert f"it is kept in {aside.name}" in caplog.text
+
+
 def is_trainer(process: psutil.Process) -> bool:
-    """Whether it is one, and at work. Other children of this process may end while they are asked."""
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE and "phasewise.trainer" in process.cmdline()
     return False
 
 
-def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
-    build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(build_run: BuildRun, trained: Trained, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
-    monkeypatch.setattr(monitor, "POLL_SECONDS", 0.01)
     killed: list[int] = []
     seen: list[int] = []
 
@@ -143,14 +138,14 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
             os.kill(child.pid, signal.SIGKILL)
             killed.append(rows[-1]["step"])
 
-    result = launch_trainer(build_run("killed"), kill_once)
+    run = build_run("killed")
+    result = launch_trainer(run, kill_once)
     assert killed
     assert "killed: the trainer was ended by SIGKILL; going on from its " in caplog.text
-    [event] = read_events(build_run("killed").output)
+    [event] = read_events(run.output)
     assert (event["kind"], event["step"]) in [("restart", step) for step in (None, 30, 60)]  # the last may not be committed yet
-    assert result["params_digest"] == trained.result["params_digest"]
-    assert result["final_loss"] == trained.result["final_loss"]
-    assert [row["step"] for row in read_metrics(Path(result["checkpoint"]).parents[1] / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert (result["params_digest"], result["final_loss"]) == (trained.result["params_digest"], trained.result["final_loss"])
+    assert [row["step"] for row in rows_of(run)] == list(range(1, STEPS + 1))
     assert set(seen) == set(range(1, STEPS + 1))
 
 
@@ -159,8 +154,6 @@ class Stopped(BaseException):
 
 
 def stop_after(step: int, run: RunConfig) -> Callable[[], None]:
-    """A check that stops the run once it has come so far."""
-
     def check() -> None:
         rows = read_metrics(Path(run.output) / "metrics.jsonl")
         if rows and rows[-1]["step"] >= step:
@@ -169,15 +162,12 @@ def stop_after(step: int, run: RunConfig) -> Callable[[], None]:
     return check
 
 
-def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(
-    build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(build_run: BuildRun, trained: Trained, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
-    monkeypatch.setattr(monitor, "POLL_SECONDS", 0.01)
     run = build_run("stopped")
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(KILLED_AFTER, run))
-    stopped_at = len(read_metrics(Path(run.output) / "metrics.jsonl"))
+    stopped_at = len(rows_of(run))
     assert KILLED_AFTER <= stopped_at < STEPS
     assert last_saved_step(run) == stopped_at
     assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; started again, it goes on from there" in caplog.text
@@ -188,9 +178,7 @@ def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(
 def test_a_trainer_that_cannot_save_in_time_is_cut_off_and_what_is_lost_is_said(
     build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A process that does not hear SIGTERM stands in for a save that takes too long."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(monitor, "POLL_SECONDS", 0.01)
     monkeypatch.setenv(STOP_VARIABLE, "0.2")
     run = build_run("slow")
     rows = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 41))
@@ -221,12 +209,10 @@ signal.pause()
 def test_what_may_go_on_is_started_again(
     build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
 ):
-    """Three times it ends early, and the fourth life ends with a result."""
     caplog.set_level("INFO")
     lives: list[Path] = []
 
-    def end_early(run_file: Path, *_: object) -> int:
-        (run_file.parent / "trainer.log").touch()
+    def end_early(run_file: Path) -> int:
         lives.append(run_file)
         if len(lives) <= MAX_RESTARTS:
             return code
@@ -239,18 +225,14 @@ def test_what_may_go_on_is_started_again(
 
 
 def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
-    """Another mesh, other kernels, other sinks: the same run, and its checkpoints are its own."""
-    before = build_run("moved")
-    write_json(trained_at / "moved" / "run.json", before.model_dump(mode="json"))
-    (trained_at / "moved" / "checkpoints" / "30").mkdir(parents=True)
-    changes = {
-        "execution": {"mesh": {"fsdp": 2}, "remat": "full", "microbatch_sequences": 1},
-        "instrumentation": {"layer_norms_every": 5, "tensorboard": True},
-    }
-    after = before.but(**changes)
+    before, folder = build_run("otherwise"), trained_at / "otherwise"
+    write_json(folder / "run.json", before.model_dump(mode="json"))
+    (folder / "checkpoints" / "30").mkdir(parents=True)
+    execution = {"mesh": {"fsdp": 2}, "remat": "full", "microbatch_sequences": 1}
+    after = before.but(execution=execution, instrumentation={"layer_norms_every": 5, "tensorboard": True})
     found: list[RunConfig] = []
 
-    def look(run_file: Path, *_: object) -> int:
+    def look(run_file: Path) -> int:
         found.append(RunConfig.model_validate(read_sealed(run_file)))
         assert (run_file.parent / "checkpoints" / "30").is_dir()
         write_json(run_file.parent / "result.json", {"run_digest": after.digest})
@@ -259,70 +241,130 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
     start_instead(monkeypatch, look)
     assert launch_trainer(after, ignore) == {"run_digest": before.digest}
     assert found == [after]
-    assert not list(trained_at.glob("moved.superseded-*"))
+    assert not list(trained_at.glob("otherwise.superseded-*"))
 
 
-@pytest.mark.parametrize(("code", "kind"), [(1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError)])
-def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]):
-    """One clear line, and no second try: what failed for a reason would fail for it again."""
+NO_SPACE = r"No space left on device \(the trainer ended with code 7: its log says nothing"
+REASON = r"^fails was not trained: the reason\.$"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "kind", "message"),
+    [
+        *((code, "trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n", kind, REASON) for code, kind in (
+            (1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError))),
+        (ExitCode.NO_STORAGE, "", StorageError, NO_SPACE),
+    ],
+)  # fmt: skip
+def test_a_failure_has_its_kind_and_its_last_reason_and_no_second_try(
+    build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, code: int, log: str, kind: type[Exception], message: str
+):
     lives: list[int] = []
 
-    def fail(run_file: Path, *_: object) -> int:
-        with open(run_file.parent / "trainer.log", "a") as log:
-            log.write("trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n")
+    def fail(run_file: Path) -> int:
+        run_file.with_name("trainer.log").write_text(log)
         lives.append(code)
         return code
 
     start_instead(monkeypatch, fail)
-    with pytest.raises(kind, match=r"^fails was not trained: the reason\.$") as failure:
+    with pytest.raises(kind, match=message) as failure:
         launch_trainer(build_run("fails"), ignore)
     assert type(failure.value) is kind
     assert len(lives) == 1
 
 
-def test_a_trainer_whose_log_could_not_be_written_says_that_its_disk_is_full(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
-    start_instead(monkeypatch, lambda *_: ExitCode.NO_STORAGE)
-    with pytest.raises(StorageError, match=r"No space left on device \(the trainer ended with code 7: its log says nothing") as failure:
-        launch_trainer(build_run("full"), ignore)
-    assert failure.value.exit_code == 7
-
-
 def test_a_loss_that_is_no_number_stops_the_run(build_run: BuildRun):
-    with pytest.raises(
-        TrainingDiverged, match=r"diverges was not trained: phase diverges: (loss|grad_norm|param_norm) is (nan|inf) at step \d+"
-    ):
+    message = r"diverges was not trained: phase diverges: (loss|grad_norm|param_norm) is (nan|inf) at step \d+"
+    with pytest.raises(TrainingDiverged, match=message):
         launch_trainer(build_run("diverges", peak=1e30), ignore)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [("digests.json", "is damaged"), ("state/manifest.ocdbt", "is damaged"), ("../../metrics.jsonl", "was saved with other rows than")],
+    ("name", "what"), [("state/manifest.ocdbt", "is damaged"), ("../../metrics.jsonl", "was saved with other rows than")]
 )
 def test_a_finished_phase_whose_last_checkpoint_was_damaged_goes_on_from_the_one_before(
     trained: Trained, name: str, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A digest, weights, or a row of the metrics was changed; killed on the way, the run does not look finished."""
-    run, last = trained.run, Path(trained.result["checkpoint"])
-    content = (last / name).read_bytes()
-    (last / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    assert finished_result(run) is None
     caplog.set_level("INFO")
+    run, file = trained.run, Path(trained.result["checkpoint"]) / name
+    content = file.read_bytes()
+    file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    assert finished_result(run) is None
+
+    def interrupt(_: Path) -> int:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
         start_instead(patch, interrupt)
         with pytest.raises(KeyboardInterrupt):
             launch_trainer(run, ignore)
     assert f"its last checkpoint {what}" in caplog.text
-    assert not (Path(run.output) / "result.json").exists()
-    assert launch_trainer(run, lambda rows: None) == trained.result == finished_result(run)
+    assert not (Path(run.output) / "result.json").exists(), "killed on the way, it must not look finished"
+    assert launch_trainer(run, ignore) == trained.result == finished_result(run)
 
 
-def interrupt(*_: object) -> int:
-    raise KeyboardInterrupt
+# ── a phase that goes on on another slice ──
 
 
-def test_a_last_checkpoint_that_was_deleted_to_make_room_is_no_damage(trained: Trained, tmp_path: Path):
-    last = Path(trained.result["checkpoint"])
-    last.rename(tmp_path / "elsewhere")
-    assert finished_result(trained.run) == trained.result
-    (tmp_path / "elsewhere").rename(last)
-    assert finished_result(trained.run) == trained.result
+def segments_of(run: RunConfig) -> list[SliceSegment]:
+    """Two devices, then one."""
+    first = SliceSegment(run.but(execution=Execution(mesh=Mesh(fsdp=2)), until_step=MOVED_AT), LocalLauncher(), "cpu-2")
+    return [first, SliceSegment(run.but(execution=Execution()), LocalLauncher(), "cpu-1")]
+
+
+def train_here(run: RunConfig) -> int:
+    file = RunFolder.at(run.output).run_file
+    write_json(file, run.model_dump(mode="json"))
+    return main([str(file)])
+
+
+def test_a_phase_goes_on_on_another_slice_with_the_same_batches_and_says_so(build_run: BuildRun):
+    run, stayed = short(build_run("moved"), MOVED_STEPS), short(build_run("stayed"), MOVED_STEPS)
+    launch_trainer(run, ignore, segments=segments_of(run))
+    assert train_here(stayed) == ExitCode.DONE
+    rows, wanted = rows_of(run), rows_of(stayed)
+    assert [(row["step"], row["tokens"]) for row in rows] == [(row["step"], row["tokens"]) for row in wanted]
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in wanted], rel=2e-4)
+    (event,) = read_events(run.output)
+    assert (event["kind"], event["step"]) == ("moved", MOVED_AT)
+    assert event["text"] == "trained to step 7 on cpu-2: 2 devices (fsdp 2), and saved; going on on cpu-1: 1 device, on the same batches"
+    words = execution_summary(Path(run.output), "cpu-1")
+    assert words.startswith("cpu-1: 1 device, ")
+    assert words.endswith("; before that to step 7 on cpu-2: 2 devices (fsdp 2)")
+    lives = read_attempts(Path(run.output))
+    found = [(life.slice_name, life.from_step, life.to_step, life.is_whole) for life in lives]
+    assert found == [("cpu-2", 0, MOVED_AT, True), ("cpu-1", MOVED_AT, MOVED_STEPS, True)]
+    spent = read_time_breakdown(Path(run.output))
+    assert spent is not None
+    assert spent.slices == {"cpu-2": lives[0].wall_seconds, "cpu-1": lives[1].wall_seconds}
+    assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds)
+    assert "replay" not in spent.seconds
+
+
+def test_a_segment_whose_checkpoint_is_not_there_is_trained_again(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
+    run, lives = short(build_run("not saved"), MOVED_STEPS), list[int | None]()
+
+    def end(run_file: Path) -> int:
+        lives.append(RunConfig.model_validate(read_sealed(run_file)).until_step)
+        if len(lives) == 1:
+            return ExitCode.MOVES
+        write_json(RunFolder.at(run.output).result, {})
+        return ExitCode.DONE
+
+    start_instead(monkeypatch, end)
+    launch_trainer(run, ignore, segments=segments_of(run))
+    assert lives == [MOVED_AT, MOVED_AT]
+    assert [event["kind"] for event in read_events(run.output)] == ["restart"]
+
+
+def test_a_move_within_what_is_passed_over_trains_nothing_of_it(build_run: BuildRun):
+    found: list[list[Row]] = []
+    for phase, untils in (("whole", [None]), ("in two", [MOVED_AT, None])):
+        run = short(build_run(phase), MOVED_STEPS)
+        write_passed_over(Path(run.output), PassedOver((Window(4, MOVED_AT + 1),)), ["a test"])
+        for until_step in untils:
+            assert train_here(run.but(until_step=until_step)) == (ExitCode.DONE if until_step is None else ExitCode.MOVES)
+        found.append(rows_of(run))
+    whole, in_two = found
+    assert [row["step"] for row in whole] == [1, 2, 3, 4, *range(MOVED_AT + 2, MOVED_STEPS + 1)]
+    assert in_two == whole

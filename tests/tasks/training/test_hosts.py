@@ -7,9 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,19 +14,14 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.store.content import Objects
 from phasewise.tasks.store.publisher import Kept, Publisher, keeping, named_digests
 from phasewise.tasks.training import hosts as program
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.training.hosts import Committer, HostWork
-from phasewise.tasks.training.jobset import JobSetLauncher, exit_code
-from phasewise.tasks.training.jobset_manifest import ClusterSettings
-from phasewise.tasks.training.kubernetes_cluster import Cluster
-from phasewise.tasks.training.launchers import Launcher
+from phasewise.tasks.training.jobset import exit_code
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.tasks.training.remote_hosts import start_remote, take_back
-from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import ConfigError, TakenOver
 from phasewise.trainer.base.identity import HOUSE, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_events
@@ -37,23 +29,19 @@ from phasewise.trainer.base.storage import as_path, put_file, read_json, write_a
 from phasewise.trainer.checkpoints.files import digests_here, find_damage, remove_checkpoint, saved_steps, write_digests
 from phasewise.trainer.checkpoints.shards import united
 from phasewise.trainer.metrics import Row
-from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
-from tests.tasks.training.api_server import api_server
-from tests.tasks.training.conftest import BuildRun
-from tests.tasks.training.machines import environment_here
-from tests.tasks.training.schema import problems_of
-from tests.tasks.training.ssh_hosts import ssh_hosts
-from tests.tasks.training.test_launchers import ON_TWO, hosts_of, rows_of, short
+from tests.tasks.training.conftest import BuildRun, rows_of, short, until
+from tests.tasks.training.machines import machines_of
 from tests.trainer.gated import gate, open_gate
 
 RUN_NAME, PHASE = "tiny-proxy", "apart"
 HOUR = 3600.0
 LOST_AT = 7
-PYTHON = """#!/bin/sh
-export PYTHONPATH={house}
-if [ "$3" = phasewise.trainer ]; then exec {python} -m tests.trainer.gated "$@"; fi
-exec {python} "$@"
+ON_TWO = {"mesh": {"fsdp": 2}}
+PYTHON = f"""#!/bin/sh
+export PYTHONPATH={HOUSE.parent}
+if [ "$3" = phasewise.trainer ]; then exec {sys.executable} -m tests.trainer.gated "$@"; fi
+exec {sys.executable} "$@"
 """
 
 
@@ -70,27 +58,28 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_shared_folder(
     build_run: BuildRun, tmp_path: Path, quick: None, kind: str
 ):
-    the_emulator()
     kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/{kind}"), RUN_NAME)
-    run = short(build_run(PHASE)).but(
-        execution=ON_TWO,
-        output=str(kept.work / "runs" / RUN_NAME / PHASE),
-        verdict=str(kept.work / "verdicts" / RUN_NAME / PHASE / "data.json"),
-    )
-    (tmp_path / "gates").mkdir()
-    gate(tmp_path / "gates", LOST_AT).touch()
-    lost: list[list[int]] = []
+    verdict = str(kept.work / "verdicts" / RUN_NAME / PHASE / "data.json")
+    run = short(build_run(PHASE)).but(execution=ON_TWO, output=str(kept.work / "runs" / RUN_NAME / PHASE), verdict=verdict)
+    folder, gates, lost = RunFolder.at(run.output), tmp_path / "gates", list[int]()
+    gates.mkdir()
+    gate(gates, LOST_AT).touch()
 
     def lose(rows: list[Row]) -> None:
         if not lost and rows[-1]["step"] == LOST_AT - 1:
-            lost.append([host.pid for host in found_hosts(kept)])
-            until(lambda: RunFolder.at(run.output).checkpoint(5).exists())
-            os.kill(lost[0][1], signal.SIGKILL)
-            open_gate(tmp_path / "gates", LOST_AT, is_asked=False)
+            meeting = max((kept.store / "runs" / RUN_NAME / "launches").glob("*"), key=str)
+            lost.append(read_json(meeting / "1.json")["pid"])
+            until(lambda: folder.checkpoint(5).exists())
+            os.kill(lost[0], signal.SIGKILL)
+            open_gate(gates, LOST_AT, is_asked=False)
 
-    with launcher_of(kind, tmp_path) as launcher, keeping(kept):
+    python = gates / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    variables = {**the_emulator().variables, "GATES": str(gates), "PHASEWISE_PUBLISH_SECONDS": "0.2"}
+    with machines_of(kind, tmp_path, python, **variables) as machines, keeping(kept):
         write_sealed(run.verdict, read_json(build_run(PHASE).verdict))
-        result = launch_trainer(run, lose, launcher=launcher)
+        result = launch_trainer(run, lose, launcher=machines.launcher())
     shared = short(build_run("shared")).but(execution=ON_TWO)
     assert result["params_digest"] == launch_trainer(shared, lambda rows: None, launcher=LocalLauncher(2))["params_digest"]
     assert rows_of(run) == rows_of(shared)
@@ -98,8 +87,7 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
     assert (event["kind"], event["step"]) == ("restart", 5)
     assert "host 1 (" in event["text"]
     assert "was ended by SIGKILL" in event["text"]
-    assert "host 1 of 2 (" in RunFolder.at(run.output).log(1).read_text()
-    folder = RunFolder.at(run.output)
+    assert "host 1 of 2 (" in folder.log(1).read_text()
     steps = saved_steps(folder.checkpoints)
     assert steps[-1] == run.stop_step
     assert [find_damage(folder.checkpoint(step)) for step in steps] == [None] * len(steps)
@@ -110,46 +98,9 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
     the_emulator().forget(f"{kind}/")
 
 
-@contextmanager
-def launcher_of(kind: str, root: Path) -> Iterator[Launcher]:
-    """Of two hosts: SSH servers, or pods that are processes."""
-    python = root / "gates" / "python"
-    python.write_text(PYTHON.format(house=HOUSE.parent, python=sys.executable))
-    python.chmod(0o755)
-    variables = {**environment_here(), **the_emulator().variables, "GATES": str(root / "gates")}
-    if kind == "jobset":
-        with api_server(root, problems_of) as (_, address):
-            settings = ClusterSettings(image="here", python=str(python), passed_on={**variables, "PHASEWISE_PUBLISH_SECONDS": "0.2"})
-            yield JobSetLauncher(Cluster("default", host=address), find_slice("v5p-16"), settings)
-        return
-    with ssh_hosts(root, 2) as hosts:
-        yield TpuVmLauncher(
-            Workers(
-                slices=(tuple(hosts.names),),
-                python=str(python),
-                project=str(HOUSE.parent),
-                port=free_port(),
-                known_hosts=hosts.known_hosts,
-                key=hosts.key,
-                environment=variables,
-            )
-        )
-
-
-def found_hosts(kept: Kept) -> list[Any]:
-    return hosts_of(sorted((kept.store / "runs" / RUN_NAME / "launches").glob("*"))[-1])
-
-
-def until(holds: Callable[[], Any]) -> None:
-    end = time.monotonic() + 120.0
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 @dataclass
 class Launch:
-    """A launch of two hosts: the launcher's publisher, a folder and a committer of each host."""
+    """A launch of two hosts: the launcher's publisher, a folder of each host, and the committer of the first."""
 
     root: Path
     store: Path
@@ -181,11 +132,8 @@ class Launch:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.committer.finish()
-            self.take_back()
+            take_back(self.publisher, self.run, needs_weights=True)
         self.publisher.__exit__(kind)
-
-    def take_back(self) -> None:
-        take_back(self.publisher, self.run, needs_weights=True)
 
     def train_to(self, step: int, *, same: str = "", uploads: bool = True) -> None:
         """What the trainers write and upload: rows, and each its shards of a checkpoint, with the list of all.
@@ -266,7 +214,7 @@ def test_hosts_that_were_shut_out_commit_nothing(gcs: Path, tmp_path: Path):
         with pytest.raises(TakenOver, match="is another's"):
             old.committer.commit()
         with pytest.raises(TakenOver, match="is another's"):
-            old.take_back()
+            take_back(old.publisher, old.run, needs_weights=True)
         assert new.kept.head.read() == head
         with pytest.raises(TakenOver, match=r"host 1 of the launch launch-1: expected its launch in .* found 'launch-2'"):
             old.work(1).download()
@@ -279,7 +227,6 @@ def test_hosts_that_were_shut_out_commit_nothing(gcs: Path, tmp_path: Path):
 def test_content_that_a_host_uploads_again_is_not_deleted_with_the_checkpoint_that_had_it(
     gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ):
-    """The first host looks what may go, and deletes: not what another host uploads for a checkpoint that is being saved."""
     with Launch(tmp_path, gcs) as launch:
         launch.train_to(5, same="as in all")
         launch.committer.commit()
@@ -306,9 +253,9 @@ def test_content_that_a_host_uploads_again_is_not_deleted_with_the_checkpoint_th
 def test_a_host_that_comes_too_late_begins_nothing(
     gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    for name, value in {"PHASEWISE_LAUNCH": "launch-1", "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2"}.items():
+    given = {"PHASEWISE_LAUNCH": "launch-1", "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "PHASEWISE_SCRATCH": str(tmp_path)}
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path))
     monkeypatch.setattr(program, "Stop", lambda: SimpleNamespace())
     with Publisher(Kept(tmp_path / "launcher", gcs, RUN_NAME), every_seconds=HOUR):
         assert program.main([str(gcs), RUN_NAME, PHASE, "/launcher"]) == TakenOver.exit_code
@@ -325,12 +272,11 @@ def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Pa
         assert launch.kept.head.read() == before
 
 
-def test_the_first_process_of_a_container_says_by_its_code_which_signal_ended_its_trainer(monkeypatch: pytest.MonkeyPatch):
-    """The system does not let it end by its own signal."""
-    monkeypatch.setattr(program.os, "kill", lambda *_: None)
+@pytest.mark.parametrize(("code", "shown"), [(-9, 137), (-6, 134), (75, 75), (0, 0)])
+def test_a_host_ends_by_the_code_of_the_signal_that_ended_its_trainer(monkeypatch: pytest.MonkeyPatch, code: int, shown: int):
+    monkeypatch.setattr(program.os, "kill", lambda *_: None)  # the first process of a container is not ended by its own signal
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    for code, shown in ((-9, 137), (-6, 134), (75, 75), (0, 0)):
-        with pytest.raises(SystemExit) as ended:
-            program.end_as(code)
-        assert ended.value.code == shown
-        assert exit_code({"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": shown}}}]}}) == code
+    with pytest.raises(SystemExit) as ended:
+        program.end_as(code)
+    assert ended.value.code == shown
+    assert exit_code({"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": shown}}}]}}) == code

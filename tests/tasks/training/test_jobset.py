@@ -1,34 +1,109 @@
-"""A cluster that is slow, busy and cuts connections, launchers that are gone, and others that come: nothing is started twice."""
+"""The manifest of a JobSet; and a cluster that is slow, busy and cuts connections, and launchers that die: nothing is started twice."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.store.publisher import Kept
 from phasewise.tasks.training import jobset, kubernetes_cluster
 from phasewise.tasks.training.jobset import JobSetLauncher, exit_code, jobset_name, reasons_of, trouble_of
-from phasewise.tasks.training.jobset_manifest import ClusterSettings
+from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest, host_names
 from phasewise.tasks.training.kubernetes_cluster import Cluster
 from phasewise.tasks.training.launchers import Attempt, Hosts
 from phasewise.tasks.training.monitor import start_and_monitor
-from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
-from tests.tasks.training.api_server import ApiServer, api_server
-from tests.tasks.training.schema import problems_of
+from phasewise.trainer.base.storage import as_path
+from tests.tasks.training.api_server import SCHEMA, ApiServer, api_server, schema_problems
+from tests.tasks.training.conftest import BareLife, are_here, until
+
+KEPT = Kept(Path("/scratch/phasewise/0123"), as_path("gs://bucket/home"), "marin-8b-full")
+SETTINGS = ClusterSettings(image="registry/phasewise:1", claim="home", mount="/mnt/phasewise", service_account="trainer", stop_seconds=45.5)
+NAME = "phasewise-0123456789ab"
+
+
+def manifest_on(name: str, life: Attempt, *, kept: Kept | None = None, **changes: Any) -> Any:
+    settings = SETTINGS.but(**changes) if kept is None else SETTINGS.but(claim=None, mount=None, **changes)
+    return build_manifest(life, find_slice(name), settings, name=NAME, kept=kept)
+
+
+def parts_of(manifest: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The job of a manifest, the specification of its pods, and their environment."""
+    [job] = manifest["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    return job, pod, {one["name"]: one.get("value", one.get("valueFrom")) for one in pod["containers"][0]["env"]}
+
+
+@pytest.mark.skipif(not SCHEMA.exists(), reason="the schema of JobSet is not here")
+@pytest.mark.parametrize("name", ["v4-2048", "4x v5p-512", "tpu7x-8"])
+def test_a_manifest_holds_against_the_schema(bare_life: BareLife, name: str):
+    life = bare_life()
+    manifest = manifest_on(name, life)
+    on_store = [manifest_on(name, life, kept=KEPT, scratch=scratch) for scratch in (None, "memory", "/a")]
+    assert [schema_problems(one) for one in (manifest, *on_store)] == [[]] * 4
+    parts_of(manifest)[1]["tolerate"] = True
+    manifest["spec"]["failurePolicy"]["maxRestarts"] = "none"
+    assert len(schema_problems(manifest)) == 2, "the schema can fail"
+
+
+def test_pods_of_a_home_on_a_store_have_a_disk_of_their_own_and_bring_what_they_need(bare_life: BareLife):
+    life = bare_life()
+    _, pod, found = parts_of(manifest_on("4x v5p-512", life, kept=KEPT, send_seconds=100.0))
+    [container] = pod["containers"]
+    places = ["gs://bucket/home", "marin-8b-full", Path(life.run.output).name, "/scratch/phasewise/0123"]
+    assert container["command"][3:] == ["host", *places]
+    assert "phasewise.tasks.training.hosts" in container["command"][2]
+    assert "RUN_FOLDER" not in found
+    assert (found["PHASEWISE_SEND_SECONDS"], found["PHASEWISE_STOP_SECONDS"]) == ("100", "45.5")
+    assert pod["terminationGracePeriodSeconds"] == 146, "to save, and to send"
+    assert container["volumeMounts"] == [{"name": "scratch", "mountPath": found["PHASEWISE_SCRATCH"]}]
+    for scratch, volume in {
+        None: {"emptyDir": {}},
+        "memory": {"emptyDir": {"medium": "Memory"}},
+        "/mnt/disks/ssd0": {"hostPath": {"path": "/mnt/disks/ssd0", "type": "DirectoryOrCreate"}},
+    }.items():
+        assert parts_of(manifest_on("v6e-4", life, kept=KEPT, scratch=scratch))[1]["volumes"] == [{"name": "scratch", **volume}]
+
+
+def test_each_slice_is_a_replicated_job_and_several_say_so(bare_life: BareLife):
+    job, pod, found = parts_of(manifest_on("v4-2048", bare_life()))
+    assert (job["replicas"], job["template"]["spec"]["completions"]) == (1, 256)
+    accelerator, topology = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
+    assert pod["nodeSelector"] == {accelerator: "tpu-v4-podslice", topology: "8x8x16"}
+    assert pod["terminationGracePeriodSeconds"] == 46
+    assert not [name for name in found if name.startswith("MEGASCALE")]
+    assert found["JAX_NUM_PROCESSES"] == "256"
+    job, _, found = parts_of(manifest_on("4x v5p-512", bare_life()))
+    assert (job["replicas"], job["template"]["spec"]["completions"]) == (4, 64)
+    first = f"{NAME}-slice-0-0.{NAME}"
+    assert found["MEGASCALE_COORDINATOR_ADDRESS"] == first
+    assert found["MEGASCALE_NUM_SLICES"] == found["PHASEWISE_SLICES"] == "4"
+    assert found["MEGASCALE_SLICE_ID"] == found["SLICE"]
+    assert (found["JAX_COORDINATOR_ADDRESS"], found["JAX_NUM_PROCESSES"]) == (f"{first}:8476", "256")
+    names = host_names("a", find_slice("4x v5p-512"))
+    assert (names[0], names[64]) == ("a-slice-0-0.a", "a-slice-1-0.a")
+
+
+def test_a_slice_that_gke_has_not_is_refused(bare_life: BareLife):
+    slices = find_slice("v4-8")
+    other = slices.model_copy(update={"chip": slices.chip.model_copy(update={"topology": "gpu"}), "name": "h100-8"})
+    with pytest.raises(ConfigError, match=r"a JobSet on GKE needs a slice of TPUs .*, found h100-8"):
+        build_manifest(bare_life(), other, SETTINGS, name="x")
+
+
+# ── how pods ended ──
 
 KILLED, TERMINATED, ABORTED = 137, 143, 134
 
 
-def pod(host: int, code: int | None, at: int | None = 0, *, slices: int = 2) -> Any:
+def pod(host: int, code: int | None, at: int | None = 0) -> Any:
     """A pod that ended in that second; None is that the cluster does not say when."""
-    annotations = {
-        "jobset.sigs.k8s.io/job-index": str(host // slices),
-        "batch.kubernetes.io/job-completion-index": str(host % slices),
-        "phasewise/hosts": str(slices),
-    }
+    index, completion = "jobset.sigs.k8s.io/job-index", "batch.kubernetes.io/job-completion-index"
+    annotations = {index: str(host // 2), completion: str(host % 2), "phasewise/hosts": "2"}
     ended = {"exitCode": code, **({} if at is None else {"finishedAt": f"2026-01-01T00:00:{at:02}Z"})}
     state = {"running": {}} if code is None else {"terminated": ended}
     return {"metadata": {"name": f"pod-{host}", "annotations": annotations}, "status": {"containerStatuses": [{"state": state}]}}
@@ -56,17 +131,24 @@ def test_the_pod_that_was_the_reason_is_named(pods: list[Any], hosts: list[int],
 
 @pytest.mark.parametrize(("said", "code"), [(0, 0), (75, 75), (137, -9), (143, -15), (255, 255)])
 def test_the_code_of_a_container(said: int, code: int):
-    assert exit_code({"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": said}}}]}}) == code
+    assert exit_code(pod(0, said)) == code
     assert exit_code({"status": {}}) is None
 
 
-BareLife = Callable[..., Attempt]
-PATIENCE_SECONDS = 60.0
+def test_why_pods_do_not_start():
+    waiting = {"metadata": {"name": "a"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}
+    creating = {"metadata": {"name": "b"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}}
+    full = {"metadata": {"name": "c"}, "status": {"conditions": [{"reason": "Unschedulable", "message": "no nodes"}]}}
+    assert trouble_of([waiting, creating, full]) == "a does not start (ImagePullBackOff); c does not start (Unschedulable: no nodes)"
+    assert trouble_of([creating]) == ""
+
+
+# ── on a cluster ──
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[ApiServer, str]]:
-    with api_server(tmp_path, problems_of) as found:
+    with api_server(tmp_path) as found:
         yield found
 
 
@@ -83,21 +165,6 @@ def launcher(served: tuple[ApiServer, str], stand_in: Path, monkeypatch: pytest.
     return JobSetLauncher(Cluster("default", host=served[1]), find_slice("v5p-16"), settings)
 
 
-def until(holds: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
-def are_here(life: Attempt) -> bool:
-    return len(list((life.folder / "roll-call").glob("*/*.json"))) >= 2
-
-
-def created(server: ApiServer) -> int:
-    return sum(method == "POST" for method, _ in server.asked)
-
-
 def ends_with(attempt: Hosts, life: Attempt, code: int) -> None:
     (life.folder / "end-1").write_text(str(code))
     until(lambda: attempt.look() is not None)
@@ -105,7 +172,7 @@ def ends_with(attempt: Hosts, life: Attempt, code: int) -> None:
     attempt.close()
 
 
-@pytest.mark.parametrize("fault", ["503", "cut", "slow"])
+@pytest.mark.parametrize("fault", ["503", "cut", pytest.param("slow", marks=pytest.mark.long)])
 def test_a_server_that_does_not_answer_is_asked_again(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, fault: str):
     life = bare_life()
     server.faults += ["", fault, fault]  # the first request asks what is there
@@ -119,8 +186,7 @@ def test_a_server_that_does_not_answer_is_asked_again(launcher: JobSetLauncher, 
 def test_a_request_that_was_carried_out_and_not_answered_makes_no_second_one(
     launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, monkeypatch: pytest.MonkeyPatch
 ):
-    life = bare_life()
-    create = server.create
+    life, create = bare_life(), server.create
 
     def unanswered(manifest: Any) -> Any:
         create(manifest)
@@ -135,16 +201,15 @@ def test_a_request_that_was_carried_out_and_not_answered_makes_no_second_one(
 
 
 def test_a_launcher_that_comes_after_one_that_died_replaces_its_jobset(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife):
-    """One that was only away touches nothing of the second."""
     first, second = bare_life(owner="the first"), bare_life(owner="the second")
     begun = launcher.start(first)
     until(lambda: are_here(first))
     hosts = launcher.start(second)
-    assert created(server) == 2
+    assert sum(method == "POST" for method, _ in server.asked) == 2
     before = dict(server.jobsets)
     with pytest.raises(TrainingError, match="was replaced by another launcher"):
         until(lambda: begun.look() is not None)
-    begun.stop()
+    begun.stop()  # one that was only away touches nothing of the second
     begun.close()
     assert server.jobsets == before
     assert server.pods[jobset_name(first.folder)].codes == [None, None]
@@ -179,14 +244,6 @@ def test_hosts_that_do_not_hear_are_ended(
     assert not server.pods
 
 
-def test_why_pods_do_not_start():
-    waiting = {"metadata": {"name": "a"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}
-    creating = {"metadata": {"name": "b"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}}
-    full = {"metadata": {"name": "c"}, "status": {"conditions": [{"reason": "Unschedulable", "message": "no nodes"}]}}
-    assert trouble_of([waiting, creating, full]) == "a does not start (ImagePullBackOff); c does not start (Unschedulable: no nodes)"
-    assert trouble_of([creating]) == ""
-
-
 def test_a_pods_log_that_is_cut_is_read_again_and_each_line_is_written_once(
     launcher: JobSetLauncher, served: tuple[ApiServer, str], bare_life: BareLife, tmp_path: Path
 ):
@@ -200,6 +257,6 @@ def test_a_pods_log_that_is_cut_is_read_again_and_each_line_is_written_once(
     until(lambda: "the log is" in (tmp_path / "log").read_text())
     ends_with(hosts, life, 3)
     log.end()
-    log.join(time.monotonic() + PATIENCE_SECONDS)
+    log.join(time.monotonic() + 60.0)
     found = (tmp_path / "log").read_text()
     assert [found.count(words) for words in (f"log of {name}:", "the log is", "could not be read")] == [1, 1, 0]

@@ -23,16 +23,15 @@ from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder, read_events
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
-from phasewise.trainer.process.rendezvous import Presence
+from phasewise.trainer.metrics import Row
 from phasewise.trainer.run import main
-from tests.tasks.training.conftest import BuildRun, called_as_python
-from tests.tasks.training.machines import KINDS, Machines, machines_of
+from tests.tasks.training.conftest import BuildRun, called_as_python, rows_of, short
+from tests.tasks.training.machines import Machines, machines_of
 from tests.trainer.gated import gate, open_gate
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: processes that start again and again, on a machine that may be busy
 
-STEPS, SAVED_EVERY = 24, 5
+STEPS = 24
 STRIKES = (4, 11, 17)
 """After which updates host 1 is preempted, then lost, then the run cancelled."""
 ON_TWO = {"mesh": {"fsdp": 2}}
@@ -40,7 +39,6 @@ ON_TWO = {"mesh": {"fsdp": 2}}
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """What the trainers compile runs for milliseconds, and the launcher looks often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)
@@ -48,35 +46,20 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["local", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])])
+@pytest.fixture(scope="module", params=["local", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("jobset", "tpu_vm"))])
 def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp(request.param)
     with machines_of(request.param, folder, called_as_python(folder, "tests.trainer.gated")) as found:
         yield found
 
 
-def short(run: RunConfig) -> RunConfig:
-    checkpoints = {"every_steps": SAVED_EVERY, "every_minutes": None, "keep_all": False}
-    rate = run.learning_rate[0].but(end_step=STEPS)
-    return run.but(stop_step=STEPS, batch=[[0, 4]], checkpoints=checkpoints, learning_rate=[rate])
-
-
-def hosts_of(meeting: Path) -> list[Presence]:
-    """What the hosts of an attempt said of themselves."""
-    return [Presence.model_validate(read_json(path)) for path in sorted(meeting.glob("*.json"))]
-
-
-def newest_meeting(run: RunConfig) -> Path:
-    return max(Path(run.output).glob(f"{ROLL_CALL_NAME}/*"), key=lambda meeting: meeting.stat().st_mtime)
-
-
-def rows_of(run: RunConfig) -> list[Row]:
-    rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in rows]
+def pids_of(run: RunConfig) -> list[int]:
+    """Of the trainers of the newest attempt."""
+    meeting = max(Path(run.output).glob(f"{ROLL_CALL_NAME}/*"), key=lambda meeting: meeting.stat().st_mtime)
+    return [read_json(path)["pid"] for path in sorted(meeting.glob("*.json"))]
 
 
 def none_is_left(pids: list[int]) -> bool:
-    """Whether no trainer of these is at work."""
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -94,8 +77,8 @@ class Story:
 
     Attributes:
         said: the rows that were passed on while it ran.
-        lives: the processes of each life.
-        refused: what a second launcher heard.
+        lives: the processes of each attempt.
+        refused: the error of a second launcher.
         stopped: after how many updates it was cancelled.
     """
 
@@ -108,7 +91,6 @@ class Story:
     result: dict[str, Any] = field(default_factory=dict)
 
     def tell(self) -> None:
-        """Host 1 is preempted, then lost; then the run is cancelled, and started again."""
         folder = Path(self.run.output)
         folder.mkdir()
         for step in STRIKES:
@@ -117,107 +99,79 @@ class Story:
             launch_trainer(self.run, self.on_rows, launcher=self.machines.launcher())
         self.stopped = len(rows_of(self.run))
         assert none_is_left(self.lives[-1])
-        assert self.machines.is_clean()
+        assert self.machines.are_clean()
         self.result = launch_trainer(self.run, self.said.extend, launcher=self.machines.launcher())
 
     def on_rows(self, rows: list[Row]) -> None:
         self.said.extend(rows)
-        number = len(self.lives)
-        if number < len(STRIKES) and rows[-1]["step"] == STRIKES[number] - 1:
-            self.lives.append([host.pid for host in hosts_of(newest_meeting(self.run))])
-            [self.preempt, self.lose, self.cancel][number](STRIKES[number])
-
-    def preempt(self, step: int) -> None:
-        with pytest.raises(TrainingError) as refused:
-            launch_trainer(self.run, lambda rows: None, launcher=self.machines.launcher())
-        self.refused = str(refused.value)
-        self.machines.second_is_refused(Attempt(self.run, Path(self.run.output) / "run.json", owner="somebody else"))
-        os.kill(self.lives[-1][1], signal.SIGTERM)
-        open_gate(Path(self.run.output), step, is_asked=True)
-
-    def lose(self, step: int) -> None:
-        os.kill(self.lives[-1][1], signal.SIGKILL)
-        open_gate(Path(self.run.output), step, is_asked=False)
-
-    def cancel(self, step: int) -> None:
-        open_gate(Path(self.run.output), step, is_asked=True)
-        raise Cancelled
+        number, folder = len(self.lives), Path(self.run.output)
+        if number == len(STRIKES) or rows[-1]["step"] != STRIKES[number] - 1:
+            return
+        self.lives.append(pids_of(self.run))
+        if number == 0:
+            with pytest.raises(TrainingError) as refused:
+                launch_trainer(self.run, lambda rows: None, launcher=self.machines.launcher())
+            self.refused = str(refused.value)
+            self.machines.refuses_second(Attempt(self.run, folder / "run.json", owner="somebody else"))
+        if number < 2:
+            os.kill(self.lives[-1][1], (signal.SIGTERM, signal.SIGKILL)[number])
+        open_gate(folder, STRIKES[number], is_asked=number != 1)
+        if number == 2:
+            raise Cancelled
 
 
 @pytest.fixture(scope="module")
 def alone(build_run: BuildRun) -> list[Row]:
     """The rows of one process with one device, which is this one."""
-    run = short(build_run("alone"))
+    run = short(build_run("alone"), STEPS)
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 0
     return rows_of(run)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(build_run: BuildRun) -> str:
-    """The weights of two processes that nothing disturbs."""
-    run = short(build_run("undisturbed")).but(execution=ON_TWO)
-    result = launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
-    assert not read_events(run.output)
-    return result["params_digest"]
-
-
-@pytest.fixture(scope="module")
 def story(build_run: BuildRun, machines: Machines) -> Story:
-    found = Story(short(build_run(machines.kind)).but(execution=ON_TWO), machines)
+    found = Story(short(build_run(machines.kind), STEPS).but(execution=ON_TWO), machines)
     found.tell()
     return found
 
 
 def test_two_by_two_virtual_devices_train_what_one_process_trains(build_run: BuildRun, alone: list[Row]):
-    execution = {"mesh": {"replica": 2, "fsdp": 2}}
-    run = short(build_run("two by two")).but(stop_step=SAVED_EVERY, execution=execution)
+    run = short(build_run("two by two"), STEPS).but(stop_step=5, execution={"mesh": {"replica": 2, "fsdp": 2}})
     launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
     rows = rows_of(run)
-    assert [row["tokens"] for row in rows] == [row["tokens"] for row in alone[:SAVED_EVERY]]
-    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone[:SAVED_EVERY]], rel=2e-4)
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in alone[:5]]
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone[:5]], rel=2e-4)
 
 
 def test_a_run_is_started_on_its_hosts_and_followed(story: Story, alone: list[Row]):
     unsaid = set(range(1, STEPS + 1)) - {row["step"] for row in story.said}
     assert unsaid <= set(range(STRIKES[2], story.stopped + 1)), "all rows but those while it was stopped"
     rows = rows_of(story.run)
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    for row, wanted in zip(rows, alone, strict=True):
-        assert row["tokens"] == wanted["tokens"]
-        assert row["loss"] == pytest.approx(wanted["loss"], rel=2e-4)
+    assert [(row["step"], row["tokens"]) for row in rows] == [(row["step"], row["tokens"]) for row in alone]
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone], rel=2e-4)
     assert RunFolder(Path(story.run.output)).log(1).exists(), "the log of every host is in the run's folder"
-    assert story.machines.is_clean()
+    assert story.machines.are_clean()
     assert all(none_is_left(pids) for pids in story.lives)
 
 
-def test_a_host_that_is_preempted_has_all_saved_and_the_run_goes_on(story: Story):
-    preempted, restart, *_ = read_events(story.run.output)
-    assert (preempted["kind"], restart["kind"]) == ("preempted", "restart")
+def test_preempted_lost_and_cancelled_it_goes_on_and_says_why(story: Story):
+    preempted, restart, lost, cancelled, resumed = read_events(story.run.output)
+    assert [event["kind"] for event in (preempted, restart, lost)] == ["preempted", "restart", "restart"]
     assert restart["step"] == preempted["step"] == STRIKES[0], "nothing is trained twice"
-
-
-def test_where_a_host_is_lost_it_is_named_and_all_are_started_again(story: Story):
-    lost = read_events(story.run.output)[2]
-    assert lost["kind"] == "restart"
     assert re.search(rf"host 1 \([^()]*{re.escape(story.machines.names[1])}[^()]*\) was ended by SIGKILL", lost["text"])
+    assert (cancelled["kind"], resumed["kind"]) == ("preempted", "resumed")
+    assert cancelled["step"] == resumed["step"] == story.stopped == STRIKES[2]
     first, second, third = map(set, story.lives)
     assert not first & second
     assert not second & third
+    one_at_a_time = r"a run has one launcher at a time, found the \S+ launcher \(process \d+, .*\) at work on .*: wait for it"
+    assert re.match(one_at_a_time, story.refused)
 
 
-def test_a_second_owner_is_refused(story: Story):
-    assert re.match(
-        r"a run has one launcher at a time, found the \S+ launcher \(process \d+, .*\) at work on .*: wait for it", story.refused
-    )
-
-
-def test_a_cancelled_run_is_saved(story: Story):
-    cancelled, resumed = read_events(story.run.output)[3:]
-    assert (cancelled["kind"], resumed["kind"]) == ("preempted", "resumed")
-    assert cancelled["step"] == resumed["step"] == story.stopped == STRIKES[2]
-
-
-def test_after_all_of_it_the_weights_are_the_same_bit_for_bit(story: Story, undisturbed: str):
+def test_after_all_of_it_the_weights_are_the_same_bit_for_bit(story: Story, build_run: BuildRun):
+    run = short(build_run(f"undisturbed {story.machines.kind}"), STEPS).but(execution=ON_TWO)
+    result = launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
+    assert not read_events(run.output)
     assert story.result["run_digest"] == story.run.digest
-    assert story.result["params_digest"] == undisturbed
+    assert story.result["params_digest"] == result["params_digest"]

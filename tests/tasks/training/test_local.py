@@ -1,27 +1,38 @@
-"""What the processes of this machine are started with: platform, devices, addresses."""
+"""The processes of this machine: what they are started with, how they end together, and what a phase computes on."""
 
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.plan import build_run as build_run_of_recipe
+from phasewise.tasks.home import Home
+from phasewise.tasks.training import execution as execution_module
 from phasewise.tasks.training import local
+from phasewise.tasks.training.execution import CPU, ONE_DEVICE, Machine, execution_here, execution_summary, find_machine, in_words
 from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, ProcessGroup, decisive
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.base.run_folder import RunFolder, append_event
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import Execution, Mesh, RunConfig, Steps
+from phasewise.trainer.preflight.spec import run_of
 from tests.tasks.training.conftest import BuildRun
+from tests.trainer.preflight.models import LLAMA_8B, step_of
+
+FOUR = Machine("gpu", "NVIDIA H100 80GB HBM3", 4)
 
 
 class Member:
     """A process that ends when a test says so."""
 
-    def __init__(self, number: int, *, dies: bool = True) -> None:
-        self.name, self.log_before, self.ended, self.dies = f"host{number}", 0, None, dies
-        self.asked = 0
-
-    ended: int | None
+    def __init__(self, number: int) -> None:
+        self.name, self.log_before = f"host{number}", 0
+        self.ended: int | None = None
 
     def code(self) -> int | None:
         return self.ended
@@ -30,11 +41,10 @@ class Member:
         pass
 
     def stop(self) -> None:
-        self.asked += 1
+        pass
 
     def kill(self) -> None:
-        if self.ended is None:
-            self.ended = -signal.SIGKILL
+        self.ended = -signal.SIGKILL if self.ended is None else self.ended
 
     def close(self) -> None:
         pass
@@ -60,32 +70,19 @@ def members() -> list[Member]:
 @pytest.fixture
 def group(tmp_path: Path, members: list[Member], clock: Clock) -> ProcessGroup:
     found = ProcessGroup(tmp_path, clock=clock)
-    for member in members:
-        found.processes.append(member)
+    found.processes.extend(members)
     return found
 
 
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([0, 0], 0),
-        ([5, -signal.SIGKILL], -signal.SIGKILL),
-        ([-signal.SIGABRT, 5], 5),
-        ([75, 75], 75),
-        ([75, -signal.SIGKILL], -signal.SIGKILL),
-        ([4, -signal.SIGKILL, -signal.SIGABRT], 4),
-        ([5, 3, 4], 3),
-        ([0, 7, 75], 7),
-        ([0, 5], 5),
-        ([0, 120], 120),
-        ([75, -signal.SIGTERM], 75),
-        ([9, 5], 9),
-        ([9, 7], 7),
+        ([0, 0], 0), ([5, -9], -9), ([-6, 5], 5), ([75, 75], 75), ([75, -9], -9), ([4, -9, -6], 4), ([5, 3, 4], 3), ([0, 7, 75], 7),
+        ([0, 5], 5), ([0, 120], 120), ([75, -15], 75), ([9, 5], 9), ([9, 7], 7),
     ],
-)
+)  # fmt: skip
 def test_the_reason_counts_and_not_what_followed(codes: list[int], expected: int):
-    assert decisive(codes) == expected
-    assert decisive(reversed(codes)) == expected
+    assert decisive(codes) == decisive(reversed(codes)) == expected
 
 
 def test_where_one_is_lost_the_others_are_ended_and_it_is_named(group: ProcessGroup, members: list[Member], clock: Clock, tmp_path: Path):
@@ -120,6 +117,9 @@ def test_one_that_does_not_end_with_those_that_are_done_is_lost(group: ProcessGr
     assert "host 2 (host2) did not end with the others" in RunFolder(tmp_path).log(0).read_text()
 
 
+# ── environments ──
+
+
 @pytest.fixture
 def life(build_run: BuildRun) -> Any:
     def build(**mesh: int) -> Attempt:
@@ -142,18 +142,18 @@ def test_one_process_without_an_accelerator_has_the_environment_and_the_cpu(life
     assert environment == {"A": "b", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def test_a_machine_with_a_gpu_trains_on_it(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    [environment] = LocalLauncher(root=with_gpus(tmp_path, 2, monkeypatch)).environments(life(), {})
-    assert "JAX_PLATFORMS" not in environment
-    assert environment["CUDA_VISIBLE_DEVICES"] == "0", "the memory of the other one is left to others"
-
-
 def test_each_process_has_a_gpu_of_its_own(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    found = LocalLauncher(root=with_gpus(tmp_path, 4, monkeypatch)).environments(life(fsdp=4), {})
+    launcher = LocalLauncher(root=with_gpus(tmp_path, 4, monkeypatch))
+    [one] = launcher.environments(life(), {})
+    assert "JAX_PLATFORMS" not in one
+    assert one["CUDA_VISIBLE_DEVICES"] == "0", "the memory of the other ones is left to others"
+    found = launcher.environments(life(fsdp=4), {})
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0", "1", "2", "3"]
     assert [one["JAX_PROCESS_ID"] for one in found] == ["0", "1", "2", "3"]
     assert {one["JAX_NUM_PROCESSES"] for one in found} == {"4"}
     assert len({(one["JAX_COORDINATOR_ADDRESS"], one["PHASEWISE_LAUNCH"]) for one in found}) == 1
+    with pytest.raises(ConfigError, match="needs 8 devices, found 4 GPUs"):
+        launcher.environments(life(fsdp=8), {})
 
 
 def test_a_gpu_that_jax_cannot_use_is_said(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -163,13 +163,87 @@ def test_a_gpu_that_jax_cannot_use_is_said(life: Any, tmp_path: Path, monkeypatc
     assert "there is a GPU, and jax has no plugin for it: this trains on the CPU" in caplog.text
 
 
-def test_virtual_devices_are_dealt_out(life: Any, tmp_path: Path):
+def test_virtual_devices_are_dealt_out_among_processes_that_divide_them(life: Any, tmp_path: Path):
     found = LocalLauncher(2, root=tmp_path).environments(life(replica=2, fsdp=2), {"XLA_FLAGS": "--other"})
     assert [one["XLA_FLAGS"] for one in found] == ["--other --xla_force_host_platform_device_count=2"] * 2
     [one] = LocalLauncher(root=tmp_path).environments(life(fsdp=4), {"JAX_NUM_CPU_DEVICES": "4"})
     assert "XLA_FLAGS" not in one
-
-
-def test_processes_that_do_not_divide_the_devices_are_refused(life: Any, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"found 4 devices in execution.mesh for 3 processes"):
         LocalLauncher(3, root=tmp_path).environments(life(fsdp=4), {})
+
+
+# ── what a phase computes on, and did ──
+
+
+def llama_run(batch: int = 8, **model: Any) -> RunConfig:
+    return run_of(step_of(LLAMA_8B.but(**model), batch), Execution())
+
+
+def test_jax_is_asked_where_there_is_an_accelerator_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(execution_module, "_devices_of_jax", lambda environment: pytest.fail("jax was asked"))
+        assert find_machine({}, tmp_path) == CPU
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev" / "nvidia0").touch()
+        assert find_machine({"JAX_PLATFORMS": "cpu"}, tmp_path) == CPU
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TPU_SKIP_MDS_QUERY": "1"}
+    environment.pop("JAX_PLATFORMS", None)
+    assert find_machine(environment, tmp_path) == CPU
+    with pytest.raises(TrainingError, match=r"jax does not start here \(ended with code 1\): .* Set JAX_PLATFORMS=cpu to train on the CPU"):
+        find_machine({**environment, "JAX_PLATFORMS": "nonsense"}, tmp_path)
+
+
+def test_several_devices_are_used_where_they_cut_every_batch():
+    assert execution_here(llama_run(8), FOUR) == Execution(mesh=Mesh(fsdp=4))
+    assert execution_here(llama_run(6), FOUR) == ONE_DEVICE
+    longer = [llama_run(8).learning_rate[0].but(end_step=2)]
+    changing = llama_run(8).but(batch=Steps[int](((0, 8), (1, 6))), stop_step=2, learning_rate=longer)
+    assert execution_here(changing, FOUR) == ONE_DEVICE
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "mesh", "words"),
+    [
+        ({"compute_dtype": "float32"}, CPU, Mesh(), "1 × CPU, float32, XLA attention"),
+        ({}, FOUR, Mesh(), "1 of 4 × H100 80GB HBM3, bfloat16, cuDNN attention"),
+        ({}, Machine("tpu", "TPU v6 lite", 8), Mesh(fsdp=8), "8 × TPU v6 lite, bfloat16, Splash attention"),
+    ],
+)
+def test_what_a_phase_will_compute_on_is_said(changes: dict[str, Any], machine: Machine, mesh: Mesh, words: str):
+    assert in_words(llama_run(**changes).but(execution=Execution(mesh=mesh)), machine) == words
+
+
+def written(folder: Path, **execution: object) -> Path:
+    """The folder of a run that was executed so."""
+    recipe = tiny_recipe()
+    phase = recipe.phases[0]
+    run = build_run_of_recipe(recipe, phase, Home.open(str(folder)), dict.fromkeys(phase.components, Path("nowhere")))
+    made = run.but(execution=Execution.model_validate({**run.execution.model_dump(), **execution}))
+    write_json(RunFolder.at(run.output).run_file, made.model_dump(mode="json"))
+    return Path(run.output)
+
+
+@pytest.mark.parametrize(
+    ("execution", "words"),
+    [
+        ({}, "local: 1 device, float32, everything kept, the batch at once; from its start to its end"),
+        ({"mesh": Mesh(fsdp=2, tensor=3)}, "local: 6 devices (fsdp 2, tensor 3), float32,"),
+        ({"attention": "splash"}, "local: 1 device, float32, Splash attention, everything kept,"),
+        ({"remat": "full"}, "local: 1 device, float32, blocks computed again,"),
+        ({"microbatch_sequences": 4}, "everything kept, the batch in parts of 4 sequences;"),
+    ],
+)
+def test_what_was_executed_is_said(tmp_path: Path, execution: dict[str, object], words: str):
+    assert words in execution_summary(written(tmp_path, **execution), "local")
+
+
+def test_a_run_that_went_on_or_was_computed_otherwise_before_says_from_where(tmp_path: Path):
+    folder = written(tmp_path, mesh=Mesh(fsdp=2))
+    append_event(folder, "restart", None, "the trainer was ended by SIGKILL; going on from its beginning")
+    append_event(folder, "stalled", 7, "it stalled")
+    append_event(folder, "resumed", 1060, "going on from step 1,060 of 2,000")
+    text = "going on from step 1,060 by another plan, on the same batches, and no longer bit for bit: execution.mesh.fsdp: 1 → 2"
+    append_event(folder, "replanned", 1060, text)
+    words = execution_summary(folder, "local")
+    assert words.startswith("local: 2 devices (fsdp 2)")
+    assert words.endswith("; it went on from the beginning, step 1,060; to step 1,060 otherwise (execution.mesh.fsdp: 1 → 2)")

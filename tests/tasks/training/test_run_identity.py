@@ -22,61 +22,47 @@ from phasewise.trainer.base.run_folder import CACHES_NAME, read_events
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.files import remove_checkpoint
 from phasewise.trainer.config import Execution, Mesh, RunConfig
-from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
-from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from phasewise.trainer.preflight.spec import StepShape
-from tests.tasks.training.conftest import STEPS, BuildRun
-
-DEVICES = 2
+from tests.tasks.training.conftest import STEPS, BuildRun, rows_of
 
 
-def train(run: RunConfig) -> None:
-    """In a process that sees two devices, of which a run may use one."""
+def train_with_two_devices(run: RunConfig) -> list[float]:
     path = Path(run.output) / "run.json"
     write_json(path, run.model_dump(mode="json"))
-    flags = f"--xla_force_host_platform_device_count={DEVICES}"
+    flags = "--xla_force_host_platform_device_count=2"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "phasewise.trainer", str(path)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "phasewise.trainer", str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return [row["loss"] for row in rows_of(run)]
 
 
-@pytest.fixture(scope="module")
-def planned(build_run: BuildRun, tmp_path_factory: pytest.TempPathFactory) -> Execution:
-    """What preflight finds for two devices of this CPU: it is compiled here, by another process than the trainer's."""
-    run = build_run("planned")
-    step = StepShape(
+def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
+    build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, said = build_run("planned"), list[str]()
+    shape = StepShape(
         model=run.model, optimizer=run.optimizer, batch_sequences=2, keeps_average=False, clips_update_rms=False, update_norm_window=None,
         skip_step_window=None,
     )  # fmt: skip
-    setup = Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=step)
-    report = preflight_setup(setup, Home(tmp_path_factory.mktemp("home")))
+    report = preflight_setup(Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=shape), Home(tmp_path))
     assert report["fits"]
     assert not report["estimated"]
     assert report["collectives"], "weights that are cut over two devices are gathered"
     assert report["gib_per_chip"]["peak"] == pytest.approx(0, abs=0.05)
-    return Execution.model_validate(report["execution"])
-
-
-def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
-    build_run: BuildRun, planned: Execution, monkeypatch: pytest.MonkeyPatch
-):
+    planned = Execution.model_validate(report["execution"])
     assert (planned.mesh, planned.attention) == (Mesh(fsdp=2), "xla")
-    said: list[str] = []
-    monkeypatch.setattr(module, "say", said.append)
-    run = build_run("planned")
-    assert note_changed_plan(run) is None, "nothing is there to go on from"
-    result = Path(run.output) / "result.json"
-    train(run)
-    write_sealed(result, {"run_digest": run.digest})
-    assert note_changed_plan(run.but(execution=planned)) is None, "nothing is left to go on with"
-    result.unlink()
-    before = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")]
-    assert note_changed_plan(run) is None, "nothing changed"
 
+    monkeypatch.setattr(module, "say", said.append)
+    assert note_changed_plan(run) is None, "nothing is there to go on from"
+    before = train_with_two_devices(run)
+    result, again = Path(run.output) / "result.json", run.but(execution=planned)
+    write_sealed(result, {"run_digest": run.digest})
+    assert note_changed_plan(again) is None, "nothing is left to go on with"
+    result.unlink()
+    assert note_changed_plan(run) is None, "nothing changed"
     remove_checkpoint(Path(run.output) / "checkpoints" / str(STEPS))
-    again = run.but(execution=planned)
     text = note_changed_plan(again)
     assert text is not None
     assert "going on from step 60 by another plan, on the same batches, and no longer bit for bit" in text
@@ -84,14 +70,10 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
     assert said == [f"planned: {text}"]
     (event,) = [one for one in read_events(run.output) if one["kind"] == "replanned"]
     assert (event["step"], event["text"]) == (60, text)
-    train(again)
-    after = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")]
+    after = train_with_two_devices(again)
     assert after[:60] == before[:60]
     assert after[60:] == pytest.approx(before[60:], rel=1e-4)
     assert len(after) == STEPS
-
-
-Edit = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -100,9 +82,6 @@ class Case:
 
     world: Any
     run: RunConfig
-
-    def plan(self) -> DataPlan:
-        return self.world.plan()
 
     def again(self, number: str = "0", **changes: Any) -> RunConfig:
         """The run with caches that other code has prepared beside the first, under other names; their manifests have these changes."""
@@ -137,11 +116,12 @@ def holds(run: RunConfig) -> bool:
     return finished
 
 
-def test_the_same_bytes_under_another_name_are_the_same_run(case: Case):
+def test_the_same_bytes_under_another_name_are_the_same_run_and_other_settings_are_not(case: Case):
     again = case.again()
     assert again.digest != case.run.digest
     assert holds(case.run)
     assert holds(again)
+    assert not holds(again.but(seed=1))
 
 
 @pytest.mark.parametrize(
@@ -151,10 +131,6 @@ def test_the_same_bytes_under_another_name_are_the_same_run(case: Case):
 )
 def test_other_content_under_another_name_is_another_run(case: Case, changes: dict[str, Any]):
     assert not holds(case.again(**changes))
-
-
-def test_other_settings_are_another_run(case: Case):
-    assert not holds(case.again().but(seed=1))
 
 
 def without_notes(case: Case) -> None:
@@ -181,7 +157,6 @@ def with_neither(case: Case) -> None:
     ("prepare", "expected"), [(without_notes, True), (without_caches, True), (with_notes_of_another_run, False), (with_neither, False)]
 )
 def test_what_was_trained_on_is_known_from_notes_or_from_manifests(case: Case, prepare: Callable[[Case], None], expected: bool):
-    """The caches of then may be deleted; a run of before has no notes."""
     again = case.again()
     prepare(case)
     assert holds(again) is expected
@@ -193,47 +168,32 @@ def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
     without_notes(case)
     moved = (tmp_path / "home").rename(tmp_path / "moved")
     places = {name: str(folder).replace(str(tmp_path / "home"), str(moved)) for name, folder in again.caches.items()}
-    output = again.output.replace(str(tmp_path / "home"), str(moved))
-    assert holds(again.but(caches=places, output=output))
+    assert holds(again.but(caches=places, output=again.output.replace(str(tmp_path / "home"), str(moved))))
 
 
-def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):
-    """Until they are there: then their content does."""
+@pytest.mark.parametrize("lacks_for", ["code", "file", "setting"])
+def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch, lacks_for: str):
     monkeypatch.setattr("phasewise.tasks.data.documents.READER", "another reader")
     monkeypatch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another reader")
-    plan = case.plan()
+    if lacks_for == "file":
+        (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
+    plan: DataPlan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if lacks_for == "setting" else {}))
     run = case.run.but(caches={name: str(folder) for name, folder in plan.folders("train").items()})
     assert not plan.is_built
     assert finished_result(run) is None
-    assert finished_result(run, plan) is not None
-    for name, folder in run.caches.items():
-        fields = read_manifest(case.run.caches[name]).model_dump(mode="json")
-        write_manifest(folder, Manifest.model_validate({**fields, "key": plan.components[name].train.key, "begin_of_text": 7}))
-    assert finished_result(run, plan) is None
-
-
-@pytest.mark.parametrize("what", ["file", "setting"])
-def test_caches_that_lack_for_a_file_or_a_setting_speak_against_it(case: Case, monkeypatch: pytest.MonkeyPatch, what: str):
-    monkeypatch.setattr("phasewise.tasks.data.documents.READER", "another reader")
-    monkeypatch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another reader")
-    if what == "file":
-        (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
-    plan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if what == "setting" else {}))
-    caches = {name: str(folder) for name, folder in plan.folders("train").items()}
-    run = case.run.but(caches=caches)
-    assert finished_result(run, plan) is None
+    assert (finished_result(run, plan) is not None) == (lacks_for == "code")
+    if lacks_for == "code":  # once they are there, their content decides
+        for name, folder in run.caches.items():
+            fields = read_manifest(case.run.caches[name]).model_dump(mode="json")
+            write_manifest(folder, Manifest.model_validate({**fields, "key": plan.components[name].train.key, "begin_of_text": 7}))
+        assert finished_result(run, plan) is None
 
 
 def test_a_manifest_s_content_is_of_its_tokens_in_order(case: Case):
     manifest = read_manifest(case.run.caches["web"])
-    assert len(manifest.shards) > 1
-
-    def content(**changes: Any) -> str:
-        return manifest.but(**changes).content
-
     shards = [shard.model_dump(mode="json") for shard in manifest.shards]
+    assert len(shards) > 1
     same = [{"key": "k"}, {"reader": "r"}, {"normalizer": "n"}, {"encoder": "e"}, {"source": {}}, {"sources": []}, {"component": "c"}]
     other = [{"shards": shards[::-1]}, {"shards": shards[1:]}, {"shards": [{**shards[0], "digest": "d"}, *shards[1:]]}]
-    assert {content(**changes) for changes in same} == {manifest.content}
-    assert len({manifest.content, *(content(**changes) for changes in other)}) == 1 + len(other)
-    assert (Path(case.run.caches["web"]) / MANIFEST_NAME).exists()
+    assert {manifest.but(**changes).content for changes in same} == {manifest.content}
+    assert len({manifest.content, *(manifest.but(**changes).content for changes in other)}) == 1 + len(other)

@@ -3,23 +3,18 @@
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import asyncssh
 import pytest
 
-from phasewise.tasks.training.launchers import Attempt, Hosts
+from phasewise.tasks.training.launchers import Hosts
 from phasewise.tasks.training.tpu_vm import Host, TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
-from tests.tasks.training.conftest import said_by
+from tests.tasks.training.conftest import PATIENCE_SECONDS, BareLife, are_here, pid_said_by, until
 from tests.tasks.training.ssh_hosts import SshHosts, ssh_hosts
-
-BareLife = Callable[..., Attempt]
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -32,17 +27,6 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
 def workers(hosts: SshHosts, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr("phasewise.tasks.training.launchers.GRACE_SECONDS", 0.5)
     return Workers(slices=(tuple(hosts.names),), python=str(stand_in), project=str(tmp_path), known_hosts=hosts.known_hosts, key=hosts.key)
-
-
-def until(holds: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
-def are_here(life: Attempt) -> bool:
-    return len(list((life.folder / "roll-call").glob("*/*.json"))) >= 2
 
 
 def ended(group: Hosts) -> int:
@@ -88,14 +72,12 @@ def test_what_is_left_of_the_own_last_life_is_waited_for(hosts: SshHosts, worker
     (life.folder / "end-0").write_text("deaf")
     first = TpuVmLauncher(workers).start(life)
     until(lambda: are_here(life))
-    pid = said_by(life, 0)["pid"]
-    group: list[Hosts] = []
-
+    pids, group = [pid_said_by(life, number) for number in (0, 1)], list[Hosts]()
     thread = threading.Thread(target=lambda: group.append(TpuVmLauncher(workers).start(bare_life())))
     thread.start()
     until(lambda: len(hosts.processes) > 2)
-    os.kill(pid, signal.SIGKILL)
-    os.kill(said_by(life, 1)["pid"], signal.SIGKILL)
+    for number in (0, 1):
+        os.kill(pids[number], signal.SIGKILL)
     thread.join(PATIENCE_SECONDS)
     assert group
     for one in (first, group[0]):

@@ -12,25 +12,19 @@ import pytest
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.state import TrainState, init_state, params_digest
+from phasewise.trainer.state import TrainState, abstract_state, params_digest
+from tests.trainer.conftest import MakeRun
 
-MakeRun = Callable[..., RunConfig]
 ADAM = {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": ADAM,
     "adamc": {**ADAM, "kind": "adamc", "peak_learning_rate": 3e-3},
     "nadamw": {**ADAM, "kind": "nadamw"},
     "muon": {
-        "kind": "muon",
-        "momentum": 0.95,
-        "nesterov": True,
-        "newton_schulz_steps": 5,
-        "epsilon": 1e-7,
-        "weight_decay": 0.1,
-        "adam": ADAM,
+        "kind": "muon", "momentum": 0.95, "nesterov": True, "newton_schulz_steps": 5, "epsilon": 1e-7, "weight_decay": 0.1, "adam": ADAM,
         "adam_learning_rate_scale": 0.3,
     },
-}
+}  # fmt: skip
 WINDOWS = {
     "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
     "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],
@@ -44,15 +38,12 @@ class Parent(NamedTuple):
     state: TrainState
 
     def start(self, *fresh: str, **grafts: "Parent") -> dict[str, Any]:
+        graft = [{"part": part, **other.start()} for part, other in grafts.items()]
+        for one in graft:
+            del one["fresh"], one["graft"]
         return {
-            "checkpoint": str(self.checkpoint),
-            "params_digest": params_digest(self.state.params),
-            "fresh": fresh,
-            "graft": [
-                {"part": part, "checkpoint": str(other.checkpoint), "params_digest": params_digest(other.state.params)}
-                for part, other in grafts.items()
-            ],
-        }
+            "checkpoint": str(self.checkpoint), "params_digest": params_digest(self.state.params), "fresh": fresh, "graft": graft
+        }  # fmt: skip
 
 
 Build = Callable[..., RunConfig]
@@ -64,18 +55,12 @@ def build(make_run: MakeRun) -> Build:
     plain = make_run("hand-off").model_dump(mode="json")
 
     def make(
-        *,
-        qk_norm: bool = False,
-        optimizer: str = "adamw",
-        windows: bool = True,
-        ema_decay: float | None = 0.9,
-        start: Any = None,
-        **model: Any,
+        optimizer: str = "adamw", *, windows: bool = True, ema_decay: float | None = 0.9, start: Any = None, **model: Any
     ) -> RunConfig:
         off: dict[str, Any] = {name: [[0, None]] for name in WINDOWS}
         changes = {
             "phase": "child" if start else "parent",
-            "model": {**plain["model"], "qk_norm": qk_norm, **model},
+            "model": {**plain["model"], **model},
             "optimizer": OPTIMIZERS[optimizer],
             "stability": {**plain["stability"], **(WINDOWS if windows else off), "ema_decay": [[0, ema_decay]]},
             "start": start,
@@ -85,18 +70,24 @@ def build(make_run: MakeRun) -> Build:
     return make
 
 
+def random_state(run: RunConfig, seed: int = 0) -> TrainState:
+    """Nothing in it is zero, one, or equal to anything else."""
+    rng = np.random.default_rng(seed)
+    like = abstract_state(run, with_ema=run.keeps_average)
+    return jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), like)
+
+
 @pytest.fixture(scope="session")
 def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..., Parent]:
-    """Saves a state in which nothing is zero, one, or equal to anything else."""
+    """Saves a state of such a run."""
 
     def make(seed: int = 0, **kind: Any) -> Parent:
         run = build(**kind)
-        rng = np.random.default_rng(seed)
-        state = jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
-        folder = tmp_path_factory.mktemp("parent")
-        with Checkpoints(checkpoint_path(folder, 24).parent, run) as checkpoints:
+        state = random_state(run, seed)
+        path = checkpoint_path(tmp_path_factory.mktemp("parent"), 24)
+        with Checkpoints(path.parent, run) as checkpoints:
             checkpoints.save(24, state, {})
-        return Parent(checkpoint_path(folder, 24), state)
+        return Parent(path, state)
 
     return make
 

@@ -1,5 +1,6 @@
-"""A run's own checkpoints: what comes back, when one is due, which are kept, which one is used, and what is refused."""
+"""A run's own checkpoints: what comes back, when one is due, which are kept, which one is used, their mean, and what is refused."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -14,16 +15,15 @@ import pytest
 
 from phasewise.trainer.base.errors import CheckpointError, StorageError
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params, saved_params_digest
-from phasewise.trainer.checkpoints.files import saved_steps
+from phasewise.trainer.checkpoints.files import digests_here, saved_steps
+from phasewise.trainer.checkpoints.shards import build_writer, united
+from phasewise.trainer.checkpoints.state import average_of_last
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.state import TrainState, init_state, params_digest
+from phasewise.trainer.state import TrainState, params_digest
+from tests.trainer.checkpoints.conftest import WINDOWS, assert_equal, random_state
+from tests.trainer.conftest import MakeRun
 
-MakeRun = Callable[..., RunConfig]
 CONTRACT = {"seed": 1, "components": {}, "mixture": [[0, {"books": 100.0}]]}
-WINDOWS = {
-    "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
-    "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],
-}
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +35,18 @@ def run(make_run: MakeRun) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def state(run: RunConfig) -> TrainState:
-    """Nothing in it is zero, one, or equal to anything else."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
+    return random_state(run)
+
+
+Open = Callable[..., Checkpoints]
 
 
 @pytest.fixture
-def checkpoints_of(tmp_path: Path, run: RunConfig) -> Callable[..., Checkpoints]:
-    """Those in this test's folder, with another policy or clock."""
+def open_all(tmp_path: Path, run: RunConfig) -> Open:
+    """The checkpoints in this test's folder, with another policy or clock."""
 
     def build(clock: Callable[[], float] = lambda: 0.0, **policy: Any) -> Checkpoints:
-        changed = run.model_copy(update={"checkpoints": run.checkpoints.model_copy(update=policy)})
-        return Checkpoints(tmp_path, changed, clock=clock)
+        return Checkpoints(tmp_path, run.model_copy(update={"checkpoints": run.checkpoints.model_copy(update=policy)}), clock=clock)
 
     return build
 
@@ -57,64 +57,40 @@ def save(checkpoints: Checkpoints, state: TrainState, *steps: int) -> None:
             checkpoints.save(step, state, CONTRACT)
 
 
-def assert_equal(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-# ── what comes back ──
-
-
-def test_a_state_comes_back_bit_for_bit(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
-    save(checkpoints_of(), state, 12)
-    with checkpoints_of() as checkpoints:
-        assert checkpoints.latest_step() == 12
-        assert_equal(checkpoints.restore(12, CONTRACT), state)
-
-
-def test_weights_and_average_are_read_apart(checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState):
-    save(checkpoints_of(), state, 3)
-    save(checkpoints_of(), state._replace(ema=None), 6)
+def test_a_state_comes_back_bit_for_bit_and_its_weights_apart(open_all: Open, tmp_path: Path, run: RunConfig, state: TrainState):
+    save(open_all(), state, 3)
+    with open_all() as checkpoints:
+        assert checkpoints.latest_step() == 3
+        assert_equal(checkpoints.restore(3, CONTRACT), state)
     assert_equal(read_params(tmp_path / "3", run.model), state.params)
     assert_equal(read_params(tmp_path / "3", run.model, ema=True), state.ema)
     assert saved_params_digest(tmp_path / "3") == params_digest(state.params)
+    save(open_all(), state._replace(ema=None), 6)
     with pytest.raises(CheckpointError, match=r"6 has no moving average"):
         read_params(tmp_path / "6", run.model, ema=True)
 
 
-def test_what_is_saved_is_not_what_the_next_update_makes_of_it(
-    checkpoints_of: Callable[..., Checkpoints], state: TrainState, monkeypatch: pytest.MonkeyPatch
-):
-    """The update takes the state's memory before a line of it is written."""
+def test_what_is_saved_is_not_what_the_next_update_makes_of_it(open_all: Open, state: TrainState, monkeypatch: pytest.MonkeyPatch):
     add = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
-    training = jax.tree.map(jnp.copy, state)
-    updated = threading.Event()
-    write = ocp.AsyncCheckpointer.save
+    training, updated, write = jax.tree.map(jnp.copy, state), threading.Event(), ocp.AsyncCheckpointer.save
 
     def write_later(*arguments: Any, **named: Any) -> None:
         updated.wait(20)
         write(*arguments, **named)
 
     monkeypatch.setattr(ocp.AsyncCheckpointer, "save", write_later)
-    with checkpoints_of() as checkpoints:
+    with open_all() as checkpoints:
         checkpoints.save(12, training, CONTRACT)
-        training = jax.block_until_ready(add(training))
+        training = jax.block_until_ready(add(training))  # it takes the state's memory before a line of it is written
         updated.set()
         checkpoints.wait()
         assert_equal(checkpoints.restore(12, CONTRACT), state)
         assert not np.array_equal(training.params["head"], state.params["head"])
 
 
-# ── when, and which are kept ──
-
-
-def test_they_are_due_by_steps_and_by_minutes_since_the_last_save(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
+def test_they_are_due_by_steps_and_by_minutes_since_the_last_save(open_all: Open, state: TrainState):
     now = 0.0
-    with checkpoints_of(lambda: now, every_steps=5, every_minutes=2.0) as checkpoints:
+    with open_all(lambda: now, every_steps=5, every_minutes=2.0) as checkpoints:
         assert [step for step in range(1, 12) if checkpoints.due(step)] == [5, 10]
         now = 120.0
         assert checkpoints.due(6)
@@ -125,7 +101,7 @@ def test_they_are_due_by_steps_and_by_minutes_since_the_last_save(checkpoints_of
         assert not checkpoints.due(8)
         now = 240.0
         assert checkpoints.due(9)
-    with checkpoints_of(lambda: now, every_steps=5) as checkpoints:
+    with open_all(lambda: now, every_steps=5) as checkpoints:
         now = 1e9
         assert not checkpoints.due(6)
 
@@ -134,10 +110,9 @@ def test_they_are_due_by_steps_and_by_minutes_since_the_last_save(checkpoints_of
     ("keep_all", "kept"), [(False, [{3}, {3, 4}, {4, 6}, {6, 7}, {7, 9}]), (True, [{3}, {3, 4}, {3, 4, 6}, {3, 6, 7}, {3, 6, 7, 9}])]
 )
 def test_the_newest_two_stay_and_where_all_are_kept_the_permanent_ones(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, keep_all: bool, kept: list[set[int]]
+    open_all: Open, tmp_path: Path, state: TrainState, keep_all: bool, kept: list[set[int]]
 ):
-    """4 and 7 are between the regular ones: by minutes, by SIGTERM or by the phase's end."""
-    with checkpoints_of(every_steps=3, keep_all=keep_all) as checkpoints:
+    with open_all(every_steps=3, keep_all=keep_all) as checkpoints:  # 4 and 7 are by minutes, by SIGTERM or by the phase's end
         for step, expected in zip((3, 4, 6, 7, 9), kept, strict=True):
             checkpoints.save(step, state, CONTRACT)
             checkpoints.wait()
@@ -145,61 +120,53 @@ def test_the_newest_two_stay_and_where_all_are_kept_the_permanent_ones(
 
 
 def test_nothing_is_pruned_before_the_next_one_is_committed(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, monkeypatch: pytest.MonkeyPatch
+    open_all: Open, tmp_path: Path, state: TrainState, monkeypatch: pytest.MonkeyPatch
 ):
-    save(checkpoints_of(), state, 3, 6)
+    save(open_all(), state, 3, 6)
 
     def fail(*_: object) -> None:
         assert set(saved_steps(tmp_path)) == {3, 6, 9}
         raise OSError("no space left")
 
     monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", fail)
-    checkpoints = checkpoints_of()
+    checkpoints = open_all()
     checkpoints.save(9, state, CONTRACT)
     with pytest.raises(StorageError, match=r"checkpoint .*9 could not be written, the one before it is kept: .*no space left"):
         checkpoints.wait()
     assert set(saved_steps(tmp_path)) == {3, 6, 9}
     monkeypatch.undo()
-    with checkpoints_of() as checkpoints:
+    with open_all() as checkpoints:
         assert checkpoints.latest_step() == 6
 
 
-# ── which one is used ──
-
-
 def test_one_that_was_being_written_does_not_count_and_is_written_again(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState
+    open_all: Open, tmp_path: Path, state: TrainState, capsys: pytest.CaptureFixture[str]
 ):
-    save(checkpoints_of(), state, 3)
+    save(open_all(), state, 3)
     shutil.copytree(tmp_path / "3", tmp_path / "6.orbax-checkpoint-tmp")
     (tmp_path / "6.orbax-checkpoint-tmp" / "left over").touch()
-    with checkpoints_of() as checkpoints:
+    with open_all() as checkpoints:
         assert checkpoints.latest_step() == 3
         checkpoints.save(6, state, CONTRACT)
-    assert names(tmp_path) == {"3", "6"}
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "6"}
     assert not (tmp_path / "6" / "left over").exists()
-
-
-def test_killed_in_its_first_save_a_run_starts_again_and_says_so(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, capsys: pytest.CaptureFixture[str]
-):
-    save(checkpoints_of(), state, 3)
-    (tmp_path / "3" / "digests.json").unlink()
-    with checkpoints_of() as checkpoints:
+    shutil.rmtree(tmp_path / "6")
+    (tmp_path / "3" / "digests.json").unlink()  # killed in its first save
+    with open_all() as checkpoints:
         assert checkpoints.latest_step() is None
         assert "3 was never committed (it has no digests.json); there is none before it" in capsys.readouterr().err
         checkpoints.save(3, state, CONTRACT)
-    with checkpoints_of() as checkpoints:
+    with open_all() as checkpoints:
         assert checkpoints.latest_step() == 3
 
 
 # ── what is refused ──
 
 
-def test_another_data_order_is_refused_by_name(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
-    save(checkpoints_of(), state, 12)
+def test_another_data_order_is_refused_by_name(open_all: Open, state: TrainState):
+    save(open_all(), state, 12)
     message = r"12 was trained on another data order: extra, seed changed since\. Restore what it was"
-    with checkpoints_of() as checkpoints, pytest.raises(CheckpointError, match=message):
+    with open_all() as checkpoints, pytest.raises(CheckpointError, match=message):
         checkpoints.restore(12, {**CONTRACT, "seed": 2, "extra": 1})
 
 
@@ -220,12 +187,6 @@ def test_a_state_with_other_leaves_is_refused(tmp_path: Path, run: RunConfig, st
         checkpoints.restore(12, CONTRACT)
 
 
-# ── damage ──
-
-
-Spoil = Callable[[Path], None]
-
-
 def biggest(checkpoint: Path) -> Path:
     return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
@@ -236,53 +197,96 @@ def flip_a_bit(checkpoint: Path) -> None:
     biggest(checkpoint).write_bytes(content)
 
 
-def cut_short(checkpoint: Path) -> None:
-    biggest(checkpoint).write_bytes(biggest(checkpoint).read_bytes()[:-1])
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a bit": (flip_a_bit, "is damaged: state/.* has other bytes than were written"),
+    "cut": (lambda path: biggest(path).write_bytes(biggest(path).read_bytes()[:-1]), r"is damaged: state/.* has \d+ bytes, not \d+"),
+    "a file": (lambda path: biggest(path).unlink(), "is damaged: state/.* is missing"),
+    "no digests": (lambda path: (path / "digests.json").unlink(), r"was never committed \(it has no digests.json\)"),
+    "torn digests": (lambda path: (path / "digests.json").write_text("{"), r"is damaged: its digests\.json does not read"),
+}
 
 
-def lose_a_file(checkpoint: Path) -> None:
-    biggest(checkpoint).unlink()
-
-
-def lose_the_digests(checkpoint: Path) -> None:
-    (checkpoint / "digests.json").unlink()
-
-
-def spoil_the_digests(checkpoint: Path) -> None:
-    (checkpoint / "digests.json").write_text("{")
-
-
-DAMAGE: list[tuple[Spoil, str]] = [
-    (flip_a_bit, "is damaged: state/.* has other bytes than were written"),
-    (cut_short, r"is damaged: state/.* has \d+ bytes, not \d+"),
-    (lose_a_file, "is damaged: state/.* is missing"),
-    (lose_the_digests, r"was never committed \(it has no digests.json\)"),
-    (spoil_the_digests, r"is damaged: its digests\.json does not read"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "message"), DAMAGE, ids=[spoil.__name__ for spoil, _ in DAMAGE])
+@pytest.mark.parametrize(("spoil", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_found_and_the_one_before_is_used_and_named(
-    checkpoints_of: Callable[..., Checkpoints],
+    open_all: Open,
     tmp_path: Path,
     run: RunConfig,
     state: TrainState,
     capsys: pytest.CaptureFixture[str],
-    spoil: Spoil,
+    spoil: Callable[[Path], Any],
     message: str,
 ):
-    save(checkpoints_of(), state, 3, 6)
+    save(open_all(), state, 3, 6)
     spoil(tmp_path / "6")
     with pytest.raises(CheckpointError, match=rf"6 {message}"):
         read_params(tmp_path / "6", run.model)
-    with checkpoints_of() as checkpoints:
+    with open_all() as checkpoints:
         assert checkpoints.latest_step() == 3
         said = capsys.readouterr().err
         assert said.startswith(f"trainer: checkpoint {tmp_path / '6'} ")
         assert said.endswith("; the one before it is used\n")
-        assert jax.tree.all(jax.tree.map(np.array_equal, checkpoints.restore(3, CONTRACT), state))
+        assert_equal(checkpoints.restore(3, CONTRACT), state)
         checkpoints.save(6, state, CONTRACT)  # trained again, and written again
         checkpoints.wait()
         assert checkpoints.latest_step() == 6
         assert capsys.readouterr().err == ""
         assert set(saved_steps(tmp_path)) == {3, 6}
+
+
+# ── the mean of the last ──
+
+
+def test_each_of_the_last_counts_alike_and_none_of_another_run(make_run: MakeRun, tmp_path: Path):
+    run = make_run("averaged", stop_step=24, checkpoints={"every_steps": 6, "every_minutes": None, "keep_all": True})
+    states = {step: random_state(run, step) for step in (6, 12, 18, 24)}
+    with Checkpoints(tmp_path, run) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, state, {})
+    for count in (1, 3):
+        params, steps = average_of_last(tmp_path, run, count)
+        chosen = tuple(states)[-count:]
+        assert steps == chosen
+        wide = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), states[step].params) for step in chosen)
+        expected = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0).astype(np.float32), *wide)
+        assert_equal(params, expected)
+    with pytest.raises(CheckpointError, match=r"has 4 of this phase \(6, 12, 18, 24\)"):
+        average_of_last(tmp_path, run, 5)
+    with pytest.raises(CheckpointError, match="or of another model"):
+        average_of_last(tmp_path, run.but(phase="ocelot"), 2)
+    shutil.rmtree(tmp_path / "18")
+    with Checkpoints(tmp_path, run.but(seed=9)) as checkpoints:
+        checkpoints.save(18, states[18], {})
+    with pytest.raises(CheckpointError, match="only checkpoints of one run belong together"):
+        average_of_last(tmp_path, run, 2)
+
+
+# ── shards of hosts without a shared folder ──
+
+FIRST: Mapping[str, tuple[int, str]] = {"about/metadata": (1, "a"), "state/w/.zarray": (1, "z"), "state/w/0.0": (9, "p")}
+SECOND: Mapping[str, tuple[int, str]] = {"about/metadata": (2, "b"), "state/w/1.0": (9, "q")}
+
+
+def test_the_union_of_shards_is_whole_or_refused(tmp_path: Path):
+    (tmp_path / "state" / "w").mkdir(parents=True)
+    (tmp_path / "state" / "w" / ".zarray").write_text(json.dumps({"shape": [4, 6], "chunks": [2, 6]}))
+    assert united(tmp_path, [FIRST, SECOND]) == {**SECOND, **FIRST}
+    with pytest.raises(StorageError, match=r"lacks shards that no host wrote: state/w/1\.0\."):
+        united(tmp_path, [FIRST, {"about/metadata": (2, "b")}])
+    with pytest.raises(StorageError, match=r"state/w/0\.0 was written by host 1, too, with other bytes"):
+        united(tmp_path, [FIRST, {**SECOND, "state/w/0.0": (9, "other")}])
+
+
+def test_what_is_written_apart_has_a_file_for_each_leaf_and_is_read_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Orbax would make folders in the background, and tell all hosts that they are there when the first of them has its own
+    monkeypatch.setattr("orbax.checkpoint._src.path.atomicity.create_all_async", lambda *_, **__: pytest.fail("made in the background"))
+    state = {"w": jnp.arange(12.0).reshape(3, 4), "zeros": jnp.zeros((2, 2)), "count": jnp.int32(7)}
+    with build_writer(has_shared_folder=False) as writer:
+        writer.save(tmp_path / "1", args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave({"a": 1})))
+        writer.wait_until_finished()
+    here = digests_here(tmp_path / "1")
+    assert {"state/w/0.0", "state/zeros/0.0", "state/count/0"} <= here.keys()
+    assert united(tmp_path / "1", [here]) == here
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), state)
+        found = reader.restore(tmp_path / "1" / "state", args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    jax.tree.map(np.testing.assert_array_equal, found, state)

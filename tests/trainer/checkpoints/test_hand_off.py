@@ -17,16 +17,35 @@ from phasewise.trainer.state import TrainState, init_state, params_digest
 from tests.trainer.checkpoints.conftest import Build, Parent, assert_equal
 
 
-def test_undeclared_gains_are_refused(build: Build, llama: Parent):
-    message = r"params\.blocks\.\w+_norm is nothing in .*, not float32\[2, 8\]: declare 'qk_norm' in the hand-off's `fresh`"
+@pytest.mark.parametrize(
+    ("fresh", "kind", "message"),
+    [
+        (
+            [],
+            {"qk_norm": True},
+            r"params\.blocks\.\w+_norm is nothing in .*, not float32\[2, 8\]: declare 'qk_norm' in the hand-off's `fresh`",
+        ),
+        (["optimizer", "ema"], {"qk_norm": True}, "declare 'qk_norm'"),
+        (
+            ["optimizer", "ema"],
+            {"d_ff": 64},
+            r"blocks\.down is float32\[2, 48, 32\] in .*, not float32\[2, 64, 32\]: the model must have the",
+        ),
+        (["optimizer", "ema"], {"tied_head": True}, r"params\.head of .*24 would be dropped: a phase cannot leave out weights"),
+        (["ema"], {"ema_decay": None}, "'ema' is declared, and the phase's state has no such part: take it out"),
+        (["rolling"], {"windows": False}, "'rolling' is declared, and"),
+        (["qk_norm"], {}, "'qk_norm' is declared, and"),
+        (["ema", "ema"], {}, "'ema' is declared twice"),
+    ],
+)
+def test_undeclared_changes_and_idle_declarations_are_refused(
+    build: Build, llama: Parent, fresh: list[str], kind: dict[str, Any], message: str
+):
     with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(qk_norm=True, start=llama.start()))
-    with pytest.raises(CheckpointError, match="declare 'qk_norm'"):
-        state_to_start_from(build(qk_norm=True, start=llama.start("optimizer", "ema")))
+        state_to_start_from(build(start=llama.start(*fresh), **kind))
 
 
 def test_a_leaf_of_the_parent_that_nothing_takes_is_refused(build: Build, llama: Parent, tmp_path: Path):
-    """As if an optimizer had kept more than the child's does."""
     richer = llama.state._replace(optimizer={**llama.state.optimizer._asdict(), "third": jnp.ones(3)})  # pyright: ignore
     with Checkpoints(tmp_path, build()) as checkpoints:
         checkpoints.save(24, richer, {})
@@ -36,44 +55,13 @@ def test_a_leaf_of_the_parent_that_nothing_takes_is_refused(build: Build, llama:
     assert_equal(state_to_start_from(build(start=parent.start("optimizer"))).params, llama.state.params)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ({"d_ff": 64}, r"params\.blocks\.down is float32\[2, 48, 32\] in .*, not float32\[2, 64, 32\]: the model must have the parent's"),
-        ({"tied_head": True}, r"params\.head of .*24 would be dropped: a phase cannot leave out weights"),
-    ],
-)
-def test_another_shape_is_refused(build: Build, llama: Parent, shape: dict[str, Any], message: str):
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=llama.start("optimizer", "ema"), **shape))
-
-
-@pytest.mark.parametrize(
-    ("fresh", "kind", "message"),
-    [
-        (["ema"], {"ema_decay": None}, "'ema' is declared, and the phase's state has no such part: take it out"),
-        (["rolling"], {"windows": False}, "'rolling' is declared, and"),
-        (["qk_norm"], {}, "'qk_norm' is declared, and"),
-        (["ema", "ema"], {}, "'ema' is declared twice"),
-    ],
-)
-def test_idle_declarations_are_refused(build: Build, llama: Parent, fresh: list[str], kind: dict[str, Any], message: str):
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=llama.start(*fresh), **kind))
-
-
-def test_other_weights_than_planned_are_refused(build: Build, llama: Parent):
-    start = {**llama.start(), "params_digest": "0" * 64}
-    found = params_digest(llama.state.params)[:12]
-    with pytest.raises(CheckpointError, match=rf"expected {'0' * 12}, found {found}\. Run the recipe again"):
-        state_to_start_from(build(start=start))
-
-
-def test_a_missing_or_damaged_parent_is_refused(build: Build, leave: Callable[..., Parent], tmp_path: Path):
+def test_other_weights_than_planned_and_a_missing_or_damaged_parent_are_refused(build: Build, leave: Callable[..., Parent], tmp_path: Path):
     parent = leave()
-    missing = {**parent.start(), "checkpoint": str(tmp_path / "24")}
+    found = params_digest(parent.state.params)[:12]
+    with pytest.raises(CheckpointError, match=rf"expected {'0' * 12}, found {found}\. Run the recipe again"):
+        state_to_start_from(build(start={**parent.start(), "params_digest": "0" * 64}))
     with pytest.raises(CheckpointError, match=r"no checkpoint at .*24\. Train the phase that ends there first"):
-        state_to_start_from(build(start=missing))
+        state_to_start_from(build(start={**parent.start(), "checkpoint": str(tmp_path / "24")}))
     (parent.checkpoint / "digests.json").unlink()
     with pytest.raises(CheckpointError, match=r"24 was never committed .*Restore it from a copy, or start its phase again"):
         state_to_start_from(build(start=parent.start()))
@@ -85,11 +73,9 @@ def assert_owned(state: TrainState) -> None:
     assert len(set(pointers)) == len(pointers)
 
 
-# ── carried and fresh ──
-
-
-def test_a_hand_off_carries_everything(build: Build, llama: Parent):
-    assert_equal(state_to_start_from(build(start=llama.start())), llama.state)
+@pytest.mark.parametrize("kind", ["adamw", "adamc", "nadamw"])
+def test_a_hand_off_carries_everything_also_to_a_relative_of_its_optimizer(build: Build, llama: Parent, kind: str):
+    assert_equal(state_to_start_from(build(kind, start=llama.start())), llama.state)
 
 
 def experts(kind: str) -> dict[str, Any]:
@@ -100,7 +86,6 @@ def experts(kind: str) -> dict[str, Any]:
 
 
 def test_momentum_of_balancing_is_carried_let_go_or_declared_fresh(build: Build, leave: Callable[..., Parent]):
-    """Weights are the parent's in each case, the routers' biases among them."""
     smebu, sign = leave(2, **experts("smebu")), leave(3, **experts("sign"))
     assert jax.tree.leaves(smebu.state.balancing)
     assert_equal(state_to_start_from(build(start=smebu.start(), **experts("smebu"))), smebu.state)
@@ -113,17 +98,11 @@ def test_momentum_of_balancing_is_carried_let_go_or_declared_fresh(build: Build,
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(begun.balancing))
 
 
-def test_from_scratch_all_is_fresh(build: Build):
-    run = build()
-    found = state_to_start_from(run)
-    assert_equal(found, init_state(run))
+def test_from_scratch_all_is_fresh_and_so_is_what_is_declared(build: Build, llama: Parent):
+    initial, found = init_state(build()), state_to_start_from(build())
+    assert_equal(found, initial)
     assert_owned(found)
-
-
-def test_what_is_declared_fresh_is_made_again(build: Build, llama: Parent):
-    run = build(start=llama.start("ema", "optimizer", "rolling"))
-    found = state_to_start_from(run)
-    initial = init_state(run)
+    found = state_to_start_from(build(start=llama.start("ema", "optimizer", "rolling")))
     assert_equal(found, TrainState(llama.state.params, initial.optimizer, llama.state.params, initial.rolling))
     assert_owned(found)
 
@@ -133,82 +112,49 @@ def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[...
     run = build(start=bare.start("ema", "rolling"))
     expected = init_state(run)._replace(params=bare.state.params, optimizer=bare.state.optimizer, ema=bare.state.params)
     assert_equal(state_to_start_from(run), expected)
-    with pytest.raises(
-        CheckpointError,
-        match=r"phase child cannot start from .*24: ema\.\S+ is nothing in .*24, not float32\[.*\]: declare 'ema' in the hand-off's "
-        r"`fresh`, or graft it; .* and \d+ more\.",
-    ):
+    message = (
+        r"phase child cannot start from .*24: ema\.\S+ is nothing in .*24, not float32\[.*\]: declare 'ema' in the hand-off's "
+        r"`fresh`, or graft it; .* and \d+ more\."
+    )
+    with pytest.raises(CheckpointError, match=message):
         state_to_start_from(build(start=bare.start("rolling")))
     with pytest.raises(CheckpointError, match=r"rolling\.losses\.values is nothing in .*declare 'rolling'"):
         state_to_start_from(build(start=bare.start("ema")))
 
 
-# ── grafts ──
-
-
 def test_trained_gains_come_from_another_checkpoint(build: Build, llama: Parent, qwen: Parent):
     found = leaves_of(state_to_start_from(build(qk_norm=True, start=llama.start(qk_norm=qwen))))
-    of_llama = leaves_of(llama.state)
-    of_qwen = leaves_of(qwen.state)
+    of_llama, of_qwen = leaves_of(llama.state), leaves_of(qwen.state)
     for name, leaf in found.items():
-        expected = of_qwen if name.endswith(("query_norm", "key_norm")) else of_llama
-        assert np.array_equal(leaf, expected[name]), name
-
-
-# ── from the Llama to the Qwen3 family ──
+        assert np.array_equal(leaf, (of_qwen if name.endswith(("query_norm", "key_norm")) else of_llama)[name]), name
 
 
 def test_gains_are_fresh_with_their_moments_and_averages_and_all_else_is_carried(build: Build, llama: Parent):
     found = state_to_start_from(build(qk_norm=True, start=llama.start("qk_norm")))
     assert_owned(found)
-    named = leaves_of(found)
-    parent = leaves_of(llama.state)
-    fresh = {
-        f"{field}.blocks.{gain}": value
-        for field, value in {"params": 1.0, "ema": 1.0, "optimizer.mu": 0.0, "optimizer.nu": 0.0}.items()
-        for gain in ("query_norm", "key_norm")
-    }
+    named, parent = leaves_of(found), leaves_of(llama.state)
+    values = {"params": 1.0, "ema": 1.0, "optimizer.mu": 0.0, "optimizer.nu": 0.0}
+    fresh = {f"{field}.blocks.{gain}": value for field, value in values.items() for gain in ("query_norm", "key_norm")}
     assert named.keys() == parent.keys() | fresh.keys()
     for name, leaf in named.items():
         assert np.array_equal(leaf, np.full((2, 8), fresh[name]) if name in fresh else parent[name]), name
-    assert found.optimizer.count == llama.state.optimizer.count != 0  # pyright: ignore[reportAttributeAccessIssue]  # Adam's
-
-
-# ── another optimizer ──
-
-
-@pytest.mark.parametrize("kind", ["adamc", "nadamw"])
-def test_adam_s_state_is_carried_to_its_relatives(build: Build, llama: Parent, kind: str):
-    assert_equal(state_to_start_from(build(optimizer=kind, start=llama.start())), llama.state)
-
-
-# ── where it is ──
+    assert named["optimizer.count"] == parent["optimizer.count"] != 0
 
 
 def test_the_step_is_the_same_program_for_a_new_and_for_a_restored_state(build: Build, llama: Parent, tmp_path: Path):
-    """Else a restart finds nothing in the compilation cache."""
     run = build()
     with Checkpoints(tmp_path, run) as checkpoints:
         checkpoints.save(24, llama.state, {})
         checkpoints.wait()
         restored = checkpoints.restore(24, {})
-    texts = {
-        jax.jit(lambda state: state).lower(state).as_text()
-        for state in (
-            restored,
-            state_to_start_from(run),
-            state_to_start_from(build(start=llama.start("ema", "optimizer", "rolling"))),
-            state_to_start_from(build(start=llama.start())),
-        )
-    }
-    assert len(texts) == 1
+    starts = (None, llama.start("ema", "optimizer", "rolling"), llama.start())
+    states = [restored, *(state_to_start_from(build(start=start)) for start in starts)]
+    assert len({jax.jit(lambda state: state).lower(state).as_text() for state in states}) == 1, "else a restart compiles again"
 
 
 def test_leaves_are_placed_where_the_shardings_say(build: Build, llama: Parent):
-    device = jax.devices()[-1]
-    there = jax.sharding.SingleDeviceSharding(device)
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     for start in (None, llama.start("ema", "optimizer")):
         run = build(start=start)
         shardings = jax.tree.map(lambda _: there, jax.eval_shape(lambda run=run: init_state(run)))
-        found = state_to_start_from(run, shardings)
-        assert {leaf.sharding for leaf in jax.tree.leaves(found)} == {there}
+        assert {leaf.sharding for leaf in jax.tree.leaves(state_to_start_from(run, shardings))} == {there}

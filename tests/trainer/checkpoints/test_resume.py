@@ -1,6 +1,6 @@
 """A run that goes on is the same run: every field of its schema binds its checkpoints, or is named among those that may change."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -15,25 +15,18 @@ from phasewise.trainer.checkpoints.files import write_digests
 from phasewise.trainer.config import LearningRateSegment, RunConfig, Steps
 from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE
 from phasewise.trainer.state import init_state
-from tests.trainer.checkpoints.conftest import OPTIMIZERS
+from tests.trainer.checkpoints.conftest import ADAM, OPTIMIZERS
+from tests.trainer.conftest import MakeRun
 from tests.trainer.test_added_fields import models_in
 
-MakeRun = Callable[..., RunConfig]
 STEP = Path("runs/tiny/phase/checkpoints/3")
 LIMIT = {"window": 8, "min_samples": 4, "sigmas": 2.0}
-ADAM = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 EXPERTS = {
-    "num_experts": 4,
-    "num_active": 2,
-    "num_shared": 1,
-    "d_expert": 16,
-    "route_scale": 1.0,
-    "num_dense_layers": 0,
-    "balancing": {"kind": "smebu", "rate": 1e-3, "sharpness": 2.0, "momentum": 0.5},
-    "sequence_loss": 1e-4,
-}
+    "num_experts": 4, "num_active": 2, "num_shared": 1, "d_expert": 16, "route_scale": 1.0, "num_dense_layers": 0,
+    "balancing": {"kind": "smebu", "rate": 1e-3, "sharpness": 2.0, "momentum": 0.5}, "sequence_loss": 1e-4,
+}  # fmt: skip
 TOGETHER = {
-    "optimizer.kind": [{"optimizer": OPTIMIZERS["muon"]}, {"optimizer": {**ADAM, "kind": "adamw"}}],
+    "optimizer.kind": [{"optimizer": OPTIMIZERS["muon"]}, {"optimizer": ADAM}],
     "model.experts.balancing.kind": [{"model.experts.balancing": None}],
 }
 """Tags that only change with what goes with them."""
@@ -60,12 +53,8 @@ def runs_with_everything(run: RunConfig) -> Iterator[RunConfig]:
         "start_step": 2,
         "learning_rate": [{"kind": "linear", "start_step": 0, "end_step": 30, "start": 1e-3, "end": 2e-3}],
         "stability": {
-            "max_grad_norm": [[0, 1.0], [9, 0.5]],
-            "max_update_rms": [[0, 1.0]],
-            "max_update_norm": [[0, LIMIT]],
-            "skip_step": [[0, LIMIT]],
-            "z_loss": [[0, 1e-4]],
-            "ema_decay": [[0, 0.9]],
+            "max_grad_norm": [[0, 1.0], [9, 0.5]], "max_update_rms": [[0, 1.0]], "max_update_norm": [[0, LIMIT]],
+            "skip_step": [[0, LIMIT]], "z_loss": [[0, 1e-4]], "ema_decay": [[0, 0.9]],
         },
         "model": {
             **plain["model"],
@@ -73,10 +62,7 @@ def runs_with_everything(run: RunConfig) -> Iterator[RunConfig]:
                 "theta": 1e4,
                 "scaling": {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_max_positions": 64},
             },
-            "sliding_window": 8,
-            "global_attention_every": 2,
-            "initializer_cutoff": 3.0,
-            "experts": EXPERTS,
+            "sliding_window": 8, "global_attention_every": 2, "initializer_cutoff": 3.0, "experts": EXPERTS,
         },
         "recovery": {"action": "roll_back", "max_loss": LIMIT, "checkpoints_back": 1, "steps_more": 1, "max_times": 2},
         "start": {**weights, "fresh": ["rolling"], "graft": [{**weights, "part": "ema"}]},
@@ -87,12 +73,12 @@ def runs_with_everything(run: RunConfig) -> Iterator[RunConfig]:
         "instrumentation": {"layer_norms_every": 2},
         "checkpoints": {"every_steps": 3, "every_minutes": 5.0, "keep_all": True, "at_steps": [4]},
         "until_step": 20,
-    }
+    }  # fmt: skip
     yield run.but(**full)
     sign = {**full["model"], "experts": {**EXPERTS, "balancing": {"kind": "sign", "rate": 1e-3}}}
     full["order"] = plain["order"]
-    for optimizer in ({**ADAM, "kind": "adamc", "peak_learning_rate": 1e-3}, {**ADAM, "kind": "nadamw"}, OPTIMIZERS["muon"]):
-        yield run.but(**{**full, "optimizer": optimizer, "model": sign})
+    for kind in ("adamc", "nadamw", "muon"):
+        yield run.but(**{**full, "optimizer": OPTIMIZERS[kind], "model": sign})
 
 
 def leaves(value: Any, path: str, owner: type[BaseModel], field: str) -> Iterator[Leaf]:

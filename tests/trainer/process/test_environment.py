@@ -1,18 +1,19 @@
-"""What of the environment decides what is computed: some of it is refused, the rest is written down and said."""
+"""What of the environment decides what is computed: some of it is refused, the rest is written down; and hosts that compare it."""
 
 import importlib.util
-from collections.abc import Callable
+import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 from phasewise.tasks.training import monitor
 from phasewise.tasks.training.monitor import ReplannedEvents
-from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.run_folder import read_events
-from phasewise.trainer.config import RunConfig
-from phasewise.trainer.process import environment
+from phasewise.trainer.base.errors import ConfigError, HostMissing
+from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, read_events
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.process import environment, rendezvous
 from phasewise.trainer.process.environment import (
     USUAL,
     Conditions,
@@ -26,6 +27,8 @@ from phasewise.trainer.process.environment import (
     spare_search,
     versions,
 )
+from phasewise.trainer.process.rendezvous import Presence, check_alike, meet, present
+from tests.trainer.conftest import MakeRun
 
 LAUNCHED = {"PHASEWISE_LAUNCH": "a", "JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"}
 TWO_SLICES = {"PHASEWISE_SLICES": "2", "MEGASCALE_COORDINATOR_ADDRESS": "host", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
@@ -36,7 +39,6 @@ TWO_SLICES = {"PHASEWISE_SLICES": "2", "MEGASCALE_COORDINATOR_ADDRESS": "host", 
     [
         {},
         {"JAX_NUM_PROCESSES": "1"},
-        LAUNCHED,
         {**LAUNCHED, **TWO_SLICES},
         {**LAUNCHED, "MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0"},
         {"MEGASCALE_COORDINATOR_ADDRESS": "host"},  # by hand, on a multislice that jax asks for the rest
@@ -50,7 +52,6 @@ def test_what_belongs_together_is_taken(environment: dict[str, str]):
     ("environment", "named"),
     [
         ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES=2 needs the address of process 0"),
-        ({**LAUNCHED, "MEGASCALE_COORDINATOR_ADDRESS": "old"}, "one slice, found MEGASCALE_COORDINATOR_ADDRESS=old"),
         ({**LAUNCHED, "MEGASCALE_PORT": "8081"}, "one slice, found MEGASCALE_PORT=8081"),
         ({**LAUNCHED, **TWO_SLICES, "MEGASCALE_NUM_SLICES": "4"}, "has 2 slices .* MEGASCALE_NUM_SLICES=4"),
         ({**LAUNCHED, **TWO_SLICES, "MEGASCALE_SLICE_ID": "2"}, "has 2 slices .* MEGASCALE_SLICE_ID=2"),
@@ -70,47 +71,30 @@ def test_a_launcher_of_this_machine_refuses_what_it_would_set_itself(name: str):
         check_nothing_left_over({"HOME": "/", name: "7"})
 
 
-@pytest.fixture(autouse=True)
-def _with_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "file", "platforms"),
+    [
+        ({}, "sys/bus/pci/devices/0000:00:04.0/vendor", "cpu"),
+        ({"JAX_PLATFORMS": "tpu,cpu"}, "", "tpu,cpu"),
+        *(({}, device, None) for device in ("dev/accel0", "dev/vfio/0", "dev/nvidia0", "dev/dxg", "dev/kfd")),
+    ],
+)
+def test_without_a_sign_of_an_accelerator_jax_is_asked_to_use_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], file: str, platforms: str | None
+):
     monkeypatch.setattr(environment, "find_spec", lambda name: importlib.util.find_spec("json") if name == "libtpu" else None)
+    (tmp_path / file / "..").resolve().mkdir(parents=True, exist_ok=True)
+    if file:
+        (tmp_path / file).write_text("0x1af4\n")
+    found = dict(given)
+    spare_search(found, root=tmp_path)
+    assert found.get("JAX_PLATFORMS") == platforms
 
 
-def chosen(root: Path, **environment: str) -> str | None:
-    spare_search(environment, root=root)
-    return environment.get("JAX_PLATFORMS")
-
-
-def pci(root: Path, vendor: str) -> None:
-    folder = root / "sys/bus/pci/devices/0000:00:04.0"
-    folder.mkdir(parents=True)
-    (folder / "vendor").write_text(f"{vendor}\n")
-
-
-def test_without_an_accelerator_jax_is_asked_to_use_the_cpu(tmp_path: Path) -> None:
-    pci(tmp_path, "0x1af4")
-    assert chosen(tmp_path) == "cpu"
-
-
-def test_what_somebody_said_stays(tmp_path: Path) -> None:
-    assert chosen(tmp_path, JAX_PLATFORMS="tpu,cpu") == "tpu,cpu"
-
-
-@pytest.mark.parametrize("device", ["dev/accel0", "dev/vfio/0", "dev/nvidia0", "dev/dxg", "dev/kfd"])
-def test_a_device_leaves_the_choice_to_jax(tmp_path: Path, device: str) -> None:
-    (tmp_path / device).parent.mkdir(parents=True)
-    (tmp_path / device).touch()
-    assert chosen(tmp_path) is None
-
-
-MakeRun = Callable[..., RunConfig]
 OTHER = {
-    "JAX_ENABLE_X64": "true",
-    "JAX_DEFAULT_PRNG_IMPL": "rbg",
-    "JAX_THREEFRY_PARTITIONABLE": "0",
-    "JAX_RANDOM_SEED_OFFSET": "7",
-    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
-    "JAX_NUMPY_RANK_PROMOTION": "raise",
-}
+    "JAX_ENABLE_X64": "true", "JAX_DEFAULT_PRNG_IMPL": "rbg", "JAX_THREEFRY_PARTITIONABLE": "0", "JAX_RANDOM_SEED_OFFSET": "7",
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), OTHER.items())
@@ -129,12 +113,9 @@ def test_what_jax_has_by_itself_is_not_refused():
 
 def test_variables_that_may_change_bits():
     flags = "--xla_cpu_enable_fast_math=true --xla_force_host_platform_device_count=2 --xla_dump_to=/x"
-    given = {"JAX_DEFAULT_MATMUL_PRECISION": "high", "NVIDIA_TF32_OVERRIDE": "1", "XLA_FLAGS": flags, "HOME": "/", "JAX_PLATFORMS": "cpu"}
-    assert deciding_variables(given | {"JAX_COORDINATOR_ADDRESS": "here:1", "JAX_NUM_PROCESSES": "2"}) == {
-        "JAX_DEFAULT_MATMUL_PRECISION": "high",
-        "NVIDIA_TF32_OVERRIDE": "1",
-        "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
-    }
+    kept = {"JAX_DEFAULT_MATMUL_PRECISION": "high", "NVIDIA_TF32_OVERRIDE": "1"}
+    given = {**kept, "XLA_FLAGS": flags, "HOME": "/", "JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_ADDRESS": "here:1", "JAX_NUM_PROCESSES": "2"}
+    assert deciding_variables(given) == {**kept, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     assert deciding_variables({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}) == {}
 
 
@@ -169,3 +150,67 @@ def test_a_run_that_goes_on_under_other_conditions_says_so(make_run: MakeRun, mo
     found = read_conditions(Path(run.output))
     assert found is not None
     assert "JAX_DEFAULT_MATMUL_PRECISION" not in found.variables
+
+
+# ── hosts that say who they are ──
+
+LAUNCH = {"PHASEWISE_LAUNCH": "first", "PHASEWISE_HOSTS": "alpha,beta,gamma"}
+
+
+def test_hosts_that_are_alike_go_on(make_run: MakeRun):
+    run = make_run("alike")
+    present(run, 3, LAUNCH)  # Python 3.11 cannot parse files in several threads at once; each host has one
+    met: list[int] = []
+
+    def answer(index: int) -> None:
+        meet(run, (index, 3), LAUNCH)
+        met.append(index)
+
+    threads = [threading.Thread(target=answer, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(met) == [0, 1, 2]
+
+
+def test_the_host_that_is_missing_is_named_within_a_minute(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "LOOK_SECONDS", 0.001)
+    run, now = make_run("missing"), list[float]()
+
+    def clock() -> float:
+        now.append(5.0 * len(now))
+        return now[-1]
+
+    write_json(Path(run.output) / ROLL_CALL_NAME / "first" / "0.json", present(run, 3, LAUNCH).model_dump())
+    message = r"3 hosts must be there before training begins, found 2 after \d+ s: host 1 \(beta\) did not come"
+    with pytest.raises(HostMissing, match=message):
+        meet(run, (2, 3), LAUNCH, clock=clock)
+    assert now[-1] < 65.0
+    assert HostMissing.exit_code == 5, "all are started again"
+
+
+def host(**changes: Any) -> Presence:
+    values: dict[str, Any] = {
+        "host": "alpha", "pid": 1, "processes": 2, "code": "c0de", "run": "a" * 64, "execution": "b" * 64,
+        "versions": {"jax": "0.10.2"}, "environment": {"XLA_FLAGS": "--one"},
+    }  # fmt: skip
+    return Presence.model_validate({**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"code": "c0ffee"}, "code c0ffee, host 0 .alpha. c0de"),
+        ({"run": "c" * 64}, "run cccccccccccc, host 0 .alpha. aaaaaaaaaaaa"),
+        ({"execution": "c" * 64}, "execution cccccccccccc"),
+        ({"processes": 4}, "processes 4, host 0 .alpha. 2"),
+        ({"versions": {"jax": "0.10.1"}}, "jax 0.10.1, host 0 .alpha. 0.10.2"),
+        ({"environment": {}}, "XLA_FLAGS not set, host 0 .alpha. --one"),
+        ({"environment": {"XLA_FLAGS": "--one", "NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG INFO, host 0 .alpha. not set"),
+    ],
+)
+def test_a_host_that_differs_is_refused_with_what_differs(changes: dict[str, Any], named: str):
+    check_alike([host(), host(pid=2, host="beta")], [])
+    with pytest.raises(ConfigError, match=rf"host 1 \(beta\) has {named}"):
+        check_alike([host(), host(host="beta", **changes)], [])

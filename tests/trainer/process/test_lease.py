@@ -2,10 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.process import lease as module
 from phasewise.trainer.process.lease import Lease, only_one_trainer
 from phasewise.trainer.run import main
-from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer
+from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer, WaitUntil
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 HALF_WRITTEN = ".orbax-checkpoint-tmp/"
@@ -34,26 +33,21 @@ def test_tokens_only_rise_and_the_last_one_holds(tmp_path: Path):
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"number": 1}', b'{"number": "x"}'])
 def test_a_token_that_does_not_read_lets_nobody_write(tmp_path: Path, damage: bytes):
-    """Also where the number starts from one again: names decide."""
-    fence = Lease.take(tmp_path)
+    before = Lease.take(tmp_path)
     (tmp_path / TOKEN_NAME).write_bytes(damage)
     with pytest.raises(TakenOver):
-        fence.check()
+        before.check()
     Lease.take(tmp_path).check()
-    with pytest.raises(TakenOver):
-        fence.check()
+    with pytest.raises(TakenOver):  # also where the number starts from one again: names decide
+        before.check()
 
 
 def test_nobody_takes_over_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And whoever was taken over before it writes nothing."""
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    stands_still = r"stands still in the middle of a write, for 0\.1 s at least: end that process"
     with only_one_trainer(tmp_path) as first:
-        with (
-            first.alone(),
-            pytest.raises(TrainingError, match=r"stands still in the middle of a write, for 0\.1 s at least: end that process"),
-            only_one_trainer(tmp_path),
-        ):
+        with first.alone(), pytest.raises(TrainingError, match=stands_still), only_one_trainer(tmp_path):
             pass
         first.check()
         with only_one_trainer(tmp_path) as second:
@@ -61,54 +55,6 @@ def test_nobody_takes_over_in_the_middle_of_a_write(tmp_path: Path, monkeypatch:
                 (tmp_path / "written").touch()
             with second.alone():
                 assert not (tmp_path / "written").exists()
-
-
-def trained_to(run: Any, step: int) -> Callable[[], bool]:
-    def holds() -> bool:
-        rows = read_metrics(Path(run.output) / "metrics.jsonl")
-        return bool(rows) and rows[-1]["step"] >= step
-
-    return holds
-
-
-def test_a_trainer_that_is_stopped_and_goes_on_later_damages_nothing(
-    make_run: MakeRun, start_trainer: StartTrainer, rows_of: RowsOf, monkeypatch: pytest.MonkeyPatch, wait_until: Any
-):
-    """SIGSTOP in the middle, a second trainer to the end, then SIGCONT: the first ends by name, and the folder is the second's."""
-    monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
-    long = {
-        "stop_step": 4000,
-        "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 4000, "start": 1e-3, "end": 1e-3}],
-        "checkpoints": {"every_steps": 5, "every_minutes": None, "keep_all": False},
-    }
-    run = make_run("stopped", **long)
-    process = start_trainer(run)
-    wait_until(process, trained_to(run, 8))
-    os.kill(process.pid, signal.SIGSTOP)
-    reached = read_metrics(Path(run.output) / "metrics.jsonl")[-1]["step"]
-    monkeypatch.setattr("phasewise.trainer.loop._stop_requested", stop_after(reached + 12))
-    assert main([f"{run.output}/run.json"]) == ExitCode.PREEMPTED
-    before = contents(Path(run.output))
-    assert read_json(Path(run.output) / TOKEN_NAME)["number"] == 2
-    os.kill(process.pid, signal.SIGCONT)
-    assert process.wait() == ExitCode.TAKEN_OVER
-    after = contents(Path(run.output))
-    assert {name: after[name] for name in before} == before
-    assert all(HALF_WRITTEN in name for name in after.keys() - before.keys())  # what it was writing when it was stopped, never a checkpoint
-    assert [row["step"] for row in rows_of(run)] == list(range(1, reached + 13))
-
-
-def stop_after(step: int) -> Callable[[], Any]:
-    """As a SIGTERM that comes after that update."""
-
-    class Context:
-        def __enter__(self) -> Callable[[int], bool]:
-            return lambda now: now >= step
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    return Context
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -119,3 +65,32 @@ def contents(folder: Path) -> dict[str, bytes]:
             if path.is_file() and path.name not in ("trainer.log", "heartbeat") and not path.name.startswith(".heartbeat"):
                 found[str(path.relative_to(folder))] = path.read_bytes()
     return found
+
+
+def test_a_trainer_that_is_stopped_and_goes_on_later_damages_nothing(
+    make_run: MakeRun, start_trainer: StartTrainer, rows_of: RowsOf, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
+    rate = [{"kind": "constant", "start_step": 0, "end_step": 4000, "start": 1e-3, "end": 1e-3}]
+    checkpoints = {"every_steps": 5, "every_minutes": None, "keep_all": False}
+    run = make_run("stopped", stop_step=4000, learning_rate=rate, checkpoints=checkpoints)
+    folder, process = Path(run.output), start_trainer(run)
+    wait_until(process, lambda: len(read_metrics(folder / "metrics.jsonl")) >= 8)
+    os.kill(process.pid, signal.SIGSTOP)
+    reached = read_metrics(folder / "metrics.jsonl")[-1]["step"]
+
+    @contextmanager
+    def stop_later() -> Iterator[Callable[[int], bool]]:
+        """As a SIGTERM that comes twelve updates later."""
+        yield lambda now: now >= reached + 12
+
+    monkeypatch.setattr("phasewise.trainer.loop._stop_requested", stop_later)
+    assert main([f"{run.output}/run.json"]) == ExitCode.PREEMPTED
+    before = contents(folder)
+    assert read_json(folder / TOKEN_NAME)["number"] == 2
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait() == ExitCode.TAKEN_OVER
+    after = contents(folder)
+    assert {name: after[name] for name in before} == before
+    assert all(HALF_WRITTEN in name for name in after.keys() - before.keys())  # what it was writing when it was stopped, never a checkpoint
+    assert [row["step"] for row in rows_of(run)] == list(range(1, reached + 13))

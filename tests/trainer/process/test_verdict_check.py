@@ -1,7 +1,7 @@
 """No training without a verdict for exactly these bytes."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,27 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.process.verdict_check import check_verdict
+from tests.trainer.conftest import MakeRun
 
-MakeRun = Callable[..., RunConfig]
-Judge = Callable[..., None]
-
-
-def test_a_passing_verdict_for_these_caches_lets_train(make_run: MakeRun):
-    assert check_verdict(make_run("permitted")) is None
+CHECK = {"table": "mixture", "name": "expect_epochs", "severity": "critical", "outcome": "failed"}
+ASKS = {"approvable": [{"table": "mixture", "check": "expect_epochs"}], "on_warnings": False}
 
 
-def test_no_verdict_is_no_permission(make_run: MakeRun):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"phase unjudged has no verdict at .*: validate its data first"),
+        ('{"passes": tr', "validate the data again"),
+        ("[true]", "validate the data again"),
+    ],
+)
+def test_a_passing_verdict_lets_train_and_none_or_a_torn_one_does_not(make_run: MakeRun, content: str | None, message: str):
     run = make_run("unjudged")
+    assert check_verdict(run) is None
     Path(run.verdict).unlink()
-    with pytest.raises(VerdictError, match=r"phase unjudged has no verdict at .*: validate its data first"):
+    if content is not None:
+        Path(run.verdict).write_text(content)
+    with pytest.raises(VerdictError, match=message):
         check_verdict(run)
 
 
@@ -41,23 +49,10 @@ def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str
         check_verdict(run)
 
 
-@pytest.mark.parametrize("content", ['{"passes": tr', "[true]"], ids=["torn", "list"])
-def test_a_verdict_that_does_not_read_is_none(make_run: MakeRun, content: str):
-    run = make_run("torn verdict")
-    Path(run.verdict).write_text(content)
-    with pytest.raises(VerdictError):
-        check_verdict(run)
-
-
-CHECK = {"table": "mixture", "name": "expect_epochs", "severity": "critical", "outcome": "failed"}
-ASKS = {"approvable": [{"table": "mixture", "check": "expect_epochs"}], "on_warnings": False}
-
-
 def waiting(make_run: MakeRun, name: str, **fields: Any) -> RunConfig:
     """A run whose verdict fails by what a person may let pass."""
     run = make_run(name)
-    verdict = read_json(run.verdict) | {"passes": False, "checks": [CHECK], "asks_people": ASKS} | fields
-    write_sealed(run.verdict, verdict)
+    write_sealed(run.verdict, read_json(run.verdict) | {"passes": False, "checks": [CHECK], "asks_people": ASKS} | fields)
     return run
 
 
@@ -79,8 +74,7 @@ def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may
         check_verdict(run)
     run = waiting(make_run, "leak")
     decision = decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
-    leak = {**CHECK, "table": "leakage"}
-    verdict = read_json(run.verdict) | {"checks": [CHECK, leak]}
+    verdict = read_json(run.verdict) | {"checks": [CHECK, {**CHECK, "table": "leakage"}]}
     write_sealed(run.verdict, verdict)
     forged = decision.but(seen=seen_of(verdict))
     write_json(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))

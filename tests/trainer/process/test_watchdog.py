@@ -11,22 +11,19 @@ from phasewise.trainer.config import Execution
 from phasewise.trainer.process.watchdog import FIELD_OF, NAMED, STOPPED_SECONDS, Doing, Watchdog, Work, end_stalled, stall_limits
 
 
-def test_every_work_has_the_limit_of_its_field():
+def test_every_work_has_the_limit_of_its_field_and_the_environment_replaces_what_it_names():
     execution = Execution(stall_seconds=1, step_stall_seconds=2, save_stall_seconds=3, restore_stall_seconds=None)
     found = stall_limits(execution, {})
     assert set(found) == set(FIELD_OF) == set(get_args(Work))
     assert found == {work: getattr(execution, field) for work, field in FIELD_OF.items()}
     assert (found["compile"], found["data"], found["barrier"], found["save"], found["restore"]) == (1, 2, 2, 3, None)
-
-
-def test_the_environment_replaces_what_it_names():
     found = stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": " step=0.5, save=off"})
     assert (found["step"], found["data"], found["save"], found["compile"]) == (0.5, 0.5, None, 1800)
     assert {FIELD_OF[work] for work in NAMED} == set(FIELD_OF.values())
 
 
 @pytest.mark.parametrize("text", ["60", "step=", "step=-1", "step=0", "step=inf", "steps=60", "save=never"])
-def test_what_does_not_read_is_refused(text: str):
+def test_limits_that_do_not_read_are_refused(text: str):
     with pytest.raises(ConfigError, match=f"PHASEWISE_STALL_SECONDS must be limits such as step=60,save=900 .* found '{text}'"):
         stall_limits(Execution(), {"PHASEWISE_STALL_SECONDS": text})
 
@@ -38,53 +35,42 @@ class Time:
         return self.now
 
 
-def limits(**seconds: float | None) -> dict[Work, float | None]:
-    """The limit of the works that are named, and no limit for all others."""
-    return {work: seconds.get(work) for work in get_args(Work)}
-
-
-def ignore(doing: Doing) -> None:
-    raise AssertionError(f"not expected: {doing}")
+def watchdog_of(time: Time, **seconds: float) -> Watchdog:
+    """With the limit of the works that are named, and no limit for all others."""
+    return Watchdog({work: seconds.get(work) for work in get_args(Work)}, lambda doing: pytest.fail(str(doing)), clock=time)
 
 
 def test_only_silence_beyond_the_limit_of_the_work_is_a_stall():
     time = Time()
-    watchdog = Watchdog(limits(step=10.0, save=20.0), ignore, clock=time)
-    watchdog.begin("step")
-    time.now = 10.0
-    assert not watchdog.doing().is_stalled
-    time.now = 10.1
-    assert watchdog.doing().is_stalled
-    watchdog.begin("save", 7)
-    assert not watchdog.doing().is_stalled
-    time.now = 30.0
-    assert not watchdog.doing().is_stalled
-    time.now = 30.2
-    assert str(watchdog.doing()) == "save for 20 s, limit 20 s"
+    watchdog = watchdog_of(time, step=10.0, save=20.0)
+    stages: list[tuple[Work, list[tuple[float, bool]]]] = [
+        ("step", [(10.0, False), (10.1, True)]), ("save", [(10.1, False), (30.0, False), (30.2, True)]), ("compile", [(1e9, False)])
+    ]  # fmt: skip
+    for work, moments in stages:
+        watchdog.begin(work, 7)
+        for time.now, is_stalled in moments:
+            assert watchdog.doing().is_stalled == is_stalled, (work, time.now)
+    assert str(Doing("save", 20.1, 20.0)) == "save for 20 s, limit 20 s"
     assert watchdog.step == 7
-    watchdog.begin("compile")
-    time.now = 1e9
-    assert not watchdog.doing().is_stalled
 
 
 def test_the_seconds_of_each_work_are_the_time_that_passed():
     time = Time()
-    watchdog = Watchdog(limits(), ignore, clock=time)
-    for seconds, work in ((2.0, "compile"), (5.0, "step"), (1.0, "save"), (4.0, "step"), (3.0, None)):
+    watchdog = watchdog_of(time)
+    works: list[tuple[float, Work | None]] = [(2.0, "compile"), (5.0, "step"), (1.0, "save"), (4.0, "step"), (3.0, None)]
+    for seconds, work in works:
         time.now += seconds
         if work:
-            watchdog.begin(work)  # pyright: ignore[reportArgumentType]  # names of works
+            watchdog.begin(work)
     assert watchdog.spent() == {"start": 2.0, "compile": 5.0, "step": 1.0 + 3.0, "save": 4.0}
-    assert sum(watchdog.spent().values()) == time.now
 
 
 def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
-    """SIGSTOP and SIGCONT: the look comes late, too."""
     time = Time()
-    watchdog = Watchdog(limits(step=10.0), ignore, clock=time)
+    watchdog = watchdog_of(time, step=10.0)
     watchdog.begin("step")
     time.now = 500.0
-    assert watchdog.look() is None
+    assert watchdog.look() is None, "after SIGSTOP and SIGCONT the look comes late, too"
     found = None
     for _ in range(20):
         time.now += 1.0
@@ -95,14 +81,13 @@ def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
 
 
 def test_the_thread_says_it_once_and_ends():
-    shown = list[Doing]()
-    ended = threading.Event()
+    shown, ended = list[Doing](), threading.Event()
 
     def on_stall(doing: Doing) -> None:
         shown.append(doing)
         ended.set()
 
-    with Watchdog(limits(data=0.001), on_stall) as watchdog:
+    with Watchdog({work: 0.001 if work == "data" else None for work in get_args(Work)}, on_stall) as watchdog:
         watchdog.begin("data")
         assert ended.wait(30)
     assert [doing.work for doing in shown] == ["data"]

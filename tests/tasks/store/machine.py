@@ -1,27 +1,23 @@
-"""A recipe's work in a folder, without a trainer: rows, a result and checkpoints as files."""
+"""A recipe's work in a folder, without a trainer: rows, a result and checkpoints as files; and its home on a store."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from phasewise.tasks.store.publisher import Kept
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_atomically, write_json
 from phasewise.trainer.checkpoints.files import write_digests
+from tests.stores.emulator import BUCKET, the_emulator
 
 RUN_NAME = "tiny-proxy"
 
 
-@dataclass(frozen=True)
 class Machine:
     """One machine's working folder, and the home on the store."""
 
-    kept: Kept
-
-    @property
-    def run(self) -> RunFolder:
-        """The one phase's."""
-        return RunFolder(self.kept.work / "runs" / RUN_NAME / "kestrel")
+    def __init__(self, folder: Path, store: Path) -> None:
+        self.kept = Kept(folder, store, RUN_NAME)
+        self.run = RunFolder(folder / "runs" / RUN_NAME / "kestrel")
 
     def train_to(self, step: int, *, text: str = "") -> None:
         """Rows up to a step, and its checkpoint."""
@@ -35,13 +31,11 @@ class Machine:
 
     def files(self) -> dict[str, bytes]:
         """Everything that is here, but what is of one machine."""
-        root = self.kept.work
-        files = [
-            path for path in root.rglob("*") if path.is_file() and path != self.run.heartbeat and path.parent != self.kept.known.parent
-        ]
+        own, root = (self.run.heartbeat, self.kept.known), self.kept.work
+        files = [path for path in root.rglob("*") if path.is_file() and path not in own and path.parent != self.kept.known.parent]
         return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
-
-def machine(folder: Path, store: Path) -> Machine:
-    """A fresh one."""
-    return Machine(Kept(folder, store, RUN_NAME))
+    def objects(self) -> set[str]:
+        """The names of the content on the store."""
+        prefix = str(self.kept.objects.folder).removeprefix(f"gs://{BUCKET}/")
+        return {name.rpartition("/")[2] for name in the_emulator().storage.objects[BUCKET] if name.startswith(prefix)}
