@@ -148,12 +148,7 @@ def _first_rows(name: Component, folder: str, evaluation: LossEvaluation, model:
 
 
 def build_evaluate(
-    evaluation: LossEvaluation,
-    model: ModelConfig,
-    execution: Execution,
-    mesh: jax.sharding.Mesh | None = None,
-    *,
-    rule: RowRule = PLAIN,
+    evaluation: LossEvaluation, model: ModelConfig, execution: Execution, mesh: jax.sharding.Mesh | None = None, *, rule: RowRule = PLAIN
 ) -> Evaluate:
     """Evaluates weights, and their moving average where there is one, on text that is read now.
 

@@ -66,12 +66,7 @@ Gradients = tuple[Float[Array, "*n b c d"], Float[Array, "d v"], Float[Array, ""
 
 
 def mean_gradients(
-    objective: Objective,
-    params: Params,
-    rows: Rows,
-    *,
-    z_loss: float | Array,
-    microbatch_sequences: int | None,
+    objective: Objective, params: Params, rows: Rows, *, z_loss: float | Array, microbatch_sequences: int | None
 ) -> tuple[LossSums, Params]:
     """Sums over the batch, and the gradients of (Σ cross-entropy + z_loss · Σ logsumexp²) / Σ tokens.
 

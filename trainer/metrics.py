@@ -45,13 +45,7 @@ class Metric(NamedTuple):
     @property
     def pattern(self) -> str:
         """A regular expression for the names that this one covers."""
-        words = {
-            "GROUP": "|".join(ALL_GROUPS),
-            "WEIGHT": "[a-z_]+",
-            "LAYER": r"\d+",
-            "EXPERT": r"\d+",
-            "COMPONENT": ".+",
-        }
+        words = {"GROUP": "|".join(ALL_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "EXPERT": r"\d+", "COMPONENT": ".+"}
         parts = re.split("(GROUP|WEIGHT|LAYER|EXPERT|COMPONENT)", self.name)
         return "".join(f"({words[part]})" if part in words else re.escape(part) for part in parts)
 

@@ -8,19 +8,36 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
-
 import jax
 import numpy as np
 import pytest
 from hypothesis import settings
 
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import ModelConfig, Rope, RunConfig
+from phasewise.trainer.config import Execution, ModelConfig, Optimizer, Rope, RunConfig
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.step import TrainStep
+from phasewise.trainer.step import build_train_step as build
 from tests.compilation import compile_from_now_on
-from tests.trainer.built_once import build_train_step
 from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
+
+Alike = tuple[str, str, str, jax.sharding.Mesh | None]
+_built: dict[Alike, TrainStep] = {}
+
+
+def build_train_step(
+    model: ModelConfig, optimizer: Optimizer, execution: Execution | None = None, mesh: jax.sharding.Mesh | None = None
+) -> TrainStep:
+    """As `trainer.step` builds it. All that is built from is in the key."""
+    execution = execution or Execution()
+    key = (model.model_dump_json(), optimizer.model_dump_json(), execution.model_dump_json(), mesh)
+    if key not in _built:
+        _built[key] = build(model, optimizer, execution, mesh)
+    return _built[key]
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+
 
 VOCAB_SIZE = 256
 SEQ_LEN = 32

@@ -8,7 +8,7 @@ import numpy as np
 
 from phasewise.trainer.config import Optimizer
 from phasewise.trainer.interventions import Limit, Scheduled
-from tests.trainer.optimizer.reference import Reference, Weights
+from tests.trainer.optimizer_reference import Reference, Weights
 
 NOT_STACKED = {"embedding", "final_norm", "head"}
 

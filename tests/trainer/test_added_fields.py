@@ -1,5 +1,3 @@
-"""A field that came later leaves the digests of before as they were, by one table."""
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -41,7 +39,6 @@ def test_a_name_in_the_table_is_one_field_that_has_that_value_by_default():
 
 
 def test_a_run_of_before_keeps_its_digest(make_run: MakeRun, model: ModelConfig):
-    """The digest of before, worked out from settings that have no such field."""
     run = make_run("before")
     left_out = {"execution", "instrumentation", "evaluation", "until_step", "verdict", "output", "caches", "cache_digests"}
     settings = run.model_dump(mode="json", exclude=left_out)

@@ -1,5 +1,3 @@
-"""A training that asks a person whether to roll back: it stops, waits, and goes on or ends as was decided of what was seen."""
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -99,15 +97,6 @@ def test_each_roll_back_is_asked_for_itself(make_run: MakeRun, monkeypatch: pyte
     assert [one.decided_by.split(" on ")[0] for one in told] == ["approved by Ada", "approved by Grace"]
 
 
-def test_no_person_is_asked_where_rolling_back_does_not_help(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run = make_run("asks late", recovery={**ASK, "steps_more": 3})
-    poisoned(monkeypatch, run, 21)
-    with pytest.raises(TrainingDiverged, match="would leave nothing to train") as stopped:
-        train(run)
-    assert not isinstance(stopped.value, AsksPerson)
-    assert not question(run).exists()
-
-
 def other_checkpoint(run: RunConfig) -> None:
     digests = Path(run.output) / "checkpoints" / "6" / "digests.json"
     digests.write_text(digests.read_text() + " ")
@@ -133,14 +122,6 @@ def test_a_decision_is_void_where_what_was_seen_has_changed(run: RunConfig, chan
     assert asked(run, NOTHING) is not None
     change(run)
     assert asked(run, read_passed_over(Path(run.output))) is None
-
-
-def test_where_the_question_is_void_it_is_asked_again_and_not_answered_by_the_old_decision(run: RunConfig):
-    answer(run, approves=True)
-    other_checkpoint(run)
-    with pytest.raises(AsksPerson):
-        train(run)
-    assert ruling_at(question(run)).void.endswith("That was decided of another verdict: judged changed since")
 
 
 def test_what_does_not_read_is_named(run: RunConfig):

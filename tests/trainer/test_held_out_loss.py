@@ -1,5 +1,3 @@
-"""The loss on held-out text: what it is, when it is measured, and that measuring it leaves the run as it was."""
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.packing import segment_ids
-from phasewise.trainer.loop import as_row, build_evaluate, is_due, read_held_out
+from phasewise.trainer.loop import build_evaluate, is_due, read_held_out
 from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
@@ -78,20 +76,6 @@ def test_the_loss_is_that_of_the_first_rows(held_out: dict[str, str], model: Mod
     assert found["ema_gap"] == found["eval_loss"] - found["ema_eval_loss"]
 
 
-def test_without_an_average_there_is_one_loss(held_out: dict[str, str], model: ModelConfig):
-    found = build_evaluate(settings(held_out), model, Execution())(init_params(1, model), None)
-    assert found.keys() == {"eval_loss", "eval_loss/books", "eval_loss/poems"}
-
-
-def test_all_rows_are_taken_where_there_are_fewer(held_out: dict[str, str], model: ModelConfig):
-    rows = read_held_out(settings(held_out, sequences=100), model)
-    assert rows["books"].tokens.shape == (180 // 32, 32)
-
-
-def test_components_count_alike():
-    assert as_row("eval_loss", {"a": 1.0, "b": 2.0, "c": 6.0})["eval_loss"] == 3.0
-
-
 def test_it_is_due_by_steps_and_at_the_end(held_out: dict[str, str]):
     assert [step for step in range(1, 11) if is_due(settings(held_out), step, 10)] == [4, 8, 10]
     assert not is_due(None, 4, 4)
@@ -126,7 +110,6 @@ EVERYTHING = {
 def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
     make_run: MakeRun, held_out: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Evaluation and norms by layer change no bit. What they write is in the table of names, and all of the table is written."""
     monkeypatch.setattr("phasewise.trainer.recorder.peak_flops", lambda kind, dtype: 1e12)
     plain, without = train(make_run("unwatched", stop_step=10, **EVERYTHING))
     watched, rows = train(
@@ -153,7 +136,6 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
 
 
 def test_evaluations_are_there_after_a_restart_too(make_run: MakeRun, held_out: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    """A process that ends at step 7 and goes on from its checkpoint of step 6 writes the rows of one that was left alone."""
     whole = train(make_run("undisturbed", stop_step=10, evaluation=settings(held_out).model_dump()))
     run = make_run("disturbed", stop_step=10, evaluation=settings(held_out).model_dump())
     with monkeypatch.context() as patched:

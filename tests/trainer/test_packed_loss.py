@@ -1,5 +1,3 @@
-"""Packed conversations train as each alone in a padded row: loss, gradients and whole updates, dense and sparse, all tokens or answers."""
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,7 +14,7 @@ from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.interventions import Scheduled
-from phasewise.trainer.loop import build_evaluate, read_held_out, train
+from phasewise.trainer.loop import build_evaluate, build_mean_loss, read_held_out, train
 from phasewise.trainer.loss import mean_gradients
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.model.params import Params, stacks
@@ -27,6 +25,83 @@ from phasewise.trainer.step import build_objective, build_train_step
 from tests.trainer.model.families import SPARSE
 from tests.trainer.model.test_decoder import large_params, reference_logits
 from tests.trainer.token_caches import BEGIN, END, write_conversations
+
+ROWS = np.random.default_rng(1).integers(0, 256, (2, 32)).astype(np.int32)
+DOCUMENTS = np.repeat([[1, 1, 2, 3], [1, 2, 2, 2]], 8, axis=1).astype(np.int32)
+ONE = np.ones_like(DOCUMENTS)
+
+
+def reference_loss(params: Params, documents: np.ndarray, config: ModelConfig) -> float:
+    """Mean cross-entropy of the rows in float64, where these numbers say what sees what. The last token of a row predicts nothing."""
+    losses: list[float] = []
+    for row, ids in zip(ROWS, documents, strict=True):
+        z = reference_logits(params, row, ids, config)[:-1]
+        losses += list(np.log(np.exp(z).sum(axis=-1)) - z[np.arange(len(z)), row[1:]])
+    return float(np.mean(losses))
+
+
+def loss_and_gradients(config: ModelConfig, params: Params, documents: np.ndarray | None, **execution: Any) -> tuple[float, Params]:
+    objective = build_objective(config, Execution(**execution))
+    rows = jnp.asarray(ROWS)
+
+    def mean(params: Params) -> jax.Array:
+        total, sums = objective(params, rows, None if documents is None else jnp.asarray(documents), 0.0)
+        return total / sums.tokens
+
+    loss, gradients = jax.jit(jax.value_and_grad(mean))(params)
+    return float(loss), gradients
+
+
+@pytest.fixture(params=[{}, {"sliding_window": 6, "qk_norm": True}], ids=["llama", "sliding window"])
+def both(model: ModelConfig, request: pytest.FixtureRequest) -> tuple[ModelConfig, ModelConfig]:
+    """The model with attention within documents, and over the whole row."""
+    within = model.but(**request.param)
+    return within, within.but(attend_within_documents=False)
+
+
+def test_the_loss_is_that_of_the_reference(both: tuple[ModelConfig, ModelConfig]):
+    within, across = both
+    params = large_params(within)
+    documents = reference_loss(params, DOCUMENTS, within)
+    whole = reference_loss(params, ONE, within)
+    assert abs(documents - whole) > 1e-3  # else the test would say nothing
+    assert loss_and_gradients(within, params, DOCUMENTS)[0] == pytest.approx(documents, rel=1e-5)
+    assert loss_and_gradients(across, params, DOCUMENTS)[0] == pytest.approx(whole, rel=1e-5)
+    mean_loss = build_mean_loss(across, Execution())
+    assert float(mean_loss(params, ROWS, DOCUMENTS)) == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_gradients_off_are_those_of_rows_without_documents(both: tuple[ModelConfig, ModelConfig]):
+    within, across = both
+    params = large_params(within)
+    off = loss_and_gradients(across, params, DOCUMENTS)[1]
+    plain = loss_and_gradients(within, params, None)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), off, plain)
+    on = loss_and_gradients(within, params, DOCUMENTS)[1]
+    assert any(not np.allclose(a, b, rtol=1e-3) for a, b in zip(jax.tree.leaves(on), jax.tree.leaves(off), strict=True))
+
+
+def test_padding_is_predicted_and_seen_by_nothing_either_way(model: ModelConfig):
+    across = model.but(attend_within_documents=False)
+    params = large_params(across)
+    padded = np.where(np.arange(32) < 20, DOCUMENTS, 0)
+    objective = jax.jit(build_objective(across, Execution()))
+    sums = [objective(params, rows, padded, 0.0)[1] for rows in (ROWS, np.where(padded == 0, 9, ROWS).astype(np.int32))]
+    assert float(sums[0].cross_entropy) == float(sums[1].cross_entropy)
+    assert float(sums[0].tokens) == float(sums[1].tokens) == 2 * 19
+
+
+def test_a_whole_update_obeys(model: ModelConfig):
+    def update(config: ModelConfig, documents: np.ndarray | None) -> float:
+        params = large_params(config)
+        state = TrainState(params, build_optimizer(ADAMW, config).init(params), None)
+        scheduled = Scheduled(1e-3, z_loss=0.0, max_grad_norm=1.0, ema_decay=0.0)
+        return float(build_train_step(config, ADAMW)(state, ROWS, documents, scheduled)[1].grad_norm)
+
+    across = model.but(attend_within_documents=False)
+    assert update(across, DOCUMENTS) == pytest.approx(update(model, ONE), rel=1e-5)
+    assert update(model, DOCUMENTS) != pytest.approx(update(model, ONE), rel=1e-3)
+
 
 MakeRun = Callable[..., RunConfig]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -80,7 +155,6 @@ def gradients(config: ModelConfig, params: Params, rows: Rows, part: int | None 
 
 @pytest.mark.parametrize("loss_on", ["all", "answers"])
 def test_packed_equals_unpacked(family: ModelConfig, talk: TokenCache, loss_on: LossOn):
-    """The balance loss of a row is a row's own: it has no weight here."""
     experts = None if family.experts is None else family.experts.but(sequence_loss=0.0)
     config = family.but(experts=experts)
     params = large_params(config)
@@ -95,16 +169,8 @@ def test_packed_equals_unpacked(family: ModelConfig, talk: TokenCache, loss_on: 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * scale), of_packed, of_alone)
 
 
-def test_documents_that_see_each_other_are_not_the_same_packed(model: ModelConfig, talk: TokenCache):
-    """Where the model attends over the whole row, packing changes what is seen, as the model says."""
-    across = model.but(attend_within_documents=False)
-    losses = [gradients(across, large_params(across), laid(talk, kind, "answers"))[0] for kind in ("greedy", "pad")]
-    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
-
-
 @pytest.mark.parametrize("loss_on", ["all", "answers"])
 def test_the_loss_is_that_of_a_loop_over_conversations(model: ModelConfig, talk: TokenCache, loss_on: LossOn):
-    """In float64, one conversation after the other, with nothing but its own tokens."""
     params = large_params(model)
     spans = talk.spans()
     assert spans is not None
@@ -126,7 +192,6 @@ def test_the_loss_is_that_of_a_loop_over_conversations(model: ModelConfig, talk:
 
 @pytest.mark.parametrize("part", [1, 2, 5])
 def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, part: int):
-    """One row has no target at all, and so some part has none. What rows lose for an uneven load counts by their tokens all the same."""
     tokens, segments, targets = (array[:10] for array in laid(talk, "pad", "answers"))
     targets = targets & (np.arange(10) != 4)[:, None]
     rows = (tokens, segments, targets)
@@ -140,22 +205,7 @@ def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, par
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * scale), in_parts[2], whole)
 
 
-def test_what_is_no_target_is_not_predicted(model: ModelConfig, talk: TokenCache):
-    """Other tokens in the padding change nothing, and a target fewer is a target fewer."""
-    tokens, segments, targets = laid(talk, "greedy", "answers")
-    params = large_params(model)
-    whole = gradients(model, params, (tokens, segments, targets))
-    filled = gradients(model, params, (np.where(segments == 0, 77, tokens).astype(np.int32), segments, targets))
-    assert filled[:2] == whole[:2]
-    fewer = targets.copy()
-    fewer[tuple(np.argwhere(targets)[0])] = False
-    found = gradients(model, params, (tokens, segments, fewer))
-    assert found[1] == whole[1] - 1
-    assert found[0] != whole[0]
-
-
 def test_a_whole_update_of_packed_rows(family: ModelConfig, talk: TokenCache):
-    """The counted tokens are said, and the biases of routers move as they do without packing."""
     experts = None if family.experts is None else family.experts.but(sequence_loss=0.0)
     config = family.but(experts=experts)
     step = build_train_step(config, ADAMW)
@@ -211,7 +261,6 @@ def test_held_out_conversations_without_an_answer_are_refused(model: ModelConfig
 
 
 def test_a_run_on_answers_says_what_it_counted(make_run: MakeRun, talk: TokenCache, held_out: str):
-    """Through the loop: the metrics have the counted tokens of each batch, and the result their sum."""
     fields = {"caches": {"talk": str(talk.folder)}, "mixture": [[0, {"talk": 100}]], "packing": "greedy", "loss_on": "answers"}
     evaluation = {"every_steps": 4, "sequences": 5, "caches": {"talk": held_out}}
     run = make_run("on answers", stop_step=6, batch=[[0, 2]], evaluation=evaluation, **fields)

@@ -1,5 +1,3 @@
-"""What a row of the metrics holds: every measurement and every scheduled value under its name, and times without what is not the step's."""
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +9,75 @@ import pytest
 from phasewise.trainer import recorder as module
 from phasewise.trainer.base.errors import TrainingDiverged
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.metrics import PARAM_GROUPS, metric_of, read_metrics
+from phasewise.trainer.metrics import PARAM_GROUPS, TABLE, MetricsFile, Row, as_markdown, metric_of, read_metrics
 from phasewise.trainer.recorder import Recorder, scheduled_row, values_of
 from phasewise.trainer.state import slot_names
 from phasewise.trainer.step import StepMetrics
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def append(path: Path, steps: range, *, restored_step: int) -> None:
+    metrics = MetricsFile(path, restored_step=restored_step)
+    for step in steps:
+        metrics.append({"step": step, "loss": step / 3})
+    metrics.close()
+
+
+def rows_of_steps(steps: range) -> list[Row]:
+    return [{"step": step, "loss": step / 3} for step in steps]
+
+
+def test_each_row_is_in_the_file_as_soon_as_it_is_appended(path: Path):
+    metrics = MetricsFile(path, restored_step=0)
+    metrics.append({"step": 1, "loss": 1 / 3})
+    assert read_metrics(path) == rows_of_steps(range(1, 2))
+    metrics.close()
+
+
+def test_going_on_forgets_what_will_be_trained_again(path: Path):
+    append(path, range(1, 8), restored_step=0)
+    append(path, range(5, 10), restored_step=4)
+    assert read_metrics(path) == rows_of_steps(range(1, 10))
+    assert [each.name for each in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10])
+def test_a_row_that_a_kill_cut_short_is_left_out_and_then_overwritten(path: Path, cut: int):
+    append(path, range(1, 5), restored_step=0)
+    path.write_bytes(path.read_bytes()[:-cut])
+    whole = 4 if cut == 1 else 3  # only the line's end is missing: the row is whole
+    assert read_metrics(path) == rows_of_steps(range(1, whole + 1))
+    append(path, range(4, 6), restored_step=3)
+    assert read_metrics(path) == rows_of_steps(range(1, 6))
+
+
+def test_the_page_is_printed_from_the_table():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+    assert page.read_text() == as_markdown(), "run: python -m phasewise.trainer.metrics > docs/reference/metrics.md"
+
+
+def test_each_name_is_there_once_and_says_what_it_is():
+    names = [metric.name for metric in TABLE]
+    assert len(names) == len(set(names))
+    assert all(metric.what for metric in TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("loss", "loss"), ("grad_norm/mlp", "grad_norm/GROUP"), ("param_norm/query/31", "param_norm/WEIGHT/LAYER"),
+        ("update_norm/head", "update_norm/WEIGHT"), ("eval_loss/web/common crawl", "eval_loss/COMPONENT"),
+        ("losses", None), ("grad_norm/Q/1", None), ("param_norm/query/x", None), ("eval_loss/", None),
+    ],
+)  # fmt: skip
+def test_a_name_is_found_in_the_table(name: str, entry: str | None):
+    found = metric_of(name)
+    assert (found.name if found else None) == entry
+
 
 MakeRun = Callable[..., RunConfig]
 OFF = {name: [[0, None]] for name in ("max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "z_loss", "ema_decay")}
@@ -40,10 +103,6 @@ def test_measurements_get_their_names_in_the_file():
         expected |= {f"{kind}_norm": 1} | {f"{kind}_norm/{name}": number for number, name in enumerate(PARAM_GROUPS)}
         expected |= {f"{kind}_norm/query/0": 0, f"{kind}_norm/query/1": 1, f"{kind}_norm/head": 2}
     assert values == expected
-
-
-def test_layers_stay_where_they_are_until_they_are_due():
-    assert [name for name in values_of(measured()) if "/" in name and name.split("/")[1] not in PARAM_GROUPS] == []
 
 
 def test_what_clips_and_skips_decided_has_names_too_and_limits_once_they_hold():
@@ -156,11 +215,3 @@ def test_an_update_that_was_skipped_may_have_no_number_but_the_weights_may_not(m
         recorder.write(1, measured(len(slot_names(run.model)), **skipped), {})
         with pytest.raises(TrainingDiverged, match="param_norm is nan at step 2"):
             recorder.write(2, measured(len(slot_names(run.model)), **skipped, param_norm=nan), {})
-
-
-def test_every_name_that_is_written_is_in_the_table(make_run: MakeRun):
-    run = make_run("named", instrumentation={"layer_norms_every": 1})
-    with Recorder(run, restored_step=0) as recorder:
-        recorder.write(1, measured(len(slot_names(run.model))), {"data_seconds": 0.0})
-    (row,) = read_metrics(Path(run.output) / "metrics.jsonl")
-    assert [name for name in row if metric_of(name) is None] == []

@@ -1,5 +1,3 @@
-"""Routers in whole updates: what moves their biases, what is measured of them, and that nothing else does either."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +9,12 @@ import pytest
 from phasewise.trainer.config import Execution, ModelConfig, RunConfig
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import metric_of
-from phasewise.trainer.model.params import expert_layers, init_params, param_specs, stacks
-from phasewise.trainer.model.router import BIAS, Load, Routing, move_biases
+from phasewise.trainer.model.params import expert_layers, param_specs, stacks
+from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.recorder import routing_values
 from phasewise.trainer.state import TrainState, init_state
 from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
-from tests.trainer.model.families import AFMOE, SMEBU, SPARSE
+from tests.trainer.model.families import SMEBU, SPARSE
 
 MakeRun = Callable[..., RunConfig]
 ROWS = np.random.default_rng(5).integers(2, 256, (4, 32)).astype(np.int32)
@@ -60,7 +58,6 @@ def one(run: RunConfig) -> tuple[TrainState, TrainState, StepMetrics]:
 
 
 def test_each_layer_s_bias_moves_by_its_own_counts(one: tuple[TrainState, TrainState, StepMetrics], sparse: ModelConfig):
-    """Sign balancing, worked out again from the loads that the step reports."""
     before, after, measured = one
     assert measured.routing is not None
     loads = np.asarray(measured.routing.expert_loads)
@@ -83,7 +80,6 @@ def test_parts_of_a_batch_give_the_counts_of_the_whole(run: RunConfig, one: tupl
 
 
 def test_no_optimizer_and_no_decay_moves_a_bias(run: RunConfig, sparse: ModelConfig):
-    """Without balancing it stays where it is, while every weight of the router moves."""
     assert sparse.experts is not None
     still = sparse.but(experts=sparse.experts.but(balancing=None))
     before, after, _ = updated(run.but(model=still), steps=2)
@@ -107,7 +103,6 @@ def test_smebu_keeps_its_momentum_in_the_state(run: RunConfig, sparse: ModelConf
 
 
 def test_an_update_that_is_skipped_moves_no_bias(run: RunConfig):
-    """Skip-step refuses the update of a loss above its limit: then the biases and their momentum stay as well."""
     limit = {"window": 4, "min_samples": 2, "sigmas": 0.01}
     stability = run.stability.model_dump() | {"skip_step": [[0, limit]]}
     guarded = RunConfig.model_validate({**run.model_dump(), "stability": stability})
@@ -124,19 +119,7 @@ def test_an_update_that_is_skipped_moves_no_bias(run: RunConfig):
         np.testing.assert_array_equal(bias, before[layer])
 
 
-def test_padding_moves_no_balance(run: RunConfig):
-    """Rows whose second half is padding count half of their tokens, whatever stands there."""
-    step = build_train_step(run.model, run.optimizer)
-    documents = ONE.copy()
-    documents[:, 16:] = 0
-    measured = [step(init_state(run), rows, documents, scheduled_at(run, 1))[1] for rows in (ROWS, np.where(documents, ROWS, 9))]
-    loads = [np.asarray(found.routing.expert_loads) for found in measured if found.routing is not None]
-    np.testing.assert_array_equal(loads[0], loads[1])
-    np.testing.assert_allclose(loads[0].sum(axis=-1), 1, rtol=1e-6)
-
-
 def test_padding_that_overflows_is_a_share_of_what_was_computed(run: RunConfig):
-    """Almost all is padding, which is all alike and has the same experts: of what counts alone it would be more than everything."""
     documents = ONE.copy()
     documents[:, 2:] = 0
     _, measured = build_train_step(run.model, run.optimizer)(init_state(run), np.where(documents, ROWS, 9), documents, scheduled_at(run, 1))
@@ -145,7 +128,6 @@ def test_padding_that_overflows_is_a_share_of_what_was_computed(run: RunConfig):
 
 
 def test_the_sequence_loss_is_added_with_its_weight(sparse: ModelConfig, run: RunConfig):
-    """The objective grows by weight · Σ over layers of the mean row's loss · predicted tokens; its measure has no weight."""
     params = init_state(run).params
     assert sparse.experts is not None
     weighed = sparse.but(experts=sparse.experts.but(sequence_loss=0.5))
@@ -172,24 +154,3 @@ def test_what_is_measured_has_names_of_the_table(one: tuple[TrainState, TrainSta
     assert set(routing_values(measured, layers, of_layers=False)) == {
         "max_violation", "dead_experts", "router_entropy", "sequence_loss", "overflowed",
     }  # fmt: skip
-
-
-def test_a_model_without_experts_measures_no_routing(make_run: MakeRun):
-    _, after, measured = updated(make_run("no-routing"))
-    assert (after.balancing, measured.routing) == (None, None)
-
-
-def test_biases_of_a_stack_are_those_of_its_layers(model: ModelConfig):
-    """Counts of one layer alone move the bias of that layer, in whatever stack it lies."""
-    pattern = model.but(**AFMOE)
-    layers = expert_layers(pattern)
-    params = init_params(0, pattern)
-    nothing = jnp.zeros(len(layers), jnp.int32)
-    for moved in layers:
-        counts = jnp.asarray([[8, 0, 0, 0] if layer == moved else [2, 2, 2, 2] for layer in layers], jnp.int32)
-        routing = Routing(Load(counts, nothing.astype(jnp.float32), nothing, nothing, nothing), nothing.astype(jnp.float32))
-        after, momentum = move_biases(params, None, routing, pattern)
-        assert momentum is None
-        for stack in stacks(pattern):
-            for number, layer in enumerate(stack.layers):
-                assert bool(np.any(after[stack.name][BIAS][number])) == (layer == moved)

@@ -1,8 +1,5 @@
-"""Every kind of segment at its start, its middle and its end, how segments join, and everything that is scheduled by steps."""
-
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_rate_at, turns_of, value_in
-from phasewise.trainer.interventions import NO_LIMIT, Limit, scheduled_at
+from phasewise.trainer.interventions import NO_LIMIT, scheduled_at
 
 MakeRun = Callable[..., RunConfig]
-LIMIT = {"window": 128, "min_samples": 64, "sigmas": 2.0}
 
 
 def segment(kind: str, start: float, end: float, start_step: int = 100, end_step: int = 200) -> LearningRateSegment:
@@ -43,17 +39,6 @@ def test_the_highest_rate_is_said_where_it_is_above_both_ends():
     assert turns_of((segment("constant", 1e-3, 1e-3),), 100, 200) == (1e-3, 1e-3)
 
 
-def test_inverse_moves_the_reciprocal_in_equal_steps():
-    reciprocals = [1 / value_in(segment("inverse", 1.7e-3, 1.7e-4), step) for step in range(100, 201)]
-    steps = [after - before for before, after in pairwise(reciprocals)]
-    assert steps == pytest.approx([(1 / 1.7e-4 - 1 / 1.7e-3) / 100] * 100, rel=1e-9)
-
-
-def test_a_value_is_held_outside_of_its_segment():
-    assert value_in(segment("linear", 1e-3, 1e-4), 50) == 1e-3
-    assert value_in(segment("linear", 1e-3, 1e-4), 250) == pytest.approx(1e-4)
-
-
 def test_where_two_segments_join_the_later_one_holds():
     segments = (segment("linear", 0.0, 1e-3, 0, 10), segment("constant", 5e-4, 5e-4, 10, 20), segment("linear", 4e-4, 0.0, 20, 30))
     assert learning_rate_at(segments, 0) == 0.0
@@ -62,10 +47,6 @@ def test_where_two_segments_join_the_later_one_holds():
     assert learning_rate_at(segments, 19) == 5e-4
     assert learning_rate_at(segments, 20) == 4e-4
     assert learning_rate_at(segments, 29) == pytest.approx(4e-5)
-
-
-def test_the_last_segment_s_end_belongs_to_it():
-    assert learning_rate_at((segment("linear", 1e-3, 2e-4, 0, 10),), 10) == pytest.approx(2e-4)
 
 
 rates = st.floats(1e-8, 1.0)
@@ -92,19 +73,6 @@ def test_scheduled_values_are_those_of_the_step(make_run: MakeRun):
     assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, math.inf, 0.9, 1.0, None, NO_LIMIT, NO_LIMIT)
     assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.9, 1.0, None, NO_LIMIT, NO_LIMIT)
     assert scheduled_at(run, 16) == (pytest.approx(learning_rate_at(run.learning_rate, 16)), 1e-4, 0.5, 0.0, 1.0, None, NO_LIMIT, NO_LIMIT)
-
-
-def test_interventions_go_on_and_off_at_their_steps(make_run: MakeRun):
-    changes = {
-        "max_update_rms": [[4, None], [5, 1.0], [7, None]],
-        "max_update_norm": [[0, LIMIT], [9, None]],
-        "skip_step": [[0, None], [8, LIMIT]],
-    }
-    run = make_run("switched", stability=stability(**changes))
-    found = [scheduled_at(run, step) for step in range(10)]
-    assert [scheduled.max_update_rms for scheduled in found] == [math.inf] * 5 + [1.0] * 2 + [math.inf] * 3
-    assert [scheduled.max_update_norm for scheduled in found] == [Limit(2.0, 64)] * 9 + [NO_LIMIT]
-    assert [scheduled.skip_step for scheduled in found] == [NO_LIMIT] * 8 + [Limit(2.0, 64)] * 2
 
 
 def test_adamc_s_decay_goes_with_the_learning_rate_and_no_other_s_does(make_run: MakeRun):

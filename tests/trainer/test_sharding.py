@@ -1,5 +1,4 @@
-"""The rules table and what it refuses, here; what happens on eight devices, in processes that have eight (`on_eight_devices.py`)."""
-
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,8 @@ from jax.sharding import PartitionSpec
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.config import Kept, Mesh, ModelConfig, RunConfig
+from phasewise.trainer.config import Kept, Mesh, ModelConfig
+from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.model.params import param_specs
 from phasewise.trainer.sharding import (
     MESH_AXES,
@@ -27,25 +27,58 @@ from phasewise.trainer.sharding import (
     parts_here,
     place_batch,
     run_mesh,
-)
+)  # fmt: skip
+from tests.trainer.conftest import MakeRun, write_documents
 from tests.trainer.eight_devices import run_on_eight_devices
+from tests.trainer.token_caches import write_conversations
 
-MakeRun = Callable[..., RunConfig]
-Found = dict[str, dict[str, Any]]
 WORKER = Path(__file__).with_name("on_eight_devices.py")
-# a process with eight devices compiles five programs; a busy machine may need minutes
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(600)  # a process with eight devices compiles some programs; a busy machine may need minutes
 
-MESHES = {"8": Mesh(fsdp=8), "2x4": Mesh(replica=2, fsdp=4), "1x4x2": Mesh(fsdp=4, tensor=2), "2x2x2": Mesh(replica=2, fsdp=2, tensor=2)}
-FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}, "buffered": {}}
-REMATS = {("qwen", "2x2x2"): Kept(on_device=("query", "value", "gate"))}
-"""What is kept by name on a mesh; the run on one device keeps everything."""
-CASES = [*(("llama", mesh) for mesh in MESHES), ("qwen", "2x4"), ("qwen", "2x2x2"), ("buffered", "2x2x2")]
+EXPERTS = {
+    "num_experts": 8, "num_active": 2, "num_shared": 1, "d_expert": 16, "route_scale": 2.0, "num_dense_layers": 0, "sequence_loss": 1e-2,
+    "balancing": {"kind": "smebu", "rate": 1e-2, "sharpness": 2.0, "momentum": 0.5},
+}  # fmt: skip
+SPARSE = {"num_layers": 1, "experts": EXPERTS}
+LAYERS = {"num_layers": 2, "sliding_window": 6, "global_attention_every": 2, "attention_gate": True, "post_norms": True, "qk_norm": True}
+LIMIT = {"window": 4, "min_samples": 2, "sigmas": 0.5}
+EVERYTHING = {
+    "stop_step": 5,
+    "stability": {
+        "max_grad_norm": [[0, 0.5]], "z_loss": [[0, 1e-3]], "ema_decay": [[0, 0.9]], "max_update_rms": [[0, 0.9]],
+        "max_update_norm": [[0, LIMIT]], "skip_step": [[0, LIMIT | {"sigmas": 6.0}]],
+    },
+}  # fmt: skip
+BUFFERED = {"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}}
+ANSWERS = {"stop_step": 4, "packing": "greedy", "loss_on": "answers", "mixture": [[0, {"talk": 100}]]}
+
+
+class Family(NamedTuple):
+    """Runs that differ only in their mesh, and train in one process."""
+
+    meshes: tuple[Mesh, ...]
+    run: dict[str, Any]
+    model: dict[str, Any]
+    execution: dict[str, Any]
+
+
+FAMILIES = {
+    "llama": Family((Mesh(fsdp=8), Mesh(replica=2, fsdp=2, tensor=2)), EVERYTHING, {}, {}),
+    "qwen": Family(
+        (Mesh(replica=2, fsdp=4),), EVERYTHING, {"qk_norm": True, "tied_head": True}, {"remat": Kept(on_device=("query", "value", "gate"))}
+    ),
+    "buffered": Family((Mesh(fsdp=4, tensor=2),), EVERYTHING | BUFFERED, {}, {}),
+    "experts": Family((Mesh(expert=8), Mesh(expert=2, fsdp=2, replica=2), Mesh(expert=2, tensor=2, fsdp=2)), ANSWERS, SPARSE, {}),
+    "context": Family((Mesh(context=4, tensor=2),), {"stop_step": 3}, {}, {"loss_chunk_tokens": 96}),
+    "context, experts": Family(
+        (Mesh(context=2, expert=2, fsdp=2),), {"stop_step": 3}, {**LAYERS, "experts": EXPERTS}, {"loss_chunk_tokens": 48}
+    ),
+}
 
 
 def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_the_mesh(model: ModelConfig):
-    used = {axis for spec in jax.tree.leaves(param_specs(model)) for axis in spec.axes}
-    assert used <= set(RULES)
+    sparse = ModelConfig.model_validate({**model.model_dump(), **SPARSE})
+    assert {axis for of in (model, sparse) for spec in jax.tree.leaves(param_specs(of)) for axis in spec.axes} <= set(RULES)
     named = {name for rule in RULES.values() for name in ((rule,) if isinstance(rule, str) else rule or ())}
     assert named == set(MESH_AXES)
 
@@ -83,19 +116,44 @@ def test_two_dimensions_on_one_mesh_axis_are_refused(axes: tuple[str, ...], mess
 
 
 @pytest.mark.parametrize(
-    ("mesh", "message"),
+    ("changes", "mesh", "message"),
     [
-        (Mesh(fsdp=3), r"fsdp of execution.mesh must divide d_model, found 3 for 32 in the weight \['blocks'\]\['attention_norm'\]"),
-        (Mesh(tensor=4), r"tensor of execution.mesh must divide kv_heads, found 4 for 2 in the weight \['blocks'\]\['key'\]"),
+        ({}, Mesh(fsdp=3), r"fsdp of execution.mesh must divide d_model, found 3 for 32 in the weight \['blocks'\]\['attention_norm'\]"),
+        ({}, Mesh(tensor=4), r"tensor of execution.mesh must divide kv_heads, found 4 for 2 in the weight \['blocks'\]\['key'\]"),
+        ({}, Mesh(expert=2), "expert of execution.mesh needs a model with experts, found replica 1 × fsdp 1 × expert 2 × tensor 1"),
+        (
+            {},
+            Mesh(context=32),
+            "2 × context of execution.mesh must divide seq_len, .* found 2 × 32 for 32 positions: take a mesh whose context",
+        ),
+        ({}, Mesh(fsdp=4, context=16), "fsdp × context of execution.mesh must divide d_model, found 64 for 32"),
+        (SPARSE, Mesh(expert=16), r"must divide expert, found 16 for 8 in the weight \['blocks'\]\['expert_down'\]"),
+        (SPARSE, Mesh(tensor=2, fsdp=3), "fsdp of execution.mesh must divide d_model, found 3 for 32"),
+        (SPARSE, Mesh(expert=8, fsdp=8), "fsdp × expert of execution.mesh must divide d_model, found 64 for 32"),
     ],
 )
-def test_a_mesh_that_does_not_divide_a_weight_is_refused(model: ModelConfig, mesh: Mesh, message: str):
+def test_a_mesh_that_does_not_divide_the_model_is_refused(model: ModelConfig, changes: dict[str, Any], mesh: Mesh, message: str):
     with pytest.raises(ConfigError, match=message):
-        check_mesh(mesh, model)
-
-
-def test_a_mesh_that_divides_every_weight_is_taken(model: ModelConfig):
+        check_mesh(mesh, ModelConfig.model_validate({**model.model_dump(), **changes}))
     check_mesh(Mesh(replica=3, fsdp=16, tensor=2), model)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "platform", "message"),
+    [
+        ("cudnn", "gpu", "cudnn has no mask for queries that are a part of a row, found context 2 in execution.mesh. Take another kernel"),
+        (
+            "splash",
+            "tpu",
+            r"splash needs 2 × context parts of a row, each a multiple of 128 tokens, found 2 × 2 of 32 \(execution.mesh, seq",
+        ),
+    ],
+)
+def test_kernels_that_cannot_cut_rows_are_refused(model: ModelConfig, kernel: str, platform: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        check_kernel(kernel, platform, model.but(compute_dtype="bfloat16"), context=2)
+    assert check_kernel("splash", "tpu", model.but(seq_len=1024), context=4) == "splash"
+    assert check_kernel("auto", "gpu", model.but(compute_dtype="bfloat16"), context=2) == "xla"
 
 
 def test_a_batch_of_8192_over_3_is_refused():
@@ -160,40 +218,23 @@ def test_weights_cut_over_slices_are_refused():
         build_mesh(Mesh(fsdp=8), [device(number, slice_index=number // 4) for number in range(8)])
 
 
-def train_on_eight_devices(runs: list[RunConfig], folder: Path) -> list[dict[str, Any]]:
-    """What `on_eight_devices.py` finds of each run."""
-    write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
-    run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
-    return read_json(folder / "found.json")
-
-
 @pytest.fixture(scope="module")
-def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
-    """Family → mesh → what training on it gave. Everything that a run can have is on; the batch is two microbatches."""
+def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """Family → what training on each of its meshes gave. The batch is two microbatches."""
 
     @cache
-    def train(family: str) -> Found:
-        changes: dict[str, Any] = {
-            "model": {**model.model_dump(), **FAMILIES[family]},
-            "stop_step": 5,
-            "batch": [[0, 16]],
-            "stability": {
-                "max_grad_norm": [[0, 0.5]],
-                "z_loss": [[0, 1e-3]],
-                "ema_decay": [[0, 0.9]],
-                "max_update_rms": [[0, 0.9]],
-                "max_update_norm": [[0, {"window": 4, "min_samples": 2, "sigmas": 0.5}]],
-                "skip_step": [[0, {"window": 4, "min_samples": 2, "sigmas": 6.0}]],
-            },
-        }
-        meshes = [mesh for of, mesh in CASES if of == family]
-        parts = {"microbatch_sequences": 8}
-        remats = [REMATS.get((family, mesh), "none") for mesh in meshes]
-        executions = [{**parts, "mesh": MESHES[mesh], "remat": remat} for mesh, remat in zip(meshes, remats, strict=True)]
-        if family == "buffered":
-            changes["order"] = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
-        runs = [make_run(f"{family} {mesh}", **changes, execution=each) for mesh, each in zip(meshes, executions, strict=True)]
-        return dict(zip(meshes, train_on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
+    def train(name: str) -> list[dict[str, Any]]:
+        family, folder = FAMILIES[name], tmp_path_factory.mktemp("family")
+        changes: dict[str, Any] = {"model": {**model.model_dump(), **family.model}, "batch": [[0, 16]], **family.run}
+        if "loss_on" in family.run:  # rows have padding, and parts of a batch have more to predict than others
+            cut = [document[:20] for document in write_documents(3, 200)]
+            documents = [(document, [(2, len(document) - 1 - number % 3)]) for number, document in enumerate(cut)]
+            changes["caches"] = {"talk": str(write_conversations(folder / "talk", [documents]))}
+        executions = [{"microbatch_sequences": 8, "mesh": mesh, **family.execution} for mesh in family.meshes]
+        runs = [make_run(f"{name} {number}", **changes, execution=each) for number, each in enumerate(executions)]
+        write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
+        run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
+        return read_json(folder / "found.json")
 
     return train
 
@@ -201,55 +242,68 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
 class Case(NamedTuple):
     """A mesh, and what training on it gave."""
 
+    family: str
     mesh: Mesh
     found: dict[str, Any]
 
+    def worst(self, kind: str, prefix: str = "") -> float:
+        return max(difference for name, difference in self.found[kind].items() if name.startswith(prefix))
 
-@pytest.fixture(params=CASES, ids=" ".join)
-def case(request: pytest.FixtureRequest, train_family: Callable[[str], Found]) -> Case:
-    family, mesh = request.param
-    return Case(MESHES[mesh], train_family(family)[mesh])
+
+@pytest.fixture(params=[(name, number) for name, family in FAMILIES.items() for number in range(len(family.meshes))], ids=str)
+def case(request: pytest.FixtureRequest, train_family: Callable[[str], list[dict[str, Any]]]) -> Case:
+    name, number = request.param
+    return Case(name, FAMILIES[name].meshes[number], train_family(name)[number])
 
 
 def test_sharded_is_unsharded(case: Case):
-    """Losses, what else is measured, gradients (first moments after one update are a tenth of them), weights, averages, windows."""
     assert case.found["same_batches"]
     for alone, together in case.found["losses"]:
         assert together == pytest.approx(alone, rel=1e-6)
-    assert worst(case.found["measured"]) < 2e-4  # the largest are norms of directions, about 200
-    assert worst(case.found["first"], "optimizer.mu") < 1e-8  # of gradients that are clipped to a norm of 0.5
+    assert case.worst("measured") < 2e-4  # the largest are norms of directions, about 200
+    assert case.worst("first", "optimizer.mu") < 1e-8  # a tenth of the gradients
     for part in ("params", "ema", "optimizer"):
-        assert worst(case.found["last"], part) < 5e-7  # weights of 0.02, after updates of 3e-3
+        assert case.worst("last", part) < 5e-7  # weights of 0.02, after updates of 3e-3
 
 
-def worst(differences: dict[str, float], prefix: str = "") -> float:
-    return max(difference for name, difference in differences.items() if name.startswith(prefix))
+def test_routers_choose_alike_and_their_biases_have_the_same_bits(case: Case):
+    exact = ("router_bias", "expert_loads", "max_violations", "dead_experts", "overflowed")
+    compared = {name: found for kind in ("first", "last", "measured") for name, found in case.found[kind].items() if name.endswith(exact)}
+    assert bool(compared) == ("experts" in FAMILIES[case.family].model)
+    assert {name: difference for name, difference in compared.items() if difference} == {}
 
 
-def test_every_leaf_lies_as_the_table_says_also_after_updates(case: Case):
+def test_every_leaf_lies_as_the_table_says_and_memory_is_divided(case: Case):
     placed: dict[str, Any] = case.found["placed"]
     assert [name for name, leaf in placed.items() if not leaf["as_declared"]] == []
-    fsdp = case.mesh.fsdp
-    tensor = case.mesh.tensor
-    for name in ("params.blocks.gate", "ema.blocks.gate", "optimizer.mu.blocks.gate", "optimizer.nu.blocks.gate"):
-        assert (placed[name]["shape"], placed[name]["shard"]) == ([2, 32, 48], [2, 32 // fsdp, 48 // tensor])
-        assert placed[name]["pieces"] == fsdp * tensor
-    assert placed["params.embedding"]["shard"] == [256 // tensor, 32 // fsdp]
-    assert placed["params.blocks.key"]["shard"] == [2, 32 // fsdp, 2 // tensor, 8]
-    assert placed["rolling.losses.values"]["shard"] == [4]
-
-
-def test_memory_is_divided_among_the_devices_of_a_replica(case: Case):
+    mesh, parts = case.mesh, case.mesh.weight_parts
     on_one, whole = case.found["bytes"]
-    assert on_one / whole == pytest.approx(1 / (case.mesh.fsdp * case.mesh.tensor), rel=0.02)
+    assert on_one / whole == pytest.approx(1 / (parts * mesh.tensor), rel=0.03)
+    assert placed["params.embedding"]["shard"] == [256 // mesh.tensor, 32 // parts]
+    for prefix in ("params", "ema", "optimizer.mu", "optimizer.nu"):
+        if case.family == "experts":
+            gate = placed[f"{prefix}.blocks.expert_gate"]
+            assert (gate["shape"], gate["shard"]) == ([1, 8, 32, 16], [1, 8 // mesh.expert, 32 // mesh.fsdp, 16 // mesh.tensor])
+            assert placed[f"{prefix}.blocks.router"]["shard"] == [1, 32 // parts, 8]
+        elif case.family != "context, experts":
+            gate = placed[f"{prefix}.blocks.gate"]
+            assert (gate["shape"], gate["shard"]) == ([2, 32, 48], [2, 32 // parts, 48 // mesh.tensor])
+            assert gate["pieces"] == parts * mesh.tensor
 
 
-def test_weights_are_gathered_and_activations_are_summed_over_tensor_alone(case: Case):
-    """Of eight rows of 32 positions a device has some, with all of d_model and its part of d_ff; never all eight."""
+def test_weights_are_gathered_and_no_device_has_the_whole_batch(case: Case):
+    """Of eight rows of 32 positions a device has some, with all of d_model and its part of d_ff."""
+    mesh = case.mesh
+    rows, d_ff = 8 // mesh.batch_parts, 48 // mesh.tensor
     collectives: dict[str, list[str]] = case.found["collectives"]
-    rows = 8 // (case.mesh.replica * case.mesh.fsdp)
-    d_ff = 48 // case.mesh.tensor
-    assert f"f32[32,{d_ff}]" in collectives["all-gather"]  # a layer's gate
     exchanged = {shape for shapes in collectives.values() for shape in shapes}
-    assert not exchanged & {"f32[8,32,32]", f"f32[8,32,{d_ff}]"}
-    assert (f"f32[{rows},32,32]" in collectives["all-reduce"]) == (case.mesh.tensor > 1)
+    assert not exchanged & {"f32[8,32,32]", f"f32[8,32,{d_ff}]", "f32[256,32]", "f32[512,32]", "f32[8,32,16]", "f32[256,16]"}
+    if mesh.context > 1:  # what is gathered along positions are keys and values of kv heads
+        assert f"f32[{rows},32,{2 // mesh.tensor},8]" in collectives["all-gather"]
+        assert not exchanged & {f"f32[{rows},32,{size}]" for size in (32, d_ff, 16)}
+        assert mesh.expert == 1 or not exchanged & {f"f32[{rows},32,8]", "f32[8,32,8]"}  # scores of eight experts
+    elif case.family == "experts":  # two experts a token: room for 1.25 of the rows, in equal parts
+        assert f"f32[{math.ceil(1.25 * rows * 32 * 2 / mesh.expert)},32]" in collectives["all-to-all"]
+    else:
+        assert f"f32[32,{d_ff}]" in collectives["all-gather"]  # a layer's gate
+        assert (f"f32[{rows},32,32]" in collectives["all-reduce"]) == (mesh.tensor > 1)

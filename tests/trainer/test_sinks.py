@@ -1,5 +1,3 @@
-"""The sinks hold what `metrics.jsonl` holds: each point once, through restarts, kills and rows that were never sent."""
-
 import importlib.util
 import json
 import os
@@ -8,16 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import google_crc32c
 import pytest
 
-from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import Instrumentation, RunConfig
+from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
-from phasewise.trainer.recorder import check_sinks, open_sinks, send, values_to_send
+from phasewise.trainer.recorder import open_sinks, read_tensorboard, send, values_to_send
 from phasewise.trainer.run import main
 
 MakeRun = Callable[..., RunConfig]
@@ -85,75 +80,13 @@ def test_a_missing_extra_is_refused_before_any_work(
     assert {path.name for path in Path(run.output).iterdir()} == {"run.json", "verdict.json"}
 
 
-def test_nothing_is_needed_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("phasewise.trainer.recorder.importlib.util.find_spec", lambda name: None)
-    check_sinks(Instrumentation())
-    with pytest.raises(ConfigError):
-        check_sinks(Instrumentation(tensorboard=True))
-
-
-def masked_crc(data: bytes) -> int:
-    crc = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def records(path: Path) -> list[bytes]:
-    """TFRecord, by its description: length and its masked CRC-32C, content and its own."""
-    content = path.read_bytes()
-    found = list[bytes]()
-    at = 0
-    while at < len(content):
-        (length,) = struct.unpack_from("<Q", content, at)
-        (crc,) = struct.unpack_from("<I", content, at + 8)
-        assert masked_crc(content[at : at + 8]) == crc
-        record = content[at + 12 : at + 12 + length]
-        assert struct.unpack_from("<I", content, at + 12 + length)[0] == masked_crc(record)
-        found.append(record)
-        at += 16 + length
-    return found
-
-
-def fields(message: bytes) -> list[tuple[int, Any]]:
-    """A protocol buffer's fields by its wire format, without the library that wrote it."""
-    found = list[tuple[int, Any]]()
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte, at = message[at], at + 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        key = varint()
-        match key & 7:
-            case 0:
-                found.append((key >> 3, varint()))
-            case 1 | 5 as kind:
-                size, code = (8, "<d") if kind == 1 else (4, "<f")
-                found.append((key >> 3, struct.unpack_from(code, message, at)[0]))
-                at += size
-            case _:
-                length = varint()
-                found.append((key >> 3, message[at : at + length]))
-                at += length
-    return found
-
-
 def board(run: RunConfig) -> list[tuple[int, str, float]]:
-    """Every scalar of every event file: step (field 2), summary (5) → value (1) → tag (1), simple_value (2)."""
+    """Every scalar of every event file: step, name, value."""
     found = list[tuple[int, str, float]]()
     for path in sorted((Path(run.output) / "tensorboard").iterdir()):
-        first, *events = (dict(fields(record)) for record in records(path))
-        assert first[3] == b"brain.Event:2"
-        for event in events:
-            for _, value in fields(event[5]):
-                scalar = dict(fields(value))
-                found.append((event[2], scalar[1].decode(), scalar.get(2, 0.0)))
+        first, *events = read_tensorboard(path)
+        assert first.file_version == "brain.Event:2"
+        found += [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
     return found
 
 
@@ -182,7 +115,6 @@ def test_an_event_that_a_kill_cut_short_is_sent_again(make_run: MakeRun, cut: in
 
 @needs_wandb
 def test_weights_and_biases_offline_keeps_one_run_with_every_point_once(make_run: MakeRun):
-    """The real library, in a process of its own: it leaves a service running until its process ends."""
     run = make_run("in the cloud", instrumentation={"wandb": "offline"})
     path = Path(run.output) / "run.json"
     write_json(path, run.model_dump(mode="json"))

@@ -1,5 +1,3 @@
-"""Planted hangs, in a real process: each is named by what the trainer was at, and ends it within its limit and little more."""
-
 import os
 import subprocess
 import sys

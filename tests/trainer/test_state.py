@@ -1,17 +1,103 @@
-"""The digest of weights, and abstract states."""
-
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
-from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.config import ModelConfig, RunConfig, sequences_between
+from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import Rolling
+from phasewise.trainer.loop import summarise, timed
+from phasewise.trainer.metrics import MetricsFile
 from phasewise.trainer.model.params import init_params
-from phasewise.trainer.state import abstract_state, init_rolling, init_state, params_digest
+from phasewise.trainer.state import (
+    abstract_state,
+    group_norms,
+    init_rolling,
+    init_state,
+    params_digest,
+    slot_names,
+    slot_squares,
+    slots,
+    total_norm,
+)
+from tests.trainer.model.families import MEMBERS
 
 MakeRun = Callable[..., RunConfig]
+
+
+def test_only_the_wait_for_an_item_is_timed():
+    now = 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def slow() -> Iterator[str]:
+        for item, seconds in {"a": 2.0, "b": 3.0}.items():
+            pass_by(seconds)
+            yield item
+
+    waits: list[tuple[str, float]] = []
+    for item, seconds in timed(slow(), lambda: now):
+        waits.append((item, seconds))
+        pass_by(100.0)  # the work between two items
+    assert waits == [("a", 2.0), ("b", 3.0)]
+
+
+def test_a_phase_s_tokens_are_those_of_its_batches(make_run: MakeRun):
+    run = make_run(
+        "tokens", start_step=4, learning_rate=[{"kind": "constant", "start_step": 4, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+    )
+    tokens = sequences_between(run.batch, 4, 24) * 32
+    assert tokens == sum(Loader(run).batch(step).tokens.size for step in range(4, 24)) == (6 * 4 + 14 * 8) * 32
+
+
+def test_the_summary_says_what_was_trained(make_run: MakeRun):
+    run = make_run("summary")
+    metrics = MetricsFile(Path(run.output) / "metrics.jsonl", restored_step=0)
+    for step in range(1, 25):
+        metrics.append({"step": step, "loss": float(step)})
+    metrics.close()
+    state = init_state(run)
+    assert summarise(run, state) == {
+        "phase": "summary",
+        "run_digest": run.digest,
+        "start_step": 0,
+        "stop_step": 24,
+        "tokens": (10 * 4 + 14 * 8) * 32,
+        "final_loss": 19.5,  # the mean of 15 … 24
+        "params_digest": params_digest(state.params),
+        "checkpoint": f"{run.output}/checkpoints/24",
+    }
+
+
+def leaves(model: ModelConfig) -> dict[str, np.ndarray]:
+    return {path[-1].key: np.asarray(leaf, np.float64) for path, leaf in jax.tree_util.tree_leaves_with_path(init_params(3, model))}
+
+
+def test_each_slot_is_a_weight_of_a_layer(model: ModelConfig):
+    found = np.sqrt(slot_squares(init_params(3, model), model))
+    weights = leaves(model)
+    for norm, (name, layer), label in zip(found, slots(model), slot_names(model), strict=True):
+        weight = weights[name] if layer is None else weights[name][layer]
+        assert norm == pytest.approx(float(np.sqrt((weight**2).sum())), rel=1e-5)
+        assert label == (name if layer is None else f"{name}/{layer}")
+    assert sum((weights[name] if layer is None else weights[name][layer]).size for name, layer in slots(model)) == sum(
+        weight.size for weight in weights.values()
+    )
+
+
+def test_totals_and_groups_are_made_of_the_slots(model: ModelConfig):
+    squares = slot_squares(init_params(3, model), model)
+    weights = leaves(model)
+    whole = sum(float((weight**2).sum()) for weight in weights.values())
+    assert float(total_norm(squares)) == pytest.approx(whole**0.5, rel=1e-5)
+    for norm, names in zip(group_norms(squares, model), MEMBERS.values(), strict=True):
+        expected = sum(float((weights[name] ** 2).sum()) for name in names if name in weights)
+        assert float(norm) == pytest.approx(expected**0.5, rel=1e-5)
 
 
 def test_the_digest_is_of_the_values_wherever_they_are(model: ModelConfig):
@@ -41,7 +127,6 @@ def test_an_abstract_state_is_the_shape_of_a_real_one(make_run: MakeRun):
 
 
 def test_windows_are_there_where_the_phase_has_the_intervention_at_any_step(make_run: MakeRun):
-    """Also where it starts switched off: it will find its history."""
     plain = make_run("plain state")
     limit = {"window": 16, "min_samples": 8, "sigmas": 2.0}
     values = plain.stability.model_dump(mode="json")

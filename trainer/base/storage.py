@@ -154,7 +154,7 @@ _warned: set[str] = set()
 
 STORE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     # What other processes write must be seen here, and the store must confirm the digest of what it took.
-    "gs": {"use_listings_cache": False, "consistency": "md5"},
+    "gs": {"use_listings_cache": False, "consistency": "md5"}
 }
 
 

@@ -9,14 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-    BlockSizes,
-    CausalMask,
-    LocalMask,
-    MultiHeadMask,
-    SegmentIds,
-    make_splash_mha,
-)
+from jax.experimental.pallas.ops.tpu.splash_attention import BlockSizes, CausalMask, LocalMask, MultiHeadMask, SegmentIds, make_splash_mha
 from jaxtyping import Array, Float, Int
 
 from phasewise.trainer.config import ATTENTION, LANES

@@ -220,13 +220,7 @@ def head_weight(params: Params, config: ModelConfig) -> Float[Array, "d v"]:
 
 
 def attention(
-    x: Float[Array, "b t d"],
-    weights: Params,
-    kind: LayerKind,
-    config: ModelConfig,
-    *,
-    rotation: Rotation,
-    attend: Attend,
+    x: Float[Array, "b t d"], weights: Params, kind: LayerKind, config: ModelConfig, *, rotation: Rotation, attend: Attend
 ) -> tuple[Float[Array, "b t d"], Any]:
     """What attention adds to the residual stream, its norms included; and what `attend` keeps."""
     x = rms_norm(x, weights["attention_norm"], config)

@@ -1,8 +1,5 @@
-"""A digest of code that changes with the code and with nothing else."""
-
 import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -24,67 +21,12 @@ class A:
 '''
 
 
-@pytest.fixture
-def digest(tmp_path: Path):
-    def digest(code: str) -> str:
-        return code_digest(module(tmp_path, code))
-
-    return digest
-
-
-def module(folder: Path, code: str) -> ModuleType:
+def digest(folder: Path, code: str) -> str:
     path = folder / f"m{len(list(folder.iterdir()))}.py"
     path.write_text(code)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
-    return importlib.util.module_from_spec(spec)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"""Module."""', '"""Another."""'),
-        ('"""Module."""\n', ""),
-        ('"""What it is."""', '"""What it was."""'),
-        ('    """Class."""\n', ""),
-        ('"""Function."""', '"""Does."""'),
-        ("# a comment", "# another"),
-        ("LIMIT: int = 3", "LIMIT : int=(3)  # three"),
-        ("x=None, *more", "\n            x = None,\n            *more,\n        "),
-    ],
-)
-def test_comments_docstrings_and_layout_change_nothing(digest, old: str, new: str):  # pyright: ignore[reportMissingParameterType]
-    assert old in CODE
-    assert digest(CODE.replace(old, new)) == digest(CODE)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("LIMIT: int = 3", "LIMIT: int = 4"),
-        ("LIMIT: int = 3", "LIMIT: int = 3.0"),
-        ("LIMIT: int", "LIMIT: float"),
-        ("import re", "import os"),
-        ("x=None", "x=False"),
-        ("*more", "**more"),
-        ("def f", "def g"),
-        ("x!r", "x!s"),
-        (":>{", ":<{"),
-        ("if x else None", "if x else 'None'"),
-    ],
-)
-def test_code_changes_it(digest, old: str, new: str):  # pyright: ignore[reportMissingParameterType]
-    assert old in CODE
-    assert digest(CODE.replace(old, new)) != digest(CODE)
-
-
-def test_it_is_the_same_in_every_version_of_python(digest):  # pyright: ignore[reportMissingParameterType]
-    assert digest(CODE) == "d3b85c7e"
-
-
-def test_modules_count_in_any_order():
-    assert len({code_digest(), code_digest(filters), code_digest(reading), code_digest(filters, reading)}) == 4
-    assert code_digest(filters, reading) == code_digest(reading, filters)
+    return code_digest(importlib.util.module_from_spec(spec))
 
 
 MOVED = """
@@ -93,35 +35,61 @@ from phasewise.tasks.data.filters import fold
 from phasewise.tasks.made_up import DataError, ConfigError
 def read(text): return fold(text) or DataError
 """
+IMPORT = "from phasewise.tasks.data.filters import fold"
+ERRORS = "from phasewise.tasks.made_up import DataError, ConfigError"
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("code", "old", "new"),
     [
-        ("from phasewise.tasks.data.filters import fold", "from phasewise.tasks.text.folding import fold"),
-        (
-            "from phasewise.tasks.made_up import DataError, ConfigError",
-            "from phasewise.tasks.up import ConfigError\nfrom phasewise.trainer import DataError",
-        ),
-        ("from phasewise.tasks.data.filters import fold\nfrom phasewise.tasks.made_up import DataError, ConfigError",
-         "from phasewise.tasks.made_up import DataError, ConfigError\nfrom phasewise.trainer.normalize import fold"),
-    ],
-)  # fmt: skip
-def test_a_file_of_ours_may_move(digest, old: str, new: str):  # pyright: ignore[reportMissingParameterType]
-    assert old in MOVED
-    assert digest(MOVED.replace(old, new)) == digest(MOVED)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("import fold", "import unfold as fold"),
-        ("from phasewise.tasks.data.filters import fold", "from unicodedata import normalize as fold"),
-        ("import re", "import tasks"),
+        (CODE, '"""Module."""', '"""Another."""'),
+        (CODE, '"""Module."""\n', ""),
+        (CODE, '"""What it is."""', '"""What it was."""'),
+        (CODE, '    """Class."""\n', ""),
+        (CODE, '"""Function."""', '"""Does."""'),
+        (CODE, "# a comment", "# another"),
+        (CODE, "LIMIT: int = 3", "LIMIT : int=(3)  # three"),
+        (CODE, "x=None, *more", "\n            x = None,\n            *more,\n        "),
+        (MOVED, IMPORT, "from phasewise.tasks.text.folding import fold"),
+        (MOVED, ERRORS, "from phasewise.tasks.up import ConfigError\nfrom phasewise.trainer import DataError"),
+        (MOVED, f"{IMPORT}\n{ERRORS}", f"{ERRORS}\nfrom phasewise.trainer.normalize import fold"),
     ],
 )
-def test_what_is_imported_counts(digest, old: str, new: str):  # pyright: ignore[reportMissingParameterType]
-    assert digest(MOVED.replace(old, new)) != digest(MOVED)
+def test_comments_docstrings_layout_and_a_file_of_ours_that_moved_change_nothing(tmp_path: Path, code: str, old: str, new: str):
+    assert old in code
+    assert digest(tmp_path, code.replace(old, new)) == digest(tmp_path, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "old", "new"),
+    [
+        (CODE, "LIMIT: int = 3", "LIMIT: int = 4"),
+        (CODE, "LIMIT: int = 3", "LIMIT: int = 3.0"),
+        (CODE, "LIMIT: int", "LIMIT: float"),
+        (CODE, "import re", "import os"),
+        (CODE, "x=None", "x=False"),
+        (CODE, "*more", "**more"),
+        (CODE, "def f", "def g"),
+        (CODE, "x!r", "x!s"),
+        (CODE, ":>{", ":<{"),
+        (CODE, "if x else None", "if x else 'None'"),
+        (MOVED, "import fold", "import unfold as fold"),
+        (MOVED, IMPORT, "from unicodedata import normalize as fold"),
+        (MOVED, "import re", "import tasks"),
+    ],
+)
+def test_code_and_what_it_imports_change_it(tmp_path: Path, code: str, old: str, new: str):
+    assert old in code
+    assert digest(tmp_path, code.replace(old, new)) != digest(tmp_path, code)
+
+
+def test_the_digest_is_the_same_in_every_version_of_python(tmp_path: Path):
+    assert digest(tmp_path, CODE) == "d3b85c7e"
+
+
+def test_modules_count_in_any_order():
+    assert len({code_digest(), code_digest(filters), code_digest(reading), code_digest(filters, reading)}) == 4
+    assert code_digest(filters, reading) == code_digest(reading, filters)
 
 
 def test_a_file_that_is_not_where_it_was_is_not_left_out():

@@ -1,5 +1,3 @@
-"""What follows from a verdict and from what people decided of it."""
-
 from pathlib import Path
 from typing import Any
 

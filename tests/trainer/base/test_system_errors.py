@@ -1,5 +1,3 @@
-"""What the operating system refuses, as one line with its exit code, whatever a library has wrapped it in."""
-
 import errno
 import os
 import subprocess

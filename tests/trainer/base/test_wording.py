@@ -1,5 +1,3 @@
-"""Each kind of value at its edges: where the unit changes, where one is many, where a list is cut."""
-
 import pytest
 
 from phasewise.trainer.base import wording

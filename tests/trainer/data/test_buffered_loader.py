@@ -1,7 +1,5 @@
-"""Batches whose rows come from document buffers: whole documents, any host, any step, and which document a token is of."""
-
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +72,6 @@ def test_a_pass_has_each_token_once_and_the_next_one_other_rows(told_apart: tupl
 
 
 def test_documents_are_told_apart_also_where_one_goes_on_in_a_row(told_apart: tuple[RunConfig, dict[int, tuple[int, int]], int]):
-    """In each segment there is one document, and its tokens follow one another; a document goes on in the middle of some rows."""
     run, places, rows = told_apart
     loader = Loader(run)
     goes_on = 0
@@ -103,35 +100,10 @@ def test_documents_are_told_apart_also_where_one_goes_on_in_a_row(told_apart: tu
 @settings(max_examples=25)
 @given(st.sampled_from([1, 2, 4]), st.integers(0, 59))
 def test_any_split_over_hosts_gives_the_same_batch_at_any_step(run: RunConfig, hosts: int, step: int):
-    """Each from a loader of its own, as after a resume on another mesh."""
     parts = [Loader(run, host=host, hosts=hosts).batch(step) for host in range(hosts)]
     whole = Loader(run).batch(step)
     np.testing.assert_array_equal(np.concatenate([part.tokens for part in parts]), whole.tokens)
     np.testing.assert_array_equal(np.concatenate([part.segment_ids for part in parts]), whole.segment_ids)
-
-
-def test_threads_that_prepare_ahead_give_what_asking_gives(run: RunConfig):
-    loader, other = Loader(run), Loader(run)
-    for step, batch in zip(range(60), loader.batches(0, 60, threads=4, ahead=12), strict=True):
-        np.testing.assert_array_equal(batch.tokens, other.batch(step).tokens)
-
-
-def test_the_mixture_is_that_of_any_other_order(run: RunConfig, caches: Mapping[str, Path]):
-    """Which component a sequence is of does not change; and a row has tokens of that component alone."""
-    steps = range(14, 18)
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    plain = run.order.but(buffer_documents=None)
-    without = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=plain)
-    loader = Loader(run)
-    pieces = {name: np.concatenate([np.fromfile(path, "<u2") for path in sorted(folder.glob("*.bin"))]) for name, folder in caches.items()}
-    for step in steps:
-        np.testing.assert_array_equal(schedule.batch(step), without.batch(step))
-        for number, tokens, segments in zip(
-            schedule.batch(step)[0], loader.batch(step).tokens, loader.batch(step).segment_ids, strict=True
-        ):
-            whole = pieces[schedule.components()[number]].tobytes()
-            for segment in range(1, segments[-1] + 1):
-                assert tokens[segments == segment].astype("<u2").tobytes() in whole
 
 
 def test_another_size_is_another_order_and_a_resume_with_it_is_refused(run: RunConfig, make_run: MakeRun):
@@ -155,7 +127,6 @@ def traced(run: RunConfig) -> TracedOrder:
 
 
 def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run: RunConfig):
-    """Forward against the loader's batches, and backward, from all documents, against forward."""
     order, loader = traced(run), Loader(run)
     caches = {name: TokenCache.open(run.caches[name]) for name in order.rows}
     tokens = {name: cache.rows(np.arange(1), cache.manifest.tokens)[0] for name, cache in caches.items()}
@@ -179,19 +150,6 @@ def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run
     assert {piece[3] for piece in forward} >= {0, 1}, "more than one pass"
 
 
-def test_of_a_passage_the_rows_are_named_that_have_tokens_of_it(run: RunConfig):
-    order = traced(run)
-    name = max(order.rows, key=lambda one: order.rows[one])
-    starts = DocumentIndex(TokenCache.open(run.caches[name])).starts()
-    longest = int(np.diff(starts).argmax())
-    first, stop = int(starts[longest]) + 3, int(starts[longest + 1]) - 2
-    which, _, runs = order.of_ranges(name, np.array([first, first]), np.array([stop, first]))
-    assert set(which.tolist()) == {0}, "an empty range is in no row"
-    assert (int(runs.first.min()), int(runs.stop.max())) == (first, stop)
-    whole, _, _ = order.of_ranges(name, starts[:-1], starts[1:])
-    assert len(which) == (whole == longest).sum()
-
-
 def test_a_trace_without_the_plans_is_refused(run: RunConfig):
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
     with pytest.raises(ConfigError, match=r"buffers of 8 documents .* none is given of books"):
@@ -199,7 +157,6 @@ def test_a_trace_without_the_plans_is_refused(run: RunConfig):
 
 
 def test_an_index_that_leaves_out_tokens_is_refused(write_cache: WriteCache, tmp_path: Path):
-    """Its digest is that of the manifest: only what it says is wrong."""
     folder, _ = numbered(write_cache, tmp_path / "web", [5, 7, 9, 11])
     path = folder / "shard-00000.parquet"
     index = pq.read_table(path)
@@ -209,13 +166,3 @@ def test_an_index_that_leaves_out_tokens_is_refused(write_cache: WriteCache, tmp
     write_manifest(folder, manifest.but(shards=shards))
     with pytest.raises(DataError, match=r"must follow one another over 12 tokens, found 2 with 11 tokens"):
         DocumentIndex(TokenCache.open(folder)).starts()
-
-
-def test_a_changed_index_is_refused(write_cache: WriteCache, tmp_path: Path, make_run: MakeRun):
-    folder, _ = numbered(write_cache, tmp_path / "web", [50, 70, 90, 110])
-    run = make_run("changed index", order=ORDER, caches={"web": str(folder)}, mixture=[[0, {"web": 100}]])
-    path = folder / "shard-00001.parquet"
-    index = pq.read_table(path)
-    pq.write_table(index.set_column(3, "length", pa.array([100, 100], pa.int64())), path)
-    with pytest.raises(DataError, match="must have the digest"):
-        Loader(run)

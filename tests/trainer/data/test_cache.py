@@ -1,5 +1,3 @@
-"""Rows and documents of a cache against the tokens it was written from, and caches that are not what they claim."""
-
 import ctypes
 import mmap
 import os
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -20,8 +19,78 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.data import cache as cache_module
-from phasewise.trainer.data.cache import TokenCache, build_maps
+from phasewise.trainer.data.cache import MERGE_GAP_BYTES, TokenCache, TokenRange, build_maps, fetch, sizes_in_bytes
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
+
+TWO_BYTES, FOUR_BYTES = np.dtype("<u2"), np.dtype("<u4")
+
+
+class Store(MemoryFileSystem):
+    """A store in memory that notes what is asked of it."""
+
+    cachable = False
+    store: dict[str, Any] = {}  # noqa: RUF012  # this is how fsspec keeps it, by class
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store.clear()
+        self.asked: list[list[tuple[str, int, int]]] = []
+
+    def cat_ranges(self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **kwargs: Any) -> Any:
+        self.asked.append(list(zip(paths, starts, ends, strict=True)))
+        return super().cat_ranges(paths, starts, ends, max_gap=max_gap, on_error=on_error, **kwargs)
+
+
+@pytest.fixture
+def noted() -> Store:
+    store = Store()
+    store.pipe_file("/a", np.arange(50_000, dtype=TWO_BYTES).tobytes())
+    store.pipe_file("/b", np.arange(70_000, 70_100, dtype=FOUR_BYTES).tobytes())
+    return store
+
+
+def wanted(noted: Store, path: str, start: int, count: int) -> TokenRange:
+    return TokenRange(store, path, TWO_BYTES if path == "/a" else FOUR_BYTES, start, np.zeros(count, np.int32))
+
+
+def test_ranges_of_all_files_are_asked_for_at_once_and_neighbours_as_one(noted: Store):
+    far = 100 + MERGE_GAP_BYTES // 2 + 1
+    ranges = [wanted(noted, "/b", 10, 5), wanted(noted, "/a", far, 3), wanted(noted, "/a", 90, 10), wanted(noted, "/a", 10, 8)]
+    fetch(ranges)
+    assert noted.asked == [[("/a", 20, 200), ("/a", 2 * far, 2 * far + 6), ("/b", 40, 60)]]
+    assert [ranged.target[0] for ranged in ranges] == [70_010, far, 90, 10]
+    assert [len(ranged.target) for ranged in ranges] == [5, 3, 10, 8]
+    for ranged in ranges:
+        np.testing.assert_array_equal(np.diff(ranged.target), 1)
+
+
+def test_a_range_within_another_and_the_same_one_twice_are_read_once(noted: Store):
+    ranges = [wanted(noted, "/a", 0, 40_000), wanted(noted, "/a", 5, 3), wanted(noted, "/a", 5, 3), wanted(noted, "/a", 40_010, 2)]
+    fetch(ranges)
+    assert noted.asked == [[("/a", 0, 80_024)]]
+    for ranged in ranges:
+        np.testing.assert_array_equal(ranged.target, ranged.start + np.arange(len(ranged.target)))
+
+
+def test_a_file_that_is_shorter_than_it_was_or_gone_is_refused(noted: Store):
+    with pytest.raises(DataError, match=r"/b must have bytes 380 to 420, found 20 of these 40: it was changed while it was read"):
+        fetch([wanted(noted, "/b", 95, 10)])
+    with pytest.raises(DataError, match=r"a shard of a cache that is being read is gone: .*/c"):
+        fetch([wanted(noted, "/c", 0, 1)])
+
+
+def test_sizes_are_those_of_the_files_and_none_where_there_is_none(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "empty").write_bytes(b"")
+    assert sizes_in_bytes(tmp_path, ["empty", "missing", "a"]) == [0, None, 3]
+
+
+def test_sizes_on_a_store(gcs: Path):
+    for name, content in (("a", b"123"), ("empty", b"")):
+        (gcs / name).write_bytes(content)
+    assert sizes_in_bytes(gcs, ["empty", "missing", "a"]) == [0, None, 3]
+    assert sizes_in_bytes(gcs / "nowhere", ["a"]) == [None]
+
 
 WriteCache = Callable[..., Path]
 
@@ -37,29 +106,6 @@ def folder(tmp_path: Path, write_cache: WriteCache) -> Path:
     """Tokens 0 … 99 over shards of 30, 0, 25 and 45, none of which is a multiple of a row."""
     shards = [numbered(10, 20), [], numbered(25, start=30), numbered(5, 40, start=55)]
     return write_cache(tmp_path / "numbers", shards)
-
-
-@pytest.mark.parametrize("seq_len", [7, 8, 32, 100])
-def test_rows_are_those_of_the_concatenation(folder: Path, seq_len: int):
-    cache = TokenCache.open(folder)
-    expected = np.arange(100 // seq_len * seq_len).reshape(-1, seq_len)
-    assert cache.num_rows(seq_len) == len(expected)
-    rows = cache.rows(np.arange(len(expected)), seq_len)
-    np.testing.assert_array_equal(rows, expected)
-    assert rows.dtype == np.int32
-
-
-def test_rows_come_in_the_order_asked_for(folder: Path):
-    rows = TokenCache.open(folder).rows(np.array([5, 0, 5, 3]), 8)
-    np.testing.assert_array_equal(rows[:, 0], [40, 0, 40, 24])
-
-
-def test_documents_come_back_in_order_with_their_tokens(folder: Path):
-    documents = list(TokenCache.open(folder).documents())
-    assert [document.id for document in documents] == ["shard-00000 0", "shard-00000 1", "shard-00002 0", "shard-00003 0", "shard-00003 1"]
-    for document, expected in zip(documents, numbered(10, 20, 25, 5, 40), strict=True):
-        np.testing.assert_array_equal(document.tokens, expected)
-        assert document.source_file == "by hand"
 
 
 def test_ids_beyond_16_bits_are_kept(tmp_path: Path, write_cache: WriteCache):
@@ -117,21 +163,10 @@ def test_the_manifest_s_digest_knows_the_shards_digests(folder: Path):
     assert after.digest != before
 
 
-def test_tokens_of_another_width_are_refused(folder: Path):
-    edit_manifest(folder, lambda values: values.update(dtype="uint32"))
-    with pytest.raises(DataError, match=r"shard-00000\.bin: the manifest says 120 bytes, found 60"):
-        TokenCache.open(folder)
-
-
 def test_a_count_of_tokens_that_the_shards_do_not_have_is_refused(folder: Path):
     edit_manifest(folder, lambda values: values.update(tokens=164))
     with pytest.raises(DataError, match=r"numbers: the manifest says 164 tokens, and its shards have 100"):
         TokenCache.open(folder)
-
-
-def test_tokens_are_little_endian(folder: Path):
-    assert TokenCache.open(folder).rows(np.array([4]), 20).tolist() == [list(range(80, 100))]
-    assert np.frombuffer((folder / "shard-00003.bin").read_bytes()[-2:], "<u2") == [99]
 
 
 @settings(max_examples=40)
@@ -143,7 +178,6 @@ def test_tokens_are_little_endian(folder: Path):
 def test_rows_across_shards_are_those_of_the_concatenation(
     tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache, lengths: list[int], seq_len: int, data: st.DataObject
 ):
-    """Shards of any lengths, also empty ones; rows in any order, also twice."""
     shards = [[tokens] for tokens in numbered(*lengths)]
     cache = TokenCache.open(write_cache(tmp_path_factory.mktemp("shards") / "any", shards))
     total = sum(lengths)
@@ -196,20 +230,10 @@ def shards_open(folder: Path) -> int:
     return len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line})
 
 
-def test_caches_that_share_their_maps_share_the_bound(tmp_path: Path, write_cache: WriteCache, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("phasewise.trainer.data.cache.MAX_OPEN_SHARDS", 3)
-    maps = build_maps()
-    caches = [TokenCache.open(write_cache(tmp_path / name, [[tokens] for tokens in numbered(5, 5, 5)]), maps) for name in "abc"]
-    for each in caches:
-        np.testing.assert_array_equal(each.rows(np.array([0]), 15), [np.arange(15)])
-    assert shards_open(tmp_path) == 3
-
-
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_of_a_large_file_rows_are_read_and_not_what_lies_around_them(
     tmp_path: Path, write_cache: WriteCache, monkeypatch: pytest.MonkeyPatch, num_shards: int
 ):
-    """Some systems read 8 MiB around each row that is not in memory."""
     seq_len, in_a_shard, drawn = 4096, 2**23 // num_shards, [700, 1500, 20]
     tokens = np.arange(in_a_shard * num_shards, dtype=np.uint16)
     folder = write_cache(tmp_path / "large", [[of_shard] for of_shard in tokens.reshape(num_shards, -1)])
@@ -242,7 +266,6 @@ def pages_in_memory(file: Path) -> int:
 
 
 def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch, write_cache: WriteCache):
-    """However few documents or tokens are read at once, also where one has more than that."""
     folder = write_cache(many.parent / "uneven", [numbered(3, 9, 2, 0, 30, 1), [], numbered(4, 4, start=45)])
     monkeypatch.setattr(cache_module, "DOCUMENTS_AT_ONCE", 4)
     monkeypatch.setattr(cache_module, "TOKENS_AT_ONCE", 10)
@@ -252,19 +275,8 @@ def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.Monk
     assert [document.id for document in found] == [f"shard-00000 {n}" for n in range(6)] + [f"shard-00002 {n}" for n in range(2)]
     for document, tokens in zip(found, expected, strict=True):
         np.testing.assert_array_equal(document.tokens, tokens)
+    assert {document.source_file for document in found} == {"by hand"}
     assert all(document.tokens.base is None or document.tokens.base.size <= 30 for document in found) or cache.is_local
-
-
-@pytest.mark.parametrize("change", ["shorter", "gone"])
-def test_a_shard_on_a_store_of_another_length_is_refused(gcs: Path, write_cache: WriteCache, change: str):
-    folder = write_cache(gcs / "numbers", [numbered(10), numbered(20, start=10)])
-    shard = folder / "shard-00001.bin"
-    content = shard.read_bytes()
-    shard.unlink()
-    if change == "shorter":
-        shard.write_bytes(content[:-2])
-    with pytest.raises(DataError, match=r"gs://.*/shard-00001\.bin: the manifest says 40 bytes, found (38|None)"):
-        TokenCache.open(folder)
 
 
 def test_a_shard_that_changes_while_it_is_read_is_refused(gcs: Path, write_cache: WriteCache):
@@ -281,7 +293,6 @@ def test_a_shard_that_changes_while_it_is_read_is_refused(gcs: Path, write_cache
 
 
 def test_a_cache_of_the_format_before_conversations_is_read_as_it_is(folder: Path):
-    """With its digest of then, by which verdicts and contracts name it, and its content."""
     manifest = read_manifest(folder)
     older = manifest.but(format_version=2)
     write_manifest(folder, older)

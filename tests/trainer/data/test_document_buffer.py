@@ -1,5 +1,3 @@
-"""Rows of a document buffer against a slow buffer of tokens, against exact chances, and by random access."""
-
 import itertools
 import sys
 from collections import Counter, deque
@@ -106,7 +104,6 @@ def chances_of_rows(documents: Sequence[Sequence[int]], *, seq_len: int, low: in
 
 @pytest.mark.parametrize(("lengths", "seq_len", "low"), [((3, 1, 2), 2, 1), ((5, 2, 1), 4, 2), ((2, 3, 1, 2), 2, 1)])
 def test_outcomes_have_the_chances_of_a_true_random_buffer(lengths: tuple[int, ...], seq_len: int, low: int):
-    """Over 4,000 keys, against every order and every draw; one case in 100,000 would fail by chance."""
     starts = np.cumsum([0, *lengths])
     expected = chances_of_rows([range(a, b) for a, b in itertools.pairwise(starts.tolist())], seq_len=seq_len, low=low)
     assert sum(expected.values()) == 1
@@ -127,15 +124,7 @@ def lengths() -> list[int]:
     return np.random.default_rng(3).integers(0, 90, 400).tolist()
 
 
-def test_each_token_comes_once_a_pass_but_for_less_than_a_row(lengths: list[int]):
-    buffer = buffer_of(lengths, seq_len=32, low=16)
-    tokens = [token for number in range(buffer.num_rows) for token in tokens_of(buffer.row(number))]
-    assert len(set(tokens)) == len(tokens) == sum(lengths) // 32 * 32
-    assert set(tokens) <= set(range(sum(lengths)))
-
-
 def test_any_row_can_be_asked_for_at_any_time(lengths: list[int], monkeypatch: pytest.MonkeyPatch):
-    """With windows so small that states are thinned out, forgotten and played again."""
     whole = buffer_of(lengths, seq_len=32, low=16)
     monkeypatch.setattr(document_buffer, "WINDOW_ROWS", 4)
     monkeypatch.setattr(document_buffer, "WINDOWS_KEPT", 2)
@@ -143,13 +132,6 @@ def test_any_row_can_be_asked_for_at_any_time(lengths: list[int], monkeypatch: p
     small = buffer_of(lengths, seq_len=32, low=16)
     for number in np.random.default_rng(0).integers(0, whole.num_rows, 300).tolist():
         assert tokens_of(small.row(number)) == tokens_of(whole.row(number))
-
-
-def test_a_key_gives_other_rows_with_the_same_documents(lengths: list[int]):
-    starts = np.cumsum([0, *lengths])
-    stream = Permutation.build("feistel", length=len(lengths), key=1)
-    one, other = (DocumentBuffer(starts, seq_len=32, buffer_documents=16, stream=stream, key=key) for key in (1, 2))
-    assert tokens_of(one.row(5)) != tokens_of(other.row(5))
 
 
 def test_the_row_of_a_token_is_found(lengths: list[int]):
@@ -163,7 +145,6 @@ def test_the_row_of_a_token_is_found(lengths: list[int]):
 
 
 def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overlap():
-    """As where a text is in a document twice: against each piece of each row held beside each range."""
     lengths = [17, 3, 40, 25, 9, 31]
     buffer = buffer_of(lengths, seq_len=16, low=2)
     first = np.array([41, 22, 24, 30, 0, 60, 50, 61])
@@ -182,17 +163,6 @@ def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overla
     assert max(Counter((row, at) for _, row, at, _ in expected).values()) > 1
 
 
-def test_a_long_document_is_spread_over_rows(lengths: list[int]):
-    """What the buffer is for: one document of 100 rows among many short ones does not fill row after row."""
-    buffer = buffer_of([*lengths, 3_200], seq_len=32, low=64)
-    first = sum(lengths)
-    filled = [bool((buffer.row(number).first >= first).any()) for number in range(buffer.num_rows)]
-    longest = max((sum(1 for _ in run) for value, run in itertools.groupby(filled) if value), default=0)
-    while_others_last = filled[: buffer.num_rows - 160]
-    assert sum(while_others_last) > 0
-    assert longest < 100
-
-
 @pytest.mark.parametrize("number", [-1, 10_000])
 def test_a_row_that_is_not_there_is_refused(lengths: list[int], number: int):
     with pytest.raises(DataError, match=rf"has no row {number}"):
@@ -200,7 +170,6 @@ def test_a_row_that_is_not_there_is_refused(lengths: list[int], number: int):
 
 
 def test_a_run_without_a_buffer_does_not_import_the_compiler():
-    """It takes a second to import."""
     import subprocess
 
     asked = "import sys, trainer.data.loader; sys.exit('numba' in sys.modules)"

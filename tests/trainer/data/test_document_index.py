@@ -1,5 +1,3 @@
-"""Documents of token ranges, against every document of the cache in turn; and indices that are not as they were written."""
-
 import io
 import shutil
 from collections.abc import Callable, Mapping
@@ -119,7 +117,6 @@ def test_an_index_that_was_changed_or_is_gone_is_refused_by_every_question(cache
 
 
 def test_an_index_that_leaves_out_a_document_is_refused(caches: Mapping[str, Path], tmp_path: Path):
-    """Its digest is the manifest's: it was written so."""
     folder = Path(shutil.copytree(caches["web"], tmp_path / "web"))
     table = pq.read_table(folder / "shard-00000.parquet")
     write_index(folder, 0, pa.concat_tables([table.slice(0, 4), table.slice(5)]))

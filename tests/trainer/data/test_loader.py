@@ -1,9 +1,6 @@
-"""Batches against what the cache's tokens give by hand, and what a loader refuses to open."""
-
 import json
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,10 +14,66 @@ from hypothesis import strategies as st
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data import loader as loader_module
-from phasewise.trainer.data.loader import Batch, Loader
-from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.data.loader import Batch, Loader, changed_since, compared_by, with_contents
+from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
+from tests.trainer.conftest import MakeRun
+
+
+@pytest.fixture
+def copied(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path) -> RunConfig:
+    """A copied whose caches lie as in a home: a folder a component."""
+    folders = {name: shutil.copytree(folder, tmp_path / "tokens" / name / "train-first") for name, folder in caches.items()}
+    return make_run("contract", caches={name: str(folder) for name, folder in folders.items()})
+
+
+def prepared_again(copied: RunConfig, **changes: Any) -> RunConfig:
+    """The copied with its caches in other folders, as another reader made them."""
+    caches: dict[str, str] = {}
+    for name, folder in copied.caches.items():
+        copy = shutil.copytree(folder, Path(folder).with_name("train-second"))
+        fields = read_manifest(folder).model_dump(mode="json")
+        write_manifest(copy, Manifest.model_validate({**fields, "reader": "another", **changes}))
+        caches[name] = str(copy)
+    return copied.but(caches=caches)
+
+
+def of_before(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """As contracts were once: of a cache, the manifest and the rows."""
+    components = {name: {"manifest": cache["manifest"], "rows": cache["rows"]} for name, cache in contract["components"].items()}
+    return {**contract, "components": components}
+
+
+def test_the_same_bytes_by_other_code_are_no_change(copied: RunConfig):
+    was, again = Loader(copied).contract(), prepared_again(copied)
+    now = Loader(again).contract()
+    assert was != now
+    assert changed_since(was, now, again) == []
+    assert changed_since(was, {**now, "seed": 3}, again) == ["seed"]
+
+
+def test_other_content_is_a_change(copied: RunConfig):
+    was, again = Loader(copied).contract(), prepared_again(copied, tokenizer_digest="another")
+    assert changed_since(was, Loader(again).contract(), again) == ["components"]
+
+
+def test_a_component_more_or_less_is_a_change(copied: RunConfig):
+    contract = Loader(copied).contract()
+    fewer = {**contract, "components": {name: cache for name, cache in contract["components"].items() if name != "web"}}
+    assert changed_since(contract, fewer, copied) == changed_since(fewer, contract, copied) == ["components"]
+
+
+def test_a_contract_of_before_is_known_by_the_manifest_it_names(copied: RunConfig):
+    was, again = of_before(Loader(copied).contract()), prepared_again(copied)
+    now = Loader(again).contract()
+    assert changed_since(was, Loader(copied).contract(), copied) == []
+    assert with_contents(was, again)["components"]["web"]["content"] == now["components"]["web"]["content"]
+    assert changed_since(was, now, again) == []
+    shutil.rmtree(copied.caches["web"])
+    assert changed_since(was, now, again) == ["components"]
+    assert compared_by(with_contents(was, again)["components"]["web"], now["components"]["web"]) == "manifest"
+
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]
@@ -63,21 +116,7 @@ def test_a_batch_is_what_mixture_permutation_and_cache_say(run: RunConfig, cache
     np.testing.assert_array_equal(Loader(run).batch(step).tokens, batch_by_hand(run, caches, step))
 
 
-def test_so_is_one_that_lies_across_two_spans(long_run: RunConfig, caches: Mapping[str, Path]):
-    """Sequence 2,048 is in the middle of step 110, and the components have been passed many times by then."""
-    assert 50 * 12 + 60 * 24 < loader_module.SPAN_SEQUENCES < 50 * 12 + 61 * 24
-    np.testing.assert_array_equal(Loader(long_run).batch(110).tokens, batch_by_hand(long_run, caches, 110))
-
-
-def test_a_batch_has_the_size_of_its_step_and_is_always_the_same(run: RunConfig):
-    loader = Loader(run)
-    assert [loader.batch(step).tokens.shape for step in (9, 10)] == [(4, 32), (8, 32)]
-    assert loader.batch(0).tokens.dtype == np.int32
-    np.testing.assert_array_equal(loader.batch(12).tokens, Loader(run).batch(12).tokens)
-
-
 def test_a_batch_tells_documents_apart(run: RunConfig):
-    """Against a slow count along each row: documents begin with token 0."""
     batch = Loader(run).batch(12)
     for tokens, segments, positions in zip(batch.tokens, batch.segment_ids, batch.positions, strict=True):
         segment, position = (0 if tokens[0] == 0 else 1), -1
@@ -141,7 +180,6 @@ def loader_threads() -> set[threading.Thread]:
 
 
 def test_so_many_batches_are_prepared_ahead_and_no_more(long_run: RunConfig, monkeypatch: pytest.MonkeyPatch):
-    """The one thread is held at step 1 until the iterator is closed; what waits behind it is given up."""
     submitted, asked, closing = list[int](), list[int](), threading.Event()
     others = loader_threads()
 
@@ -182,36 +220,6 @@ def test_an_error_comes_where_its_batch_would(long_run: RunConfig):
     assert loader_threads() <= others
 
 
-@pytest.mark.parametrize("permutation", ["linear", "feistel", "feistel_levanter"])
-def test_a_pass_reads_every_row_once_and_the_next_one_in_another_order(make_run: MakeRun, caches: Mapping[str, Path], permutation: str):
-    rows = rows_by_hand(caches["web"], 32)
-    run = make_run(
-        "one pass",
-        batch=[[0, len(rows)]],
-        mixture=[[0, {"web": 100}]],
-        order={"seed": 1, "permutation": permutation, "block_sequences": 16},
-    )
-    passes = [[row.tobytes() for row in Loader(run).batch(step).tokens] for step in range(2)]
-    everything = Counter(row.tobytes() for row in rows)
-    assert [Counter(each) for each in passes] == [everything, everything]
-    assert passes[0] != passes[1]
-    assert passes[0] != [row.tobytes() for row in rows]
-
-
-def test_another_component_moves_no_row_of_this_one(make_run: MakeRun):
-    """Keys are by name: what books gives, in order, does not depend on who else is there."""
-
-    def rows_of_books(mixture: dict[str, float]) -> list[bytes]:
-        run = make_run("by name", mixture=[[0, mixture]], batch=[[0, 8]])
-        loader, schedule = Loader(run), MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-        number = schedule.components().index("books")
-        return [row.tobytes() for step in range(5) for row in loader.batch(step).tokens[schedule.batch(step)[0] == number]]
-
-    assert rows_of_books({"books": 50, "web": 50}) == rows_of_books({"books": 50, "code": 50})
-    three = rows_of_books({"books": 50, "code": 25, "web": 25})
-    assert three == rows_of_books({"books": 50, "web": 50})[: len(three)]
-
-
 def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, caches: Mapping[str, Path]):
     contract = Loader(run).contract()
     assert contract == {
@@ -238,7 +246,6 @@ def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, ca
 
 
 def test_only_what_the_phase_draws_is_opened(make_run: MakeRun, caches: Mapping[str, Path]):
-    """`books` was drawn before the phase; its cache need not be there any more."""
     web = str(caches["web"])
     segment = {"kind": "constant", "start_step": 14, "end_step": 24, "start": 1e-3, "end": 1e-3}
     run = make_run(
@@ -265,18 +272,6 @@ def test_caches_here_and_on_a_store_give_equal_batches(make_run: MakeRun, caches
         np.testing.assert_array_equal(batch.segment_ids, here.batch(step).segment_ids)
 
 
-def test_a_damaged_cache_is_refused_before_the_first_batch(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
-    broken = Path(shutil.copytree(caches["code"], tmp_path / "code"))
-    run = make_run("damaged shard", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(broken)})
-    shard = broken / "shard-00001.bin"
-    shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"code/shard-00001\.bin: the manifest says \d+ bytes, found \d+"):
-        Loader(run)
-    (broken / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"code is not a finished token cache: it has no manifest\.json"):
-        Loader(run)
-
-
 def test_a_component_shorter_than_a_row_is_refused(make_run: MakeRun, tmp_path: Path, write_cache: WriteCache):
     short = write_cache(tmp_path / "books", [[np.arange(31)]])
     run = make_run("short", mixture=[[0, {"books": 100}]], caches={"books": str(short)})
@@ -289,13 +284,3 @@ def test_caches_of_two_tokenizers_are_refused(make_run: MakeRun, caches: Mapping
     run = make_run("two tokenizers", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
     with pytest.raises(DataError, match=r"must begin with the same token, found 0 in web, 2 in code: prepare the data with one tokenizer"):
         Loader(run)
-
-
-def test_a_mixture_that_blocks_cannot_express_is_refused(make_run: MakeRun):
-    strict = {"seed": 11, "permutation": "feistel", "block_sequences": 16}
-    with pytest.raises(
-        ConfigError, match=r"the mixture from step 14 .* found 8 sequences in the block before it: start it at step 13 or 15,"
-    ):
-        Loader(make_run("off the grid", order=strict))
-    with pytest.raises(ConfigError, match=r"a block of 16 has none of web \(1 %\)"):
-        Loader(make_run("thin", mixture=[[0, {"books": 99, "web": 1}]]))

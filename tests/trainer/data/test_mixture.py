@@ -1,7 +1,8 @@
-"""Exact counts, even spreads, no holes: over any batches and stages."""
-
+import re
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
-from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import DataOrder, MixtureShares, RunConfig, Steps, always
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts, check_shares
 
 WEB_HEAVY: MixtureShares = {"web": 70.3, "code": 20.1, "maths": 7.5, "dialogue": 2.1}
 CODE_HEAVY: MixtureShares = {"code": 55.0, "web": 30.0, "law": 15.0}
@@ -58,40 +61,18 @@ def drawn_names(mixture: MixtureSchedule, steps: range) -> list[str]:
 
 
 @given(shares(), st.integers(1, 5000))
-def test_a_block_s_counts_add_up_and_are_the_shares_to_within_one(mixture: MixtureShares, block: int):
-    counts = block_counts(mixture, blocks_of(block))
-    assert sum(counts.values()) == block
-    for name, share in mixture.items():
-        assert abs(counts[name] - share * block / sum(mixture.values())) < 1 + 1e-9
-        assert share or counts[name] == 0
-
-
-@given(shares(), st.integers(1, 5000))
-def test_whoever_lost_more_by_rounding_down_gets_one_more_first(mixture: MixtureShares, block: int):
+def test_a_block_s_counts_add_up_and_whoever_lost_more_by_rounding_down_gets_one_more_first(mixture: MixtureShares, block: int):
     counts, total = block_counts(mixture, blocks_of(block)), sum(map(Fraction, mixture.values()))
-    remainders = {name: Fraction(share) * block / total - int(Fraction(share) * block / total) for name, share in mixture.items()}
-    got = {name: counts[name] - int(Fraction(share) * block / total) for name, share in mixture.items()}
-    lowest_winner = min((remainders[name] for name in mixture if got[name] > 0), default=Fraction(1))
-    highest_loser = max((remainders[name] for name in mixture if got[name] <= 0), default=Fraction(0))
+    exact = {name: Fraction(share) * block / total for name, share in mixture.items()}
+    assert sum(counts.values()) == block
+    assert all(abs(counts[name] - exact[name]) < 1 + 1e-9 and (share or counts[name] == 0) for name, share in mixture.items())
+    lowest_winner = min((exact[name] % 1 for name in mixture if counts[name] > int(exact[name])), default=Fraction(1))
+    highest_loser = max((exact[name] % 1 for name in mixture if counts[name] <= int(exact[name])), default=Fraction(0))
     assert lowest_winner >= highest_loser - Fraction(1, 10**9)
-
-
-def test_largest_remainder_by_example():
-    assert block_counts({"a": 50.0, "b": 30.0, "c": 20.0}, blocks_of(7)) == {"a": 4, "b": 2, "c": 1}  # 3.5, 2.1, 1.4: a has the one left
-    assert block_counts({"b": 25.0, "a": 25.0, "d": 25.0, "c": 25.0}, blocks_of(6)) == {"a": 2, "b": 2, "c": 1, "d": 1}  # ties by name
-    assert block_counts({"a": 99.99, "b": 0.03}, blocks_of(10)) == {"a": 10, "b": 0}
-
-
-def test_every_whole_block_has_exactly_its_counts():
-    names = drawn_names(schedule(), range(20))
-    expected = {name: count for name, count in block_counts(WEB_HEAVY, blocks_of(64)).items() if count}
-    for block in range(5):
-        assert Counter(names[64 * block : 64 * (block + 1)]) == expected
 
 
 @given(st.integers(1, 200).flatmap(lambda block: st.tuples(st.just(block), whole_shares(block))), st.integers(0, 3))
 def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(drawn: tuple[int, MixtureShares], seed: int):
-    """With c components, the start of a block errs by at most (1 - share) + share · (c - 1) from the block's counts; mostly less."""
     block, mixture = drawn
     counts = block_counts(mixture, blocks_of(block))
     names = drawn_names(schedule(batch=always(block), mixture=always(mixture), seed=seed, block=block), range(1))
@@ -103,18 +84,8 @@ def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(draw
         assert error.max() <= (1 - share) + share * max(present - 1, 0) + 1e-9
 
 
-@pytest.mark.parametrize("mixture", [WEB_HEAVY, CODE_HEAVY], ids=["web", "code"])
-def test_real_mixtures_stay_within_two_sequences_of_their_exact_shares(mixture: MixtureShares):
-    for seed in range(10):
-        names = drawn_names(schedule(batch=always(512), mixture=always(mixture), seed=seed, block=512), range(1))
-        for name, share in mixture.items():
-            found = np.cumsum([drawn == name for drawn in names])
-            assert np.abs(found - share / 100 * np.arange(1, 513)).max() < 2
-
-
 @given(schedules())
 def test_each_component_gives_its_sequences_in_order_without_holes(drawn: tuple[MixtureSchedule, int]):
-    """Across blocks, stages and batch sizes: 0, 1, 2 … n - 1."""
     mixture, steps = drawn
     batches = [mixture.batch(step) for step in range(steps)]
     components, positions = (np.concatenate(parts) for parts in zip(*batches, strict=True))
@@ -130,52 +101,13 @@ def test_realised_is_what_counting_finds(drawn: tuple[MixtureSchedule, int], dat
     assert mixture.realised(start, stop) == Counter(drawn_names(mixture, range(start, stop)))
 
 
-@given(schedules())
-def test_sequences_before_a_step_are_those_of_its_batches(drawn: tuple[MixtureSchedule, int]):
-    mixture, steps = drawn
-    sizes = [len(mixture.batch(step)[0]) for step in range(steps)]
-    assert [mixture.sequences_before(step) for step in range(steps + 1)] == [0, *np.cumsum(sizes)]
-
-
-STAGES = Steps[MixtureShares](((0, WEB_HEAVY), (7, CODE_HEAVY), (19, WEB_HEAVY)))
 BATCHES = Steps[int](((0, 16), (5, 48), (23, 30)))
-
-
-def test_any_step_asked_alone_is_what_it_is_in_a_row():
-    whole = schedule(BATCHES, STAGES)
-    in_a_row = [whole.batch(step) for step in range(30)]
-    for step in (29, 3, 19, 18, 7):
-        alone = schedule(BATCHES, STAGES).batch(step)
-        np.testing.assert_array_equal(alone, in_a_row[step])
-
-
-def test_a_later_stage_or_batch_size_changes_nothing_before_it():
-    longer = schedule(BATCHES, STAGES)
-    shorter = schedule(Steps[int](BATCHES.root[:2]), Steps[MixtureShares](STAGES.root[:2]))
-    assert drawn_names(longer, range(19)) == drawn_names(shorter, range(19))
-
-
-def test_the_batch_size_cuts_the_same_sequences_otherwise():
-    small, large = schedule(always(8)), schedule(always(24))
-    assert drawn_names(small, range(30)) == drawn_names(large, range(10))
-
-
-def test_a_mixture_starts_at_its_step():
-    names = drawn_names(schedule(BATCHES, STAGES), range(7))
-    assert "law" not in names
-    after = schedule(BATCHES, STAGES).realised(7, 19)  # 12 × 48 sequences: 9 whole blocks
-    assert after == {name: 9 * count for name, count in block_counts(CODE_HEAVY, blocks_of(64)).items()}
 
 
 def test_the_seed_decides_the_order_but_not_the_counts():
     one, other = (drawn_names(schedule(seed=seed), range(4)) for seed in (0, 1))
     assert one != other
     assert Counter(one) == Counter(other)
-
-
-def test_blocks_differ_in_order():
-    names = drawn_names(schedule(), range(8))
-    assert names[:64] != names[64:128]
 
 
 def test_a_component_without_a_share_moves_no_other():
@@ -199,7 +131,6 @@ def test_a_step_far_away_is_reached_at_once(step: int):
 
 @given(schedules(), st.data())
 def test_any_stretch_adds_up_exactly(drawn: tuple[MixtureSchedule, int], data: st.DataObject):
-    """What two stretches draw, one after the other, is what the whole of them draws, and as much as their batches hold."""
     mixture, stop = drawn
     first, middle = sorted(data.draw(st.tuples(st.integers(0, stop), st.integers(0, stop))))
     parts = Counter(mixture.realised(first, middle)) + Counter(mixture.realised(middle, stop))
@@ -216,8 +147,269 @@ def test_any_sequences_alone_are_what_they_are_in_a_row(drawn: tuple[MixtureSche
         np.testing.assert_array_equal(alone, whole[first:after])
 
 
-def test_the_first_mixture_holds_before_its_own_step():
-    late = schedule(mixture=Steps[MixtureShares](((9, WEB_HEAVY), (20, CODE_HEAVY))), batch=always(64))
-    early = schedule(mixture=Steps[MixtureShares](((0, WEB_HEAVY), (20, CODE_HEAVY))), batch=always(64))
-    assert drawn_names(late, range(25)) == drawn_names(early, range(25))
-    assert late.realised(0, 9) == early.realised(0, 9)
+# ── rounding ──
+
+
+@st.composite
+def exact_shares(draw: st.DrawFn) -> MixtureShares:
+    """Shares in 1024ths of a percent, which sum to 100 without a rounding."""
+    cuts = sorted(draw(st.sets(st.integers(0, 102_400), max_size=5)))
+    return {f"component-{n}": (after - before) / 1024 for n, (before, after) in enumerate(pairwise([0, *cuts, 102_400]))}
+
+
+@given(exact_shares(), st.integers(1, 5000))
+def test_rounded_by_floor_all_is_cut_off_and_the_largest_takes_what_is_left(mixture: MixtureShares, block: int):
+    counts = block_counts(mixture, blocks_of(block, rounding="floor"))
+    largest = min(name for name, share in mixture.items() if share == max(mixture.values()))  # ties by name
+    floors = {name: int(Fraction(share) * block / 100) for name, share in mixture.items()}
+    assert counts == {**floors, largest: block - sum(count for name, count in floors.items() if name != largest)}
+
+
+def test_a_component_that_floor_leaves_out_of_a_block_is_refused_and_the_largest_remainder_keeps_it():
+    mixture = always({"web": 99.96, "gsm8k": 0.04})
+    with pytest.raises(ConfigError, match=r"a block of 2048 has none of gsm8k \(0\.04 %\)"):
+        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(2048, rounding="floor"))
+    MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(2048))
+
+
+def test_blocks_are_drawn_with_the_counts_of_the_order_s_rounding():
+    floored = MixtureSchedule(batch=always(16), mixture=always(WEB_HEAVY), order=blocks_of(64, rounding="floor"))
+    expected = {"web": 46, "code": 12, "maths": 4, "dialogue": 1}  # 44.99, 12.86, 4.8, 1.34 sequences: two are left over
+    assert block_counts(WEB_HEAVY, blocks_of(64, rounding="floor")) == {**expected, "web": 47}
+    assert floored.realised(0, 40) == {name: 10 * count for name, count in {**expected, "web": 47}.items()}
+
+
+# ── where it begins ──
+
+
+@st.composite
+def late_orders(draw: st.DrawFn) -> tuple[MixtureSchedule, MixtureSchedule, int]:
+    """A schedule that begins at a step, one of the same batches and mixtures whose step 0 that step is, and the step."""
+    first, block = draw(st.integers(0, 25)), draw(st.integers(4, 40))
+
+    def by_steps(values: st.SearchStrategy) -> Steps:
+        changes = sorted(draw(st.sets(st.integers(1, 29), max_size=2)))
+        return Steps(tuple((step, draw(values)) for step in [0, *changes]))
+
+    def moved(steps: Steps) -> Steps:
+        return Steps(((0, steps.at(first)), *((step - first, value) for step, value in steps.root if step > first)))
+
+    batch, mixture = by_steps(st.integers(1, 17)), by_steps(whole_shares(block))
+    order = blocks_of(block, cut_blocks=True)
+    late = MixtureSchedule(batch=batch, mixture=mixture, order=blocks_of(block, cut_blocks=True, first_step=first))
+    return late, MixtureSchedule(batch=moved(batch), mixture=moved(mixture), order=order), first
+
+
+@given(late_orders(), st.data())
+def test_an_order_that_begins_at_a_step_is_a_new_one_whose_step_0_it_is(
+    drawn: tuple[MixtureSchedule, MixtureSchedule, int], data: st.DataObject
+):
+    late, fresh, first = drawn
+    for step in data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6)):
+        assert late.sequences_before(first + step) == fresh.sequences_before(step)
+        assert late.cut_at(first + step) == fresh.cut_at(step)
+        components, positions = late.batch(first + step)
+        assert [late.components()[number] for number in components] == drawn_names(fresh, range(step, step + 1))
+        np.testing.assert_array_equal(positions, fresh.batch(step)[1])
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, 40), st.integers(0, 40))))
+    assert late.realised(first + start, first + stop) == fresh.realised(start, stop)
+
+
+def test_a_mixture_that_ended_before_an_order_begins_is_not_asked_for_its_counts():
+    thin: MixtureShares = {"web": 99.9, "law": 0.1}
+    mixture = Steps[MixtureShares](((0, thin), (3, WEB_HEAVY), (11, CODE_HEAVY)))
+    with pytest.raises(ConfigError, match="from step 0 must have a sequence of every component"):
+        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
+    late = MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=7))
+    assert late.components() == ("code", "dialogue", "law", "maths", "web")
+    assert late.cut_at(11) == 0
+    with pytest.raises(ConfigError, match="from step 11 must start where a block of 64 sequences ends, found 48 sequences"):
+        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=8))
+
+
+# ── in a run ──
+
+
+def test_a_run_whose_order_begins_where_it_starts_reads_what_a_new_run_reads(make_run: Callable[..., RunConfig]):
+    rate = [{"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+    order = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True}
+    late = Loader(make_run("begun late", start_step=12, learning_rate=rate, order={**order, "first_step": 12}))
+    mixture = [[0, {"books": 60, "code": 40}], [2, {"books": 30, "code": 30, "web": 40}]]
+    fresh = Loader(make_run("anew", stop_step=12, learning_rate=rate, order=order, batch=[[0, 8]], mixture=mixture))
+    going_on = Loader(make_run("going-on", start_step=12, learning_rate=rate, order=order))
+    for step in range(12):
+        np.testing.assert_array_equal(late.batch(12 + step).tokens, fresh.batch(step).tokens)
+        assert not np.array_equal(late.batch(12 + step).tokens, going_on.batch(12 + step).tokens)
+    assert (late.contract()["first_step"], going_on.contract()["first_step"]) == (12, 0)
+
+
+HALVES: MixtureShares = {"web": 50.0, "code": 50.0}
+THIRDS: MixtureShares = {"web": 200 / 3, "code": 100 / 3}
+# Marin 32B: pretraining, and what of Mantis's mixture shows its difficulty (shares rescaled to sum to 100).
+PRETRAINING: MixtureShares = {
+    "medium": 30.69, "hq_synth": 24.70, "medium_low": 13.98, "hq_actual": 8.30, "medium_high": 7.49, "low_actual": 6.37,
+    "low_synth": 5.70, "starcoder": 2.27, "proofpile_2": 0.50,
+}  # fmt: skip
+MANTIS: MixtureShares = {"nemotron": 83.05, "megamath_web": 5.57, "text_code_block": 4.24, "finemath": 7.046, "medu": 0.094}
+BATCH_32B = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
+
+
+def two_stages(batch: Steps[int], step: int, block: int, **changes: Any) -> MixtureSchedule:
+    mixture = Steps[MixtureShares](((0, HALVES), (step, THIRDS)))
+    return MixtureSchedule(batch=batch, mixture=mixture, order=order(block, **changes))
+
+
+@pytest.fixture(scope="module")
+def record() -> MixtureSchedule:
+    """Marin 32B from step 0 to Mantis's second mixture."""
+    mixture = Steps[MixtureShares](((0, PRETRAINING), (160_000, MANTIS), (174_000, PRETRAINING)))
+    return MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=order(2048, cut_blocks=True))
+
+
+def test_the_7680_stretch_of_the_record_is_carried_and_not_patched(record: MixtureSchedule):
+    assert record.sequences_before(160_000) == 1_309_434_880
+    assert [record.cut_at(step) for step in (0, 160_000, 174_000)] == [0, 1024, 0]
+
+
+@given(
+    batch=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=3, unique_by=lambda entry: entry[0]),
+    step=st.integers(1, 60),
+    block=st.integers(4, 48),
+    begins=st.integers(0, 30),
+)
+def test_whatever_starts_off_the_grid_is_refused_with_the_steps_that_are_on_it(
+    batch: list[tuple[int, int]], step: int, block: int, begins: int
+):
+    sizes = Steps[int](((0, batch[0][1]), *sorted(batch[1:])))
+    begins = min(begins, step - 1)
+    loose = two_stages(sizes, step, block, cut_blocks=True, first_step=begins)
+    assert loose.cut_at(step) == loose.sequences_before(step) % block
+    if not loose.cut_at(step):
+        two_stages(sizes, step, block, first_step=begins)
+        return
+    changes = [0, *(change for change, _ in sizes.root[1:]), 10_000]
+    first, last = max(change for change in changes if change < step), min(change for change in changes if change >= step)
+    good = [other for other in range(max(first, begins + 1), min(last, step + block) + 1) if loose.sequences_before(other) % block == 0]
+    nearest = [*[other for other in good if other < step][-1:], *[other for other in good if other > step][:1]]
+    with pytest.raises(ConfigError) as refusal:
+        two_stages(sizes, step, block, first_step=begins)
+    found, advice = str(refusal.value).split(" in the block before it: ")
+    assert found.endswith(f"from step {step} must start where a block of {block} sequences ends, found {loose.cut_at(step)} sequences")
+    assert advice.endswith("let the recipe's order declare cut_blocks.")
+    assert re.findall(r"start it at step ([\d or]+),", advice) == ([" or ".join(map(str, nearest))] if nearest else [])
+    for other in nearest:
+        two_stages(sizes, other, block, first_step=begins)
+
+
+def test_the_advice_leaves_the_stages_around_it_a_step():
+    with pytest.raises(ConfigError, match=r"the mixture from step 13 .*: start it at step 16,"):
+        stages_of_16(0, 12, 13, 20)
+    with pytest.raises(ConfigError, match=r"the mixture from step 13 .*: start it at step 12,"):
+        stages_of_16(0, 8, 13, 16)
+    with pytest.raises(ConfigError, match=r"the mixture from step 13 .* before it: let the recipe's order declare cut_blocks\.$"):
+        stages_of_16(0, 12, 13, 16)  # neither 12 nor 16 is free for 13
+
+
+def stages_of_16(*steps: int) -> MixtureSchedule:
+    mixture = Steps[MixtureShares](tuple((step, (HALVES, THIRDS)[number % 2]) for number, step in enumerate(steps)))
+    return MixtureSchedule(batch=always(16), mixture=mixture, order=order(64))
+
+
+def test_a_component_that_a_block_has_no_sequence_of_is_refused_with_what_would_do():
+    thin: MixtureShares = {"web": 99.9, "maths": 0.06, "law": 0.04}
+    with pytest.raises(ConfigError) as refusal:
+        MixtureSchedule(batch=always(16), mixture=always(thin), order=order(64))
+    assert str(refusal.value) == (
+        "the mixture from step 0 must have a sequence of every component in every block, and a block of 64 has none of maths (0.06 %), "
+        "law (0.04 %): give each 1.5625 %, or take blocks of 2500 sequences."
+    )
+    MixtureSchedule(batch=always(16), mixture=always(thin), order=order(2500))
+    MixtureSchedule(batch=always(16), mixture=always({"web": 96.875, "maths": 1.5625, "law": 1.5625}), order=order(64))
+    later = Steps[MixtureShares](((0, HALVES), (9, {"web": 99.9, "law": 0.1})))
+    with pytest.raises(ConfigError, match=r"from step 9 .* none of law \(0\.1 %\): give it 1\.5625 %"):
+        MixtureSchedule(batch=always(64), mixture=later, order=order(64))
+
+
+UNEVEN: MixtureShares = {"web": 71.3, "code": 18.4, "law": 10.3}
+
+
+def test_a_share_that_a_block_cannot_express_is_refused_with_what_would_do():
+    with pytest.raises(ConfigError) as refusal:
+        check_shares(UNEVEN, blocks_of(10), step=7, max_error_points=1.0)
+    assert str(refusal.value) == (
+        "component code is 18.4 % of the mixture from step 7 and 20 % of a block of 10 sequences (2 of them), 1.6 percentage points off "
+        "where the recipe allows 1: a share of 20 %, or blocks of 100 sequences, would do."
+    )
+    check_shares(UNEVEN, blocks_of(100), step=7, max_error_points=1.0)
+    check_shares({"web": 70.0, "code": 20.0, "law": 10.0}, blocks_of(10), step=7, max_error_points=0.0)
+    with pytest.raises(ConfigError, match=r"a share of 20 % would do\.$"):
+        check_shares(UNEVEN, blocks_of(10), step=7, max_error_points=0.0)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), st.integers(1, 3000), st.sampled_from(["floor", "largest_remainder"]))
+def test_both_limits_are_held_to_exactly(weights: list[int], block: int, rounding: str):
+    shares: MixtureShares = {f"component-{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
+    blocks = blocks_of(block, rounding=rounding)
+    counts = block_counts(shares, blocks)
+    points = [abs(100 * counts[name] / block - share) for name, share in shares.items()]
+    percents = [100 * error / share for error, share in zip(points, shares.values(), strict=True)]
+    check_shares(shares, blocks, step=0, max_error_points=max(points) + 1e-6, max_error_percent=max(percents) + 1e-6)
+    check_shares(shares, blocks, step=0, max_error_points=max(points) + 1e-6)
+    for limits in ({"max_error_points": max(points) - 1e-6}, {"max_error_points": 100, "max_error_percent": max(percents) - 1e-6}):
+        with pytest.raises(ConfigError, match="off where the recipe allows"):
+            check_shares(shares, blocks, step=0, **limits)
+
+
+ADVICE = re.compile(r"in steps (\d+) to (\d+) put it out; end them at step ([\d or]+),")
+
+
+def said_of(batch: Steps[int], step: int, block: int) -> str:
+    """Why the second of two mixtures is refused; nothing where it is not."""
+    try:
+        two_stages(batch, step, block)
+    except ConfigError as refusal:
+        return str(refusal)
+    return ""
+
+
+@given(
+    batch=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=4, unique_by=lambda entry: entry[0]),
+    step=st.integers(1, 60),
+    block=st.integers(2, 48),
+)
+def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[tuple[int, int]], step: int, block: int):
+    sizes = Steps[int](((0, batch[0][1]), *sorted(batch[1:])))
+    if advice := ADVICE.search(said_of(sizes, step, block)):
+        for end in map(int, advice[3].split(" or ")):
+            moved = Steps[int](tuple((end if at == int(advice[2]) else at, size) for at, size in sizes.root))
+            assert said_of(moved, step, block) == ""
+
+
+@given(
+    weights=st.lists(st.integers(1, 1000), min_size=1, max_size=6),
+    times=st.integers(1, 9),
+    rounding=st.sampled_from(["floor", "largest_remainder"]),
+)
+def test_a_block_has_the_shares_that_it_can_express(weights: list[int], times: int, rounding: str):
+    shares = {f"c{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
+    counts = block_counts(shares, blocks_of(times * sum(weights), rounding=rounding))
+    assert list(counts.values()) == [times * weight for weight in weights]
+
+
+@given(weights=st.lists(st.integers(1, 1000), min_size=2, max_size=6), block=st.integers(2, 300), points=st.floats(0.1, 20))
+def test_another_rounding_is_advised_only_where_it_helps(weights: list[int], block: int, points: float):
+    shares = {f"c{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
+    try:
+        check_shares(shares, blocks_of(block, rounding="floor"), step=0, max_error_points=points)
+    except ConfigError as refusal:
+        if "or rounding by largest_remainder" in str(refusal):
+            check_shares(shares, blocks_of(block), step=0, max_error_points=points)
+
+
+def test_a_first_mixture_after_the_orders_first_step_is_one_stage():
+    mixture = Steps[MixtureShares](((9, WEB_HEAVY), (21, CODE_HEAVY)))
+    late = MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=5))
+    fresh = MixtureSchedule(batch=always(16), mixture=Steps(((0, WEB_HEAVY), (16, CODE_HEAVY))), order=blocks_of(64))
+    for step in range(30):
+        for found, expected in zip(late.batch(5 + step), fresh.batch(step), strict=True):
+            assert (found == expected).all()

@@ -1,5 +1,3 @@
-"""Batches of packed conversations: any host, any step, the contract, and a batch without anything to predict."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,14 +103,12 @@ def test_another_packing_or_another_loss_is_another_run_and_a_resume_with_it_is_
 
 
 def test_a_changed_answer_is_another_cache(run: RunConfig, make: MakeRun, tmp_path: Path):
-    """The same tokens with other answers train another model."""
     was, now = (TokenCache.open(talk(tmp_path / name, SHORT, 60, seed=0, answers=answers)) for name, answers in (("x", True), ("y", False)))
     assert was.manifest.content != now.manifest.content
     assert [shard.digest for shard in was.manifest.shards] == [shard.digest for shard in now.manifest.shards]
 
 
 def test_a_batch_without_anything_to_predict_is_refused_before_training(make: MakeRun, talks: dict[str, str], tmp_path: Path):
-    """Where one component has no answers at all, a batch of its rows alone has no loss; one that also has others does."""
     silent = str(talk(tmp_path / "silent", SHORT, 60, seed=5, answers=False))
     both = {"caches": {**talks, "b": silent}, "mixture": [[0, {"a": 50, "b": 50}]]}
     Loader(make("some answers", batch=[[0, 4]], **both)).check_targets()

@@ -1,18 +1,82 @@
-"""No token twice, none lost but those reported, rows never overfull, order kept; each plan against a slow one."""
-
-from typing import get_args
+from pathlib import Path
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data.packing import Packed, PackingKind, pack
+from phasewise.trainer.config import LossOn, PackingKind
+from phasewise.trainer.data.cache import TokenCache, fetch
+from phasewise.trainer.data.packing import (
+    ComponentRows,
+    Packed,
+    RowRule,
+    counted_before,
+    pack,
+    packed_segment_ids,
+    positions,
+    segment_ids,
+)
+from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 
-KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
-documents = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 60)), max_size=40)
+document_lengths = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 60)), max_size=40)
 seq_lens = st.integers(1, 20)
+KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
+LOSSES: tuple[LossOn, ...] = get_args(LossOn)
+
+
+batches = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 3))
+
+
+def slow_segment_ids(tokens: np.ndarray) -> list[list[int]]:
+    rows: list[list[int]] = []
+    for row in tokens.tolist():
+        segment, ids = 1, []
+        for place, token in enumerate(row):
+            if place and token == BEGIN:
+                segment += 1
+            ids.append(segment)
+        rows.append(ids)
+    return rows
+
+
+def slow_positions(ids: np.ndarray) -> list[list[int]]:
+    rows: list[list[int]] = []
+    for row in ids.tolist():
+        before, count, found = -1, 0, []
+        for segment in row:
+            count = count + 1 if segment == before else 0
+            found.append(count if segment else 0)
+            before = segment
+        rows.append(found)
+    return rows
+
+
+@given(tokens=batches)
+def test_segments_and_positions_are_those_of_the_loops(tokens: np.ndarray):
+    ids = segment_ids(tokens, BEGIN)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == slow_segment_ids(tokens)
+    assert positions(ids).dtype == np.int32
+    assert positions(ids).tolist() == slow_positions(ids)
+
+
+@pytest.mark.parametrize("kind", ["chunk", "pad", "greedy"])
+@given(lengths=document_lengths, seq_len=st.integers(1, 12), data=st.data())
+def test_a_plan_s_segments_are_those_of_a_loop_over_its_pieces(kind: PackingKind, lengths: list[int], seq_len: int, data: st.DataObject):
+    packed = pack(kind, np.array(lengths, np.int64), seq_len=seq_len)
+    expected = np.zeros((packed.num_rows, seq_len), np.int32)
+    for row, start, length in zip(packed.row.tolist(), packed.start.tolist(), packed.length.tolist(), strict=True):
+        expected[row, start : start + length] = expected[row].max() + 1
+    rows = data.draw(st.lists(st.integers(0, packed.num_rows - 1), max_size=6)) if packed.num_rows else []
+    ids = packed_segment_ids(packed, np.array(rows, np.int64))  # any rows, in any order, also one twice
+    assert ids.dtype == np.int32
+    np.testing.assert_array_equal(ids, expected[rows])
+    assert positions(ids).tolist() == slow_positions(ids)
+
 
 Piece = tuple[int, int, int, int, int]
 """Row, start in the row, document, offset in the document, length."""
@@ -51,7 +115,7 @@ def slow_whole(lengths: list[int], seq_len: int, *, share_rows: bool) -> list[Pi
     return found
 
 
-@given(lengths=documents, seq_len=seq_lens)
+@given(lengths=document_lengths, seq_len=seq_lens)
 @example(lengths=[], seq_len=4)
 @example(lengths=[0, 0], seq_len=4)
 @example(lengths=[4, 4], seq_len=4)
@@ -65,7 +129,7 @@ def test_plans_are_those_of_the_slow_ones(lengths: list[int], seq_len: int):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(lengths=documents, seq_len=seq_lens)
+@given(lengths=document_lengths, seq_len=seq_lens)
 def test_no_token_is_twice_and_the_sums_add_up(kind: PackingKind, lengths: list[int], seq_len: int):
     packed = pack(kind, np.array(lengths, np.int64), seq_len=seq_len)
     places = np.zeros((packed.num_rows, seq_len), int)
@@ -85,28 +149,7 @@ def test_no_token_is_twice_and_the_sums_add_up(kind: PackingKind, lengths: list[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(lengths=documents, seq_len=seq_lens)
-def test_pieces_come_in_the_order_of_rows_and_of_documents(kind: PackingKind, lengths: list[int], seq_len: int):
-    found = pieces(pack(kind, np.array(lengths, np.int64), seq_len=seq_len))
-    assert [piece[:2] for piece in found] == sorted({piece[:2] for piece in found})
-    assert [piece[2:4] for piece in found] == sorted({piece[2:4] for piece in found})
-
-
-@given(lengths=documents, seq_len=seq_lens)
-def test_chunk_is_the_reshaped_concatenation(lengths: list[int], seq_len: int):
-    tokens = np.arange(sum(lengths))
-    texts = np.split(tokens, np.cumsum(lengths)[:-1]) if lengths else []
-    packed = pack("chunk", np.array(lengths, np.int64), seq_len=seq_len)
-    rows = np.full((packed.num_rows, seq_len), -1)
-    for row, start, document, offset, length in pieces(packed):
-        rows[row, start : start + length] = texts[document][offset : offset + length]
-    np.testing.assert_array_equal(rows, tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len))
-    assert packed.tokens_cut < seq_len
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_many_documents_are_planned_alike(kind: PackingKind):
-    """Sizes at which a cut-off or an overflow would show; sums in Python's integers."""
     lengths = np.random.default_rng(0).geometric(1 / 700, 50_000)
     packed = pack(kind, lengths.astype(np.int32), seq_len=4096)
     assert packed.tokens_kept + packed.tokens_cut == sum(lengths.tolist())
@@ -126,3 +169,113 @@ def test_what_are_no_lengths_is_refused(kind: PackingKind):
         pack(kind, np.array([[3, 4]]), seq_len=4)
     with pytest.raises(DataError, match="seq_len 0"):
         pack(kind, np.array([3]), seq_len=0)
+
+
+SEQ_LEN = 12
+Conversation = tuple[np.ndarray, list[tuple[int, int]]]
+
+
+class Place(NamedTuple):
+    """One place of a row: its token, the number of its document in the row, and whether it is predicted."""
+
+    token: int
+    segment: int
+    target: bool
+
+
+PADDING = Place(END, 0, target=False)
+
+
+def conversation(length: int, first: int, rng: np.random.Generator) -> Conversation:
+    """A document with different tokens and up to two answers, one of which may end with its last token but one."""
+    edges = sorted(rng.choice(np.arange(1, length), min(4, 2 * ((length - 1) // 2)), replace=False).tolist())
+    return np.array([BEGIN, *range(first, first + length - 2), END], np.uint16), list(zip(edges[::2], edges[1::2], strict=True))
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[list[Conversation]]:
+    """Two shards, and documents shorter than a row, as long as one, and longer."""
+    rng = np.random.default_rng(3)
+    lengths = [4, 3, 12, 30, 5, 5, 2, 13, 7, 25, 3, 3, 3, 12, 6]
+    firsts = np.cumsum([2, *lengths]).tolist()
+    every = [conversation(length, first, rng) for length, first in zip(lengths, firsts, strict=False)]
+    return [every[:7], every[7:]]
+
+
+@pytest.fixture(scope="module")
+def cache(conversations: list[list[Conversation]], tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
+    return TokenCache.open(write_conversations(tmp_path_factory.mktemp("conversations") / "talk", conversations))
+
+
+def slow_rows(conversations: list[list[Conversation]], kind: PackingKind, loss_on: LossOn) -> list[list[Place]]:
+    """Token by token, as the rules say in words."""
+    rows: list[list[Place]] = [[]]
+    for document, answers in (one for shard in conversations for one in shard):
+        places = [(int(token), loss_on == "all" or any(first <= at < stop for first, stop in answers)) for at, token in enumerate(document)]
+        if kind != "chunk":
+            places = places[:SEQ_LEN]
+            if rows[-1] and (kind == "pad" or len(rows[-1]) + len(places) > SEQ_LEN):
+                rows.append([])
+        for number, (token, counts) in enumerate(places):
+            if len(rows[-1]) == SEQ_LEN:
+                rows.append([])
+            row = rows[-1]
+            segment = 1 if not row else row[-1].segment + (number == 0)
+            row.append(Place(token, segment, counts and bool(row) and (kind == "chunk" or number > 0)))
+    if kind == "chunk":
+        return [row for row in rows if len(row) == SEQ_LEN]
+    return [row + [PADDING] * (SEQ_LEN - len(row)) for row in rows]
+
+
+@pytest.mark.parametrize("loss_on", LOSSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_targets_are_those_of_the_reference(
+    conversations: list[list[Conversation]], cache: TokenCache, kind: PackingKind, loss_on: LossOn
+):
+    laid = ComponentRows(cache, RowRule(kind, loss_on), SEQ_LEN)
+    expected = slow_rows(conversations, kind, loss_on)
+    assert laid.num_rows == len(expected)
+    rows = np.random.default_rng(0).permutation(laid.num_rows)
+    tokens, places = np.zeros((len(rows), SEQ_LEN), np.int32), np.arange(len(rows))[::-1]
+    fetch(laid.read(rows, tokens, places))
+    segments, targets, counts = laid.segment_ids(rows), laid.targets(rows), laid.targets_of(rows)
+    for number, row in enumerate(rows.tolist()):
+        assert tokens[places[number]].tolist() == [place.token for place in expected[row]]
+        assert targets[number].tolist() == [place.target for place in expected[row]]
+        assert counts[number] == sum(place.target for place in expected[row])
+        if segments is not None:
+            assert segments[number].tolist() == [place.segment for place in expected[row]]
+    assert (segments is None) == (kind == "chunk")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_and_its_tokens_are_found_from_each_other(cache: TokenCache, kind: PackingKind):
+    laid = ComponentRows(cache, RowRule(kind), SEQ_LEN)
+    rows = np.arange(laid.num_rows)
+    firsts, used = laid.firsts(rows), laid.used(rows)
+    of_token = {token: row for row in rows.tolist() for token in range(firsts[row], firsts[row] + used[row])}
+    for token in range(cache.manifest.tokens):
+        assert list(laid.between(token, token + 1)) == ([of_token[token]] if token in of_token else [])
+    assert list(laid.between(0, cache.manifest.tokens)) == rows.tolist()
+    assert sum(used) == len(of_token) < cache.manifest.tokens
+
+
+def test_answers_of_plain_text_are_refused(tmp_path: Path):
+    cache = TokenCache.open(write_token_cache(tmp_path / "web", [[np.array([BEGIN, 5, 6, END], np.uint16)]]))
+    with pytest.raises(DataError, match=r"component web must be of conversations where only answers count, found plain text"):
+        ComponentRows(cache, RowRule("greedy", "answers"), SEQ_LEN)
+
+
+def test_a_component_without_documents_has_no_row(tmp_path: Path):
+    cache = TokenCache.open(write_conversations(tmp_path / "empty", [[]]))
+    for kind in KINDS:
+        laid = ComponentRows(cache, RowRule(kind, "answers"), SEQ_LEN)
+        assert laid.num_rows == 0
+        assert not len(laid.targets_of(np.arange(0)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=8))
+def test_tokens_are_counted_as_in_a_loop(gaps: list[tuple[int, int]]):
+    edges = np.cumsum(np.array(gaps, np.int64).reshape(-1)).reshape(-1, 2) if gaps else np.empty((0, 2), np.int64)
+    expected = [any(start <= token < stop for start, stop in edges) for token in range(60)]
+    assert counted_before(edges, np.arange(60)).tolist() == [sum(expected[:number]) for number in range(60)]

@@ -1,5 +1,3 @@
-"""The order both ways, against the loader's batches and against each other."""
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import DataOrder, RunConfig, Steps
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.loader import Loader
@@ -32,10 +29,6 @@ def as_set(draws: Draws) -> Counter[tuple[int, ...]]:
 
 def all_forward(order: TracedOrder) -> Counter[tuple[int, ...]]:
     return sum((as_set(order.of_update(update)) for update in range(order.start_update, order.stop_update)), Counter())
-
-
-def all_backward(order: TracedOrder) -> Counter[tuple[int, ...]]:
-    return sum((as_set(order.of_rows(name, np.arange(count))) for name, count in order.rows.items()), Counter())
 
 
 LATER = [{"kind": "constant", "start_step": 12, "end_step": 24, "start": 1e-3, "end": 1e-3}]
@@ -67,12 +60,6 @@ def test_forward_names_the_rows_that_the_loader_reads(name: str, make_run: MakeR
             assert as_set(order.of_update(update, place)) == as_set(draws.chosen(np.array([place])))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_backward_finds_what_forward_names_and_nothing_else(name: str, make_run: MakeRun):
-    order = traced(make_run(f"traced {name}", **CHANGES[name]))
-    assert all_backward(order) == all_forward(order)
-
-
 @settings(max_examples=25)
 @given(
     batch=st.lists(st.integers(1, 9), min_size=1, max_size=3),
@@ -84,7 +71,6 @@ def test_backward_finds_what_forward_names_and_nothing_else(name: str, make_run:
     begins_anew=st.booleans(),
 )
 def test_both_ways_agree_whatever_the_schedules(batch, mixture, steps, start, kind, rows, begins_anew):  # pyright: ignore
-    """Stages of any length, blocks cut, caches shorter than a batch, many passes, phases that begin anywhere."""
     sizes = Steps[int](tuple((number * steps[0], size) for number, size in enumerate(batch)))
     shares = Steps[dict[str, float]](tuple((number * steps[1], share) for number, share in enumerate(mixture)))
     order = DataOrder(seed=steps[2], permutation=kind, block_sequences=10, first_step=start if begins_anew else 0, cut_blocks=True)
@@ -97,24 +83,10 @@ def test_both_ways_agree_whatever_the_schedules(batch, mixture, steps, start, ki
     assert sum(forward.values()) == schedule.sequences_before(start + steps[3]) - schedule.sequences_before(start)
 
 
-def test_a_row_that_is_drawn_twice_in_a_phase_is_named_in_both_passes(make_run: MakeRun):
-    order = traced(make_run("twice", mixture=[[0, {"web": 100}]], batch=[[0, 30]]))
-    draws = order.of_rows("web", np.array([5]))
-    assert len(draws.row) > 1
-    assert draws.epoch.tolist() == list(range(len(draws.row)))
-    assert (np.diff(draws.update) >= 0).all()
-
-
-def test_a_component_of_another_phase_is_drawn_nowhere(make_run: MakeRun):
-    order = traced(make_run("others", mixture=[[0, {"web": 100}]]))
-    assert not order.of_rows("books", np.arange(3)).row.size
-
-
 BILLION = 10**9
 
 
 def test_a_billion_sequences_are_not_iterated_over():
-    """A fake cache of 10^9 rows: both questions at the end of 250,000 steps, with mixture switches and batch changes on the way."""
     batch = Steps[int](((0, 1024), (20_000, 3072), (180_000, 4096)))
     mixture = Steps[dict[str, float]](((0, {"a": 90.0, "b": 10.0}), (100_000, {"a": 50.0, "b": 50.0}), (200_000, {"a": 100.0})))
     order = DataOrder(seed=1, permutation="feistel", block_sequences=2048, cut_blocks=True)
@@ -127,8 +99,3 @@ def test_a_billion_sequences_are_not_iterated_over():
             if mine.row.size:
                 few = mine.chosen(np.arange(min(3, mine.row.size)))
                 assert set(as_set(few)) <= set(as_set(traced_order.of_rows(name, few.row)))
-
-
-def test_a_mixture_that_cuts_a_block_undeclared_is_refused_as_the_loader_refuses_it(make_run: MakeRun):
-    with pytest.raises(ConfigError, match="let the recipe's order declare cut_blocks"):
-        traced(make_run("cut", order={"seed": 11, "permutation": "feistel", "block_sequences": 16}))

@@ -1,8 +1,3 @@
-"""Every attention kernel that runs here against one slow reference in NumPy, float64, one pair of positions at a time.
-
-Splash runs interpreted; cuDNN's call runs with jax's XLA implementation of it.
-"""
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,9 +6,98 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import CausalMask, LocalMask, MultiHeadMask, make_splash_mha_single_device
 
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.kernels import attention, splash
-from phasewise.trainer.kernels.attention import attend, implementation
+from phasewise.trainer.kernels.attention import attend, check_kernel, implementation
+
+
+@pytest.mark.parametrize(
+    ("length", "block", "fused"), [(128, 128, True), (384, 384, True), (640, 128, True), (4096, 512, True), (8192, 512, False)]
+)
+def test_blocks_divide_the_row(length: int, block: int, fused: bool):
+    blocks = splash.block_sizes(length)
+    assert (blocks.block_q, blocks.block_kv, blocks.block_q_dkv, blocks.block_kv_dkv) == (block,) * 4
+    assert (blocks.use_fused_bwd_kernel, blocks.block_q_dq) == (fused, None if fused else block)
+    assert blocks.has_backward_blocks
+
+
+def test_a_kernel_is_built_once_and_belongs_to_no_trace():
+    splash.build_kernel.cache_clear()
+
+    def mixed(x: jax.Array) -> jax.Array:
+        return splash.attend(x, x, x, None, interpret=True)
+
+    x = jnp.ones((1, 128, 2, 16))
+    jax.eval_shape(mixed, x)
+    jax.eval_shape(jax.jit(mixed), x)
+    assert splash.build_kernel.cache_info().misses == 1
+    kernel = splash.build_kernel(2, 128, None, interpret=True)
+    assert {type(leaf) for leaf in jax.tree.leaves(kernel)} == {np.ndarray}
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
+@pytest.mark.parametrize("before", [0, 256])
+def test_a_mask_that_judges_blocks_by_their_corners_makes_the_same_kernel(window: int | None, before: int):
+    shape = (1024, 1024 + before)
+    ours = splash.Causal(shape, before) if window is None else splash.Local(shape, (window - 1, 0), before)
+    theirs = CausalMask(shape, before) if window is None else LocalMask(shape, (window - 1, 0), before)
+    leaves = [
+        jax.tree.leaves(make_splash_mha_single_device(MultiHeadMask([mask] * 2), block_sizes=splash.block_sizes(*shape)))
+        for mask in (ours, theirs)
+    ]
+    for mine, other in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("platform", "changes", "expected"),
+    [
+        ("tpu", {}, "splash"),
+        ("tpu", {"compute_dtype": "bfloat16"}, "splash"),
+        ("cpu", {"compute_dtype": "bfloat16"}, "xla"),
+        ("gpu", {"compute_dtype": "bfloat16"}, "cudnn"),
+        ("gpu", {"compute_dtype": "float32"}, "xla"),
+        ("gpu", {"compute_dtype": "bfloat16", "float32_attention": True}, "xla"),
+        ("gpu", {"compute_dtype": "bfloat16", "head_dim": 20}, "xla"),
+        ("gpu", {"compute_dtype": "bfloat16", "seq_len": 33}, "xla"),
+    ],
+)
+def test_auto_takes_what_can_run(platform: str, changes: dict[str, Any], expected: str, model: ModelConfig):
+    assert check_kernel("auto", platform, model.but(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "platform", "changes", "reason"),
+    [
+        ("cudnn", "cpu", {"compute_dtype": "bfloat16"}, "needs an NVIDIA GPU, found cpu"),
+        ("cudnn", "gpu", {"compute_dtype": "float32"}, "bfloat16 or float16 .* found float32"),
+        ("cudnn", "gpu", {"compute_dtype": "bfloat16", "float32_attention": True}, "found float32"),
+        ("cudnn", "gpu", {"compute_dtype": "bfloat16", "head_dim": 20}, "multiple of 8 and at most 256, found 20"),
+        ("cudnn", "gpu", {"compute_dtype": "bfloat16", "head_dim": 264}, "found 264"),
+        ("cudnn", "gpu", {"compute_dtype": "bfloat16", "seq_len": 33}, "even number of tokens .* found 33"),
+        ("splash", "cpu", {}, "needs a TPU, found cpu"),
+        ("splash", "gpu", {}, "needs a TPU, found gpu"),
+        ("flash", "cpu", {}, "one of auto, splash, cudnn, xla, found flash"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_refused(kernel: str, platform: str, changes: dict[str, Any], reason: str, model: ModelConfig):
+    with pytest.raises(ConfigError, match=f"execution.attention.*{reason}"):
+        check_kernel(kernel, platform, model.but(**changes))
+
+
+@pytest.mark.parametrize(("kernel", "platform"), [("xla", "cpu"), ("xla", "tpu"), ("splash", "tpu")])
+def test_a_kernel_that_can_run_is_taken(kernel: str, platform: str, model: ModelConfig):
+    assert check_kernel(kernel, platform, model) == kernel
+
+
+def test_attend_refuses_too():
+    one = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU, found cpu"):
+        attend(one, one, one, None, kernel="cudnn")
+
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {
     "xla": implementation("xla"),
@@ -122,7 +206,6 @@ def test_bfloat16_is_as_near_as_its_rounding(kernel: str):
 
 @every_kernel
 def test_large_scores_neither_overflow_nor_spread(kernel: str):
-    """With scores of thousands, softmax takes the largest alone: the value of the position that a query points at."""
     t, e = 16, 16
     directions = jnp.eye(t)[None, :, None, :] * 300.0
     value = jnp.asarray(np.random.default_rng(0).normal(size=(1, t, 1, e)), jnp.float32)
@@ -142,25 +225,6 @@ def test_what_comes_later_or_belongs_to_another_document_changes_no_bit(kernel: 
     other = attend_to(key.at[1, :70].set(1e4), value.at[1, :70].set(-1e4))
     np.testing.assert_array_equal(other[1, 70:], before[1, 70:])
     assert not np.array_equal(later[:, 100:], before[:, 100:])
-
-
-@every_kernel
-def test_a_position_alone_in_its_segment_has_its_own_value(kernel: str):
-    """All of its past is masked out, whole blocks of it included."""
-    case = Case(140, 2, 2, 16)
-    query, key, value, _ = operands(case)
-    ids = np.zeros((2, 140), np.int32)
-    ids[:, -1] = 1
-    found = run(kernel, query, key, value, ids)
-    np.testing.assert_allclose(found[:, -1], value[:, -1], rtol=1e-6)
-
-
-@every_kernel
-def test_a_window_as_long_as_the_row_is_none(kernel: str):
-    case = Case(70, 2, 1, 16)
-    query, key, value, _ = operands(case)
-    whole = run(kernel, query, key, value, None)
-    np.testing.assert_allclose(run(kernel, query, key, value, None, sliding_window=70), whole, rtol=1e-6, atol=1e-6)
 
 
 def test_attend_takes_xla_on_a_cpu_by_default():

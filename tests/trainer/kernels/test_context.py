@@ -1,16 +1,11 @@
-"""Attention over rows that are cut along their positions: who has which queries, and that eight devices compute what one does."""
-
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.flops import visible_pairs
 from phasewise.trainer.kernels.attention import keys_before, run_numbers, run_positions
 from tests.trainer.eight_devices import run_on_eight_devices
 
@@ -54,13 +49,6 @@ def test_each_position_has_one_device_and_all_devices_as_much_work(parts: int, h
     assert sorted(positions.reshape(-1).tolist()) == list(range(2 * half * parts))
     assert len(set((positions + 1).sum(axis=1).tolist())) == 1  # keys that its queries see
     assert all((row % 2).tolist() == [0, 1] for row in run_numbers(parts))
-
-
-def test_neighbouring_queries_would_leave_the_last_device_the_most():
-    """Of four: 7 / 4 of the mean."""
-    ends = [visible_pairs(stop, None) for stop in range(0, 4097, 1024)]
-    work = [stop - start for start, stop in pairwise(ends)]
-    assert max(work) / np.mean(work) == pytest.approx(7 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Experts on meshes of eight devices against one device, in a process that has eight."""
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_are_those_of_one_device(found: Mapping[str, Any], case: str, load: str):
-    """Bit for bit, but where `tensor` sums parts of d_expert; gradients of matrices are sums of up to 10 over devices."""
     measured = found[case][load]
     of_x, of_gates, *of_matrices = measured["gradients"]
     if "tensor" in case:
@@ -43,7 +40,6 @@ def test_results_and_gradients_are_those_of_one_device(found: Mapping[str, Any],
 
 
 def test_loads_that_overflow_the_first_round_need_as_many_as_the_fullest_device_has(found: Mapping[str, Any]):
-    """Of 32 rows a device, 5 go to each of 8 in a round by the dense way; 40 rows of all have room on a device by the ragged one."""
     rounds = {case: [found[case][load]["rounds"] for load in LOADS] for case in CASES[1:]}
     assert rounds["dense: expert 8"] == [1, 2, 7, 4]
     assert rounds["ragged: expert 8"][0] == 1
@@ -53,7 +49,6 @@ def test_loads_that_overflow_the_first_round_need_as_many_as_the_fullest_device_
 
 @pytest.mark.parametrize("mesh", DENSE[:3])
 def test_ties_are_broken_as_on_one_device(found: Mapping[str, Any], mesh: str):
-    """Tokens of zeros choose by nothing else: the first three experts."""
     alone, together = found[f"ties: {mesh}"]["counts"]
     assert together == alone
     assert min(alone[:3]) >= 64

@@ -4,6 +4,15 @@ from typing import Any
 
 from phasewise.trainer.config import Experts, SignBalancing, Smebu
 
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "embedding": ("embedding",),
+    "attention": ("query", "key", "value", "output"),
+    "mlp": ("gate", "up", "down"),
+    "norms": ("attention_norm", "mlp_norm", "query_norm", "key_norm", "final_norm"),
+    "lm_head": ("head",),
+}
+
+
 SIGN = SignBalancing(kind="sign", rate=1e-3)
 SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)
 EXPERTS = Experts(

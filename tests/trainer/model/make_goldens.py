@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.model.parity import theirs
-
 GOLDENS = Path(__file__).with_name("goldens")
 GRADIENTS = (
     "model.embed_tokens.weight",
@@ -89,6 +87,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The same of a `transformers` model, gradients by their names."""
+    torch: Any = import_module("torch")
+    inputs = torch.from_numpy(tokens)
+    found = model(input_ids=inputs, use_cache=False).logits
+    torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), inputs[:, 1:].flatten()).backward()
+    gradients = {
+        name: np.zeros(tuple(weight.shape)) if weight.grad is None else weight.grad.numpy() for name, weight in model.named_parameters()
+    }
+    return found.detach().numpy(), as_stored(gradients)
+
+
+def as_stored(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """By the names in a folder, where each expert has tensors of its own; in memory they are stacked, gate and up in one."""
+    stored: dict[str, np.ndarray] = {}
+    for name, weight in weights.items():
+        stem, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for expert, (gate, up) in enumerate(np.split(both, 2) for both in weight):
+                stored |= {f"{stem}.{expert}.gate_proj.weight": gate, f"{stem}.{expert}.up_proj.weight": up}
+        elif last == "down_proj":
+            stored |= {f"{stem}.{expert}.down_proj.weight": down for expert, down in enumerate(weight)}
+        else:
+            stored[name] = weight
+    return stored
 
 
 def make(name: str, folder: Path) -> None:

@@ -1,14 +1,135 @@
-"""The forward pass against a slow reference in NumPy: both families, and everything by which they may differ."""
-
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phasewise.trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.config import Execution, Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.model.decoder import head_weight, hidden_states, logits
 from phasewise.trainer.model.params import Params, init_params
+from tests.trainer.model.families import FAMILIES
+
+compiled_logits = jax.jit(logits, static_argnames=("config", "execution"))
+of_dense_models = pytest.mark.parametrize("config", ["llama", "qwen"], indirect=True)
+"""For what is of one window, or of types so small that a router chooses otherwise for them."""
+
+
+@pytest.fixture(params=FAMILIES)
+def config(request: pytest.FixtureRequest, model: ModelConfig) -> ModelConfig:
+    return model.but(initializer_std=0.25, **FAMILIES[request.param])
+
+
+@pytest.fixture
+def params(config: ModelConfig) -> Params:
+    return init_params(3, config)
+
+
+@pytest.fixture
+def documents() -> np.ndarray:
+    """Documents of 9, 11 and 12 tokens, of 30 and 2, of 32."""
+    ids = np.ones((3, 32), np.int32)
+    ids[0, 9:] += 1
+    ids[0, 20:] += 1
+    ids[1, 30:] += 1
+    return ids
+
+
+def other_tokens(rows: np.ndarray) -> np.ndarray:
+    return (rows * 7 + 3) % 256
+
+
+def test_a_position_sees_nothing_that_comes_after_it(config: ModelConfig, params: Params, rows: np.ndarray):
+    before = np.asarray(compiled_logits(params, rows, config=config))
+    for position in (0, 7, 19, 30):
+        later = rows.copy()
+        later[:, position + 1 :] = other_tokens(later[:, position + 1 :])
+        after = np.asarray(compiled_logits(params, later, config=config))
+        np.testing.assert_array_equal(after[:, : position + 1], before[:, : position + 1])
+        assert (after[:, position + 1 :] != before[:, position + 1 :]).any(axis=-1).all()
+
+
+def test_packed_documents_have_the_logits_that_they_have_alone(
+    config: ModelConfig, params: Params, rows: np.ndarray, documents: np.ndarray
+):
+    packed = np.asarray(compiled_logits(params, rows, config=config, segment_ids=documents))
+    for row, start, stop in ((0, 0, 9), (0, 9, 20), (0, 20, 32), (1, 0, 30), (1, 30, 32)):
+        alone = np.zeros((1, 32), rows.dtype)
+        alone[0, : stop - start] = rows[row, start:stop]
+        found = np.asarray(compiled_logits(params, alone, config=config))[0, : stop - start]
+        np.testing.assert_allclose(found, packed[row, start:stop], rtol=0, atol=3e-5 * np.abs(found).max())
+
+
+def test_the_gradients_of_a_packed_row_are_the_sum_of_those_of_its_documents(config: ModelConfig, params: Params, rows: np.ndarray):
+    ids = np.where(np.arange(32) < 12, 1, 2)[None]
+    weights = np.random.default_rng(2).normal(size=(1, 32, 256)).astype(np.float32)
+
+    @jax.jit
+    def gradients(tokens: jax.Array, segment_ids: jax.Array, weights: jax.Array) -> Params:
+        return jax.grad(lambda params: jnp.sum(weights * logits(params, tokens, config, segment_ids=documents)))(params)
+
+    def alone(start: int, stop: int) -> Params:
+        tokens = np.zeros((1, 32), rows.dtype)
+        of_document = np.zeros_like(weights)
+        tokens[0, : stop - start], of_document[0, : stop - start] = rows[0, start:stop], weights[0, start:stop]
+        return gradients(tokens, np.ones_like(tokens), of_document)
+
+    expected = jax.tree.map(jnp.add, alone(0, 12), alone(12, 32))
+    for found, wanted in zip(jax.tree.leaves(gradients(rows[:1], ids, weights)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_tied_head_s_gradients_reach_the_embedding_both_ways(model: ModelConfig, rows: np.ndarray):
+    tied = model.but(tied_head=True)
+    untied = model
+    params = init_params(0, tied)
+    apart = {**params, "head": params["embedding"].T}
+    assert "head" not in params
+
+    def loss(params: Params, config: ModelConfig) -> jax.Array:
+        return jnp.mean(jnp.square(logits(params, jnp.asarray(rows), config)))
+
+    found = jax.grad(partial(loss, config=tied))(params)
+    of_parts = jax.grad(partial(loss, config=untied))(apart)
+    assert np.abs(of_parts["head"]).max() > 0.01 * np.abs(of_parts["embedding"]).max() > 0
+    expected = of_parts["embedding"] + of_parts["head"].T
+    np.testing.assert_allclose(found["embedding"], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    np.testing.assert_array_equal(head_weight(params, tied), params["embedding"].T)
+
+
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("float32_attention", [False, True])
+def test_types_are_as_declared(config: ModelConfig, params: Params, rows: np.ndarray, compute_dtype: str, float32_attention: bool):
+    typed = config.but(compute_dtype=compute_dtype, float32_attention=float32_attention)
+    with jax.numpy_dtype_promotion("strict"):
+        hidden = jax.eval_shape(partial(hidden_states, config=typed), params, rows)
+        found, gradients = jax.eval_shape(
+            jax.value_and_grad(lambda params: jnp.sum(logits(params, jnp.asarray(rows), typed, execution=Execution(remat="full")))), params
+        )
+    assert hidden.dtype == compute_dtype
+    assert found.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
+
+
+@of_dense_models
+def test_attention_in_float32_is_nearer_to_the_exact_one(config: ModelConfig, params: Params, rows: np.ndarray):
+    exact = np.asarray(compiled_logits(params, rows, config=config))
+    coarse, finer = (
+        np.asarray(compiled_logits(params, rows, config=config.but(compute_dtype="bfloat16", float32_attention=upcast)))
+        for upcast in (False, True)
+    )
+    assert not np.array_equal(coarse, finer)
+    products = jax.make_jaxpr(partial(logits, config=config.but(compute_dtype="bfloat16", float32_attention=True)))(params, rows)
+    assert "preferred_element_type=float32" in str(products)
+    assert np.abs(finer - exact).mean() < 1.05 * np.abs(coarse - exact).mean()
+
+
+def test_nothing_is_widened_without_a_word(config: ModelConfig, params: Params, rows: np.ndarray):
+    wrong = {**params, "final_norm": params["final_norm"].astype(jnp.bfloat16)}
+    with pytest.raises(ValueError, match="no available implicit dtype promotion path"):
+        hidden_states(wrong, jnp.asarray(rows), config)
+
 
 STRETCHED = Rope(
     theta=100.0, scaling=Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64)
@@ -23,16 +144,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sliding window": {"sliding_window": 5},
     "everything": {"qk_norm": True, "tied_head": True, "sliding_window": 3, "rope": STRETCHED, "head_dim": 6},
 }
-compiled_logits = jax.jit(logits, static_argnames="config")
-
-
-def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
-    return model.but(**fields)
 
 
 def large_params(config: ModelConfig) -> Params:
     """Weights large enough that every part matters, and norm gains that are not ones."""
-    drawn = init_params(3, changed(config, initializer_std=0.25))
+    drawn = init_params(3, config.but(initializer_std=0.25))
     rng = np.random.default_rng(0)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32) if "norm" in str(path) else leaf, drawn
@@ -126,25 +242,10 @@ def reference_logits(params: Params, row: np.ndarray, documents: np.ndarray, con
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_the_slow_reference(model: ModelConfig, rows: np.ndarray, segment_ids: np.ndarray, variant: str):
-    config = changed(model, **VARIANTS[variant])
+    config = model.but(**VARIANTS[variant])
     params = large_params(config)
     found = compiled_logits(params, rows, config=config, segment_ids=segment_ids)
     expected = np.stack([reference_logits(params, row, ids, config) for row, ids in zip(rows, segment_ids, strict=True)])
     assert found.dtype == np.float32
     assert expected.std() > 0.5  # else the tolerance would say little
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
-def test_without_segments_a_row_is_one_document(model: ModelConfig, rows: np.ndarray):
-    params = large_params(model)
-    found = compiled_logits(params, rows, config=model)
-    np.testing.assert_array_equal(found, compiled_logits(params, rows, config=model, segment_ids=np.full_like(rows, 4)))
-
-
-def test_bfloat16_computes_coarsely_but_gives_float32(model: ModelConfig, rows: np.ndarray):
-    config = changed(model, compute_dtype="bfloat16", qk_norm=True)
-    params = large_params(changed(model, qk_norm=True))
-    exact = np.asarray(compiled_logits(params, rows, config=changed(model, qk_norm=True)))
-    coarse = compiled_logits(params, rows, config=config)
-    assert coarse.dtype == np.float32
-    assert 1e-4 < np.abs(np.asarray(coarse) - exact).mean() / exact.std() < 0.05

@@ -1,5 +1,3 @@
-"""Every policy gives the same numbers, and keeps what it says."""
-
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -12,7 +10,53 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, ModelConfig, Remat
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, abstract_params, init_params
+from phasewise.trainer.model.remat import name_products
 from phasewise.trainer.preflight.roofline import kept_names, products
+
+WEIGHTS = {"a": jnp.ones((4, 2, 3)), "inner": {"b": jnp.full((6, 4), 0.5)}, "gain": jnp.ones(4)}
+X = jnp.arange(20.0).reshape(5, 4)
+
+
+def names_in(function: Any) -> list[str]:
+    jaxpr = jax.make_jaxpr(function)(X, WEIGHTS)
+    return sorted(equation.params["name"] for equation in jaxpr.eqns if equation.primitive.name == "name")
+
+
+def block(x: jax.Array, weights: Any) -> jax.Array:
+    """`a` is cast and reshaped before the product, `b` is transposed twice within a jitted function."""
+    a, b, gain = weights["a"], weights["inner"]["b"], weights["gain"]
+    wide = (x * gain) @ a.astype(jnp.bfloat16).reshape(4, 6).astype(jnp.float32)
+    return jax.jit(lambda y, w: jnp.tanh(y) @ w.T.T)(wide, b) @ (x.T @ x)
+
+
+def test_each_product_with_a_weight_has_its_name_and_no_other_product_has_one() -> None:
+    assert names_in(block) == []
+    assert names_in(name_products(block)) == ["a", "b"]
+
+
+def test_values_and_gradients_are_the_same_bit_for_bit() -> None:
+    for function in (block, name_products(block)):
+        assert function(X, WEIGHTS).shape == (5, 4)
+    plain, named = (
+        jax.jit(jax.value_and_grad(lambda weights, of=of: jnp.sum(of(X, weights) ** 2)))(WEIGHTS) for of in (block, name_products(block))
+    )
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, named))
+
+
+def test_what_has_its_own_backward_pass_keeps_it() -> None:
+    @jax.custom_vjp
+    def twice(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    twice.defvjp(lambda x: (2 * x, None), lambda _, g: (7 * g,))
+    named = name_products(lambda x, weights: twice(x @ weights["inner"]["b"].T))
+    gradient = jax.grad(lambda x: jnp.sum(named(x, WEIGHTS)))(jnp.ones((1, 4)))
+    np.testing.assert_allclose(gradient, jnp.full((1, 4), 7 * 6 * 0.5))
+
+
+def test_a_weight_that_was_changed_is_not_the_weight_any_more() -> None:
+    assert names_in(name_products(lambda x, weights: x @ (weights["inner"]["b"].T ** 2))) == []
+
 
 POLICIES: tuple[Literal["none", "dots", "full", "offload"], ...] = get_args(get_args(Remat)[0])
 NAMED: tuple[Kept, ...] = (
@@ -76,23 +120,10 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
                 yield from all_equations(inner.jaxpr)
 
 
-def test_full_keeps_what_goes_from_block_to_block(config: ModelConfig, rows: np.ndarray):
-    assert kept(config, rows, "full") == ["float32[3,2,32,32]"]
-
-
-def test_offload_keeps_the_same_in_the_host_s_memory(config: ModelConfig, rows: np.ndarray):
-    assert kept(config, rows, "offload") == ["float32<host>[3,2,32,32]"]
-
-
 def test_dots_keeps_that_and_the_seven_products_with_weights_save_the_last(config: ModelConfig, rows: np.ndarray):
-    """Down's product ends the block: it is the next one's input, less what is added to it."""
     query, other, output, wide = "float32[3,64,32]", "float32[3,64,16]", "float32[3,64,32]", "float32[3,64,48]"
     expected = [query, other, other, output, wide, wide, "float32[3,2,32,32]"]
     assert sorted(kept(config, rows, "dots")) == sorted(expected)
-
-
-def test_none_keeps_more(config: ModelConfig, rows: np.ndarray):
-    assert len(kept(config, rows, "none")) > 2 * len(kept(config, rows, "dots"))
 
 
 SHAPES = {"query": "64,32", "key": "64,16", "value": "64,16", "output": "64,32", "gate": "64,48", "up": "64,48", "down": "64,32"}
@@ -108,11 +139,6 @@ def test_a_name_keeps_the_product_with_that_weight_and_nothing_else(config: Mode
     assert sorted(kept(config, rows, Kept(on_host=(name,)))) == on_host
 
 
-def test_what_goes_from_block_to_block_can_be_offloaded_beside_what_is_kept(config: ModelConfig, rows: np.ndarray):
-    found = kept(config, rows, Kept(on_device=("gate",), on_host=(BLOCK_INPUT,)))
-    assert sorted(found) == ["float32<host>[3,2,32,32]", "float32[3,64,48]"]
-
-
 @pytest.mark.parametrize("name", ["gates", "attention_norm", "query_norm"])
 def test_a_name_that_keeps_nothing_is_refused(config: ModelConfig, rows: np.ndarray, name: str):
     with pytest.raises(ConfigError, match=f"found {name}: take of attention, block_input, down, gate"):
@@ -122,11 +148,6 @@ def test_a_name_that_keeps_nothing_is_refused(config: ModelConfig, rows: np.ndar
 def test_a_product_is_kept_in_one_place():
     with pytest.raises(ValueError, match="found gate twice"):
         Kept(on_device=("gate",), on_host=("gate",))
-
-
-def test_a_policy_comes_back_from_a_file():
-    execution = Execution(remat=NAMED[1])
-    assert Execution.model_validate_json(execution.model_dump_json()) == execution
 
 
 def products_of(config: ModelConfig, rows: np.ndarray, policy: Remat) -> int:
@@ -158,6 +179,5 @@ def every_equation(jaxpr: Any) -> Iterator[Any]:
 def test_the_products_that_are_computed_again_are_those_that_preflight_counts(
     config: ModelConfig, rows: np.ndarray, policy: Remat, again: int
 ):
-    """Six, not seven: nothing in the backward pass needs the last one."""
     assert products_of(config, rows, policy) == 2 * 7 + again
     assert len(set(products(config)) - kept_names(policy)) == again

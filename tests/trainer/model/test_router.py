@@ -1,17 +1,92 @@
-"""The router against a loop in NumPy; ties, the bias, and sums that parts of a batch add up to."""
-
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from phasewise.trainer.config import Experts
+from phasewise.trainer.config import Balancing, Experts, SignBalancing, Smebu
 from phasewise.trainer.kernels.experts import Routed
 from phasewise.trainer.model import router
-from phasewise.trainer.model.router import route
+from phasewise.trainer.model.router import Load, Routing, lack, measure_routing, next_bias, route
 from tests.trainer.model import expert_reference as reference
+
+SIGN = SignBalancing(kind="sign", rate=0.001)
+SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)
+COUNTS = st.lists(st.integers(0, 10_000), min_size=7, max_size=7)
+jitted_step = jax.jit(next_bias, static_argnums=3)
+
+
+def step(counts: object, balancing: Balancing) -> np.ndarray:
+    """The bias after one update from zero."""
+    loads = jnp.asarray(counts, jnp.int32)
+    zeros = jnp.zeros(loads.shape)
+    return np.asarray(jitted_step(zeros, zeros if balancing.kind == "smebu" else None, loads, balancing)[0])
+
+
+def test_smebu_in_closed_form():
+    smebu = Smebu(kind="smebu", rate=0.1, sharpness=2.0, momentum=0.5)
+    counts = jnp.array([4, 3, 1, 8], jnp.int32)
+    clamped = 0.1 * np.tanh(2 * (4 - np.array([4, 3, 1, 8])) / 4)
+    direction = clamped - clamped.mean()
+    bias, momentum = next_bias(jnp.zeros(4), jnp.zeros(4), counts, smebu)
+    np.testing.assert_allclose(bias, direction / 2, atol=1e-8)
+    np.testing.assert_allclose(bias, [-0.0051, 0.0181, 0.0402, -0.0532], atol=1e-4)  # as printed
+    bias, momentum = next_bias(bias, momentum, counts, smebu)
+    assert momentum is not None
+    np.testing.assert_allclose(momentum, direction * 3 / 4, atol=1e-8)
+    np.testing.assert_allclose(bias, direction * 5 / 4, atol=1e-8)
+
+
+def test_sign_in_closed_form():
+    bias, momentum = next_bias(jnp.array([0.1, 0.2, 0.3, 0.4]), None, jnp.array([4, 3, 1, 8], jnp.int32), SIGN)
+    assert momentum is None
+    np.testing.assert_allclose(bias, np.array([0.1, 0.2, 0.3, 0.4]) + 0.001 * (np.array([0, 1, 1, -1]) - 0.25), atol=1e-8)
+
+
+def test_without_balancing_nothing_moves():
+    bias = jnp.array([0.5, -0.5])
+    assert next_bias(bias, None, jnp.array([9, 0], jnp.int32), None) == (bias, None)
+
+
+@pytest.mark.parametrize("balancing", [SIGN, SMEBU])
+@settings(max_examples=60)
+@given(counts=COUNTS)
+def test_what_holds_of_every_load(balancing: Balancing, counts: list[int]):
+    found = step(counts, balancing)
+    assert np.all(np.isfinite(found))
+    assert abs(found.sum()) < 1e-7 * len(counts)
+    assert np.all(np.abs(found) <= 2 * balancing.rate)
+    shuffled = np.random.default_rng(0).permutation(len(counts))
+    np.testing.assert_allclose(step(np.array(counts)[shuffled], balancing), found[shuffled], atol=1e-8)
+    np.testing.assert_allclose(step(7 * np.array(counts), balancing), found, atol=1e-8)
+    busiest, idlest = int(np.argmax(counts)), int(np.argmin(counts))
+    assert found[idlest] >= found[busiest]
+
+
+def test_one_token_more_or_less_is_seen_among_a_hundred_million():
+    np.testing.assert_allclose(step([100_000_000, 99_999_999, 100_000_001], SIGN), [0, 0.001, -0.001], atol=1e-9)
+    np.testing.assert_allclose(lack(jnp.array([100_000_000, 99_999_999, 100_000_001, 100_000_002], jnp.int32)), [0.5, 1.5, -0.5, -1.5])
+
+
+def test_layers_are_taken_apart():
+    counts = [[4, 3, 1, 8], [5, 5, 5, 5], [0, 0, 16, 0]]
+    for balancing in (SIGN, SMEBU):
+        np.testing.assert_array_equal(step(counts, balancing), [step(layer, balancing) for layer in counts])
+
+
+def test_figures_of_the_balance():
+    counts = jnp.array([[4, 3, 1, 8], [5, 5, 5, 5], [0, 0, 16, 0], [0, 0, 0, 0]], jnp.int32)
+    ones, none = jnp.ones(4), jnp.zeros(4, jnp.int32)
+    model: Any = SimpleNamespace(experts=SimpleNamespace(num_experts=4))
+    found = measure_routing(Routing(Load(counts, ones, none + 1, none, none), ones), model)
+    np.testing.assert_allclose(found.max_violations, [1, 0, 3, 0])
+    np.testing.assert_array_equal(found.dead_experts, [0, 0, 3, 4])
+    np.testing.assert_allclose(found.expert_loads[:3], np.array(counts[:3]) / np.array([[16], [20], [16]]))
+
 
 TOKENS, D_MODEL, NUM_EXPERTS, NUM_ACTIVE, ROWS = 24, 16, 8, 3, 4
 EXPERTS = Experts(
@@ -61,27 +136,11 @@ def test_the_bias_chooses_and_weighs_nothing():
     np.testing.assert_array_equal(found.scores, routed().scores)
 
 
-def test_gates_sum_to_the_route_scale_even_where_all_scores_are_tiny():
-    weight = np.full((D_MODEL, NUM_EXPERTS), -1.0, np.float32)
-    found = routed(x=np.full((2, D_MODEL), 1.5, np.float32), weight=weight)
-    assert float(found.scores.max()) < 1e-10
-    np.testing.assert_allclose(found.gates.sum(1), 2.5, rtol=1e-5)
-
-
 def test_ties_go_to_the_lower_number():
     found = routed(weight=np.zeros_like(WEIGHT), bias=np.zeros_like(BIAS))
     np.testing.assert_array_equal(found.chosen, np.tile(np.arange(NUM_ACTIVE), (TOKENS, 1)))
     found = routed(weight=np.zeros_like(WEIGHT), bias=np.array([0, 1, 0, 0, 1, 0, 0, 0], np.float32))
     np.testing.assert_array_equal(found.chosen, np.tile([1, 4, 0], (TOKENS, 1)))
-
-
-@pytest.mark.parametrize("parts", [2, 3, 8, 24])
-def test_a_part_of_the_batch_chooses_as_the_whole_even_among_ties(parts: int):
-    coarse = np.round(X), np.round(WEIGHT)
-    whole = routed(*coarse, bias=np.zeros_like(BIAS))
-    found = [routed(part, coarse[1], bias=np.zeros_like(BIAS)) for part in np.split(coarse[0], parts)]
-    np.testing.assert_array_equal(np.concatenate([part.chosen for part in found]), whole.chosen)
-    assert len(np.unique(np.asarray(whole.scores))) < whole.scores.size / 2, "there are ties"
 
 
 def test_a_narrow_input_is_routed_in_float32():
@@ -147,7 +206,6 @@ def test_the_loss_of_a_row_is_that_of_the_report_and_parts_add_up():
 
 
 def test_a_row_by_itself_is_not_the_batch_as_one():
-    """Two rows, each with an expert of its own: the batch is in balance, its rows are not."""
     scores = jnp.asarray(np.repeat([[0.9, 0.1], [0.1, 0.9]], 3, axis=0), jnp.float32)
     chosen = jnp.asarray(np.repeat([[0], [1]], 3, axis=0), jnp.int32)
     found = Routed(chosen, jnp.ones((6, 1)), scores)

@@ -1,5 +1,3 @@
-"""Folders of safetensors: bit for bit there and back, whole or not at all, and refused where they are not what they say."""
-
 import json
 import os
 from pathlib import Path
@@ -13,21 +11,20 @@ from safetensors.numpy import load_file, save_file
 
 import phasewise.trainer.model.hugging_face as folder_module
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
-from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.config import Llama3RopeScaling, ModelConfig, Rope
 from phasewise.trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
-from phasewise.trainer.model.hugging_face_config import Computation
+from phasewise.trainer.model.hugging_face_config import Computation, from_hugging_face, to_hugging_face
 from phasewise.trainer.model.params import Params, init_params
 
+LLAMA3 = Rope(
+    theta=500_000.0, scaling=Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=8192)
+)
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama tied": {"tied_head": True},
-    "qwen": {"qk_norm": True, "head_dim": 6, "num_kv_heads": 1},
-    "qwen tied": {"qk_norm": True, "tied_head": True},
+    "llama tied": {"tied_head": True, "rope": LLAMA3},
+    "qwen": {"qk_norm": True, "head_dim": 6},
+    "qwen window": {"qk_norm": True, "sliding_window": 5, "rope": LLAMA3},
 }
-
-
-def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
-    return model.but(**fields)
 
 
 def random_params(config: ModelConfig) -> Params:
@@ -56,7 +53,7 @@ def exported(tmp_path: Path, params: Params, model: ModelConfig) -> Path:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_and_model_survive_the_way_there_and_back(tmp_path: Path, model: ModelConfig, variant: str):
-    config = changed(model, **VARIANTS[variant])
+    config = model.but(**VARIANTS[variant])
     params = random_params(config)
     write_folder(tmp_path / "out", params, config)
     found, described = read_folder(tmp_path / "out")
@@ -65,7 +62,6 @@ def test_weights_and_model_survive_the_way_there_and_back(tmp_path: Path, model:
 
 
 def test_every_element_is_where_they_look_for_it(exported: Path, params: Params, model: ModelConfig):
-    """By the words of their modules: rows of a projection are outputs, and head h has the rows from h · head_dim."""
     tensors = load_file(exported / "model.safetensors")
     blocks = params["blocks"]
     prefix = "model.layers.1."
@@ -103,11 +99,6 @@ def test_bfloat16_is_rounded_once_and_read_without_loss(tmp_path: Path, params: 
     found, _ = read_folder(tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
     assert_same(found, jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), params))
-
-
-def test_how_it_is_computed_is_said_by_the_reader(exported: Path, model: ModelConfig):
-    _, config = read_folder(exported, computation=Computation("bfloat16", float32_attention=True))
-    assert config == changed(model, compute_dtype="bfloat16", float32_attention=True)
 
 
 def test_tokenizer_files_and_the_ids_of_begin_and_end_go_along(tmp_path: Path, params: Params, model: ModelConfig):
@@ -189,7 +180,7 @@ def test_other_shapes_and_types_are_refused(exported: Path):
 
 
 def test_a_tied_head_may_be_there_if_it_is_the_embedding(tmp_path: Path, model: ModelConfig):
-    config = changed(model, tied_head=True)
+    config = model.but(tied_head=True)
     params = random_params(config)
     write_folder(tmp_path / "out", params, config)
     edit(tmp_path / "out", lm_head__weight=params["embedding"])
@@ -216,3 +207,83 @@ def test_what_is_no_such_folder_is_refused(tmp_path: Path, exported: Path):
     (exported / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is no JSON"):
         read_folder(exported)
+
+
+LLAMA_3_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+"""What the folder of Llama 3.1 8B says, in the words of version 4."""
+
+
+@pytest.mark.parametrize("left_out", [("rope_parameters",), ("rope_theta", "rope_scaling")], ids=["version 4", "version 5"])
+def test_the_words_of_either_version_suffice(model: ModelConfig, left_out: tuple[str, ...]):
+    config = model.but(rope=LLAMA3)
+    written = {name: value for name, value in to_hugging_face(config, "float32").items() if name not in left_out}
+    assert from_hugging_face(written, Computation()) == config
+
+
+def test_a_published_model_is_understood():
+    config = from_hugging_face(LLAMA_3_8B, Computation("bfloat16", float32_attention=True))
+    assert config.rope == LLAMA3
+    assert (config.num_layers, config.d_model, config.d_ff, config.head_dim) == (32, 4096, 14336, 128)
+    assert (config.compute_dtype, config.float32_attention, config.qk_norm, config.tied_head) == ("bfloat16", True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "found MistralForCausalLM"),
+        ({"architectures": None, "model_type": "gemma"}, "found gemma"),
+        ({"hidden_act": "gelu"}, "hidden_act 'silu', found 'gelu'"),
+        ({"attention_bias": True}, "attention_bias False, found True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "default or llama3"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "needs low_freq_factor, high_freq_factor"),
+        ({"rope_theta": None}, "must name rope_theta"),
+        ({"vocab_size": None, "hidden_size": None}, "must name hidden_size, vocab_size"),
+        ({"num_key_value_heads": 5}, "multiple of num_kv_heads, found 32 and 5"),
+    ],
+)
+def test_other_models_are_refused(change: dict[str, Any], said: str):
+    with pytest.raises(CheckpointError, match=said):
+        from_hugging_face({**LLAMA_3_8B, **change}, Computation())
+
+
+def test_a_window_in_some_layers_is_refused(model: ModelConfig):
+    written = to_hugging_face(model.but(qk_norm=True, sliding_window=5), "float32")
+    with pytest.raises(CheckpointError, match="in 1 of 2"):
+        from_hugging_face({**written, "layer_types": ["full_attention", "sliding_attention"]}, Computation())
+    with pytest.raises(CheckpointError, match="in 1 of 2"):
+        from_hugging_face({**written, "layer_types": None, "max_window_layers": 1}, Computation())
+    assert from_hugging_face({**written, "use_sliding_window": False}, Computation()).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"sliding_window": 5}, "no sliding window"), ({"num_query_heads": 6, "num_kv_heads": 3}, "multiple of num_query_heads")],
+)
+def test_what_their_llama_cannot_do_is_not_exported(model: ModelConfig, change: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        to_hugging_face(model.but(**change), "float32")
