@@ -1,5 +1,5 @@
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
@@ -12,9 +12,9 @@ from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.config import ModelConfig, RunConfig, without_added
 from phasewise.trainer.config.run import ADDED_LATER
+from tests.trainer.conftest import MakeRun
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 
-MakeRun = Callable[..., RunConfig]
 OF_MODELS = ADDED_LATER.keys() & ModelConfig.model_fields.keys()
 
 

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,8 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from phasewise.trainer.config import LearningRateSegment, RunConfig, Stability, Steps
-
-MakeRun = Callable[..., RunConfig]
+from tests.trainer.conftest import MakeRun
 
 
 @given(steps=st.sets(st.integers(0, 50), min_size=1), start=st.integers(0, 50), length=st.integers(1, 50))

@@ -18,9 +18,8 @@ from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.recorder import Recorder
 from phasewise.trainer.run import execute
+from tests.trainer.conftest import MakeRun, WriteCache
 
-MakeRun = Callable[..., RunConfig]
-WriteCache = Callable[..., Path]
 ROWS, SHORT = 5, 20
 
 

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,10 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.config import RunConfig
 from phasewise.trainer.loss import LossSums, SegmentIds, mean_gradients, microbatches, objective_sums
+from tests.trainer.conftest import MakeRun
 
-MakeRun = Callable[..., RunConfig]
 Z_LOSS = 0.25
 
 

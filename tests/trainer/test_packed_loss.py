@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.config import AdamW, Execution, LossEvaluation, LossOn, ModelConfig, PackingKind, RunConfig
+from phasewise.trainer.config import AdamW, Execution, LossEvaluation, LossOn, ModelConfig, PackingKind
 from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.packing import ComponentRows, RowRule
@@ -22,6 +21,7 @@ from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import build_objective, build_train_step
+from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import SPARSE
 from tests.trainer.model.test_decoder import large_params, reference_logits
 from tests.trainer.token_caches import BEGIN, END, write_conversations
@@ -103,7 +103,6 @@ def test_a_whole_update_obeys(model: ModelConfig):
     assert update(model, DOCUMENTS) != pytest.approx(update(model, ONE), rel=1e-3)
 
 
-MakeRun = Callable[..., RunConfig]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 LENGTHS = (9, 14, 5, 32, 11, 7, 40, 3, 20, 6)

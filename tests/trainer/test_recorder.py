@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,11 @@ import pytest
 
 from phasewise.trainer import recorder as module
 from phasewise.trainer.base.errors import TrainingDiverged
-from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import PARAM_GROUPS, TABLE, MetricsFile, Row, as_markdown, metric_of, read_metrics
 from phasewise.trainer.recorder import Recorder, scheduled_row, values_of
 from phasewise.trainer.state import slot_names
 from phasewise.trainer.step import StepMetrics
+from tests.trainer.conftest import MakeRun
 
 
 @pytest.fixture
@@ -79,7 +78,6 @@ def test_a_name_is_found_in_the_table(name: str, entry: str | None):
     assert (found.name if found else None) == entry
 
 
-MakeRun = Callable[..., RunConfig]
 OFF = {name: [[0, None]] for name in ("max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "z_loss", "ema_decay")}
 
 

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,9 +13,9 @@ from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.recorder import routing_values
 from phasewise.trainer.state import TrainState, init_state
 from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
+from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import SMEBU, SPARSE
 
-MakeRun = Callable[..., RunConfig]
 ROWS = np.random.default_rng(5).integers(2, 256, (4, 32)).astype(np.int32)
 ONE = np.ones_like(ROWS)
 

@@ -18,12 +18,9 @@ from phasewise.trainer.process.lease import only_one_trainer
 from phasewise.trainer.process.watchdog import Doing, Heartbeat
 from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state
+from tests.trainer.conftest import Judge, MakeRun, WriteCache
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
-
-MakeRun = Callable[..., RunConfig]
-Judge = Callable[..., None]
-WriteCache = Callable[..., Path]
 
 
 def execute(run: RunConfig) -> int:

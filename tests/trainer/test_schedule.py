@@ -1,15 +1,13 @@
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_rate_at, turns_of, value_in
+from phasewise.trainer.config import LearningRateSegment, learning_rate_at, turns_of, value_in
 from phasewise.trainer.interventions import NO_LIMIT, scheduled_at
-
-MakeRun = Callable[..., RunConfig]
+from tests.trainer.conftest import MakeRun
 
 
 def segment(kind: str, start: float, end: float, start_step: int = 100, end_step: int = 200) -> LearningRateSegment:

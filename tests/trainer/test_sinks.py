@@ -4,7 +4,6 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.recorder import open_sinks, read_tensorboard, send, values_to_send
 from phasewise.trainer.run import main
+from tests.trainer.conftest import MakeRun
 
-MakeRun = Callable[..., RunConfig]
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="the extra 'tensorboard' is not installed")
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra 'wandb' is not installed")
 

@@ -1,12 +1,12 @@
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from phasewise.trainer.config import ModelConfig, RunConfig, sequences_between
+from phasewise.trainer.config import ModelConfig, sequences_between
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import Rolling
 from phasewise.trainer.loop import summarise, timed
@@ -23,9 +23,8 @@ from phasewise.trainer.state import (
     slots,
     total_norm,
 )
+from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import MEMBERS
-
-MakeRun = Callable[..., RunConfig]
 
 
 def test_only_the_wait_for_an_item_is_timed():

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phasewise.trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer, RunConfig
+from phasewise.trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer
 from phasewise.trainer.interventions import Limit, Rolling, Scheduled, empty_window
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.state import TrainState, abstract_state
 from phasewise.trainer.step import StepMetrics, TrainStep, build_train_step
+from tests.trainer.conftest import MakeRun
 from tests.trainer.optimizer_reference import in_numpy
 from tests.trainer.step_reference import StepReference, norm
 
-MakeRun = Callable[..., RunConfig]
 WINDOW = 4
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-4, weight_decay=0.1)
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -154,7 +154,7 @@ def test_every_field_of_a_run_binds_its_checkpoints_or_is_named_among_those_that
         check_same_run(STEP, saved, run)
         for leaf in leaves(run, "", RunConfig, ""):
             is_rate = leaf.owner is LearningRateSegment  # the next test's
-            now = None if is_rate else run.but(leaf)
+            now = None if is_rate else changed(run, leaf)
             if now is not None or is_rate:
                 classified.add((leaf.owner, leaf.field))
             if now is None:

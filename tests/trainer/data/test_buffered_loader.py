@@ -1,5 +1,4 @@
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,8 @@ from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.trace import TracedOrder
+from tests.trainer.conftest import MakeRun, WriteCache
 
-MakeRun = Callable[..., RunConfig]
-WriteCache = Callable[..., Path]
 ORDER = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
 
 

@@ -21,6 +21,7 @@ from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.data import cache as cache_module
 from phasewise.trainer.data.cache import MERGE_GAP_BYTES, TokenCache, TokenRange, build_maps, fetch, sizes_in_bytes
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
+from tests.trainer.conftest import WriteCache
 
 TWO_BYTES, FOUR_BYTES = np.dtype("<u2"), np.dtype("<u4")
 
@@ -43,14 +44,14 @@ class Store(MemoryFileSystem):
 
 @pytest.fixture
 def noted() -> Store:
-    store = Store()
-    store.pipe_file("/a", np.arange(50_000, dtype=TWO_BYTES).tobytes())
-    store.pipe_file("/b", np.arange(70_000, 70_100, dtype=FOUR_BYTES).tobytes())
-    return store
+    noted = Store()
+    noted.pipe_file("/a", np.arange(50_000, dtype=TWO_BYTES).tobytes())
+    noted.pipe_file("/b", np.arange(70_000, 70_100, dtype=FOUR_BYTES).tobytes())
+    return noted
 
 
 def wanted(noted: Store, path: str, start: int, count: int) -> TokenRange:
-    return TokenRange(store, path, TWO_BYTES if path == "/a" else FOUR_BYTES, start, np.zeros(count, np.int32))
+    return TokenRange(noted, path, TWO_BYTES if path == "/a" else FOUR_BYTES, start, np.zeros(count, np.int32))
 
 
 def test_ranges_of_all_files_are_asked_for_at_once_and_neighbours_as_one(noted: Store):
@@ -90,9 +91,6 @@ def test_sizes_on_a_store(gcs: Path):
         (gcs / name).write_bytes(content)
     assert sizes_in_bytes(gcs, ["empty", "missing", "a"]) == [0, None, 3]
     assert sizes_in_bytes(gcs / "nowhere", ["a"]) == [None]
-
-
-WriteCache = Callable[..., Path]
 
 
 def numbered(*lengths: int, start: int = 0) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 import io
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,7 @@ from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.document_index import DocumentIndex, Located
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-
-WriteCache = Callable[..., Path]
+from tests.trainer.conftest import WriteCache
 
 
 def located(cache: TokenCache) -> list[Located]:

@@ -1,7 +1,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from phasewise.trainer.data.loader import Batch, Loader, changed_since, compared
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
-from tests.trainer.conftest import MakeRun
+from tests.trainer.conftest import MakeRun, WriteCache
 
 
 @pytest.fixture
@@ -73,10 +73,6 @@ def test_a_contract_of_before_is_known_by_the_manifest_it_names(copied: RunConfi
     shutil.rmtree(copied.caches["web"])
     assert changed_since(was, now, again) == ["components"]
     assert compared_by(with_contents(was, again)["components"]["web"], now["components"]["web"]) == "manifest"
-
-
-MakeRun = Callable[..., RunConfig]
-WriteCache = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")

@@ -256,14 +256,14 @@ BATCH_32B = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
 
 def two_stages(batch: Steps[int], step: int, block: int, **changes: Any) -> MixtureSchedule:
     mixture = Steps[MixtureShares](((0, HALVES), (step, THIRDS)))
-    return MixtureSchedule(batch=batch, mixture=mixture, order=order(block, **changes))
+    return MixtureSchedule(batch=batch, mixture=mixture, order=blocks_of(block, **changes))
 
 
 @pytest.fixture(scope="module")
 def record() -> MixtureSchedule:
     """Marin 32B from step 0 to Mantis's second mixture."""
     mixture = Steps[MixtureShares](((0, PRETRAINING), (160_000, MANTIS), (174_000, PRETRAINING)))
-    return MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=order(2048, cut_blocks=True))
+    return MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=blocks_of(2048, cut_blocks=True))
 
 
 def test_the_7680_stretch_of_the_record_is_carried_and_not_patched(record: MixtureSchedule):
@@ -312,22 +312,22 @@ def test_the_advice_leaves_the_stages_around_it_a_step():
 
 def stages_of_16(*steps: int) -> MixtureSchedule:
     mixture = Steps[MixtureShares](tuple((step, (HALVES, THIRDS)[number % 2]) for number, step in enumerate(steps)))
-    return MixtureSchedule(batch=always(16), mixture=mixture, order=order(64))
+    return MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
 
 
 def test_a_component_that_a_block_has_no_sequence_of_is_refused_with_what_would_do():
     thin: MixtureShares = {"web": 99.9, "maths": 0.06, "law": 0.04}
     with pytest.raises(ConfigError) as refusal:
-        MixtureSchedule(batch=always(16), mixture=always(thin), order=order(64))
+        MixtureSchedule(batch=always(16), mixture=always(thin), order=blocks_of(64))
     assert str(refusal.value) == (
         "the mixture from step 0 must have a sequence of every component in every block, and a block of 64 has none of maths (0.06 %), "
         "law (0.04 %): give each 1.5625 %, or take blocks of 2500 sequences."
     )
-    MixtureSchedule(batch=always(16), mixture=always(thin), order=order(2500))
-    MixtureSchedule(batch=always(16), mixture=always({"web": 96.875, "maths": 1.5625, "law": 1.5625}), order=order(64))
+    MixtureSchedule(batch=always(16), mixture=always(thin), order=blocks_of(2500))
+    MixtureSchedule(batch=always(16), mixture=always({"web": 96.875, "maths": 1.5625, "law": 1.5625}), order=blocks_of(64))
     later = Steps[MixtureShares](((0, HALVES), (9, {"web": 99.9, "law": 0.1})))
     with pytest.raises(ConfigError, match=r"from step 9 .* none of law \(0\.1 %\): give it 1\.5625 %"):
-        MixtureSchedule(batch=always(64), mixture=later, order=order(64))
+        MixtureSchedule(batch=always(64), mixture=later, order=blocks_of(64))
 
 
 UNEVEN: MixtureShares = {"web": 71.3, "code": 18.4, "law": 10.3}

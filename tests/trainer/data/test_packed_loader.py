@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.data.trace import TracedOrder
+from tests.trainer.conftest import MakeRun
 from tests.trainer.token_caches import write_conversations
 
-MakeRun = Callable[..., RunConfig]
 STEPS = 24
 SHORT, LONG = (3, 14), (20, 45)
 

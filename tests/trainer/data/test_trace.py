@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.trace import Draws, TracedOrder
+from tests.trainer.conftest import MakeRun
 
-MakeRun = Callable[..., RunConfig]
 SHARES = st.sampled_from([{"a": 60.0, "b": 40.0}, {"a": 10.0, "b": 20.0, "c": 70.0}, {"c": 50.0, "d": 50.0}, {"b": 100.0}])
 
 

@@ -38,6 +38,7 @@ def test_no_expert_is_multiplied_with_the_rows_of_another():
     assert 0.9 < float(done.stdout.splitlines()[-1]) < 1.2
 
 
+D_MODEL, NUM_EXPERTS, NUM_ACTIVE = 16, 6, 2
 LOADS: dict[str, Callable[[int], np.ndarray]] = {
     "even": lambda tokens: np.stack([(token + np.array([0, 3])) % NUM_EXPERTS for token in range(tokens)]),
     "uneven": lambda tokens: np.stack([np.random.default_rng(token).permutation(NUM_EXPERTS)[:NUM_ACTIVE] for token in range(tokens)]),

@@ -67,7 +67,7 @@ def test_the_gradients_of_a_packed_row_are_the_sum_of_those_of_its_documents(con
 
     @jax.jit
     def gradients(tokens: jax.Array, segment_ids: jax.Array, weights: jax.Array) -> Params:
-        return jax.grad(lambda params: jnp.sum(weights * logits(params, tokens, config, segment_ids=documents)))(params)
+        return jax.grad(lambda params: jnp.sum(weights * logits(params, tokens, config, segment_ids=segment_ids)))(params)
 
     def alone(start: int, stop: int) -> Params:
         tokens = np.zeros((1, 32), rows.dtype)
