@@ -154,12 +154,12 @@ def test_a_listing_that_lags_does_no_harm(faulty_store: FaultyStore):
         write_atomically(faulty_store.root / name, b"x")
     remove(faulty_store.root / "gone")
     write_atomically(faulty_store.root / "new", b"new")
-    faulty_store.faults.lag_listings(2)
+    faulty_store.faults.lag = 2
     assert names_in(faulty_store.root) == {"old", "gone"}
     assert (faulty_store.root / "new").exists()
     assert (faulty_store.root / "new").read_bytes() == b"new"
     remove_strays(faulty_store.root, keep={"new"})
-    faulty_store.faults.lag_listings(0)
+    faulty_store.faults.lag = 0
     assert names_in(faulty_store.root) == {"new"}
 
 
