@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_rarely()  # what is imported and collected stays to the end: to look through it for garbage took a quarter of the time to collect it
-pytest_plugins = ["tests.compilation", "tests.processor_time", "tests.sharing_out", "tests.stores.fixtures"]
+pytest_plugins = ["tests.compilation", "tests.sharing_out", "tests.stores.fixtures"]
 
 
 @pytest.fixture(autouse=True)

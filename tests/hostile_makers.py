@@ -27,36 +27,25 @@ MIB = 2**20
 
 def rows(count: int = ROWS) -> list[dict[str, Any]]:
     """Rows with text in a field, in a list and in an object."""
-    return [
-        {
-            "id": f"row-{number}",
-            "text": f"Document {number} tells of {pow(7, number, 10**30)} things.",
-            "tags": ["a", "b"],
-            "of": {"n": "x"},
-        }
-        for number in range(count)
-    ]
+    texts = [f"Document {number} tells of {pow(7, number, 10**30)} things." for number in range(count)]
+    return [{"id": f"row-{number}", "text": text, "tags": ["a", "b"], "of": {"n": "x"}} for number, text in enumerate(texts)]
 
 
 def lines(count: int = ROWS) -> bytes:
-    """The same as JSON lines."""
     return "".join(json.dumps(row) + "\n" for row in rows(count)).encode()
 
 
 def table(count: int = ROWS) -> pa.Table:
-    """The same as a table."""
     return pa.Table.from_pylist(rows(count))
 
 
 def parquet(content: Any = None, **options: Any) -> bytes:
-    """A Parquet file."""
     file = io.BytesIO()
     pq.write_table(table() if content is None else content, file, **options)
     return file.getvalue()
 
 
 def arrow(new: Callable[..., Any], **options: Any) -> bytes:
-    """An Arrow file or stream."""
     sink = pa.BufferOutputStream()
     content = table()
     with new(sink, content.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
@@ -65,7 +54,6 @@ def arrow(new: Callable[..., Any], **options: Any) -> bytes:
 
 
 def lz4(content: bytes) -> bytes:
-    """A frame of LZ4."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "lz4") as stream:
         stream.write(content)
@@ -86,7 +74,6 @@ def tar(files: Mapping[str, bytes], **heads: Any) -> bytes:
 
 
 def zipped(files: Mapping[str, bytes], packing: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """A zip."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", packing) as archive:
         for name, content in files.items():
@@ -208,7 +195,7 @@ def designed(folder: Path, mib: int = 256) -> list[Path]:
 
 def _bombs(mib: int) -> dict[str, bytes]:
     words = b"word " * (MIB // 5)
-    piece = zlib_member(b"word " * (mib * MIB // 5))
+    piece = gzip.compress(b"word " * (mib * MIB // 5), compresslevel=6)
     flat = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * (mib * 4), pa.int32()), pa.array(["x" * MIB]))})
     lists = pa.ListArray.from_arrays(pa.array([0, mib * 4], pa.int32()), flat["text"].combine_chunks())
     deltas = pa.table({"text": pa.array(["x" * (MIB - 8) + f"{number:08d}" for number in range(min(mib, 128))])})
@@ -230,11 +217,6 @@ def _bombs(mib: int) -> dict[str, bytes]:
         "deltas.parquet": parquet(deltas, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}, compression="zstd"),
         "page.parquet": parquet(pa.table({"text": ["x" * mib * MIB]}), use_dictionary=False, compression="zstd"),
     }
-
-
-def zlib_member(content: bytes) -> bytes:
-    """A gzip member."""
-    return gzip.compress(content, compresslevel=6)
 
 
 def _lies() -> dict[str, bytes]:

@@ -51,41 +51,8 @@ PATTERNS = {
 }
 COMPILED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in PATTERNS.items()}
 GENERIC = frozenset(
-    [
-        "what",
-        "that",
-        "which",
-        "it",
-        "its",
-        "one",
-        "ones",
-        "those",
-        "them",
-        "they",
-        "there",
-        "where",
-        "such",
-        "so",
-        "as",
-        "other",
-        "others",
-        "another",
-        "same",
-        "thing",
-        "things",
-        "this",
-        "these",
-        "whatever",
-        "whoever",
-        "some",
-        "any",
-        "all",
-        "each",
-        "both",
-        "nothing",
-        "nobody",
-        "none",
-    ]
+    "what that which it its one ones those them they there where such so as other others another same thing things this these "
+    "whatever whoever some any all each both nothing nobody none".split()
 )
 SENTENCE_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])[\"”)\]*_`]*\s+(?=[\"“(\[*_`]*[A-Z0-9`–])")
 

@@ -15,7 +15,7 @@ BUDGET = {
     "files": 710,
     "small files with one importer": 220,
     "functions per 100 lines of code": 9.5,
-    "lines of experiments": 9_800,
+    "lines of experiments": 8_200,
     "lines of tests": 68_000,
 }
 """Of product code, but for the last two."""

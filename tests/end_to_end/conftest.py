@@ -68,14 +68,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def begun(phasewise: Start, recipe_file: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that nothing disturbs, which may still be at work."""
-    with phasewise("run", recipe_file, "--home", home, "--json") as process:
-        yield process
-        process.kill()
-
-
-@pytest.fixture(scope="module")
-def finished(begun: subprocess.Popen[str]) -> Finished:
-    """Its result."""
-    return complete(begun)
+def finished(phasewise: Start, recipe_file: Path, home: Path) -> Finished:
+    """The result of a run that nothing disturbs."""
+    return complete(phasewise("run", recipe_file, "--home", home, "--json"))

@@ -1,23 +1,27 @@
-"""The record's incident, replayed: a test file that was dropped from a source and stayed in its cache."""
+"""Marin 32B's incident, replayed: a test split that stayed in the cache of a bundle of mathematics stops the phase before it trains."""
 
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
-from experiments.incidents.bison import MADE, MATH, REAL, TEST_FILE, Incident, pin_of, write_incident
+from experiments.incidents.bison import MADE, MATH, REAL, TEST_FILE, Incident, pin_of, trained_on, write_incident
+from experiments.leakage_recall.views import olmes
 from phasewise.flows.cli import main
-from phasewise.flows.plan import build_run, data_plan
+from phasewise.flows.plan import build_run, data_plan, sources_of, stand_ins_of
+from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.data.cluster import WORKERS_VARIABLE, cluster
-from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.data.prepare import build_missing_caches, collect_stand_ins, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.data.stand_ins import BENCHMARK, NUM_ITEMS, TEST_NAME
 from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data
@@ -26,120 +30,137 @@ from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.caches import hand_off_evidence
+from phasewise.validations.evidence.leakage.item_files import read_items
 from phasewise.validations.verdict import Verdict
 from tests.shared_data import shared_folder
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
+BUNDLE, CLEAN = "all_math_9d507c", "all_math"
+TRAINED_ON = 15 / 16
 
 
-@pytest.fixture(params=["made", "real"])
-def incident(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Incident]:
-    """The bundle is cached with its test file; every task runs in one cluster."""
-    written = write_incident(tmp_path, some_of_the_real(tmp_path / "real") if request.param == "real" else None)
-    gsm8k = written.benchmarks / "gsm8k"
-    monkeypatch.setenv("PHASEWISE_BENCHMARKS", str(gsm8k if request.param == "real" else written.benchmarks))
+@pytest.fixture(autouse=True)
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(WORKERS_VARIABLE, "2")
     with cluster():
-        prepare(written, written.recipe())
-        yield written
+        yield
 
 
-def some_of_the_real(folder: Path) -> Path:
-    """GSM8K among others, of mathematics and of prose: an index of all 22 takes most of a minute, and `leakage_recall` is about them."""
-    for name in (REAL, "hendrycks_math", "boolq"):
-        shutil.copytree(shared_folder("benchmarks") / name, folder / name)
-    return folder
-
-
-def prepare(incident: Incident, recipe: Recipe) -> None:
-    """What `phasewise data prepare` does, without a Prefect server."""
-    plan = data_plan(recipe, Home.open(str(incident.home)))
+def prepared_and_judged(recipe: Recipe, home: Home, **limits: Any) -> Verdict:
+    """The verdict on the phase's data, with these limits of its own, or the recipe's; its trainer heeds it."""
+    plan, phase = data_plan(recipe, home), recipe.phase("bison")
     write_missing_documents(plan)
     make_missing_tokenizer(plan, recipe.tokenizer.vocab_size, recipe.tokenizer.name)
     build_missing_caches(plan)
     write_missing_benchmarks(plan)
-
-
-def judged(incident: Incident, recipe: Recipe, **limits: Any) -> Verdict:
-    """The verdict that the phase needs, with these limits of its own, or the recipe's."""
-    home = Home.open(str(incident.home))
-    phase = recipe.phase("bison")
-    plan = data_plan(recipe, home)
-    allowed = phase.gates.data.but(**limits)
     run = build_run(recipe, phase, home, plan.folders("train"))
-    verdict = judge_phase_data(run, plan, allowed, home, hand_off=hand_off_evidence(None, {}))
+    verdict = judge_phase_data(run, plan, phase.gates.data.but(**limits), home, hand_off=hand_off_evidence(None, {}))
     with nullcontext() if verdict.passes else pytest.raises(VerdictError):
         check_verdict(run)
     return verdict
 
 
-def pinned(incident: Incident) -> Recipe:
-    """The test file is left out of the source, and the old cache stays."""
-    cache = data_plan(incident.recipe(), Home.open(str(incident.home))).components[MATH].train.folder
-    return incident.recipe(excluded=[TEST_FILE], pins=[pin_of(str(cache), read_manifest(cache).digest)])
-
-
-def what_stops(verdict: Verdict) -> set[str]:
+def stopping(verdict: Verdict) -> set[str]:
     """The tables of the critical checks that fail."""
     return {check.table for check in verdict.checks if not check.passes and check.severity == "critical"}
 
 
-def leaked(verdict: Verdict) -> pd.DataFrame:
-    """The items of the benchmark; held-out documents may be copies of others."""
+def leaked(verdict: Verdict, *benchmarks: str) -> pd.DataFrame:
     found = pd.read_parquet(Path(verdict.evidence) / "leaked_items.parquet")
-    return found[found["benchmark"].isin([MADE, REAL])]
+    return found[found["benchmark"].isin(benchmarks)]
 
 
-def test_bison_is_stopped_twice_over(incident: Incident, tmp_path: Path):
-    """By the file's name and by its items, and by each of them alone; built again, the same phase may train."""
-    names = {item.id for item in incident.items}
-    fresh = judged(incident, incident.recipe())
-    assert what_stops(fresh) == {"leakage"}
-    assert set(leaked(fresh)["item"]) == names
+@pytest.mark.parametrize("kind", ["made", pytest.param("real", marks=pytest.mark.long)])
+def test_a_stale_cache_is_stopped_by_its_file_s_name_and_by_its_items(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real = None
+    if kind == "real":
+        real = tmp_path / "real"
+        for name in (REAL, "hendrycks_math", "boolq"):
+            shutil.copytree(shared_folder("benchmarks") / name, real / name)
+    incident = write_incident(tmp_path, real)
+    monkeypatch.setenv("PHASEWISE_BENCHMARKS", str(incident.benchmarks / "gsm8k" if real else incident.benchmarks))
+    home, names = Home.open(str(incident.home)), {item.id for item in incident.items}
+    fresh = prepared_and_judged(incident.recipe(), home)
+    assert stopping(fresh) == {"leakage"}
+    assert set(leaked(fresh, MADE, REAL)["item"]) == names
 
-    dropped = pinned(incident)
-    prepare(incident, dropped)
-    both = judged(incident, dropped)
-    assert what_stops(both) == {"differences", "leakage"}
+    cache = data_plan(incident.recipe(), home).components[MATH].train.folder
+    dropped = incident.recipe(excluded=[TEST_FILE], pins=[pin_of(str(cache), read_manifest(cache).digest)])
+    both = prepared_and_judged(dropped, home)
+    assert stopping(both) == {"differences", "leakage"}
     assert any(reason.what.startswith(f"file {TEST_FILE} is in the cache of component {MATH}") for reason in both.reasons)
-    assert set(leaked(both)["item"]) == names
-    assert {path for files in leaked(both)["files"] for path in files.split(", ")} >= {TEST_FILE}
+    found = leaked(both, MADE, REAL)
+    assert set(found["item"]) == names
+    assert {path for files in found["files"] for path in files.split(", ")} >= {TEST_FILE}
     with pytest.raises(VerdictError, match=f"bison data failed: file {TEST_FILE}"):
         raise_unless_let_pass(both, incident.root / "none.json", "`approve`")
 
     leakage = incident.recipe().phase("bison").gates.data.leakage.model_dump()
-    stale = judged(incident, dropped, leakage={**leakage, "max_items": len(names)})
-    assert what_stops(stale) == {"differences"}
-
+    assert stopping(prepared_and_judged(dropped, home, leakage={**leakage, "max_items": len(names)})) == {"differences"}
     rebuilt = incident.recipe(excluded=[TEST_FILE])
-    prepare(incident, rebuilt)
-    last = judged(incident, rebuilt)
+    last = prepared_and_judged(rebuilt, home)
     assert last.passes, last.reasons
-
-    said = verify_and_scan(incident, dropped, tmp_path)
-    assert said["verified"] == 1
-    assert said["differences"] == 1
-    assert said["scanned"] == 1
-    assert said["items"] == names
-    said = verify_and_scan(incident, rebuilt, tmp_path)
-    assert (said["verified"], said["differences"], said["scanned"], said["items"]) == (0, 0, 0, set())
+    assert verify_and_scan(incident, dropped, tmp_path) == (1, 1, 1, names)
+    assert verify_and_scan(incident, rebuilt, tmp_path) == (0, 0, 0, set())
 
 
-def verify_and_scan(incident: Incident, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """What the commands of `docs/explanation/leakage.md` say of a recipe's mathematics."""
+def verify_and_scan(incident: Incident, recipe: Recipe, folder: Path) -> tuple[int, int, int, set[str]]:
+    """Exit code and differences of `data verify`, exit code and items of `scan`, as in `docs/explanation/leakage.md`."""
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(main.main, [*map(str, arguments), "--home", str(incident.home)])
+
     write_json(folder / "recipe.json", recipe.model_dump(mode="json"))
-    verified = run("data", "verify", folder / "recipe.json", "--home", incident.home)
+    verified = run("data", "verify", folder / "recipe.json")
     cache = data_plan(recipe, Home.open(str(incident.home))).components[MATH].train.folder
-    scanned = run("scan", cache, "--benchmarks", incident.benchmarks, "--home", incident.home, "--json")
+    scanned = run("scan", cache, "--benchmarks", incident.benchmarks, "--json")
     hits = json.loads(scanned.stdout)["hits"]
     assert all(hit["file"] == TEST_FILE for hit in hits)
-    return {
-        "verified": verified.exit_code,
-        "differences": verified.stdout.count(f"{MATH}: file no longer selected: {TEST_FILE}"),
-        "scanned": scanned.exit_code,
-        "items": {hit["item"] for hit in hits if hit["benchmark"] in (MADE, REAL)},
-    }
+    differences = verified.stdout.count(f"{MATH}: file no longer selected: {TEST_FILE}")
+    return verified.exit_code, differences, scanned.exit_code, {hit["item"] for hit in hits if hit["benchmark"] in (MADE, REAL)}
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(main.main, list(map(str, arguments)))
+def bison_alone(component: str, home: Home) -> Recipe:
+    """The record's phase at proxy scale, from scratch, on its mathematics and FLAN; its stand-ins are collected."""
+    recipe = load_recipe("marin-32b", "proxy")
+    bison = recipe.phase("bison").model_dump(mode="json")
+    flat = {"kind": "constant", "start_step": 0, "end_step": 160, "start": 7e-4, "end": 7e-4}
+    mixture = [[0, {component: 60.0, "flan": 40.0}]]
+    bison |= {"start": {"seed": 0}, "learning_rate": [flat, *bison["learning_rate"]], "mixture": mixture}
+    bison["gates"]["data"]["max_epochs"] = None  # the two have too little text for so many steps
+    alone = recipe.but(phases=[bison], tokenizer={"name": None, "vocab_size": 1024})
+    collect_stand_ins(stand_ins_of(alone), home.sources)
+    return alone
+
+
+def test_the_made_up_items_of_the_record_s_bundle_are_found_in_its_cache(tmp_path: Path):
+    home = Home.open(str(tmp_path))
+    recipe = bison_alone(BUNDLE, home)
+    assert TEST_NAME in sources_of(recipe, home)[BUNDLE].include
+    verdict = prepared_and_judged(recipe, home)
+    found = leaked(verdict, BENCHMARK)
+    assert set(found["component"]) == {BUNDLE}
+    assert all(name.endswith(TEST_NAME) for name in found["files"])
+    assert 0.85 * TRAINED_ON * NUM_ITEMS < found["item"].nunique() <= NUM_ITEMS
+    assert stopping(verdict) == {"leakage"}
+
+
+def test_the_catalogue_s_own_mathematics_of_which_nothing_says_test_passes(tmp_path: Path):
+    home = Home.open(str(tmp_path))
+    verdict = prepared_and_judged(bison_alone(CLEAN, home), home)
+    assert verdict.passes
+    assert leaked(verdict, BENCHMARK).empty
+
+
+@pytest.mark.long
+def test_all_real_items_are_found_in_the_record_s_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real, home = shared_folder("benchmarks") / "gsm8k", Home.open(str(tmp_path))
+    items = read_items(real)
+    assert olmes(items[0], Random(0))
+    recipe = bison_alone(BUNDLE, home)
+    rows = [json.dumps({"id": item.id, "text": trained_on(item)}, ensure_ascii=False) for item in items]
+    (home.sources / BUNDLE / TEST_NAME).write_text("\n".join([*rows, ""]), encoding="utf-8")
+    monkeypatch.setenv("PHASEWISE_BENCHMARKS", str(real))
+    found = leaked(prepared_and_judged(recipe, home), "gsm8k")
+    assert (found["item"].nunique(), len(items)) == (1319, 1319)
+    assert all(name.endswith(TEST_NAME) for name in found["files"])

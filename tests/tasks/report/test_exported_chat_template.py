@@ -4,7 +4,6 @@ import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from phasewise.tasks.data.template import chats_of_caches, template_of, turn_end
 from phasewise.tasks.data.tokenizer import END_OF_TEXT
 from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, differing_fields, opening_answers, tokenizer_files
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.model.hugging_face_config import to_hugging_face
 from tests.tasks.data.conversation_worlds import layout, made_conversations, write_caches, write_source
@@ -21,24 +19,14 @@ from tests.tasks.data.conversation_worlds import layout, made_conversations, wri
 RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
 
 
-def write_config(folder: Path, model: ModelConfig, **changed: Any) -> None:
-    (folder / "config.json").write_text(json.dumps({**to_hugging_face(model, "float32"), "bos_token_id": 1, **changed}))
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_folder_of_the_model_differs_in_nothing(recipe: str, tmp_path: Path) -> None:
+def test_every_changed_field_of_a_folder_of_the_model_is_named(recipe: str, tmp_path: Path) -> None:
     model = load_recipe(recipe, "proxy").phases[-1].model
-    write_config(tmp_path, model)
-    assert differing_fields(tmp_path, model, "float32") == []
-    assert differing_fields(tmp_path, model, "bfloat16") == ["torch_dtype"]
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_changed_field_is_named(recipe: str, tmp_path: Path) -> None:
-    model = load_recipe(recipe, "proxy").phases[-1].model
-    for name in to_hugging_face(model, "float32"):
-        write_config(tmp_path, model, **{name: "changed"})
-        assert differing_fields(tmp_path, model, "float32") == [name]
+    written = {**to_hugging_face(model, "float32"), "bos_token_id": 1}
+    for changed in ({}, *({name: "changed"} for name in to_hugging_face(model, "float32"))):
+        (tmp_path / "config.json").write_text(json.dumps({**written, **changed}))
+        assert differing_fields(tmp_path, model, "float32") == list(changed)
+        assert changed or differing_fields(tmp_path, model, "bfloat16") == ["torch_dtype"]
 
 
 WITHOUT_BEGIN = """
@@ -64,17 +52,13 @@ def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, templ
     write_caches(write_source(tmp_path / "source", layout("messages", template), made_conversations(80)), tmp_path)
     about, ends, folder = exported(tmp_path, template)
     text = template_of(layout("messages", template)).text
-    assert (
-        about["chat_template"]
-        == (folder / CHAT_TEMPLATE_NAME).read_text()
-        == ("{{ bos_token }}" + text if turn_end == END_OF_TEXT else text)
-    )
+    expected = "{{ bos_token }}" + text if turn_end == END_OF_TEXT else text
+    assert about["chat_template"] == (folder / CHAT_TEMPLATE_NAME).read_text() == expected
     assert about["eos_token"] == turn_end
     cache = TokenCache.open(tmp_path / "train")
-    assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, _id(folder, turn_end))))
-    assert turn_ends(chats_of_caches([tmp_path / "train", tmp_path / "held_out"])) == (
-        turn_end,
-    )  # what evaluates the phase knows it from there
+    added = {one["content"]: one["id"] for one in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
+    assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, added[turn_end])))
+    assert turn_ends(chats_of_caches([tmp_path / "train", tmp_path / "held_out"])) == (turn_end,), "for the phase's evaluation"
     if find_spec("transformers") is None:
         pytest.skip("transformers is not installed (extra `parity`): what it makes of the folder was not looked at")
     theirs = import_module("transformers").AutoTokenizer.from_pretrained(folder)
@@ -138,8 +122,3 @@ def test_export_asks_for_what_opens_an_answer(tmp_path: Path):
     write_caches(write_source(tmp_path / "source", layout("messages", CHATML), made_conversations(60)), tmp_path)
     written = tokenizer_files(tmp_path / "tokenizer" / "tokenizer.json", 128, [added])
     assert "add_generation_prompt" in written.files[CHAT_TEMPLATE_NAME].decode()
-
-
-def _id(folder: Path, token: str) -> int:
-    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
-    return next(one["id"] for one in added if one["content"] == token)

@@ -5,23 +5,22 @@ import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+import numpy as np
 import pytest
 
-from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, Report, RollBackReport, VerdictReport
-from phasewise.tasks.report.html import render, write_report
+from phasewise.tasks.report.contents import BenchmarkReport, Report, RollBackReport, VerdictReport
+from phasewise.tasks.report.html import environment, render, write_report
+from phasewise.tasks.report.pictures import LEVELS
 from phasewise.tasks.report.sections import routing_of
 from phasewise.validations.outcomes import CheckCounts
+from tests.tasks.report.conftest import changed, planned
+from tests.validations.report.samples import HOSTILE as SCRIPT
 
 VOID = {"meta", "br", "wbr", "use"}
 HOSTILE = "<b>x</b>&\"'"
-Model = TypeVar("Model", Report, PhaseReport)
-
-
-def changed(model: Model, **fields: object) -> Model:
-    """The model with other fields, validated again."""
-    return type(model).model_validate(dict(model) | fields)
+NAMES = ["passed_report", "stopped_report", "hostile_report", "sparse_report"]
 
 
 class Page(HTMLParser):
@@ -29,7 +28,7 @@ class Page(HTMLParser):
 
     def __init__(self, html: str):
         super().__init__()
-        self.text = ""
+        self.html, self.text = html, ""
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.broken: list[str] = []
@@ -54,9 +53,14 @@ class Page(HTMLParser):
             self.text += data
 
 
+def page_of(report: Report) -> Page:
+    return Page(render(report))
+
+
 @pytest.fixture
 def hostile_report(passed_report: Report) -> Report:
     """Every text of the run wants to be markup."""
+    judged: dict[str, Any] = {"reasons": (HOSTILE,), "accepted": (HOSTILE,), "path": HOSTILE}
     phase = changed(
         passed_report.phases[1],
         name=HOSTILE,
@@ -66,43 +70,33 @@ def hostile_report(passed_report: Report) -> Report:
         parent=HOSTILE,
         params_digest=HOSTILE,
         verdicts=(
-            VerdictReport(name="data", counts=CheckCounts(failed=1), reasons=(HOSTILE,), accepted=(HOSTILE,), path=HOSTILE),
-            VerdictReport(name="gate", counts=CheckCounts(warned=1), reasons=(HOSTILE,), accepted=(HOSTILE,), path=HOSTILE),
+            VerdictReport(name="data", counts=CheckCounts(failed=1), **judged),
+            VerdictReport(name="gate", counts=CheckCounts(warned=1), **judged),
         ),
         benchmarks=(BenchmarkReport(benchmark=HOSTILE, metric=HOSTILE, value=0.5, baseline=0.25, stderr=0.1),),
         roll_backs=(RollBackReport(steps=HOSTILE, sequences=4, why=HOSTILE, decided_by=HOSTILE),),
         routing=routing_of([{"step": 661, "max_violation": 1.0, "expert_load/0/0": 1.0, "expert_load/0/1": 0.0}], None),
     )
-    texts = {
-        "recipe": HOSTILE,
-        "scale": HOSTILE,
-        "created": HOSTILE,
-        "headline": HOSTILE,
-        "facts": {HOSTILE: HOSTILE},
-        "unused": (HOSTILE,),
-    }
-    return changed(passed_report, phases=(passed_report.phases[0], phase), baselines={HOSTILE: 2.6}, **texts)
+    texts = dict.fromkeys(("recipe", "scale", "created", "headline"), HOSTILE)
+    others: dict[str, Any] = {"facts": {HOSTILE: HOSTILE}, "unused": (HOSTILE,), "baselines": {HOSTILE: 2.6}}
+    return changed(passed_report, phases=(passed_report.phases[0], phase), **texts, **others)
 
 
-@pytest.mark.parametrize("name", ["passed_report", "stopped_report", "hostile_report", "sparse_report"])
-def test_page_needs_nothing_beside_it(name: str, request: pytest.FixtureRequest):
-    html = render(request.getfixturevalue(name))
-    page = Page(html)
-    assert not re.search(r"https?:|@import|url\((?!#)", html)
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "image", "base"}
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_nests_and_needs_nothing_beside_it(name: str, request: pytest.FixtureRequest):
+    page = page_of(request.getfixturevalue(name))
+    assert (page.broken, page.open) == ([], [])
+    assert not re.search(r"https?:|@import|url\((?!#)", page.html)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "image", "base", "i>y", "i>z"}
     references = [value for _, attributes in page.tags for key, value in attributes.items() if key in {"src", "href", "xlink:href"}]
     assert all(value and value.startswith("#") for value in references)
     identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
-    used = {value.removeprefix("#") for value in references if value} | set(re.findall(r"url\(#([^)]+)\)", html))
+    used = {value.removeprefix("#") for value in references if value} | set(re.findall(r"url\(#([^)]+)\)", page.html))
     assert used <= set(identifiers)
-
-
-@pytest.mark.parametrize("name", ["passed_report", "stopped_report", "hostile_report", "sparse_report"])
-def test_tags_nest(name: str, request: pytest.FixtureRequest):
-    page = Page(render(request.getfixturevalue(name)))
-    assert page.broken == []
-    assert page.open == []
+    if name == "hostile_report":
+        assert page.text.count(HOSTILE) >= 15
+        assert "<b>x</b>" not in page.html
 
 
 @pytest.mark.parametrize("name", ["passed_report", "sparse_report"])
@@ -111,17 +105,18 @@ def test_every_colour_follows_the_page(name: str, request: pytest.FixtureRequest
     svg = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
     assert svg.count("<text") > 20
     assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) == set()
-    used = set(re.findall(r"var\((--[\w-]+)", html))
-    defined = set(re.findall(r"(--[\w-]+):", html))
-    assert {"--first", "--second", "--ink", "--line"} <= used <= defined
+    assert {"--first", "--second", "--ink", "--line"} <= set(re.findall(r"var\((--[\w-]+)", html)) <= set(re.findall(r"(--[\w-]+):", html))
 
 
-def test_passed_page_tells_everything(passed_report: Report):
-    page = Page(render(passed_report))
-    assert "Passed. All six phases trained and passed their gates." in page.text
-    assert "6 of 6" in page.text
-    assert "12 of 12 verdicts passed" in page.text
-    assert "726 of 726 checks passed" in page.text
+def test_a_passed_page_tells_everything(passed_report: Report):
+    page = page_of(passed_report)
+    for words in (
+        "Passed. All six phases trained and passed their gates.",
+        "6 of 6",
+        "12 of 12 verdicts passed",
+        "726 of 726 checks passed",
+    ):
+        assert words in page.text
     for phase in passed_report.phases:
         assert f"{phase.start_step:,} → {phase.stop_step:,}" in page.text
         assert f"{phase.macro_bits_per_byte:.3f}" in page.text
@@ -134,18 +129,8 @@ def test_passed_page_tells_everything(passed_report: Report):
     assert all(name in page.text and fact in page.text for name, fact in passed_report.facts.items())
 
 
-def test_data_that_was_passed_over_is_in_a_table_with_who_decided(passed_report: Report):
-    assert "Data passed over" not in render(passed_report)
-    by = "approved by Ada on 2026-11-23: noise"
-    roll_back = RollBackReport(steps="steps 21 to 22", sequences=1200, why="the loss is 10.71 at step 21", decided_by=by)
-    rolled_back = changed(passed_report.phases[1], roll_backs=(roll_back,))
-    text = Page(render(changed(passed_report, phases=(passed_report.phases[0], rolled_back)))).text
-    assert f"{rolled_back.name} steps 21 to 22 1,200 the loss is 10.71 at step 21 {by}" in text
-
-
-def test_stopped_page_leads_with_the_reason(stopped_report: Report):
-    html = render(stopped_report)
-    page = Page(html)
+def test_a_stopped_page_leads_with_the_reason(stopped_report: Report):
+    page = page_of(stopped_report)
     reasons = stopped_report.phases[1].verdicts[0].reasons
     assert "Stopped before Ocelot: a benchmark item is in the training data." in page.text
     assert "Stopped. Stopped" not in page.text
@@ -153,36 +138,30 @@ def test_stopped_page_leads_with_the_reason(stopped_report: Report):
     assert all(reason in page.text[page.text.index("Verdicts") :] for reason in reasons)
     assert page.text.count("– not reached") == 4
     assert "✗ data failed" in page.text
-    assert html.index('<details class="card failure" open>') < html.index("badge passed", html.index('id="verdicts"'))
-    assert html.count(" open>") == 1
+    assert page.html.index('<details class="card failure" open>') < page.html.index("badge passed", page.html.index('id="verdicts"'))
+    assert page.html.count(" open>") == 1
 
 
-def test_a_run_that_goes_on_is_not_called_stopped(passed_report: Report):
-    html = render(changed(passed_report, status="unfinished", headline="4 of 5 phases are done; next is sft."))
-    assert "… Unfinished. 4 of 5 phases are done; next is sft." in Page(html).text
-    assert '<div class="status warned">' in html
+def test_what_is_only_sometimes_there(passed_report: Report):
+    plain = render(passed_report)
+    assert "Data passed over" not in plain
+    assert "Rows and documents" not in plain
+    first, *others = passed_report.phases
+    by = "approved by Ada on 2026-11-23: noise"
+    roll_back = RollBackReport(steps="steps 21 to 22", sequences=1200, why="the loss is 10.71 at step 21", decided_by=by)
+    told = changed(first, reads=("packing pad", "documents of web"), roll_backs=(roll_back,), name="$\\alpha$ 凤凰")
+    page = page_of(changed(passed_report, phases=(told, *others), status="unfinished", headline="4 of 5 phases are done; next is sft."))
+    assert f"{told.name}: packing pad; documents of web" in page.text
+    assert f"{told.name} steps 21 to 22 1,200 the loss is 10.71 at step 21 {by}" in page.text
+    assert len(re.findall(r"<text[^>]*>\$\\alpha\$ 凤凰</text>", page.html)) == 4, "both pictures, in both widths"
+    assert "… Unfinished. 4 of 5 phases are done; next is sft." in page.text
+    assert '<div class="status warned">' in page.html
 
 
-def test_names_are_never_markup(hostile_report: Report):
-    page = Page(render(hostile_report))
-    assert not {tag for tag, _ in page.tags} & {"i>y", "i>z"}
-    assert page.text.count(HOSTILE) >= 15
-    assert "<b>x</b>" not in render(hostile_report)
-    assert "<i>y" not in render(hostile_report)
-
-
-def test_dollars_and_foreign_letters_in_a_phase_name_are_plain_text(passed_report: Report):
-    phase = changed(passed_report.phases[0], name="$\\alpha$ 凤凰")
-    html = render(changed(passed_report, phases=(phase,)))
-    assert len(re.findall(r"<text[^>]*>\$\\alpha\$ 凤凰</text>", html)) == 4  # both pictures, in both widths
-
-
-def test_nothing_but_a_plan_still_gives_a_page(passed_report: Report, planned_phase: PhaseReport):
-    bare = changed(planned_phase, learning_rate_turns=(), batch_sequences=(), tokens=0)
-    text = Page(render(changed(passed_report, phases=(bare,), baselines={}, facts={}))).text
-    assert "0 of 1" in text
-    assert "not measured" in text
-    assert "Nothing was judged." in text
+def test_nothing_but_a_plan_still_gives_a_page(passed_report: Report):
+    bare = changed(planned(1), learning_rate_turns=(), batch_sequences=(), tokens=0)
+    text = page_of(changed(passed_report, phases=(bare,), baselines={}, facts={})).text
+    assert all(words in text for words in ("0 of 1", "not measured", "Nothing was judged."))
     for absent in ("Training Every logged loss", "Mixture", "By component", "Benchmarks", "Small print"):
         assert absent not in text
 
@@ -192,15 +171,15 @@ def test_a_loss_that_is_not_finite_is_named(passed_report: Report):
     points = (*first.loss[:300], *((step, math.nan) for step, _ in first.loss[300:]))
     fields = {"loss": points, "final_loss": math.nan, "macro_bits_per_byte": math.inf, "bits_per_byte": {"dclm_baseline": math.nan}}
     broken = changed(first, benchmarks=(BenchmarkReport(benchmark="b", metric="m", value=math.nan, baseline=0.0, stderr=None),), **fields)
-    page = Page(render(changed(passed_report, phases=(broken, *passed_report.phases[1:]))))
-    assert page.text.count("not finite from step 300") == 2  # in both widths
+    page = page_of(changed(passed_report, phases=(broken, *passed_report.phases[1:])))
+    assert page.text.count("not finite from step 300") == 2, "in both widths"
     assert page.broken == []
-    only = Page(render(changed(passed_report, phases=(changed(broken, loss=((0, math.nan),)),))))
+    only = page_of(changed(passed_report, phases=(changed(broken, loss=((0, math.nan),)),)))
     assert "no loss recorded" not in only.text
     assert "not finite from step 0" in only.text
 
 
-def test_report_is_written_at_once_or_not_at_all(tmp_path: Path, passed_report: Report, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_is_written_at_once_or_not_at_all(tmp_path: Path, passed_report: Report, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "reports" / "marin-8b.html"
     assert write_report(target, passed_report) == target
     before = target.read_bytes()
@@ -215,18 +194,73 @@ def test_report_is_written_at_once_or_not_at_all(tmp_path: Path, passed_report: 
     assert [path.name for path in target.parent.iterdir()] == ["marin-8b.html"]
 
 
-def test_the_page_of_a_long_run_stays_small(tmp_path: Path, passed_report: Report):
-    first = passed_report.phases[0]
-    loss = tuple((step, 3 + math.sin(step) / 10) for step in range(100_000))
-    rates = tuple((step, 1e-3 + 1e-4 * math.cos(step / 50)) for step in range(100_000))
-    long = changed(first, stop_step=100_000, loss=loss, learning_rate=rates)
-    report = changed(passed_report, phases=(long, *(changed(p, start_step=100_000, stop_step=100_001) for p in passed_report.phases[1:])))
-    size = write_report(tmp_path / "report.html", report).stat().st_size
-    assert size < 1_500_000
-
-
-def test_rows_and_documents_are_told_where_they_are_not_those_of_most(passed_report: Report):
-    assert "Rows and documents" not in render(passed_report)
+def test_the_page_of_a_long_run_of_a_large_sparse_model_stays_small(passed_report: Report):
+    """Trinity Large: 54 layers of 256 experts, 100,000 updates, no two neighbours alike."""
     first, *others = passed_report.phases
-    told = changed(passed_report, phases=(changed(first, reads=("packing pad", "documents of web")), *others))
-    assert f"{first.name}: packing pad; documents of web" in Page(render(told)).text
+    loads = np.random.default_rng(0).lognormal(0, 0.5, (54, 256))
+    loads /= loads.sum(axis=1, keepdims=True)
+    rows: list[dict[str, Any]] = [
+        {"step": step, "max_violation": 1 + math.sin(step), "dead_experts": step % 3, "router_entropy": 0.9} for step in range(100_000)
+    ]
+    rows[-1] |= {f"expert_load/{layer}/{expert}": load for layer, row in enumerate(loads.tolist()) for expert, load in enumerate(row)}
+    curves = {"loss": tuple((step, 3 + math.sin(step) / 10) for step in range(100_000))}
+    curves["learning_rate"] = tuple((step, 1e-3 + 1e-4 * math.cos(step / 50)) for step in range(100_000))
+    long = changed(first, stop_step=100_000, routing=routing_of(rows, 5.0), **curves)
+    report = changed(passed_report, phases=(long, *(changed(phase, start_step=100_000, stop_step=100_001) for phase in others)))
+    assert len(render(report).encode()) < 1_500_000
+
+
+def test_the_page_shows_the_limit_the_busiest_expert_and_what_was_not_recorded(sparse_report: Report):
+    page = render(sparse_report)
+    assert page.count("Load on the experts") == 1
+    assert "expert 0 of layer 1 has 2.00 times the mean; 1 of 8 experts have nothing" in page
+    assert page.count("The load by layer was not recorded.") == 1
+    assert page.count('class="loads"') == 2
+    style = page[: page.index("</style>")]
+    assert all(words in page and f".level-{level} {{" in style for level, (_, words) in enumerate(LEVELS))
+
+
+def text(template: str, **params: Any) -> dict[str, Any]:
+    return {"content_block_type": "string_template", "string_template": {"template": template, "params": params}}
+
+
+@pytest.mark.parametrize(
+    ("block", "html"),
+    [
+        (None, "–"),
+        (3, "3"),
+        (["a", 1], "a 1"),
+        (text("<br><br>$count of $all rows.", count=1, all=None), "1 of – rows."),
+        (text("one<br>two"), "one<br>two"),
+        (text("$5 and $unknown"), "$5 and $unknown"),
+        (text("$icon", icon='<i class="fas fa-times text-danger"></i>'), '<span class="word failed">✗ fails</span>'),
+        (text("$icon", icon='<i class="fas fa-check-circle text-success"></i>'), '<span class="word passed">✓ passes</span>'),
+        (
+            {"content_block_type": "collapse", "collapse_toggle_link": "More", "collapse": ["inside"]},
+            "<details><summary>More</summary><div>inside</div></details>",
+        ),
+        (
+            {"content_block_type": "table", "header_row": ["A"], "table": [[1], ["b"]]},
+            '<table class=""><thead><tr><th scope="col">A</th></tr></thead><tbody><tr><td>1</td></tr><tr><td>b</td></tr></tbody></table>',
+        ),
+        ({"content_block_type": "bullet_list", "bullet_list": ["a", "b"]}, "<ul><li>a</li><li>b</li></ul>"),
+        ({"content_block_type": "text", "header": "Why", "text": ["a"]}, "<p><strong>Why</strong></p><p>a</p>"),
+        ({"content_block_type": "content_block_container", "content_blocks": ["a", "b"]}, "ab"),
+        ({"content_block_type": 7}, "<pre>{&#39;content_block_type&#39;: 7}</pre>"),
+        (SCRIPT, None),
+        (text(SCRIPT), None),
+        (text("$value", value=SCRIPT), None),
+        ({"content_block_type": "table", "table": [[SCRIPT]]}, None),
+        ({"content_block_type": "collapse", "collapse_toggle_link": SCRIPT, "collapse": [SCRIPT]}, None),
+        ({"content_block_type": "unheard of", "value": SCRIPT}, None),
+    ],
+)  # fmt: skip
+def test_each_block_of_great_expectations_has_its_html_and_none_lets_markup_through(block: Any, html: str | None):
+    template = environment().from_string('{% from "blocks.html" import block_html %}{{ block_html(block) }}')
+    shown = template.render(block=block).strip()
+    if html is None:
+        assert "alert(1)" in shown
+        assert "<script" not in shown
+        assert "<img" not in shown
+    else:
+        assert shown == html

@@ -5,9 +5,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,15 +22,13 @@ SUBJECT = Subject("tiny", "proxy", "ocelot", HELD_OUT_TOKENS)
 Edit = Callable[[Any], None]
 
 
-@dataclass(frozen=True)
-class Carded:
+class Carded(NamedTuple):
     """A home and the card of a phase in it."""
 
     home: Path
     card: Path
 
     def verify(self, **against: Any) -> Verification:
-        """Check the card against the home."""
         return verify_card(self.card, Against(home=self.home, **against))
 
     def edit(self, path: str, edit: Edit) -> None:
@@ -56,7 +53,7 @@ def claims_of(card: Path) -> dict[str, Any]:
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    """What is compiled runs for milliseconds: XLA's optimisations, which take seconds, are left out, here and in processes of our own."""
+    """Leave out XLA's optimisations, which take seconds, here and in processes of our own."""
     compile_from_now_on(quickly=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -71,7 +68,7 @@ def quick_compilation() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recipe's file and the home. It is made before what each file has of its own."""
+    """The recipe's file and the home."""
     with quickly():
         recipe, home = write_world(tmp_path_factory.mktemp("carded"))
     return recipe, home.root
@@ -79,22 +76,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def written(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Carded:
-    """The card, with all of its claims checked once; to be read, not changed."""
+    """The home and its card: to be read, not changed."""
     home = trained[1]
     card = tmp_path_factory.mktemp("card") / "card"
     write_card(home, SUBJECT, card, CardOptions())
     return Carded(home, card)
 
 
-def copy_or_link(source: str, target: str) -> None:
-    """Most of a home is checkpoints that were before the card's own: they are links. No test changes one."""
-    parts = Path(source).parts
-    is_older = "checkpoints" in parts and parts[parts.index("checkpoints") + 1] != str(LAST_STEP)
-    (os.link if is_older else shutil.copy2)(source, target)
-
-
 @pytest.fixture
 def carded(written: Carded, tmp_path: Path) -> Carded:
-    """A copy that a test may change."""
+    """A copy that a test may change. Most of a home are checkpoints before the card's own: they are links, and no test changes one."""
+
+    def copy_or_link(source: str, target: str) -> None:
+        parts = Path(source).parts
+        is_older = "checkpoints" in parts and parts[parts.index("checkpoints") + 1] != str(LAST_STEP)
+        (os.link if is_older else shutil.copy2)(source, target)
+
     home = shutil.copytree(written.home, tmp_path / "home", copy_function=copy_or_link)
     return Carded(Path(home), Path(shutil.copytree(written.card, tmp_path / "card")))

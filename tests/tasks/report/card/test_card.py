@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 from phasewise.flows.cli.main import main
 from phasewise.tasks.report.card import ENVELOPE_NAME, STATEMENT_NAME, Against, CardOptions, verify_card, write_card
@@ -17,21 +17,14 @@ from phasewise.trainer.base.errors import ConfigError, VerdictError
 from tests.tasks.report.card.conftest import SUBJECT, Carded, claims_of
 
 
-def test_a_card_holds_from_another_folder_and_home(carded: Carded):
+def test_a_card_holds_from_another_folder_and_equal_homes_give_equal_cards(carded: Carded, written: Carded, tmp_path: Path):
     found = carded.verify()
     assert found.passes, [one.line for one in (*found.disagreements, *found.unchecked)]
     assert found.read_bytes > 100_000
-
-
-def test_equal_homes_give_equal_cards_without_a_path_of_this_machine(carded: Carded, written: Carded, tmp_path: Path):
     write_card(carded.home, SUBJECT, tmp_path / "again", CardOptions())
-    names = sorted(path.name for path in written.card.iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
-    for name in names:
-        content = (written.card / name).read_text()
-        assert content == (tmp_path / "again" / name).read_text()
-        assert str(written.home) not in content
-        assert "/tmp" not in content
+    cards = [{path.name: path.read_text() for path in folder.iterdir()} for folder in (written.card, tmp_path / "again")]
+    assert cards[0] == cards[1]
+    assert not any(str(written.home) in content or "/tmp" in content for content in cards[0].values()), "no path of this machine"
 
 
 def test_a_home_that_contradicts_itself_gets_no_card(carded: Carded, tmp_path: Path):
@@ -41,58 +34,39 @@ def test_a_home_that_contradicts_itself_gets_no_card(carded: Carded, tmp_path: P
     assert not (tmp_path / "none").exists()
 
 
-def test_without_a_home_nothing_counts_as_checked(written: Carded):
-    found = verify_card(written.card, Against())
-    assert not found.disagreements
-    assert not found.passes
-    assert [one.field for one in found.unchecked] == ["all claims"]
-
-
-def test_what_is_not_read_is_named(carded: Carded):
-    found = carded.verify(max_read_bytes=0)
-    assert not found.disagreements
-    assert not found.passes
-    fields = {one.field for one in found.unchecked}
-    assert "data.flan.manifest.shards.shard-00000.digest" in fields
-    assert "training.params_digest" in fields
-
-
-def test_source_files_elsewhere_are_read_where_they_are_said_to_be(carded: Carded, tmp_path: Path):
+def test_what_is_not_read_is_named_and_does_not_pass(carded: Carded, written: Carded, tmp_path: Path):
+    nothing_read = verify_card(written.card, Against())
+    bounded = carded.verify(max_read_bytes=0)
+    assert [one.field for one in nothing_read.unchecked] == ["all claims"]
+    assert {"data.flan.manifest.shards.shard-00000.digest", "training.params_digest"} <= {one.field for one in bounded.unchecked}
+    for found in (nothing_read, bounded):
+        assert (found.disagreements, found.passes) == ([], False)
     moved = shutil.move(carded.home / "sources/flan", tmp_path / "flan")
     assert [one.field for one in carded.verify().unchecked] == ["data.flan.manifest.sources.text.jsonl"]
     assert carded.verify(source_folders={"flan": Path(moved)}).passes
 
 
-@pytest.mark.parametrize("name", [BOM_NAME, CROISSANT_NAME, "README.md"])
-def test_another_document_of_the_card_cannot_say_something_else(name: str, carded: Carded):
-    path = carded.card / name
-    path.write_text(path.read_text().replace("medu_science_qa", "medu_science_qb", 1))
-    found = carded.verify()
-    assert any(one.field == f"documents.{name}" for one in found.disagreements)
-    assert any(one.field.startswith((f"{name}:", f"{name}: ")) for one in found.disagreements)
-
-
-def test_a_stray_file_and_a_missing_one_are_named(carded: Carded):
+def test_another_document_of_the_card_cannot_say_something_else(carded: Carded):
+    for name in (BOM_NAME, CROISSANT_NAME, "README.md"):
+        path = carded.card / name
+        path.write_text(path.read_text().replace("medu_science_qa", "medu_science_qb", 1))
+    fields = [one.field for one in carded.verify().disagreements]
+    for name in (BOM_NAME, CROISSANT_NAME, "README.md"):
+        assert f"documents.{name}" in fields
+        assert any(field.startswith(f"{name}:") for field in fields)
     (carded.card / "more.json").write_text("{}")
     (carded.card / BOM_NAME).unlink()
-    fields = [one.field for one in carded.verify().disagreements]
-    assert {"more.json", BOM_NAME} <= set(fields)
+    assert {"more.json", BOM_NAME} <= {one.field for one in carded.verify().disagreements}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"_type": "x", "subject": [], "predicate": 3}', '{"predicate": {"scale": {}}}'])
-def test_what_is_no_statement_is_refused_without_a_traceback(content: str, carded: Carded):
-    (carded.card / STATEMENT_NAME).write_text(content)
-    assert carded.verify().disagreements
-
-
-@pytest.mark.parametrize("name", ["../../etc", "a/b", ".."])
-def test_a_card_does_not_lead_out_of_the_home(name: str, carded: Carded):
-    def edit(claims: dict[str, Any]) -> None:
-        claims["scale"] = name
-
-    carded.forge(edit)
-    with pytest.raises(ConfigError, match="must be names of folders"):
-        carded.verify()
+def test_what_is_no_statement_is_refused_without_a_traceback_and_no_name_leads_out_of_the_home(carded: Carded):
+    for name in ("../../etc", "a/b", ".."):
+        carded.forge(lambda claims, name=name: claims.update(scale=name))
+        with pytest.raises(ConfigError, match="must be names of folders"):
+            carded.verify()
+    for content in ("", "[]", "{}", '{"_type": "x", "subject": [], "predicate": 3}', '{"predicate": {"scale": {}}}'):
+        (carded.card / STATEMENT_NAME).write_text(content)
+        assert carded.verify().disagreements
 
 
 def test_the_commands(trained: tuple[Path, Path], tmp_path: Path):
@@ -106,31 +80,28 @@ def test_the_commands(trained: tuple[Path, Path], tmp_path: Path):
     assert (result.exit_code, "all was checked, and holds" in result.stdout) == (0, True), result.output
     result = CliRunner().invoke(main, ["verify", str(tmp_path / "card")])
     assert (result.exit_code, "not checked: all claims" in result.stdout) == (1, True)
-    assert CliRunner().invoke(main, asked).exit_code == 2  # the folder is not empty
+    assert CliRunner().invoke(main, asked).exit_code == 2, "the folder is not empty"
     assert CliRunner().invoke(main, ["verify", str(tmp_path)]).exit_code == 2
 
 
-@pytest.mark.skipif(find_spec("cyclonedx") is None, reason="needs cyclonedx-python-lib[json-validation]")
 def test_the_bill_of_materials_is_valid_by_its_standard(written: Carded):
-    validator = import_module("cyclonedx.validation.json").JsonStrictValidator(import_module("cyclonedx.schema").SchemaVersion.V1_6)
+    validation, schema = pytest.importorskip("cyclonedx.validation.json"), pytest.importorskip("cyclonedx.schema")
+    validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
     content = (written.card / BOM_NAME).read_text()
     assert validator.validate_str(content) is None
     assert validator.validate_str(content.replace('"machine-learning-model"', '"machine"')) is not None
 
 
-@pytest.mark.skipif(find_spec("mlcroissant") is None, reason="needs mlcroissant")
 @pytest.mark.filterwarnings("ignore")
 def test_the_description_of_the_data_is_valid_by_its_standard(written: Carded):
-    assert not import_module("mlcroissant").Dataset(jsonld=str(written.card / CROISSANT_NAME)).metadata.issues.errors
+    library = pytest.importorskip("mlcroissant")
+    assert not library.Dataset(jsonld=str(written.card / CROISSANT_NAME)).metadata.issues.errors
 
 
-@pytest.mark.skipif(find_spec("in_toto_attestation") is None, reason="needs in-toto-attestation")
 def test_the_statement_is_valid_by_its_standard(written: Carded):
-    library = import_module("in_toto_attestation.v1.statement")
-    parsed = import_module("google.protobuf.json_format").Parse(
-        (written.card / STATEMENT_NAME).read_text(), import_module("in_toto_attestation.v1.statement_pb2").Statement()
-    )
-    library.Statement.copy_from_pb(parsed).validate()
+    library, format_ = pytest.importorskip("in_toto_attestation.v1.statement"), pytest.importorskip("google.protobuf.json_format")
+    empty = pytest.importorskip("in_toto_attestation.v1.statement_pb2").Statement()
+    library.Statement.copy_from_pb(format_.Parse((written.card / STATEMENT_NAME).read_text(), empty)).validate()
 
 
 def test_an_unsigned_card_is_refused_where_a_key_is_expected(written: Carded, tmp_path: Path):
@@ -151,3 +122,41 @@ def test_the_page_names_padding_templates_and_length_bias(written: Carded):
     assert "Of flan documents were taken by their length: 100 % from 9 tokens on" in page
     assert "tokens, padding included, of which 7 were predicted." in page
     assert "put into text" not in build_model_card(claims_of(written.card))
+
+
+@pytest.fixture(scope="module", params=["last", "average:2"])
+def folder(request: pytest.FixtureRequest, trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported folder of the phase."""
+    recipe, home = trained
+    out = tmp_path_factory.mktemp("exported") / "out"
+    asked = ["export", f"{recipe}/ocelot", str(out), "--home", str(home), "--weights", request.param, "--dtype", "bfloat16"]
+    result = CliRunner().invoke(main, asked)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_a_card_names_the_exported_folder_and_holds(folder: Path, written: Carded, tmp_path: Path):
+    readme = (folder / "README.md").read_text()
+    assert "nothing was known of" not in readme
+    headings = ("## Lineage", "## Mixture", "## Evaluation", "## Verdicts", "## Data", "| ocelot | 40 to 52 | kestrel at step 40 |")
+    assert [heading for heading in headings if heading not in readme] == []
+    write_card(written.home, SUBJECT, tmp_path / "card", CardOptions(export=folder))
+    carded = Carded(written.home, tmp_path / "card")
+    assert carded.verify(export=folder).passes
+    assert [one.field for one in carded.verify().unchecked] == ["export"]
+    statement: dict[str, Any] = json.loads((carded.card / STATEMENT_NAME).read_text())
+    assert "export/model.safetensors" in {subject["name"] for subject in statement["subject"]}
+    page = Path(shutil.copytree(folder, tmp_path / "copy")) / "README.md"
+    page.write_text(page.read_text() + "\nThe best model.\n")
+    assert "export.files.README.md.sha256" in {one.field for one in carded.verify(export=page.parent).disagreements}
+
+
+def test_an_export_of_other_weights_gets_no_card(folder: Path, written: Carded, tmp_path: Path):
+    """One value of one tensor: the files are what they are, and are not the checkpoint's."""
+    path = Path(shutil.copytree(folder, tmp_path / "copy")) / "model.safetensors"
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name].reshape(-1)[0] += np.ones((), tensors[name].dtype)
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(VerdictError, match=r"export\.weights: its tensors are not"):
+        write_card(written.home, SUBJECT, tmp_path / "none", CardOptions(export=path.parent))

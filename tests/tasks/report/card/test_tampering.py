@@ -16,71 +16,69 @@ from tests.tasks.report.card.conftest import Carded
 RUN = "runs/tiny-proxy/ocelot"
 VERDICTS = "verdicts/tiny-proxy/ocelot"
 ZEROS = "0" * 64
+NOTHING = object()
 
 
-def at(*places: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Another value at these places in the claims."""
-
-    def edit(claims: Any) -> None:
-        for path in places:
-            *outer, last = path.split("/")
-            inner = claims
-            for part in outer:
-                inner = inner[int(part)] if isinstance(inner, list) else inner[part]
-            inner[last] = value
-
-    return edit
-
-
-def without(path: str) -> Callable[[dict[str, Any]], None]:
-    def edit(claims: Any) -> None:
-        *outer, last = path.split("/")
+def put(claims: Any, paths: str, value: Any) -> None:
+    """Another value at these paths in the claims, or none."""
+    for path in paths.split():
+        *outer, last = path.split(":")
+        inner = claims
         for part in outer:
-            claims = claims[part]
-        del claims[int(last) if isinstance(claims, list) else last]
-
-    return edit
-
-
-IN_THE_CARD = {
-    "a share": (at("mixture/at_step/0/flan", value=10.0), "mixture.at_step[0].flan: the card says 10.0, the home says 20.0"),
-    "the seed": (at("order/seed", "training/settings/order/seed", value=77), "order.seed: the card says 77, the home says 0"),
-    "a setting": (at("training/settings/optimizer/beta2", value=0.99), "training.settings.optimizer.beta2: the card says"),
-    "the weights": (
-        at("training/params_digest", "evaluation/params_digest", value=ZEROS),
-        f"training.params_digest: the card says {ZEROS}",
-    ),
-    "the loss": (at("training/final_loss", value=1.5), "training.final_loss: the card says 1.5"),
-    "the date": (at("training/finished", value="2031-01-01T00:00:00Z"), "training.finished: the card says 2031-01-01T00:00:00Z"),
-    "the parent": (at("lineage/0/phase", "lineage/1/start/parent", value="phoenix"), "lineage[0].phase: the card says phoenix"),
-    "a parent left out": (without("lineage/0"), "lineage: the card says"),
-    "the hand-off": (at("hand_off/changes/batch/before", value="6"), "hand_off.changes.batch.before: the card says 6"),
-    "a glob": (at("data/flan/manifest/source/exclude", value=["*/test/*"]), "data.flan.manifest.source.exclude: the card says"),
-    "a source file": (at("data/flan/manifest/sources/0/digest", value=f"sha256:{ZEROS}"), "data.flan.manifest.sources[0].digest: the card"),
-    "a component left out": (without("data/flan"), "data.flan: the card says nothing"),
-    "the tokenizer": (at("tokenizer/digest", value=ZEROS), "tokenizer.digest: the card says 0000"),
-    "a limit": (at("gates/data/limits/max_epochs", value=2.0), "gates.data.limits.max_epochs: the card says 2.0, the home says 1000.0"),
-    "that a verdict passes": (at("gates/model/passes", value=False), "gates.model.passes: the card says false"),
-    "the outcome of a check": (at("gates/data/checks/0/outcome", value="failed"), "gates.data.checks[0].outcome: the card says failed"),
-    "a result": (at("evaluation/results/next_word/value", value=0.99), "evaluation.results.next_word.value: the card says 0.99"),
-    "bits per byte": (at("evaluation/bits_per_byte/flan", value=0.5), "evaluation.bits_per_byte.flan: the card says 0.5"),
-    "the held-out text": (at("evaluation/held_out_tokens", value=10**6), "evaluation.held_out.flan: no held-out cache in the home"),
-    "a checkpoint file": (at("checkpoint/files/commit_success.txt/sha256", value=ZEROS), "checkpoint.files.commit_success.txt.sha256"),
-    "a digest": (lambda claims: claims["digests"].update({f"{RUN}/metrics.jsonl": ZEROS}), f"digests.{RUN}/metrics.jsonl: the card says 0"),
-    "the scale": (at("scale", value="full"), "training"),
-    "another phase's name": (at("phase", value="kestrel"), "training.settings.phase"),
-    "a path out of the home": (at("data/flan/where", value="../../elsewhere"), "data.flan.where: the card says ../../elsewhere"),
-}
+            inner = inner[int(part)] if isinstance(inner, list) else inner[part]
+        place = int(last) if isinstance(inner, list) else last
+        if value is NOTHING:
+            del inner[place]
+        else:
+            inner[place] = value
 
 
-@pytest.mark.parametrize("tampering", IN_THE_CARD)
-def test_a_lie_in_the_card_is_named(tampering: str, carded: Carded):
-    edit, expected = IN_THE_CARD[tampering]
+IN_THE_CARD = (
+    ("mixture:at_step:0:flan", 10.0, "mixture.at_step[0].flan: the card says 10.0, the home says 20.0"),
+    ("order:seed training:settings:order:seed", 77, "order.seed: the card says 77, the home says 0"),
+    ("training:settings:optimizer:beta2", 0.99, "training.settings.optimizer.beta2: the card says"),
+    ("training:params_digest evaluation:params_digest", ZEROS, f"training.params_digest: the card says {ZEROS}"),
+    ("training:final_loss", 1.5, "training.final_loss: the card says 1.5"),
+    ("training:finished", "2031-01-01T00:00:00Z", "training.finished: the card says 2031-01-01T00:00:00Z"),
+    ("lineage:0:phase lineage:1:start:parent", "phoenix", "lineage[0].phase: the card says phoenix"),
+    ("hand_off:changes:batch:before", "6", "hand_off.changes.batch.before: the card says 6"),
+    ("data:flan:manifest:source:exclude", ["*/test/*"], "data.flan.manifest.source.exclude: the card says"),
+    ("data:flan:manifest:sources:0:digest", f"sha256:{ZEROS}", "data.flan.manifest.sources[0].digest: the card"),
+    ("tokenizer:digest", ZEROS, "tokenizer.digest: the card says 0000"),
+    ("gates:data:limits:max_epochs", 2.0, "gates.data.limits.max_epochs: the card says 2.0, the home says 1000.0"),
+    ("gates:model:passes", False, "gates.model.passes: the card says false"),
+    ("gates:data:checks:0:outcome", "failed", "gates.data.checks[0].outcome: the card says failed"),
+    ("evaluation:results:next_word:value", 0.99, "evaluation.results.next_word.value: the card says 0.99"),
+    ("evaluation:bits_per_byte:flan", 0.5, "evaluation.bits_per_byte.flan: the card says 0.5"),
+    ("evaluation:held_out_tokens", 10**6, "evaluation.held_out.flan: no held-out cache in the home"),
+    ("checkpoint:files:commit_success.txt:sha256", ZEROS, "checkpoint.files.commit_success.txt.sha256"),
+    (f"digests:{RUN}/metrics.jsonl", ZEROS, f"digests.{RUN}/metrics.jsonl: the card says 0"),
+    ("data:flan:where", "../../elsewhere", "data.flan.where: the card says ../../elsewhere"),
+)
+ALONE = (
+    ("lineage:0", NOTHING, "lineage: the card says"),
+    ("data:flan", NOTHING, "data.flan: the card says nothing"),
+    ("scale", "full", "training"),
+    ("phase", "kestrel", "training.settings.phase"),
+)
+"""These change what the card is about."""
+
+
+@pytest.mark.parametrize("lies", [IN_THE_CARD, *((lie,) for lie in ALONE)], ids=["many", *(paths for paths, _, _ in ALONE)])
+def test_lies_in_the_card_are_named(lies: tuple[tuple[str, Any, str], ...], carded: Carded):
+    def edit(claims: Any) -> None:
+        for paths, value, _ in lies:
+            put(claims, paths, value)
+
     carded.forge(edit)
+    check_named(carded, [expected for *_, expected in lies])
+
+
+def check_named(carded: Carded, expected: list[str]) -> None:
     found = carded.verify()
     assert not found.passes
     lines = [one.line for one in found.disagreements]
-    assert any(line.startswith(expected) for line in lines), lines
+    assert [one for one in expected if not any(line.startswith(one) for line in lines)] == [], lines
 
 
 def flipped(pattern: str) -> Callable[[Carded], None]:
@@ -119,58 +117,41 @@ def whole_manifest(carded: Carded) -> None:
     write_json(path, {**content, "digest": digest_of_json(content)})
 
 
-IN_THE_HOME = {
-    "a byte of a shard": (flipped("tokens/flan/train-*/shard-00000.bin"), "data.flan.manifest.shards.shard-00000.digest"),
-    "a byte of an index": (flipped("tokens/flan/train-*/shard-00000.parquet"), "data.flan.manifest.shards.shard-00000.index_digest"),
-    "a byte of held-out text": (
-        flipped("tokens/flan/held_out-*/shard-00000.bin"),
-        "evaluation.held_out.flan.manifest.shards.shard-00000.digest",
+BYTES = {
+    "data.flan.manifest.shards.shard-00000.digest": flipped("tokens/flan/train-*/shard-00000.bin"),
+    "data.flan.manifest.shards.shard-00000.index_digest": flipped("tokens/flan/train-*/shard-00000.parquet"),
+    "evaluation.held_out.flan.manifest.shards.shard-00000.digest": flipped("tokens/flan/held_out-*/shard-00000.bin"),
+    "data.flan.manifest.sources.text.jsonl": flipped("sources/flan/text.jsonl"),
+    "checkpoint.files.state/": flipped(f"{RUN}/checkpoints/52/state/**/*"),
+    "tokenizer.digest": flipped("tokenizers/*/tokenizer.json"),
+    "evaluation.benchmarks_digest": flipped("benchmarks/*/next_word.jsonl"),
+}
+RECORDS = {
+    f"digests.{VERDICTS}/data/mixture.parquet": evidence,
+    "gates.health.judged": metrics,
+    "mixture.at_step[0].flan: the card says 20.0, the home says 10.0": in_json(
+        f"{RUN}/run.json", lambda run: run["mixture"][0][1].update({"flan": 10.0, "medu_science_qa": 60.0})
     ),
-    "a byte of a source file": (flipped("sources/flan/text.jsonl"), "data.flan.manifest.sources.text.jsonl"),
-    "a byte of the weights": (flipped(f"{RUN}/checkpoints/52/state/**/*"), "checkpoint.files.state/"),
-    "a byte of the tokenizer": (flipped("tokenizers/*/tokenizer.json"), "tokenizer.digest"),
-    "an item of a benchmark": (flipped("benchmarks/*/next_word.jsonl"), "evaluation.benchmarks_digest"),
-    "a manifest, with its digest": (whole_manifest, "data.flan.manifest_digest"),
-    "the evidence of a verdict": (evidence, f"digests.{VERDICTS}/data/mixture.parquet"),
-    "the metrics": (metrics, "gates.health.judged"),
-    "the mixture of the run": (
-        in_json(f"{RUN}/run.json", lambda run: run["mixture"][0][1].update({"flan": 10.0, "medu_science_qa": 60.0})),
-        "mixture.at_step[0].flan: the card says 20.0, the home says 10.0",
+    "evaluation.results.next_word.value": in_json(f"{RUN}/evaluation.json", lambda found: found["results"][0].update(value=0.99)),
+    "gates.model.passes": in_json(f"{VERDICTS}/model.json", lambda verdict: verdict.update(passes=False)),
+    "data.flan.manifest_digest": in_json(f"{VERDICTS}/data.json", lambda verdict: verdict["judged"].update(flan=ZEROS)),
+    "lineage.kestrel.params_digest": in_json("runs/tiny-proxy/kestrel/result.json", lambda result: result.update(params_digest=ZEROS)),
+    "gates.model.judged.parent's evaluation": in_json(
+        "runs/tiny-proxy/kestrel/evaluation.json", lambda found: found.update(macro_bits_per_byte=0.5)
     ),
-    "the score in the evaluation": (
-        in_json(f"{RUN}/evaluation.json", lambda found: found["results"][0].update(value=0.99)),
-        "evaluation.results.next_word.value",
+    "order.seed": in_json(f"{RUN}/checkpoints/52/about/metadata", lambda about: about["contract"].update(seed=77)),
+}
+OTHERS = {
+    "data.flan.manifest_digest": whole_manifest,
+    f"digests.{RUN}/evaluation.json": in_json(
+        f"{RUN}/evaluation.json", lambda found: found["results"][0]["answers"][0].update(right=True, id="x")
     ),
-    "the answers to the items": (
-        in_json(f"{RUN}/evaluation.json", lambda found: found["results"][0]["answers"][0].update(right=True, id="x")),
-        f"digests.{RUN}/evaluation.json",
-    ),
-    "the verdict's pass": (in_json(f"{VERDICTS}/model.json", lambda verdict: verdict.update(passes=False)), "gates.model.passes"),
-    "what the verdict judged": (
-        in_json(f"{VERDICTS}/data.json", lambda verdict: verdict["judged"].update(flan=ZEROS)),
-        "data.flan.manifest_digest",
-    ),
-    "the parent's weights": (
-        in_json("runs/tiny-proxy/kestrel/result.json", lambda result: result.update(params_digest=ZEROS)),
-        "lineage.kestrel.params_digest",
-    ),
-    "the parent's scores": (
-        in_json("runs/tiny-proxy/kestrel/evaluation.json", lambda found: found.update(macro_bits_per_byte=0.5)),
-        "gates.model.judged.parent's evaluation",
-    ),
-    "the contract in the checkpoint": (
-        in_json(f"{RUN}/checkpoints/52/about/metadata", lambda about: about["contract"].update(seed=77)),
-        "order.seed",
-    ),
-    "no verdict": (lambda carded: (carded.home / VERDICTS / "health.json").unlink(), "gates.health: the home has no"),
+    "gates.health: the home has no": lambda carded: (carded.home / VERDICTS / "health.json").unlink(),
 }
 
 
-@pytest.mark.parametrize("tampering", IN_THE_HOME)
-def test_a_lie_in_the_home_is_named(tampering: str, carded: Carded):
-    edit, expected = IN_THE_HOME[tampering]
-    edit(carded)
-    found = carded.verify()
-    assert not found.passes
-    lines = [one.line for one in found.disagreements]
-    assert any(line.startswith(expected) for line in lines), lines
+@pytest.mark.parametrize("lies", [BYTES, RECORDS, OTHERS], ids=["bytes", "records", "others"])
+def test_lies_in_the_home_are_named(lies: dict[str, Callable[[Carded], None]], carded: Carded):
+    for edit in lies.values():
+        edit(carded)
+    check_named(carded, list(lies))

@@ -54,19 +54,14 @@ def prose(seed: int) -> str:
     return f"Note {seed}: " + ". ".join(draw.choice(PHRASES) for _ in range(draw.randint(8, 16))) + "."
 
 
-def write_sources(folder: Path) -> None:
-    """A file a component."""
-    for place, name in enumerate(sorted(COMPONENTS)):
-        path = folder / name / "text.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        texts = [prose(1000 * place + number) for number in range(150)]
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-
-
 def write_world(root: Path) -> tuple[Path, Home]:
     """The recipe's file, and the home."""
     home = Home.open(str(root / "home"))
-    write_sources(home.sources)
+    for place, name in enumerate(sorted(COMPONENTS)):
+        path = home.sources / name / "text.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = [prose(1000 * place + number) for number in range(150)]
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     path = root / "carded.json"
     path.write_text(card_recipe(home.sources).model_dump_json())
     prepare(Recipe.model_validate_json(path.read_text()), home)

@@ -1,20 +1,20 @@
 """The recall table in small: the scan keeps its targets, the controls don't, and without one of its parts a named row falls."""
 
+import html
+import json
+from random import Random
+
 import pytest
 
+from experiments.leakage_recall import escapes
 from experiments.leakage_recall.detectors import DETECTORS, ours
 from experiments.leakage_recall.formats import FORMATS
 from experiments.leakage_recall.material import CLEAN, HARD, Material
 from experiments.leakage_recall.mutations import MUTATIONS, Mutation
 from experiments.leakage_recall.report import Table, as_markdown
 
-FEW = [
-    "lm-eval's format",
-    "calculator tags stripped",
-    "solution alone",
-    "one word in ten dropped, a part alone",
-    "homoglyphs for 30 % of the letters, whole",
-]
+TAGS, DROPPED, LETTERS = "calculator tags stripped", "one word in ten dropped, a part alone", "homoglyphs for 30 % of the letters, whole"
+FEW = ["lm-eval's format", TAGS, "solution alone", DROPPED, LETTERS]
 REAL_ITEMS_A_FORMAT = 60
 
 
@@ -26,6 +26,14 @@ def made() -> Material:
 @pytest.fixture(scope="module")
 def table(made: Material) -> Table:
     return made.table(ours, count=40)
+
+
+def test_escapes_can_be_undone():
+    text = 'He paid "1200" francs, i.e. 3 per fish & net.\nThe others – all five of them – waited in the\n\nrain.'
+    rng = Random(0)
+    assert json.loads(f'"{escapes.json_ascii(text, rng)}"') == text == json.loads(f'"{escapes.json_unicode(text, rng)}"')
+    assert json.loads(json.loads(f'"{escapes.json_twice_ascii(text, rng)}"')) == text
+    assert html.unescape(escapes.numeric_entities(text, rng)) == text == html.unescape(escapes.html_escaped(text, rng))
 
 
 def test_no_format_of_made_items_falls_below_its_target(table: Table):
@@ -49,11 +57,7 @@ def test_text_without_made_items_is_silent(table: Table):
         ("everything", {HARD, CLEAN}, {"lm-eval's format"}),
         ("nothing", {*FEW}, {HARD, CLEAN}),
         ("file-name", {*FEW, HARD}, set[str]()),
-        (
-            "janitor-13",
-            {"calculator tags stripped", "one word in ten dropped, a part alone", "homoglyphs for 30 % of the letters, whole"},
-            {CLEAN},
-        ),
+        ("janitor-13", {TAGS, DROPPED, LETTERS}, {CLEAN}),
     ],
 )
 def test_what_needs_no_thought_fails_the_table(made: Material, name: str, fails: set[str], keeps: set[str]):
@@ -62,6 +66,7 @@ def test_what_needs_no_thought_fails_the_table(made: Material, name: str, fails:
     assert not keeps & set(table.failures), as_markdown(table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.part)
 def test_without_a_part_its_row_falls(made: Material, mutation: Mutation):
     whole, broken = mutation.measure(made, 40, whole=True), mutation.measure(made, 40)
@@ -69,6 +74,7 @@ def test_without_a_part_its_row_falls(made: Material, mutation: Mutation):
     assert not broken.may_pass, f"{broken.name}: {broken.recall.value:.1%} without the {mutation.part}"
 
 
+@pytest.mark.long
 def test_real_items_are_found_in_every_format():
     material = Material.real(clean=1000, one_in=8)
     detect = ours(material.items)
