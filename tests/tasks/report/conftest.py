@@ -14,8 +14,8 @@ JELLYFISH = {"dolmino_dclm": 70.0, "dolma_pes2o": 15.0, "finemath": 10.0, "starc
 STEADY = {"nemotron_medium": 50.0, "nemotron_hq_synth": 30.0, "nemotron_low": 17.7, "starcoderdata": 2.3}
 BRIDGE = {name: share / 2 for name, share in STEADY.items()} | {"dclm_baseline": 48.0, "starcoderdata": 3.15}
 SMALL = {"flan": 3.0, "finemath": 3.0, "stackexchange": 1.5, "wikipedia": 1.0, "medu_science_qa": 0.5}
-STARLING = {"nemotron_medium": 40.0, "nemotron_hq_synth": 24.0, "nemotron_low": 8.0, "dolmino_pes2o": 5.0, "arxiv": 5.0} | SMALL
-STARLING |= {"starcoderdata": 4.5, "proofpile_2": 4.5}
+LARGE = {"nemotron_medium": 40.0, "nemotron_hq_synth": 24.0, "nemotron_low": 8.0, "dolmino_pes2o": 5.0, "arxiv": 5.0}
+STARLING = {**LARGE, **SMALL, "starcoderdata": 4.5, "proofpile_2": 4.5}
 # name, start, stop, sequences a step, learning rate from, to, (first step, mixture), final loss
 PHASES = (
     ("kestrel", 0, 660, 4, 5.7e-3, 5.7e-4, ((0, WEB),), 5.42),

@@ -109,7 +109,14 @@ def figure(what: str = "b acc", value: float = 0.5, **fields: object) -> Measure
 @pytest.fixture
 def two() -> Report:
     """A phase and its child, with an interval and without."""
-    fields = {"parent": 0.5, "difference": -0.1, "interval": (-0.17, -0.03), "smallest_effect": 0.08, "floor": 0.25, "stderr": 0.03}
+    fields: dict[str, Any] = {
+        "parent": 0.5,
+        "difference": -0.1,
+        "interval": (-0.17, -0.03),
+        "smallest_effect": 0.08,
+        "floor": 0.25,
+        "stderr": 0.03,
+    }
     macro = figure("macro", 2.0, higher_is_better=False, parent=3.0, difference=-1.0)
     first = build_phase("first", measured=(figure(floor=0.25),), bits_per_byte={"a": 2.0, "b": 4.0}, macro_bits_per_byte=3.0)
     second = build_phase(

@@ -23,10 +23,10 @@ def put(claims: Any, paths: str, value: Any) -> None:
     """Another value at these paths in the claims, or none."""
     for path in paths.split():
         *outer, last = path.split(":")
-        inner = claims
+        inner: Any = claims
         for part in outer:
             inner = inner[int(part)] if isinstance(inner, list) else inner[part]
-        place = int(last) if isinstance(inner, list) else last
+        place: Any = int(last) if isinstance(inner, list) else last
         if value is NOTHING:
             del inner[place]
         else:
