@@ -7,10 +7,7 @@ import pytest
 
 from experiments.incidents.bison import write_incident
 from phasewise.deployments.worker import RUN_MODULE
-from tests.deployments.asking_recipe import write_asking_recipe
-from tests.deployments.long_recipe import write_long_recipe
-from tests.deployments.short_recipe import write_short_recipe
-from tests.deployments.spiking_recipe import write_spiking_recipe
+from tests.deployments.recipes import write_asking_recipe, write_long_recipe, write_short_recipe, write_spiking_recipe
 from tests.deployments.up import Up, ask, final_state, processes, wait_for
 from tests.ports import free_port
 
@@ -20,14 +17,13 @@ UNHURRIED = Path(__file__).with_name("unhurried")
 
 @pytest.fixture(scope="session")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of their files: `long`, `short`, `asking` and `asked-too`, `spiking` and `spiked`; `bison` holds test items."""
+    """The folder of their files: `long`, `short`, `asking` and `asked-too`, `spiking`; `bison` holds test items."""
     folder = tmp_path_factory.mktemp("recipes")
     write_long_recipe(folder)
     write_short_recipe(folder)
     for name in ("asking", "asked-too"):
         write_asking_recipe(folder, name)
-    for name in ("spiking", "spiked"):
-        write_spiking_recipe(folder, name)
+    write_spiking_recipe(folder)
     bison = write_incident(folder / "incident", None).recipe()
     (folder / "bison.json").write_text(bison.model_dump_json())
     return folder

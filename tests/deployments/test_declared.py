@@ -1,10 +1,9 @@
 """The deployments that are made from the recipes."""
 
 import pytest
-import yaml
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.deployments.declared import MODULES, TAG, Deployment, Source, declare, declare_pools
+from phasewise.deployments.declared import MODULES, Deployment, Source, declare, declare_pools
 from phasewise.deployments.forms import form_of
 from phasewise.deployments.prefect_file import PREFECT_FILE, prefect_file
 from phasewise.deployments.register import parameters_of
@@ -17,37 +16,8 @@ DECLARED = {one.full_name: one for one in declare(SOURCES)}
 ONE_OF_EACH = [next(one for one in DECLARED.values() if one.flow == flow) for flow in MODULES]
 
 
-def test_each_recipe_has_one_of_each_and_each_phase_of_the_main_line_its_own() -> None:
-    for source in SOURCES:
-        name = source.written.name
-        phases = {f"train-phase/{name}-{phase.name}" for phase in source.written.phases if not phase.branch}
-        phases |= {f"train-phase/{name}-branch"} if any(phase.branch for phase in source.written.phases) else set()
-        others = {f"{flow}/{name}" for flow in MODULES if flow != "train-phase"}
-        assert {one.full_name for one in DECLARED.values() if name in one.tags} == phases | others
-    assert {"train-phase/marin-8b-starling", "train-phase/marin-8b-branch", "train-recipe/marin-32b"} <= DECLARED.keys()
-
-
 def test_prefect_yaml_is_what_is_declared() -> None:
-    """`python -m phasewise.deployments.prefect_file` writes it again."""
     assert PREFECT_FILE.read_text(encoding="utf-8") == prefect_file(list(DECLARED.values()), declare_pools(SOURCES))
-
-
-def test_prefect_yaml_names_each_with_its_place_and_no_path_of_a_machine() -> None:
-    text = PREFECT_FILE.read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
-    found = {(one["entrypoint"], one["name"]): one for one in content["deployments"]}
-    assert set(found) == {(one.entrypoint, one.name) for one in DECLARED.values()}
-    assert all(TAG in one["tags"] and "home" not in one["parameters"] for one in found.values())
-    assert {schedule["active"] for one in found.values() for schedule in one.get("schedules", ())} == {False}
-    assert content["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ root.stdout }}"}}]
-    assert str(HOUSE) not in text
-
-
-def test_a_phase_says_what_it_trains() -> None:
-    said = DECLARED["train-phase/marin-8b-ocelot"].description
-    assert "Trains ocelot of marin-8b. It starts from kestrel.\n" in said
-    assert "80,500 steps, 660,000 to 740,500" in said
-    assert "tokens; on v4-2048." in said
 
 
 @pytest.mark.parametrize("deployment", ONE_OF_EACH, ids=lambda one: one.flow)
@@ -80,14 +50,7 @@ def test_a_form_has_the_phases_of_its_own_recipe_as_choices() -> None:
     assert fields["retrain"]["items"]["enum"][:2] == ["kestrel", "ocelot"]
 
 
-def test_trainings_share_the_queue_that_runs_one_at_a_time() -> None:
-    training = {one.flow for one in DECLARED.values() if one.place == ("local", "training")}
-    assert training == {"train-recipe", "train-phase"}
-    assert {pool.name for pool in declare_pools(SOURCES)} == {"data", "control", "local", "v4", "v5e", "v5p"}
-
-
 def test_two_of_one_name_are_refused() -> None:
-    """`a-b` with a phase `c`, and `a` with a phase `b-c`."""
     recipe = tiny_recipe()
     first = recipe.phases[0].name
     other = recipe.but(name=f"tiny-{first}", phases=[recipe.phases[0].but(name="x").model_dump()])

@@ -36,7 +36,6 @@ def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
-    """The second to come is shown who has it."""
     home = Home(tmp_path)
     with holding(home.server_lock, "`phasewise run x`", url="http://127.0.0.1:1/api"), launch(tmp_path, free_port()) as process:
         output, errors = process.communicate(timeout=WAIT_SECONDS)
@@ -76,6 +75,5 @@ def engine(**settings: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_prefect_is_not_imported_before_the_address_of_the_server_is_known() -> None:
-    """It reads its settings once: imported before, it would start a server of its own."""
     look = "import sys, deployments.local; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,11 +27,6 @@ from tests.deployments.up import (
 )
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server and a first training
-
-
-@pytest.fixture(scope="module")
-def recipe(recipes: Path) -> Path:
-    return recipes / "long.json"
 
 
 def run_folder(up: Up) -> Path:
@@ -62,9 +56,8 @@ def phasewise(up: Up, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings, start_new_session=True)
 
 
-def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipe: Path) -> None:
-    """And the run uses the server that is up, so that it is seen there."""
-    with phasewise(up, "run", recipe) as process:
+def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipes: Path) -> None:
+    with phasewise(up, "run", recipes / "long.json") as process:
         trains_on(up)
         seen = ask(up, "flow_runs/filter", {"flow_runs": {"name": {"like_": "train"}, "state": {"type": {"any_": ["RUNNING"]}}}})
         os.killpg(process.pid, signal.SIGINT)
@@ -90,7 +83,7 @@ def at_work(up: Up, run: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def training(up: Up, recipe: Path) -> str:
+def training(up: Up) -> str:
     """A flow run, started in the UI, that goes on with what the terminal began."""
     run = start_run(up, "train-recipe/long", retrain=[])
     trains_on(up)
@@ -108,9 +101,9 @@ def test_the_log_of_a_run_says_what_happens(up: Up, training: str) -> None:
     assert any(line.startswith("long/proxy/kestrel data ") for line in lines)
 
 
-def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up, training: str, recipe: Path) -> None:
+def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up, training: str, recipes: Path) -> None:
     before = state_of(up, training)
-    with phasewise(up, "run", recipe) as process:
+    with phasewise(up, "run", recipes / "long.json") as process:
         output, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, output) == (2, "")
     assert errors.startswith("phasewise: the flow run 'train ")
@@ -119,29 +112,15 @@ def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up,
     trains_on(up)
 
 
-def test_of_ui_schedule_and_terminal_one_trains(up: Up, training: str, recipe: Path) -> None:
-    """One waits for a slot; one that has a slot, in another queue, waits for the home, and names who has it; the terminal is refused."""
-    deployment = f"deployments/{ask(up, 'deployments/name/train-phase/long-kestrel')['id']}"
-    [schedule] = ask(up, f"{deployment}/schedules", [{"schedule": {"interval": 2}, "active": True}])
-    beside = ask(up, f"{deployment}/create_flow_run", {"work_queue_name": "default"})["id"]
-    with phasewise(up, "run", recipe) as process:
-        due = wait_for(up, "a run of the schedule that is due", lambda: late(up))
-        said = wait_for(up, "its waiting", lambda: [line for line in logs_of(up, beside) if line.startswith("waiting for ")])
-        assert (process.wait(WAIT_SECONDS), process.communicate()[0]) == (2, "")
-    named = ask(up, f"flow_runs/{training}")["name"]
-    assert said[0].startswith(f"waiting for the flow run '{named}' (process ")
-    assert {run["run_count"] for run in due} == {0}
+def test_a_run_that_has_a_slot_waits_for_the_home_and_names_who_has_it(up: Up, training: str) -> None:
+    deployment = ask(up, "deployments/name/train-phase/long-kestrel")["id"]
+    beside = ask(up, f"deployments/{deployment}/create_flow_run", {"work_queue_name": "default"})["id"]
+    [said, *_] = wait_for(up, "its waiting", lambda: [line for line in logs_of(up, beside) if line.startswith("waiting for ")])
+    assert said.startswith(f"waiting for the flow run '{ask(up, f'flow_runs/{training}')['name']}' (process ")
     assert len(trainers(up)) == 1
-    ask(up, f"{deployment}/schedules/{schedule['id']}", method="DELETE")
     ask(up, f"flow_runs/{beside}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
     assert final_state(up, beside)["type"] == "CANCELLED"
     assert state_of(up, training)["type"] == "RUNNING"
-
-
-def late(up: Up) -> list[dict[str, Any]]:
-    """Runs of a schedule that are due and have no slot."""
-    found = ask(up, "flow_runs/filter", {"flow_runs": {"state": {"name": {"any_": ["Late"]}}}})
-    return [run for run in found if run["auto_scheduled"]]
 
 
 def test_a_suspended_run_stops_saved_and_resumes(up: Up, training: str) -> None:
@@ -171,9 +150,8 @@ def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up
     assert (at_work(up, training), trainers(up)) == ([], [])
 
 
-def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipe: Path) -> None:
-    """With its subflows: nobody else would ever say that they ended."""
-    with phasewise(up, "run", recipe) as process:
+def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipes: Path) -> None:
+    with phasewise(up, "run", recipes / "long.json") as process:
         trains_on(up)
         process.kill()
     begun = ask(up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
@@ -211,7 +189,6 @@ def kill_flow(up: Up) -> None:
 
 
 def test_ctrl_c_ends_everything_and_leaves_nothing(up: Up) -> None:
-    """A run at work saves first."""
     start_run(up, "train-recipe/long")
     trains_on(up)
     started = psutil.Process(up.process.pid).children(recursive=True)

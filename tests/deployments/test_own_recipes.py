@@ -10,7 +10,7 @@ from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, RecipeError
-from tests.deployments.long_recipe import write_long_recipe
+from tests.deployments.recipes import write_long_recipe
 
 CODE = """
 import json

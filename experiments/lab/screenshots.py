@@ -1,4 +1,4 @@
-"""The pictures of the README: `python -m tests.deployments.screenshots OUT --recipe HOME --refused HOME`.
+"""The pictures of the README: `python -m experiments.lab.screenshots OUT --recipe HOME --refused HOME`.
 
 Of a home where Marin 8B was trained at proxy scale (`phasewise run marin-8b`), and of one where Bison was refused: `python -m
 experiments.incidents.bison FOLDER` has it in `FOLDER/home`, once its command `run dropped.json` is done. The homes are only read.

@@ -1,0 +1,328 @@
+"""Phases that wait for a person, through the death of server and worker; and what else survives on a real server."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import psutil
+import pytest
+from playwright.sync_api import sync_playwright
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import get_client
+from prefect.settings import temporary_settings
+
+from phasewise.deployments.notify import AUTOMATION, register_notification
+from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
+from phasewise.trainer.base.decision import decision_path
+from phasewise.trainer.base.errors import ConfigError
+from tests.chromium import CHROMIUM
+from tests.deployments.recipes import ASKING_STEPS, NOISE_FROM, NOISE_TO, SPIKING_STEPS
+from tests.deployments.up import (
+    FINAL,
+    SECRET,
+    WAIT_SECONDS,
+    Up,
+    ask,
+    environment,
+    final_state,
+    pause,
+    processes,
+    start_run,
+    state_of,
+    wait_for,
+)  # fmt: skip
+
+pytestmark = pytest.mark.timeout(900)  # a guard against hanging
+WORST = "by step 6 component medu_science_qa has been seen 0.02 times over (found 0.02 epochs of 379 rows; limit 0.001 epochs)"
+HASTY = {"PREFECT_API_REQUEST_TIMEOUT": "4", "PREFECT_CLIENT_MAX_RETRIES": "2"}
+AWAY_SECONDS = 25.0
+"""Longer than the three tries of a request take together with these settings, and the seconds between them."""
+SERVER_MODULE = "phasewise.flows.prefect.server"
+DIES_AS_IT_BEGINS = """
+import os, signal, sys
+import phasewise.flows.prefect.flow_decorator
+from phasewise.flows.prepare_data import prepare_data
+phasewise.flows.prefect.flow_decorator.end_if_missed = lambda: os.kill(os.getpid(), signal.SIGKILL)
+prepare_data("marin-8b", home=sys.argv[1])
+"""
+"""A flow run of a terminal that ends between Prefect's state Running and the first line of its flow."""
+
+
+class Asked(NamedTuple):
+    """Runs of two phases that wait for a person, and what the webhook was told of the first."""
+
+    runs: dict[str, str]
+    messages: list[dict[str, Any]]
+
+
+@contextmanager
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Its address, and what is posted to it."""
+    posted: list[dict[str, Any]] = []
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # the library's name
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/", posted
+        server.shutdown()
+
+
+def register(up: Up, block: str) -> int:
+    """Name a block twice; how many automations there are."""
+
+    async def twice() -> int:
+        async with get_client() as client:
+            for _ in range(2):
+                assert await register_notification(client, block) == block
+            return len(await client.read_automations_by_name(AUTOMATION))
+
+    with temporary_settings(up.prefect_settings):
+        return asyncio.run(twice())
+
+
+def wait_until_asked(up: Up, run: str) -> None:
+    def waits() -> bool:
+        state = state_of(up, run)
+        assert state["type"] not in FINAL - {"CRASHED"}, state["message"]
+        return state["name"] == "Suspended"
+
+    wait_for(up, "that a person is asked", waits)
+
+
+def metrics_steps(up: Up, recipe: str) -> list[int]:
+    metrics = up.home / "runs" / f"{recipe}-proxy" / "kestrel" / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+
+def states(up: Up, run: str) -> list[dict[str, Any]]:
+    return ask(up, f"flow_run_states/?flow_run_id={run}")
+
+
+@pytest.fixture(scope="module")
+def asked(up: Up) -> Asked:
+    with webhook() as (url, messages):
+        block: Any = CustomWebhookNotificationBlock
+        with temporary_settings(up.prefect_settings):
+            block(name="gates", url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}).save("gates")
+        assert register(up, "custom-webhook/gates") == 1
+        runs = {name: start_run(up, f"train-phase/{name}-kestrel") for name in ("asking", "asked-too")}
+        for run in runs.values():
+            wait_until_asked(up, run)
+        wait_for(up, "the messages", lambda: len(messages) == 2)
+        wait_for(up, "the end of their processes", lambda: not processes(up, RUN_MODULE))
+        return Asked(runs, messages)
+
+
+@pytest.fixture(scope="module")
+def again(up: Up, asked: Asked) -> Up:
+    """Everything was killed at once, and is up again."""
+    assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
+    up.start()
+    return up
+
+
+def test_people_are_told_that_a_phase_waits_and_its_run_has_the_page_of_the_verdict(asked: Asked, up: Up):
+    told = {message["subject"]: message["body"] for message in asked.messages}
+    assert set(told) == {f"{name}/proxy/kestrel waits for a person" for name in asked.runs}
+    assert all(WORST in body for body in told.values())
+    wanted = {"flow_run_id": {"any_": [asked.runs["asking"]]}, "key": {"like_": "asking-%"}}
+    [page] = [page for page in ask(up, "artifacts/filter", {"artifacts": wanted}) if page["task_run_id"] is None]
+    assert page["key"] == "asking-proxy-kestrel-data"
+    assert "**The phase waits for a person.** by step 6 component medu\\_science\\_qa" in page["data"]
+    assert "| No component is repeated more often than the recipe allows. | 0.02 epochs of 379 rows | 0.001 epochs |" in page["data"]
+
+
+def test_a_block_that_is_not_there_is_refused(up: Up):
+    with pytest.raises(ConfigError, match="the Prefect server has none"):
+        register(up, "custom-webhook/nobody")
+
+
+def test_what_waits_outlives_server_and_worker(asked: Asked, again: Up):
+    for name, run in asked.runs.items():
+        state = state_of(again, run)
+        assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
+        said = re.escape(f"Waits for a person. {name}/proxy/kestrel data failed: {WORST}.")
+        page = rf"http://127\.0\.0\.1:\d+/{name}/proxy/kestrel/data"
+        assert re.fullmatch(rf"{said} See {page} Decide with Resume, or in a terminal\.", state["message"])
+        assert not (again.home / "runs" / f"{name}-proxy").exists()
+
+
+@pytest.mark.parametrize("given", [{"approve": True, "reason": " ", "who": "Ada"}, {"approve": True, "reason": "fine"}, {}])
+def test_a_decision_without_reason_or_name_is_not_taken(asked: Asked, again: Up, given: dict[str, Any]):
+    answer = ask(again, f"flow_runs/{asked.runs['asking']}/resume", {"run_input": given})
+    assert answer["status"] == "REJECT"
+    assert state_of(again, asked.runs["asking"])["name"] == "Suspended"
+
+
+def approve_in_the_form(up: Up, run: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1300, "height": 1000})
+        page.goto(f"{up.links[0]}&{quote(f'/runs/flow-run/{run}', safe='')}")
+        page.get_by_role("button", name="Resume").click()
+        form = page.get_by_role("dialog")
+        form.get_by_text("asking/proxy/kestrel data failed.").wait_for()
+        form.get_by_role("switch").or_(form.get_by_role("checkbox")).first.click()
+        form.get_by_role("textbox").nth(0).fill("six steps do no harm")
+        form.get_by_role("textbox").nth(1).fill("Ada")
+        form.get_by_role("button", name="Submit").click()
+        form.wait_for(state="hidden")
+        browser.close()
+
+
+def test_a_phase_that_is_approved_in_the_form_is_trained_and_reported_with_the_name(asked: Asked, again: Up):
+    run = asked.runs["asking"]
+    if CHROMIUM:
+        approve_in_the_form(again, run)
+    else:
+        answer = {"approve": True, "reason": "six steps do no harm", "who": "Ada"}
+        assert ask(again, f"flow_runs/{run}/resume", {"run_input": answer})["status"] == "ACCEPT"
+    state = final_state(again, run)
+    assert state["type"] == "COMPLETED", state["message"]
+    decided = json.loads(decision_path(again.home / "verdicts" / "asking-proxy" / "kestrel" / "data.json").read_text())
+    latest = decided["latest"]
+    assert (latest["approves"], latest["reason"], latest["who"], decided["before"]) == (True, "six steps do no harm", "Ada", [])
+    assert metrics_steps(again, "asking") == list(range(1, ASKING_STEPS + 1))
+    assert "Approved by Ada on " in (again.home / "reports" / "asking-proxy" / "report.html").read_text()
+
+
+def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(asked: Asked, again: Up, recipes: Path):
+    target = f"{recipes / 'asked-too.json'}/kestrel"
+    command = [sys.executable, "-m", "phasewise.flows.cli.main", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
+    settings = {**environment(), **again.settings}
+    done = subprocess.run([*command, "--home", str(again.home)], env=settings, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "asked-too/proxy/kestrel data: rejected by Grace: too often",
+        "The flow run 'train asked-too/kestrel (proxy)' goes on.",
+    ]
+    state = final_state(again, asked.runs["asked-too"])
+    assert state["type"] == "FAILED"
+    assert "asked-too/proxy/kestrel data was rejected by Grace on " in state["message"]
+    assert not (again.home / "runs" / "asked-too-proxy").exists()
+
+
+def test_no_secret_is_written_anywhere(asked: Asked, again: Up):
+    found = [path for path in again.home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert found == []
+    assert any(path.suffix == ".db" for path in (again.home / "prefect").iterdir())
+
+
+@pytest.mark.long
+def test_a_training_that_asks_is_suspended_and_rolls_back_once_it_is_approved(up: Up):
+    run = start_run(up, "train-phase/spiking-kestrel")
+    (flow,) = wait_for(up, "its process", lambda: processes(up, RUN_MODULE))
+    flow.kill()  # in its first moment: it is started once more
+    wait_for(up, "the second start", lambda: RERUN_MESSAGE in [state["message"] for state in states(up, run)])
+    wait_until_asked(up, run)
+    wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))
+    state = state_of(up, run)
+    assert state["message"].startswith("Waits for a person. spiking/proxy/kestrel training failed: the loss is ")
+    assert f"the limit over the 10 updates before it at step {NOISE_FROM + 1}" in state["message"]
+    wanted = {"flow_run_id": {"any_": [run]}, "key": {"like_": "%-recovery"}}
+    [page] = ask(up, "artifacts/filter", {"artifacts": wanted})
+    assert page["key"] == "spiking-proxy-kestrel-recovery"
+    assert "Approve to go back to step 20 and to pass over steps 21 to 22 for good, with 4 sequences" in page["data"]
+    answer = {"approve": True, "reason": "noise in the data", "who": "Ada"}
+    assert ask(up, f"flow_runs/{run}/resume", {"run_input": answer})["status"] == "ACCEPT"
+    state = final_state(up, run)
+    assert state["type"] == "COMPLETED", state["message"]
+    assert metrics_steps(up, "spiking") == [step for step in range(1, SPIKING_STEPS + 1) if not NOISE_FROM < step <= NOISE_TO]
+    decided = json.loads(decision_path(up.home / "runs" / "spiking-proxy" / "kestrel" / "recovery.json").read_text())["latest"]
+    assert (decided["approves"], decided["reason"], decided["who"]) == (True, "noise in the data", "Ada")
+    report = (up.home / "reports" / "spiking-proxy" / "report.html").read_text()
+    assert "steps 21 to 22" in report
+    assert "approved by Ada on " in report
+
+
+@pytest.mark.long
+def test_a_run_that_dies_as_soon_as_it_is_running_is_closed(up: Up):
+    named = {"flow_runs": {"name": {"any_": ["prepare data of marin-8b (proxy)"]}}}
+    begun = {run["id"] for run in ask(up, "flow_runs/filter", named)}
+    command = [sys.executable, "-c", DIES_AS_IT_BEGINS, str(up.home)]
+    assert subprocess.run(command, env={**environment(), **up.client_environment}, check=False).returncode == -signal.SIGKILL
+    (run,) = {run["id"] for run in ask(up, "flow_runs/filter", named)} - begun
+    assert "Running" in [state["name"] for state in states(up, run)]
+    assert final_state(up, run)["message"] == RERUN_MESSAGE
+
+
+@pytest.fixture
+def hasty(up: Up) -> Iterator[Up]:
+    """The same, started again, with clients that give up after seconds. The next file starts it as it was."""
+    slow = dict(up.settings)
+    assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
+    up.settings = HASTY | slow
+    up.start()
+    yield up
+    assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
+    up.settings = slow
+
+
+@pytest.mark.long
+def test_a_training_goes_on_while_the_server_is_away_and_the_ui_catches_up(hasty: Up):
+    run = start_run(hasty, "train-phase/long-kestrel")
+    wait_for(hasty, "its first steps", lambda: len(metrics_steps(hasty, "long")) > 10)
+    (flow,) = processes(hasty, RUN_MODULE)
+    (server,) = processes(hasty, SERVER_MODULE)
+    server.suspend()
+    trains_without_a_server(hasty, AWAY_SECONDS)
+    server.resume()
+    catches_up(hasty, run)
+    server.kill()
+    trains_without_a_server(hasty, 1.0)
+    catches_up(hasty, run)
+    assert processes(hasty, SERVER_MODULE) not in ([], [server])
+    assert processes(hasty, RUN_MODULE) == [flow]
+    assert "Crashed" not in [state["name"] for state in states(hasty, run)]
+    ask(hasty, f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    assert final_state(hasty, run)["name"] == "Cancelled"
+    assert not flow.is_running(), "cancelled only where it has ended"
+
+
+def trains_without_a_server(up: Up, seconds: float) -> None:
+    before, began = len(metrics_steps(up, "long")), time.monotonic()
+    while time.monotonic() - began < seconds:
+        pause(up)
+        assert up.process.poll() is None
+    wait_for(up, "more steps without a server", lambda: len(metrics_steps(up, "long")) > before)
+
+
+def catches_up(up: Up, run: str) -> None:
+    """The UI shows what was trained without it, and that the run is at work."""
+
+    def answers() -> bool:
+        try:
+            return ask(up, "health") is True
+        except OSError:
+            return False
+
+    def shown_steps() -> float:
+        children = ask(up, "task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}, "task_runs": {"name": {"like_": "train %"}}})
+        wanted = {"task_run_id": {"any_": [child["id"] for child in children]}, "type": {"any_": ["progress"]}}
+        found = ask(up, "artifacts/filter", {"artifacts": wanted})
+        return max((float(one["data"]) for one in found), default=0.0) / 100 * 1_000_000
+
+    wait_for(up, "that the server answers", answers)
+    trained = len(metrics_steps(up, "long"))
+    wait_for(up, "that the progress in the UI is that of now", lambda: shown_steps() >= trained)
+    assert state_of(up, run)["name"] == "Running"
