@@ -64,7 +64,6 @@ def test_what_is_no_secret_is_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_prefect_keeps_what_children_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the user has a secret of another server."""
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 

@@ -2,27 +2,16 @@
 
 import ast
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from phasewise.flows.cli import main
 from phasewise.flows.recipes import NAMES, load_record
 from phasewise.flows.recipes.inspect_source import inspect_folder
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.config import LearningRateSegment, Muon
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PHASEWISE_HOME", raising=False)
-    return lambda *arguments: CliRunner().invoke(main.main, list(map(str, arguments)))
+from tests.flows.commands import Run
 
 
 def written(path: str) -> Recipe:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +21,24 @@ from tests.flows.commands import Run, assert_refused
 SETTINGS: dict[str, tuple[int, str]] = {
     # fields
     "warm-up.batch=-1": (1, "warm-up.batch: expected at least 1, found -1"),
-    "*.batch=0": (1, "cooldown.batch: expected at least 1, found 0"),
-    "*.batch=1.5": (1, "warm-up.batch: expected a whole number, found 1.5"),
     "*.batch=[[0,8],[0,9]]": (1, "warm-up.batch: steps must increase"),
-    "*.batch=9999999999": (1, "batch.0.1: expected at most 2,147,483,647, found 9,999,999,999"),
-    "*.batch=99999999999999999999": (1, "expected integers of at most 64 bits, found 99999999999999999999"),
-    "*.stop_step=soon": (1, "warm-up.stop_step: expected a whole number, found 'soon'"),
     "*.nix=1": (1, "warm-up has no field 'nix'"),
-    "*.model.rope.theta=-1": (1, "warm-up.model.rope.theta: expected more than 0, found -1"),
     "*.model.head_dim=31": (1, "warm-up.model.head_dim: expected a multiple of 2, found 31"),
     "*.model.qk_norm=7": (1, "warm-up.model.qk_norm: expected true or false, found 7"),
-    "*.model.compute_dtype=int8": (1, "warm-up.model.compute_dtype: expected 'float32' or 'bfloat16', found 'int8'"),
     "*.optimizer.beta1=2": (1, "warm-up.optimizer.adamw.beta1: expected less than 1, found 2"),
     "*.optimizer.kind=adam": (1, "warm-up.optimizer: expected 'kind' to be 'adamw', 'adamc', 'nadamw', 'muon', found 'adam'"),
     "*.learning_rate.0.kind=cubic": (1, "expected 'constant', 'linear', 'cosine' or 'inverse', found 'cubic'"),
-    "*.stability.max_grad_norm=NaN": (1, "expected a finite number, found NaN"),
-    "*.stability.max_grad_norm=1e999": (1, "expected a finite number, found 1e999"),
-    '*.stability.max_grad_norm="nan"': (1, "warm-up.stability.max_grad_norm: expected a finite number, found 'nan'"),
-    "*.gates.data.max_epochs=0": (1, "warm-up.gates.data.max_epochs: expected more than 0, found 0"),
-    "warm-up.start.seed=-5": (1, "warm-up.start.seed: expected at least 0, found -5"),
     "*.evaluation.benchmarks=[\"nix\"]": (1, "warm-up.evaluation.benchmarks: nothing knows the benchmark 'nix'"),
-    "recipe.sources.all.include=[]": (1, "sources.all.include: expected at least 1, found 0"),
     'recipe.tokenizer.special_tokens=["a","a"]': (1, "special_tokens: expected texts that differ from each other"),
     'recipe.sources={"all":1,"all":2}': (1, "expected each name once in an object, found 'all' more than once"),
     f"recipe.sources={'[' * 200}{']' * 200}": (1, "expected at most 100 levels of lists and objects, found more"),
     # fields against each other
     "*.model.num_kv_heads=3": (1, "warm-up.model: num_query_heads must be a multiple of num_kv_heads, found 4 and 3"),
-    "*.model.vocab_size=100": (1, "must have a row for each of the tokenizer's 2,048 tokens"),
     "*.learning_rate=[]": (1, "warm-up: the learning rate must cover steps 0 → 100, found nothing"),
     '*.mixture={"all":50}': (1, "warm-up: the mixture from step 0 must sum to 100 %, found 50.00 %"),
     # phases against each other
     "cooldown.name=warm-up": (1, "two phases are called warm-up"),
     "warm-up.stop_step=50": (1, "phase cooldown starts from step 100 of warm-up, which would stop at step 50"),
-    "cooldown.batch=4": (1, "makes a change that it does not declare. batch: 8 → 4"),
     'cooldown.mixture={"all":100}': (1, "declares mixture, and changes no such thing"),
     # what the whole cannot be
     '*.slice=nix': (2, "no slice is called 'nix'"),
@@ -95,6 +80,8 @@ MORE_WAYS = (
     ("evaluate", PHASE, "--suite", "core"),
     ("evaluate", PHASE, "--held-out"),
 )
+BY_PHASE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status")
+OF_EACH_KIND = ("warm-up.batch=-1", "*.model.num_kv_heads=3", "*.slice=nix", 'recipe.tokenizer.name="./bare"')
 HEAVY = ("jax", "great_expectations", "dask", "distributed", "prefect", "lm_eval", "torch", "transformers")
 
 
@@ -127,7 +114,10 @@ def mine(tmp_path: Path) -> str:
     for name, words in {"bare": ("a", "b"), "wide": ("a", "b", "c", "<|begin_of_text|>", "<|end_of_text|>")}.items():
         (tmp_path / name).mkdir()
         Trained(models.WordLevel({word: number for number, word in enumerate(words)}, "a")).save(str(tmp_path / name / "tokenizer.json"))
-    write_json(tmp_path / "mine.json", recipe_over(tmp_path / "text").model_dump(mode="json"))
+    raw = recipe_over(tmp_path / "text").model_dump(mode="json")
+    write_json(tmp_path / "mine.json", raw)
+    raw["phases"][0]["stop_stpe"] = 3
+    write_json(tmp_path / "typo.json", raw)
     return "mine.json"
 
 
@@ -140,30 +130,51 @@ def commands_with_a_recipe(group: click.Group = main.main, before: str = "") -> 
             yield f"{before}{name}"
 
 
-def refused(phasewise: Run, words: list[str], recipe: str, setting: str) -> Result:
-    """What a command says of a recipe; `lineage` has no home."""
-    command, *others = [word.format(recipe=recipe) for word in words]
-    settings = [word for one in setting.split("\n") for word in ("--set", one)]
-    return phasewise(command, *others, *settings, *(() if command == "lineage" else ("--home", "home")))
+def sentences(phasewise: Run, recipe: str, setting: str, ways: Iterable[Sequence[str]]) -> Iterator[tuple[str, Result]]:
+    """What each command says of a recipe with these settings; `lineage` has no home."""
+    for command, *others in ways:
+        settings = [word for one in setting.split("\n") if one for word in ("--set", one)]
+        home = () if command == "lineage" else ("--home", "home")
+        yield command, phasewise(command, *(word.format(recipe=recipe) for word in others), *settings, *home)
 
 
 def test_every_command_that_takes_a_recipe_is_in_the_table():
     without_set = {"tokenizer compare"}  # it reads what a recipe prepared
     assert set(commands_with_a_recipe()) - without_set == set(COMMANDS)
-    assert len(SETTINGS) >= 30
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_refusal_is_one_sentence_of_every_command(phasewise: Run, mine: str, tmp_path: Path, setting: str):
-    code, said = SETTINGS[setting]
+def test_a_setting_that_cannot_be_is_refused(phasewise: Run, mine: str, setting: str):
+    for _, result in sentences(phasewise, mine, setting, [("show", "{recipe}")]):
+        assert_refused(result, *SETTINGS[setting])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "code", "said"),
+    [
+        *(("mine.json", setting, *SETTINGS[setting]) for setting in OF_EACH_KIND),
+        ("typo.json", "", 1, "warm-up.stop_stpe: there is no such field"),
+        ("marin-7b", "", 2, "no recipe is called 'marin-7b'; there are marin-8b"),
+    ],
+)
+@pytest.mark.usefixtures("mine")
+def test_every_command_refuses_in_the_same_words_before_anything_is_made(
+    phasewise: Run, tmp_path: Path, recipe: str, setting: str, code: int, said: str
+):
     before = sorted(tmp_path.rglob("*"))
-    sentences: dict[str, str] = {}
-    for words in [*([name, *words] for name, words in COMMANDS.items()), *map(list, MORE_WAYS)]:
-        result = refused(phasewise, words, mine, setting)
-        assert_refused(result, code, said)
-        sentences[" ".join(words)] = result.stderr
-    assert len(set(sentences.values())) == 1, sentences
+    found: dict[str, str] = {}
+    for command, result in sentences(phasewise, recipe, setting, [*((name, *words) for name, words in COMMANDS.items()), *MORE_WAYS]):
+        if command != "preflight" or recipe != "marin-7b":  # it has no scale that is the recipe's own
+            assert_refused(result, code, said)
+            found[command] = result.stderr
+    assert len(set(found.values())) == 1, found
     assert sorted(tmp_path.rglob("*")) == before  # no home, and so no server, no Dask and no run
+
+
+def test_an_unknown_phase_is_refused_by_every_command_in_the_same_words(phasewise: Run, tmp_path: Path):
+    for _, result in sentences(phasewise, "marin-8b", "", [(command, "{recipe}/kestral") for command in BY_PHASE]):
+        assert_refused(result, 2, "marin-8b has no phase 'kestral'; it has kestrel, ocelot")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_recipe_itself_is_sound(phasewise: Run, mine: str):
@@ -172,7 +183,6 @@ def test_the_recipe_itself_is_sound(phasewise: Run, mine: str):
 
 
 def test_every_flow_refuses_in_the_same_words(mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Opened without Prefect, as `flow.fn`: the recipe is resolved before anything of it."""
     monkeypatch.chdir(tmp_path)
     from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
     from phasewise.flows.export_phase import export_phase
@@ -196,7 +206,6 @@ def test_every_flow_refuses_in_the_same_words(mine: str, tmp_path: Path, monkeyp
 
 
 def test_nothing_heavy_is_imported_before_a_refusal(mine: str, tmp_path: Path):
-    """In one new process, command after command: what the first ones import, the later ones have."""
     rows = [[*name.split(), *(word.format(recipe=mine) for word in words)] for name, words in COMMANDS.items()]
     code = f"""
 import sys
@@ -228,7 +237,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_file_is_one_line_wherever_json_is_read(phasewise: Run, tmp_path: Path, kind: str):
-    """As a recipe, a card, a model's folder, a tokenizer's manifest, a manifest of benchmarks and of a cache, a verdict and a run."""
     from phasewise.tasks.data.tokenizer_training import read_tokenizer_manifest
     from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
     from phasewise.trainer.base.decision import read_decisions

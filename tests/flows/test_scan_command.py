@@ -178,7 +178,6 @@ def test_benchmarks_without_items_are_wrong_usage(scan: Run, tmp_path: Path, ben
 
 @pytest.mark.usefixtures("leaky", "scan")
 def test_a_small_scan_is_one_light_process(benchmarks: Path):
-    """It starts no cluster and trains nothing; the streams are the real ones here."""
     heavy = {"jax", "prefect", "dask", "distributed", "great_expectations", "lm_eval"}
     ends = f"finally: print(*sorted({heavy} & set(sys.modules)), file=sys.stderr)"
     program = f"import sys; from phasewise.flows.cli.main import main\ntry: main()\n{ends}"

@@ -25,7 +25,6 @@ from phasewise.validations.waivers import accepted_in
 from tests.flows.trace.world import World, prepare, traced_recipe
 from tests.tasks.conftest import write_lines, write_prose
 
-Phasewise = Callable[..., Result]
 VOCAB_SIZE, DOCUMENTS, TURN_END = 290, 64, "<|eot_id|>"
 COMPONENTS = {"medu_science_qa", "dolmino_stackexchange", "flan"}
 
@@ -131,7 +130,6 @@ def test_special_tokens_where_no_template_writes_any_are_refused(world: World, t
 
 
 def test_text_that_nobody_judged_is_refused(world: World, tmp_path: Path):
-    """The first phase was judged, the others were not: neither they nor the recipe as a whole can be trained on."""
     for target in ("/third", ""):
         said = refusal(train(world, tmp_path / "out", target=target))
         assert "a tokenizer is trained on judged text" in said

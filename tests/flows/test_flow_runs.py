@@ -1,5 +1,6 @@
 """What a run says while it waits for a phase, and what wakes it."""
 
+import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,15 +10,82 @@ from typing import Any
 import pytest
 
 from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
+from phasewise.flows.prefect.deployment_params import FIXED, check_fixed, is_ours
 from phasewise.flows.prefect.flow_decorator import FILE
 from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, earlier_of
+from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.retraining import GATES, ParentNotDone
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.errors import ConfigError, VerdictError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.verdict import Verdict
+
+SINCE = datetime(2026, 11, 25, tzinfo=UTC)
+
+
+class States:
+    """What is asked of Prefect's: the states that a run had."""
+
+    def __init__(self, *messages: str) -> None:
+        self.states = [SimpleNamespace(message=message) for message in messages]
+
+    async def read_flow_run_states(self, _run: str) -> list[Any]:
+        return self.states
+
+
+def may_start(home: Home, run_id: str, *messages: str, pool: str = "local", age: timedelta = timedelta(0), subflow: bool = False) -> bool:
+    run = SimpleNamespace(
+        id=run_id, deployment_id="d", parent_task_run_id="t" if subflow else None, work_pool_name=pool,
+        state=SimpleNamespace(timestamp=SINCE + timedelta(seconds=1) - age),
+    )  # fmt: skip
+    return asyncio.run(Rerun(home, SINCE, ("local",)).may_start(States(*messages), run))
+
+
+def test_a_run_that_died_before_it_held_its_file_is_started_where_the_pool_is_ours(home: Home):
+    assert may_start(home, "never-seen")
+    assert not may_start(home, "never-seen", pool="of-another-home")
+
+
+def test_what_lives_is_not_started_again_and_what_is_dead_is(home: Home):
+    stay_present(home, "alive-here", "a run")
+    assert not may_start(home, "alive-here")
+    home.presence("dead").touch()
+    assert may_start(home, "dead")
+    assert may_start(home, "dead", pool="of-another-home"), "it held a file of this home"
+
+
+def test_a_run_is_started_once_and_none_of_before_and_no_subflow(home: Home):
+    assert not may_start(home, "crashed-twice", "it ran", RERUN_MESSAGE)
+    assert not may_start(home, "of-before", age=timedelta(hours=1))
+    assert not may_start(home, "child", subflow=True)
+
+
+STARLING = {"recipe": "marin-8b", "phase": "starling", "scale": "proxy"}
+NAME = "marin-8b-starling"
+
+
+def test_a_run_as_its_deployment_has_it_goes_on() -> None:
+    check_fixed(NAME, STARLING, {**STARLING, "settings": ("starling.seed=1",), "retrain": True, "home": None})
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("other", ["another", None])
+def test_another_recipe_phase_or_scale_is_refused(name: str, other: str | None) -> None:
+    with pytest.raises(ConfigError, match=f"marin-8b-starling is for {name} '{STARLING[name]}', and this run was given {other!r}"):
+        check_fixed(NAME, STARLING, {**STARLING, name: other})
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_the_form_asks_for_is_free(name: str) -> None:
+    fixed: dict[str, Any] = {one: value for one, value in STARLING.items() if one != name}
+    check_fixed(NAME, fixed, {**STARLING, name: "another"})
+
+
+def test_a_deployment_without_our_tag_is_not_ours() -> None:
+    assert is_ours(["marin-8b", "phasewise"])
+    assert not is_ours(["marin-8b"])
 
 
 @pytest.fixture
@@ -75,7 +143,6 @@ def test_it_starts_when_all_that_it_rests_on_is_past_its_gates(home: Home) -> No
 
 
 def test_what_passed_long_before_it_looked_wakes_nothing(home: Home) -> None:
-    """Its caches may have changed since: else it would start, look and wait without end."""
     for gate in GATES:
         judge(home, "kestrel", gate, ago=60)
     assert answer_for(home, run_of("ocelot", why="its data changed")) is None

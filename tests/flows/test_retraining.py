@@ -8,15 +8,103 @@ import pytest
 
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run
+from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.status.retraining import Replaced, WouldReplace, check_replaced, check_retrain, find_replaced, say_replaced
+from phasewise.flows.status.retraining import (
+    Replaced,
+    WouldReplace,
+    check_ancestors_passed,
+    check_replaced,
+    check_retrain,
+    find_replaced,
+    phases_to_train,
+    say_replaced,
+)
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError, VerdictError
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
+
+MARIN = load_recipe("marin-32b", "proxy")
+MANTIS = MARIN.phase("mantis")
+REASON = {
+    "expectation": "x", "severity": "critical", "what": "next_word is at its baseline", "found": "x", "limit": "x", "where": "x",
+    "what_to_do": "x",
+}  # fmt: skip
+
+
+def judge(judged_home: Home, phase: str, gate: str, *, passes: bool = True, reasons: tuple[dict[str, str], ...] = ()) -> None:
+    """A verdict file, for what was there once."""
+    verdict: dict[str, Any] = {
+        "subject": "x", "suite": gate, "suite_version": "1", "passes": passes, "judged": {}, "thresholds": {}, "reasons": reasons,
+        "checks": (), "evidence": "x",
+    }  # fmt: skip
+    write_sealed(judged_home.verdict("marin-32b-proxy", phase, gate), verdict)
+
+
+@pytest.fixture
+def judged_home(tmp_path: Path) -> Home:
+    """Everything that Mantis rests on was judged once, and passed."""
+    judged_home = Home.open(str(tmp_path))
+    for phase in ("phase-1", "qk-norm"):
+        for gate in ("data", "health", "model"):
+            judge(judged_home, phase, gate)
+    return judged_home
+
+
+def refusal(judged_home: Home, recipe: Recipe = MARIN) -> str:
+    with pytest.raises(VerdictError) as refused:
+        check_ancestors_passed(Resolved("marin-32b", recipe, None, judged_home, KnownDigests()), recipe.phase("mantis"))
+    assert sorted(path.name for path in judged_home.root.iterdir()) == ["verdicts"]  # nothing was prepared
+    return str(refused.value)
+
+
+def test_a_phase_rests_on_its_lineage():
+    assert [phase.name for phase in MARIN.ancestors(MANTIS)] == ["phase-1", "qk-norm"]
+    assert MARIN.ancestors(MARIN.phase("phase-1")) == ()
+    assert [phase.name for phase in phases_to_train(MARIN, MANTIS)] == ["phase-1", "qk-norm", "mantis"]
+    assert phases_to_train(MARIN, None) == MARIN.phases
+
+
+def grafted() -> Recipe:
+    """Mantis takes a part of its state from Bison, which is not in its lineage."""
+    raw = MARIN.model_dump(mode="json")
+    (mantis,) = [phase for phase in raw["phases"] if phase["name"] == "mantis"]
+    (bison,) = [phase for phase in raw["phases"] if phase["name"] == "bison"]
+    mantis["start"]["graft"] = [{"part": "rolling", "phase": "bison", "step": bison["stop_step"]}]
+    mantis["start"]["declares"].append("optimizer_state")
+    return Recipe.model_validate(raw)
+
+
+def test_a_graft_is_rested_on_too(judged_home: Home):
+    recipe = grafted()
+    assert [phase.name for phase in recipe.ancestors(recipe.phase("mantis"))] == ["phase-1", "qk-norm", "bison"]
+    assert refusal(judged_home, recipe).startswith(
+        "marin-32b-proxy/mantis rests on bison, which is not done: there is no verdict on its data."
+    )
+
+
+@pytest.mark.parametrize(("gate", "what"), [("data", "data"), ("health", "training"), ("model", "model")])
+@pytest.mark.parametrize("phase", ["phase-1", "qk-norm"])
+def test_every_verdict_of_the_lineage_is_asked(judged_home: Home, phase: str, gate: str, what: str):
+    judge(judged_home, phase, gate, passes=False, reasons=(REASON,))
+    found = refusal(judged_home)
+    assert found == (
+        f"marin-32b-proxy/mantis rests on {phase}, which is not done: the verdict on its {what} fails: next_word is at its baseline.\n"
+        f"  to do: `phasewise run marin-32b/{phase} --scale proxy --home {judged_home.root}` does what is missing of it "
+        "and judges it again."
+    )
+    judged_home.verdict("marin-32b-proxy", phase, gate).unlink()
+    assert f"there is no verdict on its {what}." in refusal(judged_home)
+
+
+def test_a_phase_from_scratch_rests_on_nothing(judged_home: Home):
+    assert check_ancestors_passed(Resolved("marin-32b", MARIN, None, judged_home, KnownDigests()), MARIN.phase("phase-1")) is None
+
 
 RECIPE = tiny_recipe()
 KESTREL, OCELOT = RECIPE.phases
