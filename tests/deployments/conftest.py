@@ -44,6 +44,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def only_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, recipes: Path) -> Iterator[Up]:
     settings = {"PHASEWISE_BENCHMARKS": str(recipes / "incident" / "benchmarks"), "PYTHONPATH": str(UNHURRIED)}
     up = Up(tmp_path_factory.mktemp("operated") / "home", free_port(), ("--recipes", str(recipes)), settings)
+    up.start()
     request.session.stash[ONLY_UP] = up
     yield up
     up.kill()

@@ -260,7 +260,12 @@ def test_a_run_that_dies_as_soon_as_it_is_running_is_closed(up: Up):
     named = {"flow_runs": {"name": {"any_": ["prepare data of marin-8b (proxy)"]}}}
     begun = {run["id"] for run in ask(up, "flow_runs/filter", named)}
     command = [sys.executable, "-c", DIES_AS_IT_BEGINS, str(up.home)]
-    assert subprocess.run(command, env={**environment(), **up.client_environment}, check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(
+            command, env={**environment(), **{setting.name: value for setting, value in up.prefect_settings.items()}}, check=False
+        ).returncode
+        == -signal.SIGKILL
+    )
     (run,) = {run["id"] for run in ask(up, "flow_runs/filter", named)} - begun
     assert "Running" in [state["name"] for state in states(up, run)]
     assert final_state(up, run)["message"] == RERUN_MESSAGE

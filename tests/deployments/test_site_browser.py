@@ -106,36 +106,24 @@ def open_page(browser: Browser, base: str) -> Iterator[Open]:
 
 
 def problems(seen: Seen, options: str = "{resultTypes: ['violations']}") -> list[str]:
-    """What axe finds wrong on the page, with every fold open."""
-    seen.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    """What axe finds wrong on the page."""
     seen.page.evaluate(AXE.read_text())
     found = seen.page.evaluate(f"axe.run({options})")
     return [f"{one['id']}: {node['html'][:160]} {node['failureSummary'][:200]}" for one in found["violations"] for node in one["nodes"]]
 
 
-def test_axe_finds_nothing_wrong(open_page: Open) -> None:
-    for path in SHOWN:
-        assert problems(open_page(path)) == [], path
-
-
-def test_words_can_be_read_in_the_dark(open_page: Open) -> None:
-    for path in ("zoo/own", "zoo/own/puma", "zoo/own/tiger/data", "zoo/own/lion/model"):
-        assert problems(open_page(path, color_scheme="dark"), "{runOnly: ['color-contrast']}") == [], path
-
-
-def test_pages_ask_nobody_else_and_complain_of_nothing(open_page: Open) -> None:
-    for path in SHOWN:
-        seen = open_page(path)
+@pytest.mark.parametrize("path", SHOWN)
+def test_a_page_is_accessible_fits_a_phone_and_asks_nobody_else(open_page: Open, path: str) -> None:
+    for viewport in (PHONE, DESK):
+        seen = open_page(path, viewport=viewport)
         seen.page.wait_for_load_state("networkidle")
-        assert (seen.console, seen.elsewhere) == ([], []), path
-
-
-@pytest.mark.parametrize("viewport", [PHONE, DESK])
-def test_no_page_scrolls_sideways(open_page: Open, viewport: dict[str, int]) -> None:
-    for path in SHOWN:
-        page = open_page(path, viewport=viewport).page
-        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
+        assert (seen.console, seen.elsewhere) == ([], [])
+        seen.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert problems(seen) == []
+    dark = open_page(path, color_scheme="dark")
+    dark.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert problems(dark, "{runOnly: ['color-contrast']}") == []
 
 
 def test_numbers_and_curve_are_updated_while_one_watches(open_page: Open, tmp_path: Path) -> None:

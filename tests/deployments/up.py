@@ -29,7 +29,6 @@ CSRF_SECONDS = 1800
 """Prefect's tokens are valid for an hour, also on a server that is started again."""
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
-
 QUICK = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
     "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
@@ -43,13 +42,7 @@ QUICK = {
 
 @dataclass
 class Up:
-    """What `phasewise up` brought up; it may be ended and started again, in the same home and at the same address.
-
-    Attributes:
-        options: what it is given beside home and port.
-        settings: of its environment.
-        text: what it said until everything was up.
-    """
+    """What `phasewise up` brought up; it may be ended and started again, in the same home and at the same address."""
 
     home: Path
     port: int
@@ -60,56 +53,36 @@ class Up:
     _csrf: str = field(init=False, default="")
     _csrf_at: float = field(init=False, default=-math.inf)
 
-    def __post_init__(self) -> None:
-        self.start()
-
-    @property
-    def api(self) -> str:
-        """Of the Prefect server."""
-        return f"{self.ui}/api"
-
     @property
     def ui(self) -> str:
-        """Prefect's pages."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def site(self) -> str:
-        """Our page."""
         return next(line.split()[-1] for line in self.text.splitlines() if line.startswith("Everything:"))
 
     @property
     def links(self) -> list[str]:
-        """To Prefect's pages and ours, with what they ask for once."""
         return (self.home / "prefect" / LINKS_NAME).read_text().splitlines()
 
     @property
     def auth(self) -> str:
-        """What the Prefect server asks for."""
         return (self.home / "prefect" / AUTH_NAME).read_text().strip()
 
     @property
     def prefect_settings(self) -> dict[Any, str]:
-        """For Prefect's own clients in this process."""
-        return {PREFECT_API_URL: self.api, PREFECT_API_AUTH_STRING: self.auth}
-
-    @property
-    def client_environment(self) -> dict[str, str]:
-        """For those in another process."""
-        return {setting.name: value for setting, value in self.prefect_settings.items()}
+        return {PREFECT_API_URL: f"{self.ui}/api", PREFECT_API_AUTH_STRING: self.auth}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of a request that the Prefect server answers."""
         shown = {"Authorization": f"Basic {base64.b64encode(self.auth.encode()).decode()}"}
         if time.monotonic() - self._csrf_at > CSRF_SECONDS:
-            request = urllib.request.Request(f"{self.api}/csrf-token?client=tests", headers=shown)
+            request = urllib.request.Request(f"{self.ui}/api/csrf-token?client=tests", headers=shown)
             with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
                 self._csrf, self._csrf_at = json.load(answer)["token"], time.monotonic()
         return {**shown, "Content-Type": "application/json", "Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": self._csrf}
 
     def start(self) -> None:
-        """Bring it up."""
         self.process = launch(self.home, self.port, *self.options, settings=self.settings)
         assert self.process.stdout
         self.text = ""
@@ -155,7 +128,7 @@ def processes(up: Up, module: str) -> list[psutil.Process]:
 def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, method: str | None = None) -> Any:
     """One request; asked again, as Prefect's own clients do, where the server says that its database is busy."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{up.api}/{path}", data, up.headers, method=method)
+    request = urllib.request.Request(f"{up.ui}/api/{path}", data, up.headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return json.loads(answer.read() or b"null")

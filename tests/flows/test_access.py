@@ -46,15 +46,12 @@ def test_one_that_others_could_read_is_replaced_and_said(tmp_path: Path, capsys:
     assert auth_of(home) == auth
 
 
-@pytest.mark.parametrize("content", [b"", b"\n"])
-def test_an_empty_file_is_written_again(tmp_path: Path, content: bytes) -> None:
-    home = Home(tmp_path)
-    home.prefect.mkdir()
-    (home.prefect / AUTH_NAME).write_bytes(content)
-    assert auth_of(home).startswith("phasewise:")
-
-
-def test_what_is_no_secret_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_an_empty_file_is_written_again_and_what_is_no_file_is_refused_in_a_line(tmp_path: Path) -> None:
+    home = Home(tmp_path / "empty")
+    home.prefect.mkdir(parents=True)
+    for content in (b"", b"\n"):
+        (home.prefect / AUTH_NAME).write_bytes(content)
+        assert auth_of(home).startswith("phasewise:")
     home = Home(tmp_path)
     (home.prefect / AUTH_NAME).mkdir(parents=True)
     with pytest.raises(ConfigError, match="expected a secret that this user may read and write"):

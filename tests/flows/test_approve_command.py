@@ -94,7 +94,14 @@ def test_a_decision_opens_and_shuts_the_way_for_all_that_rest_on_the_phase(phase
     assert "To go on: phasewise run marin-32b/qk-norm --scale proxy --home " in said
     assert rests_on_it(home) == ""
     assert shown(home)["state"] == "passed"
-    decide(phasewise, home, "--reject", "--who", "Grace", "--gate", "model", reason="it is not")
+    answer = json.loads(decide(phasewise, home, "--reject", "--who", "Grace", "--gate", "model", "--json", reason="it is not"))
+    assert (answer["phase"], answer["gate"], answer["approves"], answer["who"], answer["resumed"]) == (
+        "qk-norm",
+        "model",
+        False,
+        "Grace",
+        [],
+    )
     assert "the verdict on its model was rejected by Grace on " in rests_on_it(home)
     assert shown(home)["why"].endswith(": it is not")
     kept = read_json(decision_path(home.verdict(RECIPE.run_name, "qk-norm", "model")))
@@ -125,11 +132,6 @@ def test_the_record_says_who_decided_and_waits_again_once_the_verdict_changes(ph
     assert "reasons changed since" in why
 
 
-def test_scripts_get_one_object(phasewise: Run, home: Home):
-    answer = json.loads(decide(phasewise, home, "--who", "Ada", "--json"))
-    assert (answer["phase"], answer["gate"], answer["approves"], answer["who"], answer["resumed"]) == ("qk-norm", "model", True, "Ada", [])
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -138,10 +140,11 @@ def test_scripts_get_one_object(phasewise: Run, home: Home):
         ("marin-32b/mantis --gate model", 1, "there is no verdict at "),
         ("marin-32b", 2, "approve needs a phase"),
         ("marin-32b/nothing", 2, "nothing"),
+        ("marin-32b/qk-norm --reason=", 2, "needs a sentence"),
     ],
 )
 def test_where_nobody_is_asked_nothing_is_decided(phasewise: Run, home: Home, arguments: str, code: int, message: str):
-    done = phasewise(f"approve {arguments} --reason fine", "--home", home.root)
+    done = phasewise(f"approve --reason fine {arguments}", "--home", home.root)
     assert (done.exit_code, message in done.output) == (code, True), done.output
     assert not list(home.root.rglob("*.decision.json"))
 
@@ -153,7 +156,3 @@ def test_what_nobody_may_let_pass_cannot_be_approved(phasewise: Run, home: Home)
     said = decide(phasewise, home, "--gate", "model", expect=1)
     assert "fails by what nobody may let pass: next_word is at its baseline." in said
     assert not list(home.root.rglob("*.decision.json"))
-
-
-def test_a_decision_needs_a_reason(phasewise: Run, home: Home):
-    assert "needs a sentence" in decide(phasewise, home, expect=2, reason=" ")

@@ -191,14 +191,3 @@ def test_what_is_accepted_and_never_found_is_said_everywhere(
         assert "Accepted by the recipe, and not found" in text
         assert unused in text
         assert "where component = math" not in text.split("Accepted by the recipe, and not found")[1]
-
-
-def test_why_something_is_accepted_is_wherever_it_is_reported(
-    said: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    register(monkeypatch)
-    docs = build_data_docs(tmp_path / "docs", [verdicts["phase-1 data"]]).read_text()
-    for text in (plain(docs), plain(render(said[1])), as_markdown(verdicts["phase-1 data"])):
-        assert "2 files of component math are named like a test split" in text
-        assert "The record reads them" in text
-        assert "its code" in text

@@ -70,18 +70,13 @@ def test_a_phase_rests_on_its_lineage():
     assert phases_to_train(MARIN, None) == MARIN.phases
 
 
-def grafted() -> Recipe:
-    """Mantis takes a part of its state from Bison, which is not in its lineage."""
+def test_a_graft_is_rested_on_too(judged_home: Home):
     raw = MARIN.model_dump(mode="json")
     (mantis,) = [phase for phase in raw["phases"] if phase["name"] == "mantis"]
-    (bison,) = [phase for phase in raw["phases"] if phase["name"] == "bison"]
+    (bison,) = [phase for phase in raw["phases"] if phase["name"] == "bison"]  # it is not in the lineage of Mantis
     mantis["start"]["graft"] = [{"part": "rolling", "phase": "bison", "step": bison["stop_step"]}]
     mantis["start"]["declares"].append("optimizer_state")
-    return Recipe.model_validate(raw)
-
-
-def test_a_graft_is_rested_on_too(judged_home: Home):
-    recipe = grafted()
+    recipe = Recipe.model_validate(raw)
     assert [phase.name for phase in recipe.ancestors(recipe.phase("mantis"))] == ["phase-1", "qk-norm", "bison"]
     assert refusal(judged_home, recipe).startswith(
         "marin-32b-proxy/mantis rests on bison, which is not done: there is no verdict on its data."
@@ -100,9 +95,6 @@ def test_every_verdict_of_the_lineage_is_asked(judged_home: Home, phase: str, ga
     )
     judged_home.verdict("marin-32b-proxy", phase, gate).unlink()
     assert f"there is no verdict on its {what}." in refusal(judged_home)
-
-
-def test_a_phase_from_scratch_rests_on_nothing(judged_home: Home):
     assert check_ancestors_passed(Resolved("marin-32b", MARIN, None, judged_home, KnownDigests()), MARIN.phase("phase-1")) is None
 
 
@@ -160,11 +152,8 @@ def replaced(recipe: Recipe, home: Home) -> tuple[Replaced, ...]:
     return find_replaced(resolved_from(recipe, home), recipe.phases)
 
 
-def test_what_holds_is_not_replaced(home: Home):
-    assert replaced(RECIPE, home) == ()
-
-
 def test_a_change_names_its_fields_and_its_cost(home: Home):
+    assert replaced(RECIPE, home) == ()
     (found,) = replaced(edited(save_ocelot_more_often), home)
     tokens = OCELOT.tokens
     assert found == ("ocelot", 52, "checkpoints.every_steps: 5 → 4", tokens, pytest.approx(tokens * 0.1 / 256))
@@ -177,13 +166,10 @@ def test_what_starts_from_it_is_replaced_with_it(home: Home):
     assert second.why == "it starts from kestrel, which is trained again"
 
 
-def test_a_half_trained_phase_is_work_too(home: Home):
+def test_a_half_trained_phase_is_work_too_if_it_has_a_whole_checkpoint(home: Home):
     (home.run("tiny-proxy", "ocelot") / "result.json").unlink()
     assert [one.phase for one in replaced(edited(save_ocelot_more_often), home)] == ["ocelot"]
     assert replaced(RECIPE, home) == ()
-
-
-def test_without_a_whole_checkpoint_nothing_is_lost(home: Home):
     (checkpoint_path(home.run("tiny-proxy", "ocelot"), 52) / "digests.json").unlink()
     assert replaced(edited(save_ocelot_more_often), home) == ()
 

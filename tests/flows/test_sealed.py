@@ -111,24 +111,17 @@ def edited(path: Path, edit: str, times: str, other: bytes) -> Iterator[None]:
     """The file, edited; as it was when the context ends, but for the time of change that nobody can set."""
     before, content = path.stat(), path.read_bytes()
     try:
-        _edit(path, content, edit, other)
+        if edit == "removed":
+            path.unlink()
+        else:
+            contents = {"flipped": flipped(content), "emptied": b"", "cut": content[: len(content) // 2], "another": other}
+            path.write_bytes(contents[edit])
         if times == "kept" and path.exists():
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         yield
     finally:
         path.write_bytes(content)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def _edit(path: Path, content: bytes, edit: str, other: bytes) -> None:
-    edits: dict[str, Callable[[], object]] = {
-        "flipped": lambda: path.write_bytes(flipped(content)),
-        "emptied": lambda: path.write_bytes(b""),
-        "cut": lambda: path.write_bytes(content[: len(content) // 2]),
-        "another": lambda: path.write_bytes(other),
-        "removed": path.unlink,
-    }
-    edits[edit]()
 
 
 def another(path: Path) -> bytes | None:
@@ -166,23 +159,13 @@ KINDS = {
     "evidence": ("items.json", "scan.json", "baselines.json", "index.json", "*.npy"),
     "verdicts": ("data.json", "health.json", "model.json", "model.decision.json", "data/*.parquet", "health/*.parquet", "model/*.parquet"),
     "runs": (
-        "run.json",
-        "caches.json",
-        "conditions.json",
-        "passed_over.json",
-        "result.json",
-        "evaluation.json",
-        "metrics.jsonl",
-        "evaluations/*.json",
-        "checkpoints/*/digests.json",
-        "checkpoints/*",
-        "programs.json",
-        "*-cache",
+        "run.json", "caches.json", "conditions.json", "passed_over.json", "result.json", "evaluation.json", "metrics.jsonl",
+        "evaluations/*.json", "checkpoints/*/digests.json", "checkpoints/*", "programs.json", "*-cache",
     ),
     "reports": ("keys.json", "report.html", "data-docs/*"),
     "exports": ("phasewise.json", "*"),
     "preflight": ("*.json",),
-}
+}  # fmt: skip
 """Folder of the home → the kinds of files below it that are checked; a file is of the first kind that it fits."""
 CELLS = [(folder, name) for folder, names in KINDS.items() for name in names]
 REMOVABLE = {
@@ -278,12 +261,10 @@ def test_status_names_the_file(sealed: Sealed, kind: tuple[str, str], edit: str,
 
 
 def records_of(sealed: Sealed, _: Path) -> dict[str, Any]:
-    """Phase → what `run` believes of it; what is None is made again."""
-    found: dict[str, Any] = {}
-    for record in read_records(sealed.resolved()):
-        parts = ("data_verdict", "health_verdict", "result", "evaluation", "model_verdict")
-        found |= {f"{record.phase.name} {part}": getattr(record, part) for part in parts}
-    return found
+    """What `run` believes of each phase; what is None is made again."""
+    parts = ("data_verdict", "health_verdict", "result", "evaluation", "model_verdict")
+    records = read_records(sealed.resolved())
+    return {f"{record.phase.name} {part}": getattr(record, part) for record in records for part in parts}
 
 
 def inputs_of(sealed: Sealed, place: Path) -> dict[str, Any]:

@@ -29,11 +29,8 @@ def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
         assert {"optimizer", "stability", "order"} <= set(phase)
         assert phase["optimizer"]["weight_decay"] == (0.05 if phase["name"] == "kestrel" else 0.1) or phase["branch"]
     assert shown["phases"][0]["parameters"] == (8_030_261_248 if scale == "full" else 1_475_200)
-
-
-def test_show_at_proxy_scale_counts_a_thousandth(phasewise: Run):
-    shown = read(phasewise("show", "marin-8b", "--scale", "proxy", "--json"))
-    assert [phase["stop_step"] for phase in shown["phases"] if not phase["branch"]] == [660, 740, 820, 1320, 1400, 1420]
+    if scale == "proxy":
+        assert [phase["stop_step"] for phase in shown["phases"] if not phase["branch"]] == [660, 740, 820, 1320, 1400, 1420]
 
 
 def test_show_of_one_phase(phasewise: Run):

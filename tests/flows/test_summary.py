@@ -187,11 +187,8 @@ def test_what_was_not_compared_has_no_parent_and_says_why(tmp_path: Path) -> Non
     found = rows(write(tmp_path, otherwise))[BENCHMARK]
     assert (found.parent, found.difference) == (None, None)
     assert found.not_compared == "examples in the prompt 0, the parent's 5"
-
-
-def test_a_gate_that_compares_no_scores_says_so(tmp_path: Path) -> None:
     limits = LIMITS.but(false_refusal_rate=None, max_score_fall=None, max_score_rise=None)
-    found = rows(write(tmp_path, limits=limits))[BENCHMARK]
+    found = rows(write(tmp_path / "none", limits=limits))[BENCHMARK]
     assert (found.parent, found.not_compared) == (None, NOT_ASKED)
 
 
@@ -211,15 +208,6 @@ def test_a_first_phase_and_one_without_a_verdict_have_values_alone(tmp_path: Pat
             None,
         )
         assert found["macro bits per byte"].parent is None
-
-
-def test_a_table_of_another_evaluation_is_not_believed(tmp_path: Path) -> None:
-    other = rows(write(tmp_path), evaluation=evaluation_of(100, {"law": 1.5, "code": 2.6}))
-    assert {name: (found.value, found.parent) for name, found in other.items()} == {
-        BENCHMARK: (0.5, None),
-        "macro bits per byte": (2.05, None),
-    }
-
-
-def test_nothing_measured_is_no_row(tmp_path: Path) -> None:
+    other = rows(tmp_path, evaluation=evaluation_of(100, {"law": 1.5, "code": 2.6}))  # the table is not believed
+    assert {one.what: (one.value, one.parent) for one in other.values()} == {BENCHMARK: (0.5, None), "macro bits per byte": (2.05, None)}
     assert measured_of(PhaseRecord(SECOND, None, None, None, None, None, None), tmp_path) == ()

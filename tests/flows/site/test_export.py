@@ -30,9 +30,11 @@ def pages_of(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.html"))}
 
 
-def test_every_link_leads_to_a_file_beside_it(written: Path) -> None:
+def test_every_link_of_every_page_leads_to_a_file_beside_it(written: Path) -> None:
     count = 0
     for path, text in pages_of(written).items():
+        assert path.startswith("-/") or "default-src 'none'" in html.unescape(text), path
+        assert path.startswith("-/") or "data-live" not in text, path
         for link in map(html.unescape, LINK.findall(text)):
             parts = urlsplit(link)
             if link == "data:,":
@@ -49,44 +51,16 @@ def test_every_link_leads_to_a_file_beside_it(written: Path) -> None:
 
 
 def test_the_addresses_are_those_of_the_server(written: Path) -> None:
-    wanted = (
-        "",
-        "search/",
-        "zoo/own/",
-        "zoo/own/lion/",
-        "zoo/own/lion/model/",
-        "zoo/own/tiger/data/",
-        "compare/zoo/own/lion/with/zoo/own/tiger/",
-    )
+    wanted = "", "search", "zoo/own", "zoo/own/lion", "zoo/own/lion/model", "zoo/own/tiger/data", "compare/zoo/own/lion/with/zoo/own/tiger"
     assert [path for path in wanted if not (written / path / "index.html").is_file()] == []
     assert (written / "-/docs" / RUN_NAME / "index.html").is_file()
 
 
 def test_no_page_names_the_folder_of_the_home_but_what_was_judged_there(written: Path, finished_home: Home) -> None:
-    """Evidence tables and reasons hold the paths that were judged; nothing else may."""
     root = str(finished_home.root)
     assert [
         path for path, text in pages_of(written).items() if root in text and not path.endswith(("/data/index.html", "/health/index.html"))
     ] == []
-
-
-def test_pages_carry_their_policy_and_ask_for_nothing_live(written: Path) -> None:
-    for path, text in pages_of(written).items():
-        if not path.startswith("-/"):
-            assert "default-src 'none'" in html.unescape(text), path
-            assert "data-live" not in text, path
-
-
-def test_written_again_it_takes_the_place_of_what_was_there(own_home: Home, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    write_site(site_of(own_home), folder)
-    (folder / "old.html").write_text("of before")
-    write_site(site_of(own_home), folder)
-    assert (folder / "index.html").is_file()
-    assert not (folder / "old.html").exists()
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
 
 
 def test_somebody_elses_folder_is_left_alone(own_home: Home, tmp_path: Path) -> None:
@@ -98,13 +72,16 @@ def test_somebody_elses_folder_is_left_alone(own_home: Home, tmp_path: Path) -> 
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def test_where_a_page_fails_the_site_of_before_stays_whole(own_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_is_replaced_as_a_whole_or_not_at_all(own_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "out"
     write_site(site_of(own_home), folder)
     before = pages_of(folder)
-    monkeypatch.setattr(export.pages, "compare_page", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    (folder / "old.html").write_text("of before")
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(export.pages, "compare_page", lambda *_: 1 / 0)
         write_site(site_of(own_home), folder)
+    assert pages_of(folder) == before | {"old.html": "of before"}
+    write_site(site_of(own_home), folder)
     assert pages_of(folder) == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

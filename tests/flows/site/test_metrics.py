@@ -52,7 +52,6 @@ def test_a_row_that_is_being_written_waits_until_it_is_whole(file: Path) -> None
 
 
 def test_a_file_that_was_cut_and_written_again_is_read_again(file: Path) -> None:
-    """As a trainer does that goes on from an earlier checkpoint: rows come again, with other values."""
     metrics = Metrics()
     read(metrics, file)
     again = file.with_name("again")
@@ -76,8 +75,6 @@ def test_a_line_that_is_no_row_is_counted(file: Path) -> None:
         opened.write("not JSON\n[1]\n")
     found = read(Metrics(), file)
     assert (found.unreadable, len(found.steps)) == (2, 100)
-
-
 
 
 def test_a_spike_of_one_step_survives_thinning() -> None:
@@ -108,5 +105,3 @@ def test_a_file_that_takes_too_long_is_drawn_from_rows_all_over_it_and_read_on(f
     assert whole is not None
     assert whole.is_whole
     assert whole.steps.tolist() == list(range(1, 5001))
-
-

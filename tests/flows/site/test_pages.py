@@ -53,12 +53,7 @@ def test_a_verdict_says_in_its_first_sentence_why_it_fails(site: Site) -> None:
     assert "Refused: the cache of component math is stale: GSM8K/test.json is no source of it any more. And 2 more things, below." in said
     assert "Found 1 file differs Limit 0 files differ" in said
     assert "250 of 1,319 items of gsm8k are in component math" in said
-
-
-def test_failing_checks_have_their_value_and_limit_in_the_table(site: Site) -> None:
-    assert "✗ failed The sources are still what the cache was made of. 1 file differs 0 files differ caches" in text_of(
-        verdict(site, "tiger")
-    )
+    assert "✗ failed The sources are still what the cache was made of. 1 file differs 0 files differ caches" in said
 
 
 def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
@@ -74,23 +69,18 @@ def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
     assert len(items(verdict(site, "tiger", table="leaked_items", sort="no such column"))) == 100
 
 
-
-
 def test_a_query_that_does_not_read_is_the_first_page() -> None:
     assert asked_of({"page": "-3", "table": "a"}) == Asked(table="a")
     assert asked_of({"page": "9" * 40}) == Asked()
     assert asked_of({"page": "²"}) == Asked()
 
 
-def test_a_table_that_is_gone_is_said_to_be(own_home: Home) -> None:
-    (own_home.verdict(RUN_NAME, "tiger", "data").with_suffix("") / "caches.parquet").unlink()
+def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be(own_home: Home) -> None:
+    path = own_home.verdict(RUN_NAME, "tiger", "data").with_suffix("") / "caches.parquet"
+    pd.DataFrame({"name": ["a", "b", "c"], "passes": [True, False, True]}).to_parquet(path)
+    assert re.findall(r"<td>([abc])</td>", verdict(site_of(own_home), "tiger")) == ["b", "a", "c"]
+    path.unlink()
     assert "This table is not there, or does not read." in verdict(site_of(own_home), "tiger")
-
-
-def test_rows_that_do_not_pass_come_first(own_home: Home) -> None:
-    table = pd.DataFrame({"name": ["a", "b", "c"], "passes": [True, False, True]})
-    table.to_parquet(own_home.verdict(RUN_NAME, "lion", "data").with_suffix("") / "caches.parquet")
-    assert re.findall(r"<td>([abc])</td>", verdict(site_of(own_home), "lion")) == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize("name", ["lion", "tiger", "puma"])
@@ -105,8 +95,6 @@ def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
         assert "<b>x" not in page
         assert 'style="' not in page
         assert not re.search(r'\son\w+="', page)
-
-
 
 
 def test_events_and_what_was_set_aside_are_shown_the_last_first(site: Site) -> None:
@@ -145,14 +133,10 @@ def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> 
     assert "time left" in answer["parts"]["training"]
 
 
-def test_two_phases_side_by_side(site: Site) -> None:
-    page = pages.compare_page(site, Links("compare"), "zoo/own/lion", "zoo/own/tiger")
-    said = text_of(page)
-    assert "stop step 40 80" in said
+def test_two_phases_are_compared_where_they_were_measured_alike(own_home: Home) -> None:
+    page = pages.compare_page(site_of(own_home), Links("compare"), "zoo/own/lion", "zoo/own/tiger")
+    assert "stop step 40 80" in text_of(page)
     assert page.count('class="curve place-0"') == page.count('class="curve place-1"') > 3
-
-
-def test_no_difference_where_two_phases_were_not_measured_alike(own_home: Home) -> None:
     write_phase(own_home, "lynx")
     other = own_home.run(RUN_NAME, "lynx") / "evaluation.json"
     found = json.loads(other.read_text())
@@ -167,8 +151,6 @@ def test_no_difference_where_two_phases_were_not_measured_alike(own_home: Home) 
 @pytest.mark.parametrize(("text", "found"), [("zoo", "recipe"), ("PUMA", "phase"), ("stale math", "reason"), ("item training", "check")])
 def test_search_finds(site: Site, text: str, found: str) -> None:
     assert re.search(rf"<td>{found}</td>", pages.search_page(site, Links("search"), text))
-
-
 
 
 @pytest.mark.parametrize("text", ["zoo", "zoo/own/none", "zoo/half/lion", "../own/lion", "zoo/own/lion/data"])
@@ -189,5 +171,3 @@ def test_a_known_recipe_shows_its_plan_before_it_begins(tmp_path: Path) -> None:
     assert "steps 1,320 → 1,400" in said
     assert "nemotron_medium 20.98 %" in said
     assert "z loss off 0.0001 yes" in said
-
-

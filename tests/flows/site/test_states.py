@@ -15,8 +15,8 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.instability import CHECK, TABLE
-from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
+from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.site.homes import RUN_NAME, sample, site_of, zoo
 
 
@@ -38,15 +38,11 @@ def test_files_say_how_far_a_phase_came(own_home: Home) -> None:
     assert in_words(state_of(files_of(own_home, name), None) for name in ("lion", "puma", "lion")) == "2 done, 1 half trained"
 
 
-def test_what_is_done_and_does_not_hold_any_more_is_out_of_date(own_home: Home) -> None:
+def test_what_does_not_hold_any_more_is_out_of_date_and_a_refusal_keeps_its_reason(own_home: Home) -> None:
     state = state_of(files_of(own_home, "lion"), record("the sources are others now"))
     assert (state.kind, state.word, state.why) == ("warned", "out of date", "the sources are others now")
-
-
-def test_a_refusal_that_is_out_of_date_says_so_after_the_reason(own_home: Home) -> None:
     state = state_of(files_of(own_home, "tiger"), record("the limits are others now"))
-    assert state.word == "refused, out of date"
-    assert "is stale" in state.why
+    assert (state.word, "is stale" in state.why) == ("refused, out of date", True)
     assert "the limits are others now" in state.since
 
 
@@ -57,8 +53,6 @@ def test_a_run_with_a_sign_of_life_trains_until_it_has_none(own_home: Home) -> N
     os.utime(heartbeat, (now - 100, now - 100))
     assert state_of(files_of(own_home, "puma"), None, now=now).word == "training"
     assert state_of(files_of(own_home, "puma"), None, now=now + 30).word == "half trained"
-
-
 
 
 @pytest.mark.parametrize("name", ["verdict", "result"])
@@ -117,7 +111,6 @@ def test_a_decision_of_what_nobody_may_let_pass_counts_for_nothing(own_home: Hom
 
 
 def test_a_recipe_that_is_known_is_checked_and_says_what_is_missing(tmp_path: Path) -> None:
-    """A run folder by its name alone is no trained phase."""
     home = Home(tmp_path, reads_only=True)
     write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", {})
     site = site_of(home, "marin-8b")
@@ -127,8 +120,6 @@ def test_a_recipe_that_is_known_is_checked_and_says_what_is_missing(tmp_path: Pa
     assert checked.problem or all(one.state == "not reached" for one in checked.records.values())
     site.checker.now([found])
     assert all(site.state(found, files).kind != "passed" for files in site.shelf.phases(found))
-
-
 
 
 def ask_about_training(home: Home) -> Path:
