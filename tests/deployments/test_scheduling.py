@@ -62,12 +62,16 @@ def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up) -> None:
         return [line["message"] for line in lines if line["level"] >= logging.WARNING]
 
     assert wait_for(up, "the reason in the log", warnings) == [state["message"]]
-    check_that_leftovers_are_closed(up, run["id"])
-    check_that_a_cancelled_run_that_nobody_reaches_ends(up, run["id"])
 
 
-def check_that_a_cancelled_run_that_nobody_reaches_ends(up: Up, run: str) -> None:
-    """No worker knows its process, as where Prefect's stopped looking for cancelled runs."""
+def test_runs_whose_process_has_gone_are_closed_and_a_cancelled_one_that_no_worker_knows_ends(up: Up) -> None:
+    run = start_run(up, "prepare-data/marin-8b", settings=["kestrel.nonsense=1"])
+    final_state(up, run)
+    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+    assert final_state(up, run)["type"] == "CRASHED"
+    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
+    assert run_with(up, close_leftovers(Home(up.home), SERVED)) == 1
+    assert state_of(up, run)["type"] == "CRASHED"
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
     with subprocess.Popen([sys.executable, "-c", AT_WORK, str(up.home), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -75,17 +79,8 @@ def check_that_a_cancelled_run_that_nobody_reaches_ends(up: Up, run: str) -> Non
         ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True})
         process.stdout.read()
         assert process.wait() == -signal.SIGTERM
-    assert final_state(up, run)["message"] == CANCELLED_MESSAGE
-    assert state_of(up, run)["type"] == "CANCELLED"
-
-
-def check_that_leftovers_are_closed(up: Up, run: str) -> None:
-    """While the server is up those whose process has gone, and at its start also those that had none yet."""
-    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
-    assert final_state(up, run)["type"] == "CRASHED"
-    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
-    assert run_with(up, close_leftovers(Home(up.home), SERVED)) == 1
-    assert ask(up, f"flow_runs/{run}")["state"]["type"] == "CRASHED"
+    state = final_state(up, run)
+    assert (state["type"], state["message"]) == ("CANCELLED", CANCELLED_MESSAGE)
 
 
 def test_schedules_are_kept(up: Up, recipes: Path) -> None:

@@ -31,6 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     (docs.parent / "report.html").write_text("report")
     (place.root / "secret.html").write_text("secret")
     (docs / "secret.json").write_text("secret")
+    (docs / "link.html").symlink_to(place.root / "secret.html")
     return place
 
 
@@ -67,7 +68,8 @@ def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -
     "path",
     ["/zoo", "/none/own", "/zoo/half", "/zoo/own/none", "/zoo/own/lion/none", "/live/zoo/own/none", "/compare?left=zoo/own/lion&right=x",
      "/-/static/none.css", "/-/static/..%2Fsite.py", f"/-/docs/{RUN_NAME}/..%2F..%2F..%2Fsecret.html", "/-/docs/..%2F/index.html",
-     f"/-/docs/{RUN_NAME}/secret.json", f"/-/docs/{RUN_NAME}/%2Fetc%2Fpasswd", "/-/evidence/zoo-own/tiger/none/index.html", "/openapi.json",
+     f"/-/docs/{RUN_NAME}/secret.json", f"/-/docs/{RUN_NAME}/link.html",
+     f"/-/docs/{RUN_NAME}/%2Fetc%2Fpasswd", "/-/evidence/zoo-own/tiger/none/index.html", "/openapi.json",
      "/zoo/own/%3Cscript%3E"],
 )  # fmt: skip
 def test_what_is_not_there_is_not_found_and_says_no_more(client: TestClient, path: str) -> None:
@@ -75,13 +77,6 @@ def test_what_is_not_there_is_not_found_and_says_no_more(client: TestClient, pat
     assert answer.status_code == 404
     assert "secret" not in answer.text.replace("secret.", "")
     assert "<script>" not in answer.text
-
-
-def test_a_link_out_of_the_reports_folder_is_not_followed(client: TestClient, home: Home) -> None:
-    link = home.report(RUN_NAME) / "data-docs" / "link.html"
-    link.symlink_to(home.root / "secret.html")
-    assert client.get(f"/-/docs/{RUN_NAME}/link.html").status_code == 404
-    link.unlink()
 
 
 ROUTES = (
@@ -117,11 +112,6 @@ def test_a_disk_that_fails_is_said_in_a_line(client: TestClient, home: Home, mon
     assert answer.text.count("\n") == 1
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_sent_to_it(client: TestClient, method: str) -> None:
-    assert client.request(method, "/").status_code == 405
-
-
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:4201", "10.0.0.9", ""])
 def test_another_hosts_name_is_refused(client: TestClient, host: str) -> None:
     assert client.get("/", headers={"host": host}).status_code == 421
@@ -145,9 +135,6 @@ def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(guarded:
     assert "SameSite=strict" in cookie
     assert guarded.get("/zoo/own").status_code == 200
     assert guarded.get("/zoo/own?token=wrong").status_code == 401
-
-
-def test_the_way_on_stays_on_this_server(guarded: TestClient) -> None:
     assert guarded.get(f"http://big.example:4201//evil.example/x?token={TOKEN}").headers["location"] == "/evil.example/x"
 
 
@@ -157,13 +144,15 @@ def test_a_token_in_a_header_serves_scripts(guarded: TestClient) -> None:
     assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "evil.example"}).status_code == 421
 
 
-def test_reading_changes_nothing_in_the_home(client: TestClient, home: Home) -> None:
+def test_reading_changes_nothing_in_the_home_and_nothing_can_be_sent(client: TestClient, home: Home) -> None:
     def listed() -> list[tuple[Path, int, int]]:
         return sorted((path, path.stat().st_mtime_ns, path.stat().st_size) for path in home.root.rglob("*"))
 
     before = listed()
     for path in ("/", "/zoo/own", "/zoo/own/tiger", "/zoo/own/tiger/data", "/live/zoo/own/puma"):
         client.get(path)
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            assert client.request(method, path).status_code == 405
     assert listed() == before
 
 
@@ -190,19 +179,14 @@ def test_up_gives_it_a_port_near_prefects_and_the_homes_token_and_ends_it(tmp_pa
     assert "not served" in wide.problem
 
 
-def test_a_token_of_ones_own_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_ones_own_is_not_printed_and_a_port_that_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setenv(URL_VARIABLE, "http://of.before")
     with own_site(Home(tmp_path), Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
         assert TOKEN not in wide.link()
-
-
-def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(PhasewiseError, match="--site-port"), own_site(
-            Home(tmp_path), Bound("127.0.0.1", port), prefect_port=4200, prefect_url=""
-        ):  # fmt: skip
-            pass
+        site = own_site(Home(tmp_path), Bound("127.0.0.1", taken.getsockname()[1]), prefect_port=4200, prefect_url="")
+        with pytest.raises(PhasewiseError, match="--site-port"):
+            site.__enter__()

@@ -22,15 +22,9 @@ from tests.ports import free_port
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 SHOWN = (
-    "",
-    "zoo/own",
-    "zoo/own/lion",
-    "zoo/own/puma",
-    "zoo/own/tiger/data",
-    "zoo/own/lion/model",
-    "search?q=item",
+    "", "zoo/own", "zoo/own/lion", "zoo/own/puma", "zoo/own/tiger/data", "zoo/own/lion/model", "search?q=item",
     "compare?left=zoo/own/lion&right=zoo/own/tiger",
-)
+)  # fmt: skip
 AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
 WAIT_MS = 20_000
 

@@ -24,12 +24,7 @@ from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
 
 RECIPE = load_recipe("marin-32b", "proxy")
-FLOOR = {
-    "table": "benchmarks",
-    "name": "expect_score_to_be_above_the_floor",
-    "asks": "It is above the floor.",
-    "observed": "1 of 1 rows fail",
-}
+FLOOR = {"table": "benchmarks", "name": "expect_score_to_be_above_the_floor", "asks": "Is it?", "observed": "1 of 1 rows fail"}
 ASKS = AsksPeople(approvable=(ApprovableCheck(table="benchmarks", check="expect_score_to_be_above_the_floor"),))
 REASON = {"severity": "critical", "what": "next_word is at its baseline", "found": "p = 0.5", "limit": "0.01", "where": "next_word"}
 
@@ -39,17 +34,8 @@ def verdict(gate: str, *, fails: bool = False, asks: AsksPeople = ASKS, limits: 
     reason = REASON | {"expectation": FLOOR["name"], "what_to_do": "Train on."}
     suite = "gate" if gate == "model" else gate
     fields = {"suite": suite, "suite_version": version_of(SUITES[suite]), "judged": {"evaluation": "a" * 64}, "thresholds": limits or {}}
-    return Verdict.model_validate(
-        {
-            **fields,
-            "subject": f"x {gate}",
-            "passes": not fails,
-            "asks_people": asks,
-            "reasons": [reason] if fails else [],
-            "checks": [check],
-            "evidence": "x",
-        }
-    )
+    fields |= {"subject": f"x {gate}", "passes": not fails, "asks_people": asks, "reasons": [reason] if fails else [], "checks": [check]}
+    return Verdict.model_validate({**fields, "evidence": "x"})
 
 
 @pytest.fixture

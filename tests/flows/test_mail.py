@@ -88,8 +88,5 @@ def test_a_server_that_refuses_or_is_not_there_is_named_and_no_password_is_said(
             assert f"127.0.0.1:{tried} did not take the mail: " in refused.value.log
             assert PASSWORD not in refused.value.log
     assert taken == []
-
-
-def test_a_sender_that_is_no_address_is_refused() -> None:
     with pytest.raises(ValidationError, match="sender"):
         Mail(host="127.0.0.1", sender="nobody", recipients=["ada@example.org"])

@@ -11,7 +11,7 @@ from phasewise.flows.recipes.inspect_source import inspect_folder
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.config import LearningRateSegment, Muon
-from tests.flows.commands import Run
+from tests.flows.commands import Run, assert_refused
 
 
 def written(path: str) -> Recipe:
@@ -70,14 +70,6 @@ def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, ori
             assert phase.optimizer.adam_learning_rate_scale == of_proxy.optimizer.adam_learning_rate_scale
 
 
-def test_nothing_is_written_over(phasewise: Run, tmp_path: Path):
-    (tmp_path / "mine.py").write_text("mine")
-    done = phasewise("new", "mine.py")
-    assert done.exit_code == 2
-    assert "is there already, and is not written over" in done.stderr
-    assert (tmp_path / "mine.py").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -85,13 +77,13 @@ def test_nothing_is_written_over(phasewise: Run, tmp_path: Path):
         (["mine.yaml"], "a new recipe is a .py file"),
         (["mine.json"], "say of which one with --from"),
         (["mine.py", "--from", "marin-9b"], "no recipe is called 'marin-9b'"),
+        (["kept.py"], "is there already, and is not written over"),
     ],
 )
 def test_what_cannot_be_written_is_refused(phasewise: Run, tmp_path: Path, arguments: list[str], said: str):
-    done = phasewise("new", *arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "kept.py").write_text("mine")
+    assert_refused(phasewise("new", *arguments), 2, said)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_without_text_the_run_is_refused_before_work_starts(phasewise: Run, tmp_path: Path):

@@ -11,12 +11,8 @@ from phasewise.trainer.base.errors import ConfigError
 def test_the_shape_is_the_documented_one():
     judgement = judge_order("feistel", 786_432, 3)
     assert json.loads(json.dumps(judgement, allow_nan=False)) == judgement
-    assert {name: judgement[name] for name in ("kind", "length", "seed", "passes")} == {
-        "kind": "feistel",
-        "length": 786_432,
-        "seed": 3,
-        "passes": True,
-    }
+    assert [judgement[name] for name in ("kind", "length", "seed", "passes")] == ["feistel", 786_432, 3, True]
+    assert all(judge_order("feistel", length, 2**64 - 1)["passes"] for length in (1, 2, 2**40))
     assert len(judgement["measures"]) == 15
     assert all({"name", "value", "limit", "passes"} <= set(one) for one in judgement["measures"])
 
@@ -28,11 +24,6 @@ def test_the_record_s_orders_fail(kind: str):
     for one in judgement["measures"]:
         within = one["value"] <= one["limit"] if one["bound"] == "max" else one["value"] >= one["limit"]
         assert one["passes"] == within, one
-
-
-@pytest.mark.parametrize("length", [1, 2, 2**40])
-def test_the_least_and_the_largest_range(length: int):
-    assert judge_order("feistel", length, 2**64 - 1)["passes"]
 
 
 def test_people_see_what_fails_first(capsys: pytest.CaptureFixture[str]):

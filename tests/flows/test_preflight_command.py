@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from phasewise.flows import preflight as flow
 from phasewise.flows.cli.main import main
 from phasewise.tasks.preflight import launcher
 from phasewise.tasks.preflight.slices import find_slice
@@ -92,25 +93,18 @@ def test_without_the_compiler_one_line_says_what_to_install(run: Run, monkeypatc
     assert done.stderr.strip().splitlines()[-1].endswith("pip install 'phasewise[tpu]'.")
 
 
-def test_the_flow_has_nothing_to_compile_at_proxy_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    from phasewise.flows import preflight as module
-
+def test_the_flow_compiles_nothing_at_proxy_scale_and_fails_where_a_setup_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     said: list[str] = []
-    monkeypatch.setattr(module, "say", said.append)
-    module.preflight.fn("marin-8b", "kestrel", "proxy", None)
+    monkeypatch.setattr(flow, "say", said.append)
+    flow.preflight.fn("marin-8b", "kestrel", "proxy", None)
     assert said == ["marin-8b/kestrel: on this machine; there is nothing to compile"]
-
-
-def test_the_flow_fails_where_a_setup_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from phasewise.flows import preflight as module
-
-    def unfit(setup: object, _home: object) -> dict[str, object]:
-        return {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
-
-    monkeypatch.setattr("phasewise.tasks.preflight.launcher.preflight_setup", unfit)
-    monkeypatch.setattr(module, "create_table_artifact", lambda *_, **__: None)
-    with pytest.raises(module.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):
-        module.preflight.fn("marin-8b", "kestrel", "full", str(tmp_path))
+    unfit = {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
+    monkeypatch.setattr("phasewise.tasks.preflight.launcher.preflight_setup", lambda *_: unfit)
+    monkeypatch.setattr(flow, "create_table_artifact", lambda *_, **__: None)
+    with pytest.raises(flow.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):
+        flow.preflight.fn("marin-8b", "kestrel", "full", str(tmp_path))
 
 
 def test_reads_from_another_region_are_named_with_bytes_and_price(run: Run, gcs: Path) -> None:

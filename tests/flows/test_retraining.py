@@ -31,19 +31,13 @@ from phasewise.trainer.config import RunConfig
 
 MARIN = load_recipe("marin-32b", "proxy")
 MANTIS = MARIN.phase("mantis")
-REASON = {
-    "expectation": "x", "severity": "critical", "what": "next_word is at its baseline", "found": "x", "limit": "x", "where": "x",
-    "what_to_do": "x",
-}  # fmt: skip
+REASON = dict.fromkeys(("expectation", "found", "limit", "where", "what_to_do"), "x")
+REASON |= {"severity": "critical", "what": "next_word is at its baseline"}
 
 
-def judge(judged_home: Home, phase: str, gate: str, *, passes: bool = True, reasons: tuple[dict[str, str], ...] = ()) -> None:
-    """A verdict file, for what was there once."""
-    verdict: dict[str, Any] = {
-        "subject": "x", "suite": gate, "suite_version": "1", "passes": passes, "judged": {}, "thresholds": {}, "reasons": reasons,
-        "checks": (), "evidence": "x",
-    }  # fmt: skip
-    write_sealed(judged_home.verdict("marin-32b-proxy", phase, gate), verdict)
+def judge(home: Home, phase: str, gate: str, *reasons: dict[str, str]) -> None:
+    verdict = {"subject": "x", "suite": gate, "suite_version": "1", "passes": not reasons, "judged": {}, "thresholds": {}}
+    write_sealed(home.verdict("marin-32b-proxy", phase, gate), {**verdict, "reasons": reasons, "checks": (), "evidence": "x"})
 
 
 @pytest.fixture
@@ -86,7 +80,7 @@ def test_a_graft_is_rested_on_too(judged_home: Home):
 @pytest.mark.parametrize(("gate", "what"), [("data", "data"), ("health", "training"), ("model", "model")])
 @pytest.mark.parametrize("phase", ["phase-1", "qk-norm"])
 def test_every_verdict_of_the_lineage_is_asked(judged_home: Home, phase: str, gate: str, what: str):
-    judge(judged_home, phase, gate, passes=False, reasons=(REASON,))
+    judge(judged_home, phase, gate, REASON)
     found = refusal(judged_home)
     assert found == (
         f"marin-32b-proxy/mantis rests on {phase}, which is not done: the verdict on its {what} fails: next_word is at its baseline.\n"
@@ -191,7 +185,7 @@ def test_little_work_at_proxy_scale_is_done_again_unasked_and_said(home: Home, c
 
 
 @pytest.mark.parametrize("seconds", [600.0, None])
-def test_more_is_refused_and_so_is_what_nobody_timed(home: Home, seconds: float | None):
+def test_more_is_refused_and_so_is_what_nobody_timed_and_anything_at_full_scale(home: Home, seconds: float | None):
     recipe = edited(clip_kestrel)
     found = [one._replace(seconds=seconds) for one in replaced(recipe, home)]
     with pytest.raises(WouldReplace) as refused:
@@ -202,14 +196,11 @@ def test_more_is_refused_and_so_is_what_nobody_timed(home: Home, seconds: float 
     assert lines[2].startswith("  ocelot, trained to step 52: it starts from kestrel")
     assert f"`phasewise run tiny --scale proxy --home {home.root} --retrain kestrel`" in lines[3]
     assert WouldReplace.exit_code == 1
-
-
-def test_at_full_scale_little_is_refused_too(home: Home):
-    recipe = RECIPE.model_copy(update={"scale": "full"})
-    found = [Replaced("ocelot", 52, "a reason", 10, 1.0)]
+    full = RECIPE.model_copy(update={"scale": "full"})
+    little = [Replaced("ocelot", 52, "a reason", 10, 1.0)]
     with pytest.raises(WouldReplace, match=r"ocelot, trained to step 52: a reason \(10 tokens, about 1 s\)"):
-        check_replaced(resolved_from(recipe, home), found, ())
-    check_replaced(resolved_from(recipe, home), found, ["ocelot"])
+        check_replaced(resolved_from(full, home), little, ())
+    check_replaced(resolved_from(full, home), little, ["ocelot"])
 
 
 def test_who_is_named_takes_what_starts_from_it_along(home: Home):
@@ -219,8 +210,5 @@ def test_who_is_named_takes_what_starts_from_it_along(home: Home):
     with pytest.raises(WouldReplace) as refused:
         check_replaced(resolved_from(recipe, home), found, ["ocelot"])
     assert "ocelot" not in str(refused.value)
-
-
-def test_a_name_that_is_not_trained_is_refused():
     with pytest.raises(ConfigError, match="--retrain names kestral, and what is trained here is kestrel, ocelot"):
         check_retrain(["kestral"], RECIPE.phases)

@@ -102,20 +102,16 @@ def test_people_read_a_table(scan: Run, items: list[BenchmarkItem]):
     assert result.stdout.splitlines()[-1].startswith("12 of 30 items of 1 benchmarks found in 13 documents (0.0 MB, ")
 
 
-def test_clean_text_passes(scan: Run, leaky: Path):
+def test_clean_text_passes_and_the_score_that_counts_can_be_set(scan: Run, leaky: Path, items: list[BenchmarkItem], tmp_path: Path):
+    words = items[0].question.split()
+    (tmp_path / "half.txt").write_text(" ".join(words[: int(0.55 * len(words))]) + " and so on.")
+    assert [scan("half.txt", "--min-score", score).exit_code for score in (0.95, 0.3)] == [0, 1]
     (leaky / "test.json").unlink()
     result = scan("data", "--workers", 1)
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [result.stdout.strip()]
     assert result.stdout.startswith("0 of 30 items of 1 benchmarks found in 1 documents")
     assert json.loads(scan("data/*.jsonl", "--json").stdout)["hits"] == []
-
-
-def test_the_score_that_counts_can_be_set(scan: Run, items: list[BenchmarkItem], tmp_path: Path):
-    words = items[0].question.split()
-    (tmp_path / "half.txt").write_text(" ".join(words[: int(0.55 * len(words))]) + " and so on.")
-    assert scan("half.txt", "--min-score", 0.95).exit_code == 0
-    assert scan("half.txt", "--min-score", 0.3).exit_code == 1
 
 
 def test_a_damaged_file_does_not_pass(scan: Run, leaky: Path):

@@ -81,16 +81,13 @@ def lines() -> Iterator[io.StringIO]:
         logger.removeHandler(handler)
 
 
-def test_lines_are_shown_as_they_are(lines: io.StringIO):
-    say("a [bold]line[/bold] of more than eighty characters, with 1,234 tokens, " + "x" * 50)
-    assert lines.getvalue() == "a [bold]line[/bold] of more than eighty characters, with 1,234 tokens, " + "x" * 50 + "\n"
-
-
-def test_without_a_terminal_a_bar_is_a_line_every_tenth(lines: io.StringIO):
+def test_without_a_terminal_a_line_is_shown_as_it_is_and_a_bar_every_tenth(lines: io.StringIO):
+    text = "a [bold]line[/bold] of more than eighty characters, with 1,234 tokens, " + "x" * 50
+    say(text)
     for done in range(1, 201):
         advance("train kestrel", done, 200, "loss 4.5")
     shown = lines.getvalue().splitlines()
-    assert shown == [f"train kestrel: {done} of 200 loss 4.5" for done in (1, *range(20, 201, 20))]
+    assert shown == [text, *(f"train kestrel: {done} of 200 loss 4.5" for done in (1, *range(20, 201, 20)))]
     advance("token caches", 1, 2)
     assert lines.getvalue().splitlines()[-1].strip() == "token caches: 1 of 2"
 

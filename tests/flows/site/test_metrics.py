@@ -62,19 +62,14 @@ def test_a_file_that_was_cut_and_written_again_is_read_again(file: Path) -> None
     assert found.columns["loss"][60] == 1.0
 
 
-def test_what_is_not_finite_is_counted_and_leaves_a_gap(file: Path) -> None:
+def test_what_is_not_finite_or_no_row_is_counted_and_leaves_a_gap(file: Path) -> None:
     write_rows(file, [row(1), row(2, loss=None), row(3), row(4)])
-    found = read(Metrics(), file)
-    assert found.not_finite == 1
-    assert math.isnan(found.columns["loss"][1])
-    assert [[x for x, _ in line] for line in thinned(found.steps, found.columns["loss"])] == [[1], [3, 4]]
-
-
-def test_a_line_that_is_no_row_is_counted(file: Path) -> None:
     with file.open("a") as opened:
         opened.write("not JSON\n[1]\n")
     found = read(Metrics(), file)
-    assert (found.unreadable, len(found.steps)) == (2, 100)
+    assert (found.not_finite, found.unreadable, len(found.steps)) == (1, 2, 4)
+    assert math.isnan(found.columns["loss"][1])
+    assert [[x for x, _ in line] for line in thinned(found.steps, found.columns["loss"])] == [[1], [3, 4]]
 
 
 def test_a_spike_of_one_step_survives_thinning() -> None:
