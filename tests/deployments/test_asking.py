@@ -1,5 +1,3 @@
-"""Phases that wait for a person, through the death of server and worker; and what else survives on a real server."""
-
 import asyncio
 import json
 import re

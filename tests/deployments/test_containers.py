@@ -1,5 +1,3 @@
-"""The compose file, the Kubernetes manifests and the image: they parse, and their commands are run here without Docker."""
-
 import re
 import subprocess
 import sys

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import signal
 import socket
@@ -7,13 +8,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from phasewise.deployments import worker
+from phasewise.deployments.worker import patient
+from phasewise.flows.prefect.server import MAX_REVIVED, OwnServer
 from phasewise.flows.prefect.stale_runs import is_present
 from phasewise.tasks.holder import holding
 from phasewise.tasks.home import Home
 from tests.deployments.up import WAIT_SECONDS, environment, launch
 from tests.ports import free_port
+
+
+def test_a_worker_asks_again_until_the_server_answers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker, "AGAIN_SECONDS", 0.001)
+    tries: list[int] = []
+
+    async def ask() -> str:
+        tries.append(1)
+        if len(tries) < 30:  # Prefect's own loop gives up after twelve
+            raise httpx.ConnectError("refused")
+        return "runs"
+
+    assert asyncio.run(patient(ask)()) == "runs"
+    assert len(tries) == 30
+
+
+def test_what_the_server_refuses_is_not_asked_again():
+    async def ask() -> str:
+        raise httpx.HTTPStatusError("no such pool", request=httpx.Request("GET", "http://x"), response=httpx.Response(404))
+
+    with pytest.raises(httpx.HTTPStatusError):
+        asyncio.run(patient(ask)())
+
+
+def test_a_server_that_ends_again_and_again_is_given_up(tmp_path: Path):
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    server = OwnServer("http://127.0.0.1:1/api", "phasewise:x", tmp_path / "log", start(), 0, start)
+    lives = [server.process]
+    while server.revive():
+        lives.append(server.process)
+    assert len(lives) == 1 + MAX_REVIVED
+    assert [life.wait() for life in lives] == [0] * len(lives)
+
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 ENGINE_THAT_WAITS = """

@@ -1,5 +1,3 @@
-"""Trainings operated as people do it: from the UI (its API), from the terminal, and from both at once, on a real server, real processes."""
-
 import json
 import os
 import signal

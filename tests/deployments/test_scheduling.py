@@ -1,5 +1,3 @@
-"""What comes up, and what starts by itself or does not: schedules, phases that wait for their parent, automations."""
-
 import asyncio
 import logging
 import re

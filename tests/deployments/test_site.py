@@ -1,5 +1,3 @@
-"""The server of the page: who may read, what is answered, and that it is only read."""
-
 import errno
 import os
 import socket

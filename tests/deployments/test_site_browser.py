@@ -1,5 +1,3 @@
-"""The page in a real browser: updated while one watches, read with a keyboard and on a phone; it asks nobody else for anything."""
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,5 +1,3 @@
-"""What a web page, another user of this machine, or another machine can do to the servers of `phasewise up`: nothing."""
-
 import base64
 import http.client
 import json

@@ -1,5 +1,3 @@
-"""The secrets of a home: made once, its own, in files that only their owner reads."""
-
 import os
 import shutil
 from pathlib import Path

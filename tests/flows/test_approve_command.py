@@ -1,5 +1,3 @@
-"""`phasewise approve`, and what reads the decision: the phases that rest on it, the record, `show`."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""`phasewise evaluate --text`, `evaluate --suite` and `export` of one checkpoint with random weights."""
-
 import json
 import shutil
 from pathlib import Path
@@ -318,24 +316,21 @@ def test_weights_that_are_none_are_refused(export: Run, tmp_path: Path, weights:
     assert "must be last, ema or average:N with N of at least 2" in as_written(result)
 
 
-def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(export: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "mine.txt").touch()
-    monkeypatch.setattr(phase_status, "finished_result", lambda *_, **__: pytest.fail("it was read"))
-    refused = export(tmp_path, "--json")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "must be new or empty" in as_written(refused)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_other_weights_than_the_result_names_are_refused(export: Run, command: Run, tmp_path: Path, run: RunConfig, text: Path):
+def test_other_weights_than_the_result_names_and_a_folder_with_something_in_it_are_refused(
+    export: Run, command: Run, tmp_path: Path, run: RunConfig, text: Path
+):
     path = Path(run.output) / "result.json"
     result: dict[str, Any] = read_json(path)
+    (tmp_path / "mine.txt").touch()
+    write_json(path, {**result, "checkpoint": "gone"})
+    occupied = export(tmp_path, "--json")  # refused before a checkpoint is read
     write_json(path, {**result, "params_digest": "0" * 64})
     exported, measured = export(tmp_path / "out"), command("evaluate", *PHASE, "--text", text)
     write_json(path, result)
     assert (exported.exit_code, measured.exit_code, measured.stdout) == (1, 1, "")
     assert "expected 000000000000" in as_written(exported)
     assert "holds other weights than the phase's result names" in measured.stderr
+    assert_refused(occupied, 2, "must be new or empty")
     assert not (tmp_path / "out").exists()
 
 

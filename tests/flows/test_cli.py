@@ -1,5 +1,3 @@
-"""The command line as people and scripts meet it: help, exit codes, one clear line for a refusal, JSON alone on standard output."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Terminal, Prefect pages, HTML report, Data Docs and JSON say the same of the same verdicts: each is read as text and counted again."""
-
 import html
 import io
 import re

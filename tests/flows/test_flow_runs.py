@@ -1,5 +1,3 @@
-"""What a run says while it waits for a phase, and what wakes it."""
-
 import asyncio
 import os
 from datetime import UTC, datetime, timedelta

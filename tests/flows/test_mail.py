@@ -1,5 +1,3 @@
-"""Mail through a real server on this machine."""
-
 import asyncio
 import base64
 import email

@@ -1,5 +1,3 @@
-"""`phasewise new` and `schema`: what is written runs, as far as that shows without training."""
-
 import ast
 import json
 from pathlib import Path

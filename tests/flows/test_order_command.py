@@ -1,5 +1,3 @@
-"""`phasewise order`: the shape that scripts read, the table for people, and what is refused."""
-
 import json
 
 import pytest

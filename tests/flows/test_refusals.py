@@ -1,5 +1,3 @@
-"""What a recipe is refused for: by every command and flow in the same words, before anything is made or started."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""What a change would set aside, what of it is said, and what may be done unasked."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""`phasewise scan`: what people and scripts meet."""
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Every kind of file of a home × every edit: what `status` and `status --full` say, and what uses the file makes of it."""
-
 import hashlib
 import json
 import os

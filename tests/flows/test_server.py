@@ -1,5 +1,3 @@
-"""Which of a server's records are shown to people."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,5 +1,3 @@
-"""`phasewise show` and `lineage` as scripts and people read them."""
-
 from typing import Any
 
 import pytest

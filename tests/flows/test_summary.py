@@ -1,5 +1,3 @@
-"""The rows of the report beside the parent's: from the evaluation and from the tables of the gate."""
-
 import ast
 import json
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What people see while a recipe runs."""
-
 import io
 import logging
 import re

@@ -1,5 +1,3 @@
-"""`phasewise tokenizer`: trained on judged text alone, cut by rank, compared; what is changed afterwards is noticed."""
-
 import json
 import shutil
 from pathlib import Path
