@@ -3,10 +3,8 @@ import http.client
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +20,6 @@ from phasewise.deployments.worker import RUN_MODULE
 from phasewise.flows.prefect.access import AUTH_VARIABLES, OPEN_PATH
 from phasewise.tasks.data.cluster import cluster
 from tests.deployments.up import Up, ask, final_state, processes, start_run, wait_for
-from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 ROOT = Path(__file__).parents[2]
@@ -39,16 +36,6 @@ ROUTES = sorted(
 SOCKETS = sorted(
     re.sub(r"\{[^}]+\}", "local", route.path) for router in API_ROUTERS for route in router.routes if isinstance(route, APIWebSocketRoute)
 )
-JOINED = """
-import sys
-import jax, jax.numpy as jnp
-from jax.experimental import multihost_utils
-from phasewise.trainer.process import distributed
-distributed.start()
-multihost_utils.process_allgather(jnp.ones(1))  # the processes' own connections
-print("joined", flush=True)
-sys.stdin.read()
-"""
 
 
 class Answer(NamedTuple):
@@ -202,29 +189,9 @@ def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pyte
         data = listening(os.getpid(), "data", but=up.process.pid)
     assert data
     found |= data
-    variables = {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    command = [sys.executable, "-c", JOINED]
-    with ExitStack() as stack:
-        joined = [
-            stack.enter_context(subprocess.Popen(
-                command, env={**variables, "JAX_PROCESS_ID": number}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            ))
-            for number in ("0", "1")
-        ]  # fmt: skip
-        for process in joined:
-            assert process.stdout
-            assert "joined\n" in iter(process.stdout.readline, "")  # jax's library says something first
-        found |= {one for process in joined for one in listening(process.pid, "joined trainers")}
-        for process in joined:
-            assert process.stdin
-            process.stdin.close()
-        assert [process.wait() for process in joined] == [0, 0]
     assert {what for what, _ in found} >= {
         "up: phasewise.flows.prefect.server",
         "up: phasewise.deployments.site",
-        "joined trainers: python",
     }
     assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 

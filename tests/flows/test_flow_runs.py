@@ -41,20 +41,14 @@ def may_start(home: Home, run_id: str, *messages: str, pool: str = "local", age:
     return asyncio.run(Rerun(home, SINCE, ("local",)).may_start(States(*messages), run))
 
 
-def test_a_run_that_died_before_it_held_its_file_is_started_where_the_pool_is_ours(home: Home):
+def test_a_crashed_run_is_started_once_if_its_process_is_dead_and_its_pool_or_file_is_ours(home: Home):
     assert may_start(home, "never-seen")
     assert not may_start(home, "never-seen", pool="of-another-home")
-
-
-def test_what_lives_is_not_started_again_and_what_is_dead_is(home: Home):
     stay_present(home, "alive-here", "a run")
     assert not may_start(home, "alive-here")
     home.presence("dead").touch()
     assert may_start(home, "dead")
     assert may_start(home, "dead", pool="of-another-home"), "it held a file of this home"
-
-
-def test_a_run_is_started_once_and_none_of_before_and_no_subflow(home: Home):
     assert not may_start(home, "crashed-twice", "it ran", RERUN_MESSAGE)
     assert not may_start(home, "of-before", age=timedelta(hours=1))
     assert not may_start(home, "child", subflow=True)

@@ -1,14 +1,16 @@
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phasewise.flows.recipes import NAMES, load_record
 from phasewise.flows.recipes.inspect_source import inspect_folder
+from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.trainer.config import LearningRateSegment, Muon
+from phasewise.trainer.config import Muon
 from tests.flows.commands import Run, assert_refused
 
 
@@ -44,28 +46,23 @@ def test_what_is_written_is_a_short_recipe(phasewise: Run, tmp_path: Path, origi
 @pytest.mark.parametrize("origin", NAMES)
 def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, origin: str):
     assert phasewise("new", "mine.py", "--from", origin).exit_code == 0
-    mine, proxy = written("mine.py"), load_record(origin, "proxy")
 
-    def rates(recipe: Recipe) -> list[tuple[str, int, int, tuple[LearningRateSegment, ...]]]:
-        return [(phase.name, phase.start_step, phase.stop_step, phase.learning_rate) for phase in recipe.main_line]
+    def kept(phase: Phase) -> list[Any]:
+        last, model = phase.stop_step - 1, phase.model
+        exact = (phase.name, phase.start_step, phase.stop_step, phase.learning_rate, phase.batch.at(last), phase.stability.z_loss.at(last))
+        shape = (model.qk_norm, model.experts, model.seq_len, phase.optimizer.kind, phase.order.buffer_documents)
+        return [*exact, *shape, getattr(phase.optimizer, "adam_learning_rate_scale", None)]
 
-    assert rates(mine) == rates(proxy)
-    for phase in mine.phases:
-        of_proxy, last = proxy.phase(phase.name), phase.stop_step - 1
-        assert phase.batch.at(last) == of_proxy.batch.at(last)
-        assert phase.stability.ema_decay.at(last) == pytest.approx(of_proxy.stability.ema_decay.at(last))
-        assert phase.stability.z_loss.at(last) == of_proxy.stability.z_loss.at(last)
-        assert phase.model.qk_norm == of_proxy.model.qk_norm
-        assert phase.optimizer.kind == of_proxy.optimizer.kind
-        assert phase.model.experts == of_proxy.model.experts
-        assert phase.model.seq_len == of_proxy.model.seq_len
-        assert phase.order.buffer_documents == of_proxy.order.buffer_documents
-        assert phase.gates.health.max_violation == pytest.approx(of_proxy.gates.health.max_violation)
-        if isinstance(phase.optimizer, Muon) and isinstance(of_proxy.optimizer, Muon):
-            rounded = {"initializer_std": of_proxy.model.initializer_std, "embedding_scale": of_proxy.model.embedding_scale}
-            assert {name: getattr(phase.model, name) for name in rounded} == pytest.approx(rounded, rel=1e-12)
-            assert phase.model.but(**rounded) == of_proxy.model
-            assert phase.optimizer.adam_learning_rate_scale == of_proxy.optimizer.adam_learning_rate_scale
+    def rounded(phase: Phase) -> tuple[Any, ...]:
+        return phase.stability.ema_decay.at(phase.stop_step - 1), phase.gates.health.max_violation
+
+    for mine, proxy in zip(written("mine.py").main_line, load_record(origin, "proxy").main_line, strict=True):
+        assert kept(mine) == kept(proxy)
+        assert rounded(mine) == pytest.approx(rounded(proxy))
+        if isinstance(proxy.optimizer, Muon):
+            values = {name: getattr(proxy.model, name) for name in ("initializer_std", "embedding_scale")}
+            assert {name: getattr(mine.model, name) for name in values} == pytest.approx(values, rel=1e-12)
+            assert mine.model.but(**values) == proxy.model
 
 
 @pytest.mark.parametrize(
