@@ -47,17 +47,17 @@ def test_every_command_has_help_and_a_version(phasewise: Run):
 
 def test_every_number_of_every_command_is_finite():
     kinds: list[Any] = [parameter.type for _, command in every_command() for parameter in command.params]
-    floats = [kind for kind in kinds if isinstance(kind, click.types.FloatParamType)]
+    floats: list[Any] = [kind for kind in kinds if isinstance(kind, click.types.FloatParamType)]
     assert len(floats) >= 4
     assert all(isinstance(kind, FiniteFloat) for kind in floats)
     for kind in floats:
         for text in ("nan", "NAN", "inf", "-inf", "1e999", "-1e999"):
             with pytest.raises(click.BadParameter, match="expected a finite number"):
                 kind.convert(text, None, None)
-    for kind in kinds:
-        if isinstance(kind, click.types.IntParamType):
-            with pytest.raises(click.BadParameter):
-                kind.convert("nan", None, None)
+    whole: list[Any] = [kind for kind in kinds if isinstance(kind, click.types.IntParamType)]
+    for kind in whole:
+        with pytest.raises(click.BadParameter):
+            kind.convert("nan", None, None)
 
 
 def test_every_place_of_every_command_is_named():

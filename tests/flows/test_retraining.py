@@ -29,8 +29,8 @@ from phasewise.trainer.config import RunConfig
 
 MARIN = load_recipe("marin-32b", "proxy")
 MANTIS = MARIN.phase("mantis")
-REASON = dict.fromkeys(("expectation", "found", "limit", "where", "what_to_do"), "x")
-REASON |= {"severity": "critical", "what": "next_word is at its baseline"}
+X = dict.fromkeys(("expectation", "found", "limit", "where", "what_to_do"), "x")
+REASON: dict[str, str] = {**X, "severity": "critical", "what": "next_word is at its baseline"}
 
 
 def judge(home: Home, phase: str, gate: str, *reasons: dict[str, str]) -> None:
