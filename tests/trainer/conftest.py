@@ -82,23 +82,10 @@ def built_once() -> Iterator[None]:
 def model() -> ModelConfig:
     """Two layers, two query heads a kv head, float32."""
     return ModelConfig(
-        vocab_size=VOCAB_SIZE,
-        seq_len=SEQ_LEN,
-        num_layers=2,
-        d_model=32,
-        d_ff=48,
-        num_query_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        rope=Rope(theta=10_000.0, scaling=None),
-        rms_norm_epsilon=1e-5,
-        initializer_std=0.02,
-        compute_dtype="float32",
-        qk_norm=False,
-        tied_head=False,
-        sliding_window=None,
-        float32_attention=False,
-    )
+        vocab_size=VOCAB_SIZE, seq_len=SEQ_LEN, num_layers=2, d_model=32, d_ff=48, num_query_heads=4, num_kv_heads=2, head_dim=8,
+        rope=Rope(theta=10_000.0, scaling=None), rms_norm_epsilon=1e-5, initializer_std=0.02, compute_dtype="float32", qk_norm=False,
+        tied_head=False, sliding_window=None, float32_attention=False,
+    )  # fmt: skip
 
 
 def write_documents(seed: int, count: int) -> list[np.ndarray]:
@@ -165,12 +152,8 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
                 {"kind": "cosine", "start_step": 6, "end_step": 24, "start": 3e-3, "end": 3e-4},
             ],
             "stability": {
-                "max_grad_norm": [[0, 1.0]],
-                "z_loss": [[0, None], [16, 1e-4]],
-                "ema_decay": [[0, 0.9]],
-                "max_update_rms": [[0, None]],
-                "max_update_norm": [[0, None]],
-                "skip_step": [[0, None]],
+                "max_grad_norm": [[0, 1.0]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": [[0, 0.9]], "max_update_rms": [[0, None]],
+                "max_update_norm": [[0, None]], "skip_step": [[0, None]],
             },
             "batch": [[0, 4], [10, 8]],
             "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
@@ -180,7 +163,7 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
             "caches": {component: str(folder) for component, folder in caches.items()},
             "verdict": str(folder / "verdict.json"),
             "output": str(folder),
-        }
+        }  # fmt: skip
         run = RunConfig.model_validate({**values, **changes})
         judge(run)
         return run

@@ -133,13 +133,6 @@ def test_what_does_not_read_is_named(run: RunConfig):
         train(run)
 
 
-def test_a_run_of_other_settings_is_not_answered(run: RunConfig):
-    answer(run, approves=True)
-    other = RunConfig.model_validate({**run.model_dump(mode="json"), "recovery": {**ASK, "max_times": 3}})
-    assert asked(other, NOTHING) is None
-    assert asked(RunConfig.model_validate({**run.model_dump(mode="json"), "recovery": RECOVERY}), NOTHING) is None
-
-
 def test_the_launcher_starts_nothing_while_a_person_is_asked(run: RunConfig):
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     with pytest.raises(WaitsForPerson) as waits:

@@ -81,28 +81,6 @@ def test_the_gradients_off_are_those_of_rows_without_documents(both: tuple[Model
     assert any(not np.allclose(a, b, rtol=1e-3) for a, b in zip(jax.tree.leaves(on), jax.tree.leaves(off), strict=True))
 
 
-def test_padding_is_predicted_and_seen_by_nothing_either_way(model: ModelConfig):
-    across = model.but(attend_within_documents=False)
-    params = large_params(across)
-    padded = np.where(np.arange(32) < 20, DOCUMENTS, 0)
-    objective = jax.jit(build_objective(across, Execution()))
-    sums = [objective(params, rows, padded, 0.0)[1] for rows in (ROWS, np.where(padded == 0, 9, ROWS).astype(np.int32))]
-    assert float(sums[0].cross_entropy) == float(sums[1].cross_entropy)
-    assert float(sums[0].tokens) == float(sums[1].tokens) == 2 * 19
-
-
-def test_a_whole_update_obeys(model: ModelConfig):
-    def update(config: ModelConfig, documents: np.ndarray | None) -> float:
-        params = large_params(config)
-        state = TrainState(params, build_optimizer(ADAMW, config).init(params), None)
-        scheduled = Scheduled(1e-3, z_loss=0.0, max_grad_norm=1.0, ema_decay=0.0)
-        return float(build_train_step(config, ADAMW)(state, ROWS, documents, scheduled)[1].grad_norm)
-
-    across = model.but(attend_within_documents=False)
-    assert update(across, DOCUMENTS) == pytest.approx(update(model, ONE), rel=1e-5)
-    assert update(model, DOCUMENTS) != pytest.approx(update(model, ONE), rel=1e-3)
-
-
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 LENGTHS = (9, 14, 5, 32, 11, 7, 40, 3, 20, 6)

@@ -18,7 +18,7 @@ from phasewise.trainer.process.lease import only_one_trainer
 from phasewise.trainer.process.watchdog import Doing, Heartbeat
 from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state
-from tests.trainer.conftest import Judge, MakeRun, WriteCache
+from tests.trainer.conftest import Judge, MakeRun
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 
@@ -87,14 +87,6 @@ def test_without_a_verdict_nothing_is_trained_or_written(
     assert {path.name for path in Path(run.output).iterdir()} <= {"run.json", "verdict.json"}
 
 
-def test_a_damaged_cache_is_refused(make_run: MakeRun, said: Callable[[], str], tmp_path: Path, write_cache: WriteCache):
-    cache = write_cache(tmp_path / "books", [[np.arange(64)]])
-    run = make_run("damaged cache", mixture=[[0, {"books": 100}]], caches={"books": str(cache)})
-    (cache / "shard-00000.bin").write_bytes(b"\0\0")
-    assert execute(run) == 1
-    assert "the manifest says 128 bytes, found 2" in said()
-
-
 def test_another_order_than_that_of_the_checkpoint_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("reordered")
     folder = Path(run.output) / "checkpoints"
@@ -160,8 +152,10 @@ def test_a_phase_starts_where_its_parent_ended_and_says_what_it_did(make_run: Ma
     assert execute(child) == 0
     found = outcome(child)
     assert [row["step"] for row in found["rows"]] == [4, 5, 6]
-    assert (found["result"]["start_step"], found["result"]["stop_step"]) == (3, 6)
-    assert found["result"]["tokens"] == 3 * 4 * 32
+    assert found["result"].items() >= {
+        "phase": "six", "run_digest": child.digest, "start_step": 3, "stop_step": 6, "tokens": 3 * 4 * 32,
+        "final_loss": pytest.approx(np.mean([row["loss"] for row in found["rows"]])), "checkpoint": f"{child.output}/checkpoints/6",
+    }.items()  # fmt: skip
     assert execute(child) == 0
     assert outcome(child) == found
 

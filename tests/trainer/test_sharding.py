@@ -193,14 +193,9 @@ def test_one_device_has_no_mesh_and_nothing_is_done_to_what_runs_on_it(make_run:
 def device(number: int, *, slice_index: int) -> SimpleNamespace:
     """What `mesh_utils` asks of a device of a slice."""
     return SimpleNamespace(
-        id=number,
-        platform="tpu",
-        device_kind="stand-in",
-        slice_index=slice_index,
-        process_index=slice_index,
-        coords=(number // 2, 0, 0),
+        id=number, platform="tpu", device_kind="stand-in", slice_index=slice_index, process_index=slice_index, coords=(number // 2, 0, 0),
         core_on_chip=0,
-    )
+    )  # fmt: skip
 
 
 def test_replicas_go_over_the_slices_and_fsdp_stays_within_one(monkeypatch: pytest.MonkeyPatch):

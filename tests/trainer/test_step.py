@@ -24,16 +24,10 @@ ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-4, weight_decay=0.
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamc": AdamC(kind="adamc", beta1=0.9, beta2=0.95, epsilon=1e-4, weight_decay=0.1, peak_learning_rate=0.02),
     "muon": Muon(
-        kind="muon",
-        momentum=0.95,
-        nesterov=True,
-        newton_schulz_steps=5,
-        epsilon=1e-8,
-        weight_decay=0.1,
-        adam=ADAMW,
+        kind="muon", momentum=0.95, nesterov=True, newton_schulz_steps=5, epsilon=1e-8, weight_decay=0.1, adam=ADAMW,
         adam_learning_rate_scale=0.5,
     ),
-}
+}  # fmt: skip
 LOOSE = Limit(6.0, 2)
 TIGHT = Limit(0.5, 2)
 BELOW_MEAN = Limit(-0.5, 2)  # the norms of updates fall: a limit above their mean would not bite

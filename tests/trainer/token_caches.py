@@ -37,26 +37,13 @@ def write_token_cache(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, d
     written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]
     manifest = Manifest.model_validate(
         {
-            "format_version": FORMAT_VERSION,
-            "component": folder.name,
-            "split": "train",
-            "key": f"key of {folder.name}",
-            "source": {},
-            "sources": (),
-            "reader": "by hand",
-            "normalizer": "none",
-            "encoder": "none",
-            "tokenizer_digest": "none",
-            "begin_of_text": begin_of_text,
-            "end_of_text": END,
-            "dtype": dtype,
-            "shards": written,
-            "documents": sum(shard.documents for shard in written),
-            "tokens": sum(shard.tokens for shard in written),
-            "text_bytes": 0,
+            "format_version": FORMAT_VERSION, "component": folder.name, "split": "train", "key": f"key of {folder.name}", "source": {},
+            "sources": (), "reader": "by hand", "normalizer": "none", "encoder": "none", "tokenizer_digest": "none",
+            "begin_of_text": begin_of_text, "end_of_text": END, "dtype": dtype, "shards": written,
+            "documents": sum(shard.documents for shard in written), "tokens": sum(shard.tokens for shard in written), "text_bytes": 0,
             "left_out": {},
         }
-    )
+    )  # fmt: skip
     write_manifest(folder, manifest)
     return folder
 

@@ -37,14 +37,10 @@ from tests.stores.fixtures import FaultyStore
 
 SECRET = "hunter2"
 CARRYING = [
-    f"https://user:{SECRET}@host.org/data",
-    f"https://{SECRET}@host.org/data",
-    f"simplecache::https://user:{SECRET}@host.org/data",
-    f"s3://key:{SECRET}@bucket/data",
-    f"https://host.org/data?token={SECRET}",
-    f"https://host.org/data?X-Amz-Signature={SECRET}&x=1",
+    f"https://user:{SECRET}@host.org/data", f"https://{SECRET}@host.org/data", f"simplecache::https://user:{SECRET}@host.org/data",
+    f"s3://key:{SECRET}@bucket/data", f"https://host.org/data?token={SECRET}", f"https://host.org/data?X-Amz-Signature={SECRET}&x=1",
     f"https://host.org/data?x=1&sig={SECRET}",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("url", CARRYING)
@@ -67,13 +63,9 @@ def test_a_secret_in_an_address_is_found_hidden_and_taken_into_no_recipe(url: st
 
 
 PLAIN = (
-    "hf://datasets/owner/name@main/x",
-    "gs://bucket/folder",
-    "abfs://container@account/x",
-    "sftp://user@host/x",
-    "/data/a:b@c/d",
+    "hf://datasets/owner/name@main/x", "gs://bucket/folder", "abfs://container@account/x", "sftp://user@host/x", "/data/a:b@c/d",
     "https://a.org/x?page=2",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("url", PLAIN)

@@ -5,10 +5,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
@@ -57,18 +55,6 @@ def told_apart(
     return make_run("told apart", order=ORDER, caches={"web": str(folder)}, **fields), places, rows
 
 
-def test_a_pass_has_each_token_once_and_the_next_one_other_rows(told_apart: tuple[RunConfig, dict[int, tuple[int, int]], int]):
-    run, places, rows = told_apart
-    loader = Loader(run)
-    passes = [[loader.batch(step).tokens[0] for step in range(epoch * rows, (epoch + 1) * rows)] for epoch in (0, 1)]
-    for of_pass in passes:
-        counts = Counter(int(token) for row in of_pass for token in row if token)
-        assert set(counts.values()) == {1}
-        assert len(places) - len(counts) < 32
-    again = {row.tobytes() for row in passes[0]} & {row.tobytes() for row in passes[1]}
-    assert len(again) < rows // 2, "only the first row of a long document may come again"
-
-
 def test_documents_are_told_apart_also_where_one_goes_on_in_a_row(told_apart: tuple[RunConfig, dict[int, tuple[int, int]], int]):
     run, places, rows = told_apart
     loader = Loader(run)
@@ -93,15 +79,6 @@ def test_documents_are_told_apart_also_where_one_goes_on_in_a_row(told_apart: tu
                 goes_on += bool(first and inside[0])
             np.testing.assert_array_equal(positions[inside], np.arange(len(inside)))
     assert goes_on > 5
-
-
-@settings(max_examples=25)
-@given(st.sampled_from([1, 2, 4]), st.integers(0, 59))
-def test_any_split_over_hosts_gives_the_same_batch_at_any_step(run: RunConfig, hosts: int, step: int):
-    parts = [Loader(run, host=host, hosts=hosts).batch(step) for host in range(hosts)]
-    whole = Loader(run).batch(step)
-    np.testing.assert_array_equal(np.concatenate([part.tokens for part in parts]), whole.tokens)
-    np.testing.assert_array_equal(np.concatenate([part.segment_ids for part in parts]), whole.segment_ids)
 
 
 def test_another_size_is_another_order_and_a_resume_with_it_is_refused(run: RunConfig, make_run: MakeRun):
@@ -146,12 +123,6 @@ def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run
         backward.update((name, *row) for row in zip(*(draws[:2]), *(draws[3:]), *(runs[1:]), strict=True))
     assert backward == forward
     assert {piece[3] for piece in forward} >= {0, 1}, "more than one pass"
-
-
-def test_a_trace_without_the_plans_is_refused(run: RunConfig):
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    with pytest.raises(ConfigError, match=r"buffers of 8 documents .* none is given of books"):
-        TracedOrder(schedule, run.batch, 0, 60, {"books": 10})
 
 
 def test_an_index_that_leaves_out_tokens_is_refused(write_cache: WriteCache, tmp_path: Path):

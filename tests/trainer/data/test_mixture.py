@@ -251,24 +251,11 @@ PRETRAINING: MixtureShares = {
     "low_synth": 5.70, "starcoder": 2.27, "proofpile_2": 0.50,
 }  # fmt: skip
 MANTIS: MixtureShares = {"nemotron": 83.05, "megamath_web": 5.57, "text_code_block": 4.24, "finemath": 7.046, "medu": 0.094}
-BATCH_32B = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
 
 
 def two_stages(batch: Steps[int], step: int, block: int, **changes: Any) -> MixtureSchedule:
     mixture = Steps[MixtureShares](((0, HALVES), (step, THIRDS)))
     return MixtureSchedule(batch=batch, mixture=mixture, order=blocks_of(block, **changes))
-
-
-@pytest.fixture(scope="module")
-def record() -> MixtureSchedule:
-    """Marin 32B from step 0 to Mantis's second mixture."""
-    mixture = Steps[MixtureShares](((0, PRETRAINING), (160_000, MANTIS), (174_000, PRETRAINING)))
-    return MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=blocks_of(2048, cut_blocks=True))
-
-
-def test_the_7680_stretch_of_the_record_is_carried_and_not_patched(record: MixtureSchedule):
-    assert record.sequences_before(160_000) == 1_309_434_880
-    assert [record.cut_at(step) for step in (0, 160_000, 174_000)] == [0, 1024, 0]
 
 
 @given(

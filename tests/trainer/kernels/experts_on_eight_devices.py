@@ -18,7 +18,7 @@ from jaxtyping import Array
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Experts, Mesh
 from phasewise.trainer.kernels import expert_parallel
-from phasewise.trainer.kernels.expert_parallel import Passage, apply_on_mesh, count_rounds, plan_passage
+from phasewise.trainer.kernels.expert_parallel import Passage, apply_on_mesh, plan_passage
 from phasewise.trainer.kernels.experts import Matrices, Routed
 from phasewise.trainer.model.router import mix_experts
 from phasewise.trainer.sharding import batch_sharding, build_mesh, on_mesh, replicated
@@ -101,13 +101,6 @@ def measure(alone: Any, together: Any) -> dict[str, Any]:
     }
 
 
-def rounds_of(chosen: np.ndarray, mesh: Mesh, passage: Passage) -> int:
-    """How many rounds the fullest row of the mesh along `expert` needs."""
-    parts = chosen.reshape(mesh.replica * mesh.fsdp, mesh.expert, -1)
-    counts = [[np.bincount(part, minlength=NUM_EXPERTS).reshape(mesh.expert, -1) for part in row] for row in parts]
-    return max(int(count_rounds(jnp.asarray(row, jnp.int32), passage)) for row in counts)
-
-
 def choose_with_ties(mesh: Mesh | None) -> tuple[np.ndarray, list[int]]:
     """Results, and tokens of each expert, of a router whose experts are four times the same four, on tokens of which half are zero."""
     devices = None if mesh is None else build_mesh(mesh)
@@ -141,11 +134,7 @@ def main(found: Path) -> None:
 
         expert_parallel.plan_passage = plan
         function = build(mesh)
-        passage = plan("", TOKENS * NUM_ACTIVE * mesh.tensor // 8, mesh.expert)
-        results[f"{way}: {name}"] = {
-            load: {**measure(expected[load], function(chosen)), "rounds": rounds_of(chosen, mesh, passage)}
-            for load, chosen in LOADS.items()
-        }
+        results[f"{way}: {name}"] = {load: measure(expected[load], function(chosen)) for load, chosen in LOADS.items()}
     mixed, counts = choose_with_ties(None)
     for name, mesh, _ in CASES[:3]:
         mixed_here, counts_here = choose_with_ties(mesh)

@@ -119,14 +119,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(7, 2, 2, 16),
-    Case(130, 2, 1, 32),
-    Case(65, 4, 1, 64, begins=(1, 40, 64)),
-    Case(128, 8, 1, 24, begins=(127,)),
-    Case(150, 2, 1, 16, sliding_window=70),
-    Case(150, 2, 2, 16, sliding_window=1, begins=(75,)),
+    Case(7, 2, 2, 16), Case(130, 2, 1, 32), Case(65, 4, 1, 64, begins=(1, 40, 64)), Case(128, 8, 1, 24, begins=(127,)),
+    Case(150, 2, 1, 16, sliding_window=70), Case(150, 2, 2, 16, sliding_window=1, begins=(75,)),
     Case(40, 2, 1, 128, sliding_window=9, begins=(3, 20)),
-)
+)  # fmt: skip
 
 
 def operands(case: Case, dtype: Any = jnp.float32) -> tuple[jax.Array, ...]:
@@ -225,13 +221,3 @@ def test_what_comes_later_or_belongs_to_another_document_changes_no_bit(kernel: 
     other = attend_to(key.at[1, :70].set(1e4), value.at[1, :70].set(-1e4))
     np.testing.assert_array_equal(other[1, 70:], before[1, 70:])
     assert not np.array_equal(later[:, 100:], before[:, 100:])
-
-
-def test_attend_takes_xla_on_a_cpu_by_default():
-    case = Case(20, 2, 1, 16, sliding_window=5, begins=(7,))
-    query, key, value, _ = operands(case)
-    ids = jnp.asarray(segments(case))
-    expected = run("xla", query, key, value, ids, sliding_window=5)
-    for kernel in ("auto", "xla"):
-        found = jax.jit(partial(attend, kernel=kernel, sliding_window=5))(query, key, value, ids)
-        np.testing.assert_array_equal(found, expected)

@@ -22,7 +22,6 @@ from phasewise.trainer.kernels.experts import (
     apply_sorted,
     block_rows,
     choose,
-    cut_blocks,
     sort_by_expert,
 )
 from tests.trainer.model import expert_reference as reference
@@ -46,9 +45,6 @@ LOADS: dict[str, Callable[[int], np.ndarray]] = {
     "one without tokens": lambda tokens: np.stack([np.array([0, 1, 3, 4, 5])[(token + np.array([0, 2])) % 5] for token in range(tokens)]),
 }
 """The experts of each token."""
-
-
-jitted_sort = jax.jit(sort_by_expert, static_argnums=1)
 
 
 def some(seed: int, *shape: int) -> np.ndarray:
@@ -137,33 +133,6 @@ def test_narrow_tokens_have_narrow_results_and_the_weights_full_gradients(form: 
     assert all(part.dtype == jnp.float32 for part in jax.tree.leaves(gradients[1:]))
     for one, other in zip(jax.tree.leaves((found, gradients)), jax.tree.leaves((value, expected)), strict=True):
         np.testing.assert_allclose(np.asarray(one, np.float32), other, atol=0.03 * float(jnp.abs(other).max()))
-
-
-@pytest.mark.parametrize("load", LOADS)
-def test_each_assignment_has_one_place_and_experts_follow_one_another(load: str):
-    decided = routed(load, 24)
-    ordered = jitted_sort(decided.chosen, NUM_EXPERTS)
-    place = np.asarray(ordered.place)
-    np.testing.assert_array_equal(np.sort(place.ravel()), np.arange(48))
-    np.testing.assert_array_equal(np.asarray(ordered.token)[place], np.repeat(np.arange(24)[:, None], 2, axis=1))
-    by_place = np.empty(48, np.int32)
-    by_place[place.ravel()] = np.asarray(decided.chosen).ravel()
-    np.testing.assert_array_equal(by_place, np.sort(by_place))
-    np.testing.assert_array_equal(ordered.counts, np.bincount(by_place, minlength=NUM_EXPERTS))
-
-
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("size", [1, 5, 48])
-def test_an_expert_has_the_blocks_that_it_needs_and_no_more(load: str, size: int):
-    decided = routed(load, 24)
-    ordered = jitted_sort(decided.chosen, NUM_EXPERTS)
-    blocks = jax.jit(cut_blocks, static_argnums=2)(decided.gates, ordered, size)
-    number = int(blocks.number)
-    assert number == int(np.sum(-(-np.asarray(ordered.counts) // size)))
-    rows = [np.arange(start, min(start + size, end)) for start, end in zip(blocks.start[:number], blocks.end[:number], strict=True)]
-    np.testing.assert_array_equal(np.concatenate(rows), np.arange(48))
-    owners = np.repeat(np.arange(NUM_EXPERTS), np.asarray(ordered.counts))
-    assert all(np.all(owners[part] == expert) for part, expert in zip(rows, blocks.expert[:number], strict=True))
 
 
 def test_what_is_beyond_the_capacity_is_counted_by_every_kernel():

@@ -19,16 +19,9 @@ EXPERTS = Experts(
     num_experts=4, num_active=2, num_shared=1, d_expert=16, route_scale=1.5, num_dense_layers=0, balancing=SIGN, sequence_loss=0.0
 )
 AFMOE: dict[str, Any] = {
-    "num_layers": 6,
-    "qk_norm": True,
-    "sliding_window": 8,
-    "global_attention_every": 2,
-    "attention_gate": True,
-    "post_norms": True,
-    "embedding_scale": 32**0.5,
-    "initializer_cutoff": 3.0,
-    "experts": EXPERTS,
-}
+    "num_layers": 6, "qk_norm": True, "sliding_window": 8, "global_attention_every": 2, "attention_gate": True, "post_norms": True,
+    "embedding_scale": 32**0.5, "initializer_cutoff": 3.0, "experts": EXPERTS,
+}  # fmt: skip
 """Three times a local layer and a global one: a loop around loops."""
 SPARSE: dict[str, Any] = {"experts": EXPERTS}
 """Layers that are all alike, with experts: one stack, quick to compile."""

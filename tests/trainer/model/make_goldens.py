@@ -14,42 +14,23 @@ import numpy as np
 
 GOLDENS = Path(__file__).with_name("goldens")
 GRADIENTS = (
-    "model.embed_tokens.weight",
-    "model.layers.0.input_layernorm.weight",
-    "model.layers.0.self_attn.q_proj.weight",
-    "model.layers.1.self_attn.q_norm.weight",
-    "model.layers.1.self_attn.k_norm.weight",
-    "model.layers.1.self_attn.v_proj.weight",
-    "model.layers.1.mlp.down_proj.weight",
-    "model.norm.weight",
-    "model.layers.0.mlp.down_proj.weight",
-    "model.layers.2.mlp.router.gate.weight",
-    "model.layers.2.mlp.experts.1.up_proj.weight",
-    "model.layers.3.self_attn.gate_proj.weight",
-    "model.layers.4.mlp.experts.3.down_proj.weight",
-    "model.layers.5.post_mlp_layernorm.weight",
-)
+    "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.1.self_attn.q_norm.weight", "model.layers.1.self_attn.k_norm.weight", "model.layers.1.self_attn.v_proj.weight",
+    "model.layers.1.mlp.down_proj.weight", "model.norm.weight", "model.layers.0.mlp.down_proj.weight",
+    "model.layers.2.mlp.router.gate.weight", "model.layers.2.mlp.experts.1.up_proj.weight", "model.layers.3.self_attn.gate_proj.weight",
+    "model.layers.4.mlp.experts.3.down_proj.weight", "model.layers.5.post_mlp_layernorm.weight",
+)  # fmt: skip
 """Which are kept, where the model has them."""
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 VOCAB_SIZE = 61
 SHAPE = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.2,
-    "rms_norm_eps": 1e-5,
-}
+    "vocab_size": VOCAB_SIZE, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 32, "initializer_range": 0.2, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2, "head_dim": 6, "rope_parameters": LLAMA3, "tie_word_embeddings": False}),
     "llama-tied": ("Llama", {"num_key_value_heads": 1, "head_dim": 8, "rope_parameters": PLAIN, "tie_word_embeddings": True}),
@@ -57,36 +38,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-window": (
         "Qwen3",
         {
-            "num_key_value_heads": 4,
-            "head_dim": 6,
-            "rope_parameters": PLAIN,
-            "tie_word_embeddings": True,
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "max_window_layers": 0,
+            "num_key_value_heads": 4, "head_dim": 6, "rope_parameters": PLAIN, "tie_word_embeddings": True, "use_sliding_window": True,
+            "sliding_window": 5, "max_window_layers": 0,
         },
     ),
     "afmoe": (
         "Afmoe",
         {
-            "hidden_size": 16,
-            "num_hidden_layers": 7,
-            "num_key_value_heads": 2,
-            "head_dim": 6,
-            "rope_parameters": PLAIN,
-            "tie_word_embeddings": False,
-            "num_dense_layers": 1,
-            "global_attn_every_n_layers": 2,
-            "sliding_window": 5,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "num_shared_experts": 1,
-            "moe_intermediate_size": 12,
-            "route_scale": 1.7,
-            "mup_enabled": True,
+            "hidden_size": 16, "num_hidden_layers": 7, "num_key_value_heads": 2, "head_dim": 6, "rope_parameters": PLAIN,
+            "tie_word_embeddings": False, "num_dense_layers": 1, "global_attn_every_n_layers": 2, "sliding_window": 5, "num_experts": 4,
+            "num_experts_per_tok": 2, "num_shared_experts": 1, "moe_intermediate_size": 12, "route_scale": 1.7, "mup_enabled": True,
         },
     ),
-}
+}  # fmt: skip
 
 
 def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -98,7 +62,7 @@ def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.nda
     gradients = {
         name: np.zeros(tuple(weight.shape)) if weight.grad is None else weight.grad.numpy() for name, weight in model.named_parameters()
     }
-    return found.detach().numpy(), as_stored(gradients)
+    return found.detach().numpy(), as_stored(gradients)  # fmt: skip
 
 
 def as_stored(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +120,6 @@ def test_an_empty_folder_is_taken_and_no_other(tmp_path: Path, params: Params, m
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}
 
 
-def test_the_folder_appears_by_one_rename(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
-    renamed: list[set[str]] = []
-    replace = os.replace
-
-    def watched(staged: Path, folder: Path) -> None:
-        assert not (tmp_path / "out").exists()
-        replace(staged, folder)
-        renamed.append({path.name for path in (tmp_path / "out").iterdir()})
-
-    monkeypatch.setattr(folder_module.os, "replace", watched)
-    write_folder(tmp_path / "out", params, model)
-    assert renamed == [{"config.json", "generation_config.json", "model.safetensors"}]
-
-
 def test_what_fails_half_way_leaves_nothing(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     def fail(*arguments: object) -> None:
         assert len(list(tmp_path.iterdir())) == 1  # what is staged, and not the folder
@@ -160,13 +145,6 @@ def test_missing_and_unexpected_tensors_are_refused(exported: Path):
         read_folder(exported)
     edit(exported, model__norm__weight=np.ones(32, np.float32), model__extra=np.ones(1, np.float32))
     with pytest.raises(CheckpointError, match=r"has unexpected tensors: model\.extra\. It must"):
-        read_folder(exported)
-
-
-def test_many_missing_tensors_are_counted(exported: Path):
-    described = json.loads((exported / "config.json").read_text())
-    (exported / "config.json").write_text(json.dumps({**described, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 3}))
-    with pytest.raises(CheckpointError, match="and 12 more"):
         read_folder(exported)
 
 
@@ -210,31 +188,14 @@ def test_what_is_no_such_folder_is_refused(tmp_path: Path, exported: Path):
 
 
 LLAMA_3_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "initializer_range": 0.02, "rope_theta": 500000.0,
     "rope_scaling": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     },
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
 """What the folder of Llama 3.1 8B says, in the words of version 4."""
 
 

@@ -25,15 +25,9 @@ from tests.trainer.model.families import MEMBERS
 
 def pattern(model: ModelConfig, *, num_layers: int, num_dense_layers: int, every: int | None = 4) -> ModelConfig:
     experts = Experts(
-        num_experts=4,
-        num_active=2,
-        num_shared=1,
-        d_expert=16,
-        route_scale=1.0,
-        num_dense_layers=num_dense_layers,
-        balancing=None,
+        num_experts=4, num_active=2, num_shared=1, d_expert=16, route_scale=1.0, num_dense_layers=num_dense_layers, balancing=None,
         sequence_loss=0.0,
-    )
+    )  # fmt: skip
     return model.but(num_layers=num_layers, global_attention_every=every, sliding_window=8, experts=experts)
 
 

@@ -108,16 +108,8 @@ def test_gradients_are_the_same(config: ModelConfig, rows: np.ndarray, params: P
 def kept(config: ModelConfig, rows: np.ndarray, policy: Remat) -> list[str]:
     """Type, place and shape of what the forward pass keeps for each block, as JAX writes them."""
     jaxpr = jax.make_jaxpr(loss_and_gradients(config, rows, policy))(abstract_params(config))
-    forward = next(equation for equation in all_equations(jaxpr.jaxpr) if equation.primitive.name == "scan")
+    forward = next(equation for equation in every_equation(jaxpr.jaxpr) if equation.primitive.name == "scan")
     return [str(variable.aval) for variable in forward.outvars[1:]]
-
-
-def all_equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in equation.params.values():
-            if hasattr(inner, "jaxpr"):
-                yield from all_equations(inner.jaxpr)
 
 
 def test_dots_keeps_that_and_the_seven_products_with_weights_save_the_last(config: ModelConfig, rows: np.ndarray):
@@ -153,13 +145,9 @@ def test_a_product_is_kept_in_one_place():
 def products_of(config: ModelConfig, rows: np.ndarray, policy: Remat) -> int:
     """Products without batch dimensions in the backward pass of a block: gradients of inputs and weights, and what is computed again."""
     jaxpr = jax.make_jaxpr(loss_and_gradients(config, rows, policy))(abstract_params(config))
-    scans = [equation for equation in all_equations(jaxpr.jaxpr) if equation.primitive.name == "scan"]
-    return max(_plain_products(scan) for scan in scans)
-
-
-def _plain_products(scan: Any) -> int:
-    found = [equation for equation in every_equation(scan.params["jaxpr"].jaxpr) if equation.primitive.name == "dot_general"]
-    return sum(not equation.params["dimension_numbers"][1][0] for equation in found)
+    scans = [equation.params["jaxpr"].jaxpr for equation in every_equation(jaxpr.jaxpr) if equation.primitive.name == "scan"]
+    products = [[one for one in every_equation(scan) if one.primitive.name == "dot_general"] for scan in scans]
+    return max(sum(not one.params["dimension_numbers"][1][0] for one in of_scan) for of_scan in products)
 
 
 def every_equation(jaxpr: Any) -> Iterator[Any]:

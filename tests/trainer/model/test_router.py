@@ -90,15 +90,9 @@ def test_figures_of_the_balance():
 
 TOKENS, D_MODEL, NUM_EXPERTS, NUM_ACTIVE, ROWS = 24, 16, 8, 3, 4
 EXPERTS = Experts(
-    num_experts=NUM_EXPERTS,
-    num_active=NUM_ACTIVE,
-    num_shared=0,
-    d_expert=4,
-    route_scale=2.5,
-    num_dense_layers=0,
-    balancing=None,
+    num_experts=NUM_EXPERTS, num_active=NUM_ACTIVE, num_shared=0, d_expert=4, route_scale=2.5, num_dense_layers=0, balancing=None,
     sequence_loss=0.0,
-)
+)  # fmt: skip
 measure_load = jax.jit(router.measure_load)
 sequence_loss = jax.jit(router.sequence_loss, static_argnums=1)
 
