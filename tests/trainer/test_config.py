@@ -17,13 +17,6 @@ def test_within_says_of_each_step_what_at_says(steps: set[int], start: int, leng
     assert all(part.at(step) == whole.at(step) for step in range(start, start + length))
 
 
-def test_a_run_survives_json(make_run: MakeRun):
-    run = make_run("json")
-    again = RunConfig.model_validate_json(run.model_dump_json())
-    assert again == run
-    assert again.digest == run.digest
-
-
 def test_where_a_trainer_ends_is_within_the_phase_and_in_no_digest(make_run: MakeRun):
     run = make_run("moves")
     moving = run.but(until_step=run.start_step + 1)

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from phasewise.trainer.loop import build_evaluate, is_due, read_held_out
 from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
-from phasewise.trainer.recorder import Recorder
 from phasewise.trainer.run import execute
 from tests.trainer.conftest import MakeRun, WriteCache
 
@@ -132,28 +131,3 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
         "counted_tokens",
     ]  # of batches in parts, and of packed rows
     assert all(value is not None for row in rows for value in row.values())
-
-
-def test_evaluations_are_there_after_a_restart_too(make_run: MakeRun, held_out: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    whole = train(make_run("undisturbed", stop_step=10, evaluation=settings(held_out).model_dump()))
-    run = make_run("disturbed", stop_step=10, evaluation=settings(held_out).model_dump())
-    with monkeypatch.context() as patched:
-        patched.setattr(Recorder, "write", interrupted(Recorder.write, at=7))
-        with pytest.raises(KeyboardInterrupt):
-            train(run)
-    again = train(run)
-    assert again[0] == whole[0]
-    assert [_untimed(row) for row in again[1]] == [_untimed(row) for row in whole[1]]
-
-
-def interrupted(write: Callable[..., None], *, at: int) -> Callable[..., None]:
-    def until(self: Recorder, step: int, *rest: Any) -> None:
-        if step == at:
-            raise KeyboardInterrupt
-        write(self, step, *rest)
-
-    return until
-
-
-def _untimed(row: Row) -> Row:
-    return {name: value for name, value in row.items() if (entry := metric_of(name)) and not entry.of_the_clock}

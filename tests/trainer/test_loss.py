@@ -77,35 +77,18 @@ def test_unequal_parts_are_refused(make_run: MakeRun):
 
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 9, 6, 11
+HIDDEN = np.random.default_rng(0).normal(0.3, 2.0, (ROWS, LENGTH, WIDTH)).astype(np.float32)
+HEAD = np.random.default_rng(1).normal(0.1, 1.0, (WIDTH, VOCABULARY)).astype(np.float32)
+TOKENS = np.random.default_rng(2).integers(0, VOCABULARY, (ROWS, LENGTH))
+WEIGHTS = np.random.default_rng(3).integers(0, 2, (ROWS, LENGTH)).astype(np.float32)
 CHUNKS = (None, 1, 2, 6, 8, 17, 18, 1000)
 """Of 18 tokens in two rows: whole; one, three and four positions of each row, which do and don't divide nine; all."""
-in_chunks = pytest.mark.parametrize("chunk_tokens", CHUNKS)
-
-
-@pytest.fixture
-def hidden() -> np.ndarray:
-    return np.random.default_rng(0).normal(0.3, 2.0, (ROWS, LENGTH, WIDTH)).astype(np.float32)
-
-
-@pytest.fixture
-def head() -> np.ndarray:
-    return np.random.default_rng(1).normal(0.1, 1.0, (WIDTH, VOCABULARY)).astype(np.float32)
-
-
-@pytest.fixture
-def tokens() -> np.ndarray:
-    return np.random.default_rng(2).integers(0, VOCABULARY, (ROWS, LENGTH))
-
-
-@pytest.fixture
-def weights() -> np.ndarray:
-    return np.random.default_rng(3).integers(0, 2, (ROWS, LENGTH)).astype(np.float32)
 
 
 class Reference:
     """The sums position by position in float64, and their gradients with respect to hidden states and head."""
 
-    def __init__(self, hidden: np.ndarray, head: np.ndarray, tokens: np.ndarray, weights: np.ndarray | None = None):
+    def __init__(self, hidden: np.ndarray, head: np.ndarray, weights: np.ndarray | None):
         x = hidden.astype(np.float64)
         w = head.astype(np.float64)
         self.cross_entropy = self.squared_log_z = self.tokens = 0.0
@@ -114,82 +97,66 @@ class Reference:
         for row, t in np.ndindex(ROWS, LENGTH - 1):
             weight = 1.0 if weights is None else float(weights[row, t])
             logits = x[row, t] @ w
-            target = int(tokens[row, t + 1])
+            target = int(TOKENS[row, t + 1])
             log_z = np.log(np.sum(np.exp(logits)))
             softmax = np.exp(logits - log_z)
             self.cross_entropy += weight * (log_z - logits[target])
             self.squared_log_z += weight * log_z**2
             self.tokens += weight
-            self._add(self.of_cross_entropy, row, t, weight * (softmax - np.eye(VOCABULARY)[target]), x, w)
-            self._add(self.of_squared_log_z, row, t, weight * 2 * log_z * softmax, x, w)
-
-    @staticmethod
-    def _add(gradient: tuple[np.ndarray, np.ndarray], row: int, t: int, of_logits: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
-        gradient[0][row, t] += w @ of_logits
-        gradient[1][...] += np.outer(x[row, t], of_logits)
+            for gradient, of_logits in (
+                (self.of_cross_entropy, weight * (softmax - np.eye(VOCABULARY)[target])),
+                (self.of_squared_log_z, weight * 2 * log_z * softmax),
+            ):
+                gradient[0][row, t] += w @ of_logits
+                gradient[1][...] += np.outer(x[row, t], of_logits)
 
     @property
     def sums(self) -> tuple[float, float, float]:
         return self.cross_entropy, self.squared_log_z, self.tokens
 
 
-def sums_of(hidden: Any, head: Any, tokens: Any, **options: Any) -> LossSums:
-    return objective_sums(jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens), 0.0, **options)[1]
+@pytest.mark.parametrize("chunk_tokens", CHUNKS)
+@pytest.mark.parametrize(("weights", "z_loss"), [(None, 0.0), (None, 0.25), (WEIGHTS, 0.25)], ids=["plain", "z-loss", "weighed"])
+def test_sums_and_gradients_are_those_of_the_reference(chunk_tokens: int | None, weights: Any, z_loss: float):
+    def value(x: jax.Array, w: jax.Array, z: jax.Array) -> tuple[jax.Array, tuple[jax.Array, LossSums]]:
+        objective, sums = objective_sums(x, w, jnp.asarray(TOKENS), z, chunk_tokens=chunk_tokens, targets_weight=weights)
+        return objective / sums.tokens, (objective, sums)
 
-
-@in_chunks
-def test_sums_are_those_of_the_reference(chunk_tokens: int | None, hidden: Any, head: Any, tokens: Any, weights: Any):
-    expected = Reference(hidden, head, tokens)
-    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens)[:3], expected.sums, rtol=1e-6)
-    objective, sums = objective_sums(hidden, head, tokens, 0.25, chunk_tokens=chunk_tokens)
-    np.testing.assert_allclose(sums[:3], expected.sums, rtol=1e-6)
-    assert float(objective) == pytest.approx(expected.cross_entropy + 0.25 * expected.squared_log_z, rel=1e-6)
-    weighed = Reference(hidden, head, tokens, weights)
-    np.testing.assert_allclose(
-        sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights)[:3], weighed.sums, rtol=1e-6
-    )
-
-
-@in_chunks
-@pytest.mark.parametrize(("weighed", "z_loss"), [(False, 0.0), (False, 0.25), (True, 0.25)])
-def test_the_objective_has_the_gradients_of_the_reference(
-    chunk_tokens: int | None, weighed: bool, z_loss: float, hidden: Any, head: Any, tokens: Any, weights: Any
-):
-    chosen = weights if weighed else None
-
-    def value(x: jax.Array, w: jax.Array, z: jax.Array) -> jax.Array:
-        objective, sums = objective_sums(x, w, tokens, z, chunk_tokens=chunk_tokens, targets_weight=chosen)
-        return objective / sums.tokens
-
-    reference = Reference(hidden, head, tokens, chosen)
+    expected = Reference(HIDDEN, HEAD, weights)
     with jax.numpy_dtype_promotion("strict"):
-        of_hidden, of_head, of_z_loss = jax.jit(jax.grad(value, (0, 1, 2)))(hidden, head, jnp.float32(z_loss))
-    for got, first, second in zip((of_hidden, of_head), reference.of_cross_entropy, reference.of_squared_log_z, strict=True):
-        np.testing.assert_allclose(got, (first + z_loss * second) / reference.tokens, rtol=1e-5, atol=1e-6)
-    assert float(of_z_loss) == pytest.approx(reference.squared_log_z / reference.tokens, rel=1e-6)
+        gradients, (objective, sums) = jax.jit(jax.grad(value, (0, 1, 2), has_aux=True))(HIDDEN, HEAD, jnp.float32(z_loss))
+    np.testing.assert_allclose(sums[:3], expected.sums, rtol=1e-6)
+    assert float(objective) == pytest.approx(expected.cross_entropy + z_loss * expected.squared_log_z, rel=1e-6)
+    for got, first, second in zip(gradients[:2], expected.of_cross_entropy, expected.of_squared_log_z, strict=True):
+        np.testing.assert_allclose(got, (first + z_loss * second) / expected.tokens, rtol=1e-5, atol=1e-6)
+    assert float(gradients[2]) == pytest.approx(expected.squared_log_z / expected.tokens, rel=1e-6)
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 4])
-def test_equal_logits_cost_the_logarithm_of_the_vocabulary(chunk_tokens: int | None, tokens: Any):
+def test_large_logits_do_not_overflow(chunk_tokens: int | None):
     one = np.ones((ROWS, LENGTH, 1), np.float32)
     large = np.full((1, VOCABULARY), 1e4, np.float32)
-    sums = sums_of(one, large, tokens, chunk_tokens=chunk_tokens)
+
+    def value(x: jax.Array, w: jax.Array) -> tuple[jax.Array, LossSums]:
+        return objective_sums(x, w, jnp.asarray(TOKENS), 0.0, chunk_tokens=chunk_tokens)
+
+    (of_hidden, of_head), sums = jax.grad(value, (0, 1), has_aux=True)(one, large)
     assert float(sums.cross_entropy / sums.tokens) == pytest.approx(np.log(VOCABULARY), abs=1e-3)
-    of_hidden, of_head = jax.grad(lambda x, w: objective_sums(x, w, tokens, 0.0, chunk_tokens=chunk_tokens)[0], (0, 1))(one, large)
     assert np.all(np.isfinite(of_head))
     assert np.all(np.abs(of_hidden) < 1e-2 * 1e4)
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 4])
-def test_bfloat16_products_are_summed_in_float32(chunk_tokens: int | None, hidden: Any, head: Any, tokens: Any):
-    narrow = jnp.asarray(hidden, jnp.bfloat16)
-    rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (hidden, head)]
-    reference = Reference(rounded[0], rounded[1], tokens)
-    sums = sums_of(narrow, head, tokens, chunk_tokens=chunk_tokens)
+def test_bfloat16_products_are_summed_in_float32(chunk_tokens: int | None):
+    narrow = jnp.asarray(HIDDEN, jnp.bfloat16)
+    rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (HIDDEN, HEAD)]
+    reference = Reference(rounded[0], rounded[1], None)
+    with jax.numpy_dtype_promotion("strict"):
+        gradients, sums = jax.grad(
+            lambda x, w: objective_sums(x, w, jnp.asarray(TOKENS), 0.25, chunk_tokens=chunk_tokens), (0, 1), has_aux=True
+        )(narrow, jnp.asarray(HEAD))
     assert {value.dtype for value in sums[:3]} == {np.dtype("float32")}
     np.testing.assert_allclose(sums[:3], reference.sums, rtol=1e-5)
-    with jax.numpy_dtype_promotion("strict"):
-        gradients = jax.grad(lambda x, w: objective_sums(x, w, tokens, 0.25, chunk_tokens=chunk_tokens)[0], (0, 1))(narrow, head)
     assert (gradients[0].dtype, gradients[1].dtype) == (jnp.bfloat16, jnp.float32)
     for got, first, second in zip(gradients, reference.of_cross_entropy, reference.of_squared_log_z, strict=True):
         expected = first + 0.25 * second

@@ -134,10 +134,3 @@ def test_directions_are_those_of_the_reference(lopsided: ModelConfig, config: Op
 def test_the_kinds_of_adam_can_go_on_from_one_another_s_state(model: ModelConfig):
     shapes = [jax.eval_shape(build_optimizer(OPTIMIZERS[kind], model).init, init_params(0, model)) for kind in ("adamw", "adamc", "nadamw")]
     assert shapes[0] == shapes[1] == shapes[2]
-
-
-@pytest.mark.parametrize("config", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_the_state_is_float32_whatever_the_model_computes_in(model: ModelConfig, config: Optimizer):
-    bfloat16 = model.but(compute_dtype="bfloat16")
-    state = jax.eval_shape(build_optimizer(config, bfloat16).init, init_params(0, bfloat16))
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim} == {"float32"}

@@ -183,18 +183,6 @@ def test_mfu_is_there_where_the_peak_is_known(make_run: MakeRun, monkeypatch: py
     assert read_metrics(Path(run.output) / "metrics.jsonl")[0]["mfu"] == pytest.approx(flops / 0.5 / 1e9)
 
 
-@pytest.mark.parametrize("every", [None, 1, 3])
-def test_layers_are_written_at_their_steps(make_run: MakeRun, every: int | None):
-    run = make_run(f"layers {every}", instrumentation={"layer_norms_every": every})
-    slots = slot_names(run.model)
-    with Recorder(run, restored_step=0) as recorder:
-        for step in range(1, 7):
-            recorder.write(step, measured(len(slots)), {})
-    rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    with_layers = [row["step"] for row in rows if {f"grad_norm/{slot}" for slot in slots} <= row.keys()]
-    assert with_layers == ([] if every is None else [step for step in range(1, 7) if step % every == 0])
-
-
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "param_norm"])
 def test_numbers_that_are_none_end_the_run_and_are_written_as_null(make_run: MakeRun, name: str):
     run = make_run(f"not finite {name}")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import read_json, write_json
@@ -81,24 +80,6 @@ def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_th
     assert {axis for of in (model, sparse) for spec in jax.tree.leaves(param_specs(of)) for axis in spec.axes} <= set(RULES)
     named = {name for rule in RULES.values() for name in ((rule,) if isinstance(rule, str) else rule or ())}
     assert named == set(MESH_AXES)
-
-
-@pytest.mark.parametrize(
-    ("axes", "spec"),
-    [
-        (("layer", "d_model", "query_heads", "head_dim"), (None, ("fsdp", "expert", "context"), "tensor", None)),
-        (("layer", "d_model", "kv_heads", "head_dim"), (None, ("fsdp", "expert", "context"), "tensor", None)),
-        (("layer", "query_heads", "head_dim", "d_model"), (None, "tensor", None, ("fsdp", "expert", "context"))),
-        (("layer", "d_ff", "d_model"), (None, "tensor", ("fsdp", "expert", "context"))),
-        (("vocab", "d_model"), ("tensor", ("fsdp", "expert", "context"))),
-        (("layer", "expert", "expert_d_model", "d_ff"), (None, "expert", ("fsdp", "context"), "tensor")),
-        (("layer", "d_model", "router_expert"), (None, ("fsdp", "expert", "context"), None)),
-        (("batch", "position", None), (("replica", "fsdp", "expert"), "context", None)),
-        ((), ()),
-    ],
-)
-def test_the_table_says_how_an_array_is_cut(axes: tuple[str | None, ...], spec: tuple[Any, ...]):
-    assert partition_spec(axes) == PartitionSpec(*spec)
 
 
 @pytest.mark.parametrize(

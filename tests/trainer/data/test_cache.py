@@ -1,7 +1,6 @@
 import ctypes
 import mmap
 import os
-import resource
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -19,7 +18,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.data import cache as cache_module
-from phasewise.trainer.data.cache import MERGE_GAP_BYTES, TokenCache, TokenRange, build_maps, fetch, sizes_in_bytes
+from phasewise.trainer.data.cache import MERGE_GAP_BYTES, TokenCache, TokenRange, fetch, sizes_in_bytes
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from tests.trainer.conftest import WriteCache
 
@@ -106,11 +105,6 @@ def folder(tmp_path: Path, write_cache: WriteCache) -> Path:
     return write_cache(tmp_path / "numbers", shards)
 
 
-def test_ids_beyond_16_bits_are_kept(tmp_path: Path, write_cache: WriteCache):
-    folder = write_cache(tmp_path / "large", [numbered(64, start=40_000)], dtype="uint32")
-    np.testing.assert_array_equal(TokenCache.open(folder).rows(np.array([1]), 32)[0], 40_032 + np.arange(32))
-
-
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
 def test_a_shard_of_another_length_is_refused(folder: Path, change: str):
     shard = folder / "shard-00002.bin"
@@ -153,12 +147,6 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> Manif
     manifest = Manifest.model_validate(values)
     write_manifest(folder, manifest)
     return manifest
-
-
-def test_the_manifest_s_digest_knows_the_shards_digests(folder: Path):
-    before = read_manifest(folder).digest
-    after = edit_manifest(folder, lambda values: values["shards"][0].update(digest="0" * 64))
-    assert after.digest != before
 
 
 def test_a_count_of_tokens_that_the_shards_do_not_have_is_refused(folder: Path):
@@ -205,13 +193,6 @@ def test_of_many_shards_only_so_many_are_open_at_a_time(many: Path, monkeypatch:
     if cache.is_local:
         assert len(descriptors_of(many)) == 3
         assert shards_open(many) == 3
-
-
-def test_a_process_that_may_open_few_files_keeps_a_quarter_of_them_open(monkeypatch: pytest.MonkeyPatch):
-    for allowed, limit in ((1024, 256), (10**6, cache_module.MAX_OPEN_SHARDS), (resource.RLIM_INFINITY, cache_module.MAX_OPEN_SHARDS)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=allowed: (soft, soft))
-        maps: Any = build_maps()
-        assert maps.cache_info().maxsize == limit
 
 
 def descriptors_of(folder: Path) -> list[Path]:

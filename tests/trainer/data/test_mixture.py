@@ -1,6 +1,5 @@
 import re
 from collections import Counter
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -11,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.config import DataOrder, MixtureShares, RunConfig, Steps, always
-from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
 from phasewise.trainer.data.mixture import MixtureSchedule, block_counts, check_shares
 
 WEB_HEAVY: MixtureShares = {"web": 70.3, "code": 20.1, "maths": 7.5, "dialogue": 2.1}
@@ -165,20 +163,6 @@ def test_rounded_by_floor_all_is_cut_off_and_the_largest_takes_what_is_left(mixt
     assert counts == {**floors, largest: block - sum(count for name, count in floors.items() if name != largest)}
 
 
-def test_a_component_that_floor_leaves_out_of_a_block_is_refused_and_the_largest_remainder_keeps_it():
-    mixture = always({"web": 99.96, "gsm8k": 0.04})
-    with pytest.raises(ConfigError, match=r"a block of 2048 has none of gsm8k \(0\.04 %\)"):
-        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(2048, rounding="floor"))
-    MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(2048))
-
-
-def test_blocks_are_drawn_with_the_counts_of_the_order_s_rounding():
-    floored = MixtureSchedule(batch=always(16), mixture=always(WEB_HEAVY), order=blocks_of(64, rounding="floor"))
-    expected = {"web": 46, "code": 12, "maths": 4, "dialogue": 1}  # 44.99, 12.86, 4.8, 1.34 sequences: two are left over
-    assert block_counts(WEB_HEAVY, blocks_of(64, rounding="floor")) == {**expected, "web": 47}
-    assert floored.realised(0, 40) == {name: 10 * count for name, count in {**expected, "web": 47}.items()}
-
-
 # ── where it begins ──
 
 
@@ -228,19 +212,6 @@ def test_a_mixture_that_ended_before_an_order_begins_is_not_asked_for_its_counts
 
 
 # ── in a run ──
-
-
-def test_a_run_whose_order_begins_where_it_starts_reads_what_a_new_run_reads(make_run: Callable[..., RunConfig]):
-    rate = [{"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e-3, "end": 1e-3}]
-    order = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True}
-    late = Loader(make_run("begun late", start_step=12, learning_rate=rate, order={**order, "first_step": 12}))
-    mixture = [[0, {"books": 60, "code": 40}], [2, {"books": 30, "code": 30, "web": 40}]]
-    fresh = Loader(make_run("anew", stop_step=12, learning_rate=rate, order=order, batch=[[0, 8]], mixture=mixture))
-    going_on = Loader(make_run("going-on", start_step=12, learning_rate=rate, order=order))
-    for step in range(12):
-        np.testing.assert_array_equal(late.batch(12 + step).tokens, fresh.batch(step).tokens)
-        assert not np.array_equal(late.batch(12 + step).tokens, going_on.batch(12 + step).tokens)
-    assert (late.contract()["first_step"], going_on.contract()["first_step"]) == (12, 0)
 
 
 HALVES: MixtureShares = {"web": 50.0, "code": 50.0}
@@ -391,12 +362,3 @@ def test_another_rounding_is_advised_only_where_it_helps(weights: list[int], blo
     except ConfigError as refusal:
         if "or rounding by largest_remainder" in str(refusal):
             check_shares(shares, blocks_of(block), step=0, max_error_points=points)
-
-
-def test_a_first_mixture_after_the_orders_first_step_is_one_stage():
-    mixture = Steps[MixtureShares](((9, WEB_HEAVY), (21, CODE_HEAVY)))
-    late = MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=5))
-    fresh = MixtureSchedule(batch=always(16), mixture=Steps(((0, WEB_HEAVY), (16, CODE_HEAVY))), order=blocks_of(64))
-    for step in range(30):
-        for found, expected in zip(late.batch(5 + step), fresh.batch(step), strict=True):
-            assert (found == expected).all()

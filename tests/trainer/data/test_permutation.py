@@ -1,5 +1,4 @@
 import itertools
-import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -66,14 +65,6 @@ def test_an_index_alone_goes_where_it_goes_among_others_and_comes_back(kind: Kin
     places = permutation(np.array(indices))
     assert [permutation.at(index) for index in indices] == places.tolist()
     assert permutation.inverse(places).tolist() == indices
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_chunks_leave_no_seam(kind: Kind, monkeypatch: pytest.MonkeyPatch):
-    permutation = Permutation.build(kind, length=70_001, key=5)
-    whole = permutation(np.arange(70_001))
-    monkeypatch.setattr("phasewise.trainer.data.permutation.CHUNK_INDICES", 1000)
-    np.testing.assert_array_equal(permutation(np.arange(70_001)), whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,15 +195,6 @@ def test_the_last_ones_are_kept_within_their_bytes():
     assert recent.num_bytes <= 200_000
     large = recent.get("feistel", 10**9, 0)
     assert recent.get("feistel", 10**9, 0) is large  # alone it may be larger
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_process_has_the_same_order(kind: Kind):
-    permutation = Permutation.build(kind, length=10**9, key=4)
-    sent = pickle.dumps(permutation)
-    assert len(sent) < 200
-    assert pickle.loads(sent) == permutation
-    assert pickle.loads(sent).at(12345) == permutation.at(12345)
 
 
 def test_keys_depend_on_every_part_and_on_where_it_ends():

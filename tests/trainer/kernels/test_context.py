@@ -2,11 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.kernels.attention import keys_before, run_numbers, run_positions
 from tests.trainer.eight_devices import run_on_eight_devices
 
 WORKER = Path(__file__).with_name("context_on_eight_devices.py")
@@ -41,27 +38,3 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
 def test_result_and_gradients_are_those_of_one_device(name: str, found: dict[str, dict[str, float]]):
     assert set(found[name]) == {"result", "query", "key", "value"}
     assert max(found[name].values()) < 2e-6
-
-
-@given(parts=st.sampled_from([1, 2, 3, 4, 8, 16]), half=st.integers(1, 5))
-def test_each_position_has_one_device_and_all_devices_as_much_work(parts: int, half: int):
-    positions = run_positions(2 * half, parts).reshape(parts, -1)
-    assert sorted(positions.reshape(-1).tolist()) == list(range(2 * half * parts))
-    assert len(set((positions + 1).sum(axis=1).tolist())) == 1  # keys that its queries see
-    assert all((row % 2).tolist() == [0, 1] for row in run_numbers(parts))
-
-
-@pytest.mark.parametrize(
-    ("window", "own", "kernel", "keys"),
-    [
-        (1, 64, "xla", 0),
-        (17, 64, "xla", 16),
-        (1, 512, "splash", 0),
-        (100, 256, "splash", 256),
-        (100, 384, "splash", 128),
-        (513, 4096, "splash", 512),
-        (514, 4096, "splash", 1024),
-    ],
-)
-def test_what_comes_over_is_what_the_first_query_sees_in_whole_blocks(window: int, own: int, kernel: str, keys: int):
-    assert keys_before(window, own, kernel) == keys

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import Execution, Llama3RopeScaling, ModelConfig, Rope
-from phasewise.trainer.model.decoder import head_weight, hidden_states, logits
+from phasewise.trainer.model.decoder import hidden_states, logits
 from phasewise.trainer.model.params import Params, init_params
 from tests.trainer.model.families import FAMILIES
 
@@ -34,68 +34,6 @@ def documents() -> np.ndarray:
     ids[0, 20:] += 1
     ids[1, 30:] += 1
     return ids
-
-
-def other_tokens(rows: np.ndarray) -> np.ndarray:
-    return (rows * 7 + 3) % 256
-
-
-def test_a_position_sees_nothing_that_comes_after_it(config: ModelConfig, params: Params, rows: np.ndarray):
-    before = np.asarray(compiled_logits(params, rows, config=config))
-    for position in (0, 7, 19, 30):
-        later = rows.copy()
-        later[:, position + 1 :] = other_tokens(later[:, position + 1 :])
-        after = np.asarray(compiled_logits(params, later, config=config))
-        np.testing.assert_array_equal(after[:, : position + 1], before[:, : position + 1])
-        assert (after[:, position + 1 :] != before[:, position + 1 :]).any(axis=-1).all()
-
-
-def test_packed_documents_have_the_logits_that_they_have_alone(
-    config: ModelConfig, params: Params, rows: np.ndarray, documents: np.ndarray
-):
-    packed = np.asarray(compiled_logits(params, rows, config=config, segment_ids=documents))
-    for row, start, stop in ((0, 0, 9), (0, 9, 20), (0, 20, 32), (1, 0, 30), (1, 30, 32)):
-        alone = np.zeros((1, 32), rows.dtype)
-        alone[0, : stop - start] = rows[row, start:stop]
-        found = np.asarray(compiled_logits(params, alone, config=config))[0, : stop - start]
-        np.testing.assert_allclose(found, packed[row, start:stop], rtol=0, atol=3e-5 * np.abs(found).max())
-
-
-def test_the_gradients_of_a_packed_row_are_the_sum_of_those_of_its_documents(config: ModelConfig, params: Params, rows: np.ndarray):
-    ids = np.where(np.arange(32) < 12, 1, 2)[None]
-    weights = np.random.default_rng(2).normal(size=(1, 32, 256)).astype(np.float32)
-
-    @jax.jit
-    def gradients(tokens: jax.Array, segment_ids: jax.Array, weights: jax.Array) -> Params:
-        return jax.grad(lambda params: jnp.sum(weights * logits(params, tokens, config, segment_ids=segment_ids)))(params)
-
-    def alone(start: int, stop: int) -> Params:
-        tokens = np.zeros((1, 32), rows.dtype)
-        of_document = np.zeros_like(weights)
-        tokens[0, : stop - start], of_document[0, : stop - start] = rows[0, start:stop], weights[0, start:stop]
-        return gradients(tokens, np.ones_like(tokens), of_document)
-
-    expected = jax.tree.map(jnp.add, alone(0, 12), alone(12, 32))
-    for found, wanted in zip(jax.tree.leaves(gradients(rows[:1], ids, weights)), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
-
-
-def test_a_tied_head_s_gradients_reach_the_embedding_both_ways(model: ModelConfig, rows: np.ndarray):
-    tied = model.but(tied_head=True)
-    untied = model
-    params = init_params(0, tied)
-    apart = {**params, "head": params["embedding"].T}
-    assert "head" not in params
-
-    def loss(params: Params, config: ModelConfig) -> jax.Array:
-        return jnp.mean(jnp.square(logits(params, jnp.asarray(rows), config)))
-
-    found = jax.grad(partial(loss, config=tied))(params)
-    of_parts = jax.grad(partial(loss, config=untied))(apart)
-    assert np.abs(of_parts["head"]).max() > 0.01 * np.abs(of_parts["embedding"]).max() > 0
-    expected = of_parts["embedding"] + of_parts["head"].T
-    np.testing.assert_allclose(found["embedding"], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
-    np.testing.assert_array_equal(head_weight(params, tied), params["embedding"].T)
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])

@@ -14,7 +14,6 @@ from phasewise.trainer.model.decoding import (
     Branches,
     Cache,
     Past,
-    attend_branches,
     attend_past,
     empty_cache,
     extend,
@@ -39,24 +38,6 @@ def reference(query: np.ndarray, key: np.ndarray, value: np.ndarray, seen: np.nd
         weights = np.exp(key[b, slots, kv].astype(np.float64) @ query[b, t, h] / np.sqrt(WIDTH))
         result[b, t, h] = weights / weights.sum() @ value[b, slots, kv]
     return result
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-def test_a_slot_sees_its_own_text_and_no_other(window: int | None):
-    paths = [[*range(10)], [*range(30)], [*range(30), *range(35, 60)], [*range(30), *range(60, 64)], [64, 65, 66]]
-    ends = np.arange(1, 71)
-    ends[:10], ends[10:30], ends[30:35], ends[35:60], ends[60:64], ends[64:67] = 64, 64, 35, 60, 64, 67
-    paths[1] = [*range(35)]
-    positions = np.zeros(70, np.int32)
-    seen = np.eye(70, dtype=bool)
-    for path in paths:
-        positions[path] = np.arange(len(path))
-        for place, slot in enumerate(path):
-            seen[slot, path[0 if window is None else max(0, place - window + 1) : place + 1]] = True
-    query, key, value = drawn(0, 2, 70, HEADS, WIDTH), drawn(1, 2, 70, KV_HEADS, WIDTH), drawn(2, 2, 70, KV_HEADS, WIDTH)
-    branches = Branches(jnp.asarray(np.stack([ends] * 2), jnp.int32), jnp.asarray(np.stack([positions] * 2)))
-    found = jax.jit(partial(attend_branches, sliding_window=window))(query, key, value, branches)
-    np.testing.assert_allclose(found, reference(query, key, value, np.stack([seen] * 2)), atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [*WINDOWS, 300])

@@ -9,12 +9,9 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.trainer.config import Experts, ModelConfig
 from phasewise.trainer.model.params import (
     LARGE,
-    ONLY_STACK,
     Normal,
-    abstract_params,
     count_parameters,
     cycles,
-    expert_layers,
     init_params,
     layer_kinds,
     param_specs,
@@ -53,12 +50,6 @@ def test_each_layer_is_run_once_in_its_place_as_what_it_is(model: ModelConfig, n
     assert len({stack.name for stack in stacks(config)}) == len(stacks(config))
 
 
-def test_layers_that_are_all_alike_are_one_stack(model: ModelConfig):
-    [stack] = stacks(model)
-    assert (stack.name, stack.layers) == (ONLY_STACK, (0, 1))
-    assert expert_layers(model) == ()
-
-
 def test_periods_that_repeat_are_one_cycle(model: ModelConfig):
     nano = pattern(model, num_layers=56, num_dense_layers=2)
     found = [(cycle.repeats, [(stack.name, len(stack.layers), count) for stack, count in cycle.runs]) for cycle in cycles(nano)]
@@ -80,12 +71,6 @@ def test_what_a_stack_is_drawn_as_names_each_of_its_layers(model: ModelConfig):
 
 def test_marin_8b_has_llama_3_8b_s_parameters():
     assert count_parameters(load_recipe("marin-8b", "full").phases[0].model) == 8_030_261_248
-
-
-def test_abstract_weights_have_the_shapes_and_types_of_drawn_ones(model: ModelConfig):
-    drawn = init_params(0, model)
-    abstract = abstract_params(model)
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), drawn) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
 
 
 def test_gains_are_ones_and_matrices_have_the_configured_spread(model: ModelConfig):

@@ -120,16 +120,6 @@ def test_as_in_a_loop_over_tokens():
     assert (found.chosen.dtype, found.gates.dtype, found.scores.dtype) == (jnp.int32, jnp.float32, jnp.float32)
 
 
-def test_the_bias_chooses_and_weighs_nothing():
-    bias = np.full(NUM_EXPERTS, -100, np.float32)
-    bias[[1, 4, 6]] = 100
-    found = routed(bias=bias)
-    assert set(np.asarray(found.chosen).ravel().tolist()) == {1, 4, 6}
-    own = np.take_along_axis(np.asarray(found.scores), np.asarray(found.chosen), axis=1)
-    np.testing.assert_allclose(found.gates, 2.5 * own / own.sum(1, keepdims=True), rtol=1e-5)
-    np.testing.assert_array_equal(found.scores, routed().scores)
-
-
 def test_ties_go_to_the_lower_number():
     found = routed(weight=np.zeros_like(WEIGHT), bias=np.zeros_like(BIAS))
     np.testing.assert_array_equal(found.chosen, np.tile(np.arange(NUM_ACTIVE), (TOKENS, 1)))
@@ -197,23 +187,3 @@ def test_the_loss_of_a_row_is_that_of_the_report_and_parts_add_up():
     first, second = (Routed(*(jnp.split(array, [TOKENS // ROWS])[half] for array in found)) for half in (0, 1))
     np.testing.assert_allclose(sequence_loss(first, 1) + sequence_loss(second, ROWS - 1), sequence_loss(found, ROWS), rtol=1e-6)
     np.testing.assert_allclose(sequence_loss(first, 1) / (TOKENS // ROWS), expected[0], rtol=1e-5)
-
-
-def test_a_row_by_itself_is_not_the_batch_as_one():
-    scores = jnp.asarray(np.repeat([[0.9, 0.1], [0.1, 0.9]], 3, axis=0), jnp.float32)
-    chosen = jnp.asarray(np.repeat([[0], [1]], 3, axis=0), jnp.int32)
-    found = Routed(chosen, jnp.ones((6, 1)), scores)
-    np.testing.assert_allclose(sequence_loss(found, 1) / 6, 1.0, rtol=1e-6)
-    np.testing.assert_allclose(sequence_loss(found, 2) / 6, 1.8, rtol=1e-6)
-
-
-def test_the_loss_is_one_at_balance_and_pushes_scores_of_busy_experts_down():
-    even = Routed(jnp.asarray([[0, 1], [2, 3]], jnp.int32), jnp.ones((2, 2)), jnp.full((2, 4), 0.3))
-    np.testing.assert_allclose(sequence_loss(even, 1) / 2, 1.0, rtol=1e-6)
-
-    def loss(scores: jax.Array) -> jax.Array:
-        return sequence_loss(Routed(jnp.asarray([[0], [0]], jnp.int32), jnp.ones((2, 1)), scores), 1)
-
-    of_scores = np.asarray(jax.grad(loss)(jnp.full((2, 4), 0.5)))
-    assert np.all(of_scores[:, 0] > 0)
-    assert np.all(of_scores[:, 1:] < 0)
