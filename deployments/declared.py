@@ -117,7 +117,7 @@ def declare(sources: Iterable[Source]) -> list[Deployment]:
     """
     found: dict[str, Deployment] = {}
     for source in sources:
-        for deployment in _of_recipe(source):
+        for deployment in [*_trainings(source), *_of_data(source), *_of_phases(source)]:
             if deployment.full_name in found:
                 other = found[deployment.full_name].parameters
                 raise RecipeError(
@@ -130,7 +130,9 @@ def declare(sources: Iterable[Source]) -> list[Deployment]:
 
 def declare_pools(sources: Iterable[Source]) -> list[Pool]:
     """The work pools: for data, for what is light, for training on this machine, and one for each kind of slice in the recipes."""
-    kinds = {_kind(name) for source in sources for phase in source.written.phases for _, name in phase.slice.root} - {LOCAL}
+    kinds = {
+        name.split(" ")[-1].partition("-")[0] for source in sources for phase in source.written.phases for _, name in phase.slice.root
+    } - {LOCAL}
     return [
         Pool(name=DATA, description="Data: documents, token caches, and the verdicts on them."),
         Pool(name=CONTROL, description="What needs little: preflight, export."),
@@ -140,15 +142,6 @@ def declare_pools(sources: Iterable[Source]) -> list[Pool]:
             for kind in sorted(kinds)
         ),
     ]
-
-
-def _kind(slice_name: str) -> str:
-    """`2x v5e-256` is of kind `v5e`."""
-    return slice_name.split(" ")[-1].partition("-")[0]
-
-
-def _of_recipe(source: Source) -> list[Deployment]:
-    return [*_trainings(source), *_of_data(source), *_of_phases(source)]
 
 
 def _trainings(source: Source) -> list[Deployment]:

@@ -28,16 +28,12 @@ def main() -> None:
     collect_rarely()
     os.setsid()  # Ctrl-C on the terminal is for the worker, which stops its runs itself
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
-    _say_that_it_lives()
-    hide_from_children()
-    runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
-
-
-def _say_that_it_lives() -> None:
     run_id = os.environ.get("PREFECT__FLOW_RUN_ID")
     if run_id and "PHASEWISE_HOME" in os.environ:
         with suppress(AlreadyHeld, OSError):  # an earlier process of the run is about to end, or the home takes nothing: the flow says so
             stay_present(Home.at(None), run_id, run_id)
+    hide_from_children()
+    runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
 
 def _end_with_standard_input() -> None:

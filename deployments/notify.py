@@ -33,7 +33,20 @@ async def register_notification(client: Any, block: str | None) -> str | None:
         await client.delete_automation(one.id)
     if wanted is None:
         return None
-    automation = _automation((await _block(client, wanted)).id)
+    block_id = (await _block(client, wanted)).id
+    from prefect.events.actions import SendNotification
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    trigger = EventTrigger(
+        expect=set(GATE_EVENTS.values()),
+        match={"prefect.resource.id": f"{GATE_RESOURCE}.*"},  # pyright: ignore[reportArgumentType]  # it is made a specification
+        for_each={"prefect.resource.id"},
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
+    )
+    action = SendNotification(block_document_id=block_id, subject="{{ event.payload.subject }}", body=BODY)
+    automation = AutomationCore(name=AUTOMATION, description="Made by `phasewise up`.", trigger=trigger, actions=[action])
     if kept:
         await client.update_automation(kept[0].id, automation)
     else:
@@ -58,19 +71,3 @@ async def _block(client: Any, wanted: str) -> Any:
         raise ConfigError(
             f"--notify names the block {wanted}, and the Prefect server has none: make it in the UI (Blocks), or name another."
         ) from None
-
-
-def _automation(block_id: Any) -> Any:
-    from prefect.events.actions import SendNotification
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
-    trigger = EventTrigger(
-        expect=set(GATE_EVENTS.values()),
-        match={"prefect.resource.id": f"{GATE_RESOURCE}.*"},  # pyright: ignore[reportArgumentType]  # it is made a specification
-        for_each={"prefect.resource.id"},
-        posture=Posture.Reactive,
-        threshold=1,
-        within=timedelta(0),
-    )
-    action = SendNotification(block_document_id=block_id, subject="{{ event.payload.subject }}", body=BODY)
-    return AutomationCore(name=AUTOMATION, description="Made by `phasewise up`.", trigger=trigger, actions=[action])

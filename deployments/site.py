@@ -25,7 +25,7 @@ from phasewise.flows.prefect.access import LOOPBACK, OwnAddress
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.site import pages
 from phasewise.flows.site.address import GATES, NAME, Gate, Links, PhaseAddress
-from phasewise.flows.site.shelf import Set, Shelf
+from phasewise.flows.site.shelf import Shelf
 from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import asked_of
 from phasewise.tasks.home import Home
@@ -75,16 +75,7 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
 
     app.add_middleware(OwnAddress, names=known_names, takes_digits=not known_names <= {*LOOPBACK})
     _add_files(app, site)  # before the pages: their addresses would match some of pages
-    _add_pages(app, site)
-    _add_problems(app, site)
-    return app
 
-
-class NotHere(Exception):
-    """There is no such page."""
-
-
-def _add_pages(app: FastAPI, site: Site) -> None:
     @app.get("/", response_class=HTMLResponse)
     def home() -> str:
         return pages.home_page(site, Links(""))
@@ -104,7 +95,9 @@ def _add_pages(app: FastAPI, site: Site) -> None:
 
     @app.get("/{recipe}/{scale}", response_class=HTMLResponse)
     def recipe(recipe: str, scale: str) -> str:
-        found = _found(site, recipe, scale)
+        found = site.shelf.find(recipe, scale)
+        if found is None:
+            raise NotHere(f"There is no recipe {recipe} at {scale} scale: the home has nothing of it, and it is not known here.")
         return pages.recipe_page(site, Links(found.path), found)
 
     @app.get("/{recipe}/{scale}/{phase}", response_class=HTMLResponse)
@@ -117,6 +110,13 @@ def _add_pages(app: FastAPI, site: Site) -> None:
         found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
         named = _gate(gate)
         return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, named, asked_of(request.query_params))
+
+    _add_problems(app, site)
+    return app
+
+
+class NotHere(Exception):
+    """There is no such page."""
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
@@ -168,13 +168,6 @@ def _problem_of_address(path: str, query: bytes) -> str:
     if not path.isprintable() or any("\0" in text or "\ufffd" in text for text in texts):
         return "holds characters that no page's address has"
     return ""
-
-
-def _found(site: Site, recipe: str, scale: str) -> Set:
-    found = site.shelf.find(recipe, scale)
-    if found is None:
-        raise NotHere(f"There is no recipe {recipe} at {scale} scale: the home has nothing of it, and it is not known here.")
-    return found
 
 
 def _gate(text: str) -> Gate:

@@ -34,7 +34,10 @@ async def watch(home: Home, server: OwnServer | None) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         if server:
-            _look_after(server)
+            for error in server.new_errors():
+                print(f"phasewise: the Prefect server reports: {error} (see {server.log})", file=sys.stderr, flush=True)
+            if line := server.keep_up():
+                print(f"phasewise: {line}", file=sys.stderr, flush=True)
         since_sweep += LOOK_SECONDS
         if since_sweep >= SWEEP_SECONDS:
             with suppress(httpx.HTTPError):  # a server that is busy or away: the next look comes soon
@@ -44,10 +47,3 @@ async def watch(home: Home, server: OwnServer | None) -> None:
                 for name in await rerun.look(but=sweep.asked):
                     print(f"phasewise: '{name}' crashed, and is started once more", file=sys.stderr, flush=True)
             since_sweep = 0.0
-
-
-def _look_after(server: OwnServer) -> None:
-    for error in server.new_errors():
-        print(f"phasewise: the Prefect server reports: {error} (see {server.log})", file=sys.stderr, flush=True)
-    if line := server.keep_up():
-        print(f"phasewise: {line}", file=sys.stderr, flush=True)

@@ -47,7 +47,17 @@ async def work(on_started: Callable[[], None], watching: "asyncio.Task[None] | N
     if watching and not watching.done():
         watching.cancel()  # what is stopped now is not to be started again
         watching = None
-    await _stop_runs()
+    # Ask the flow runs' processes to end, and wait for them while the worker can still report how they did
+    import psutil
+
+    running = [child for child in psutil.Process().children() if RUN_MODULE in child.cmdline()]
+    if running:
+        print(f"stopping {len(running)} flow {'run' if len(running) == 1 else 'runs'}", file=sys.stderr, flush=True)
+    for process in running:
+        process.terminate()
+    deadline = asyncio.get_running_loop().time() + stop_seconds() + REPORT_SECONDS
+    while any(process.is_running() for process in running) and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.1)
     for task in working.values():
         task.cancel()
     await asyncio.wait(working.values())
@@ -89,17 +99,3 @@ def patient(ask: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any,
                 await asyncio.sleep(AGAIN_SECONDS)
 
     return asked
-
-
-async def _stop_runs() -> None:
-    """Ask the flow runs' processes to end, and wait for them while the worker can still report how they did."""
-    import psutil
-
-    running = [child for child in psutil.Process().children() if RUN_MODULE in child.cmdline()]
-    if running:
-        print(f"stopping {len(running)} flow {'run' if len(running) == 1 else 'runs'}", file=sys.stderr, flush=True)
-    for process in running:
-        process.terminate()
-    deadline = asyncio.get_running_loop().time() + stop_seconds() + REPORT_SECONDS
-    while any(process.is_running() for process in running) and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.1)

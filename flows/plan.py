@@ -26,7 +26,13 @@ def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
     Raises:
         RecipeError: a component has no source, or its real data are not public.
     """
-    _check_readable(recipe)
+    check_components(recipe)
+    without_own = [name for name in recipe.components if name not in recipe.sources]
+    if not recipe.uses_stand_ins and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
+        raise RecipeError(
+            f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public: there is nothing "
+            "to read. Give each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
+        )
     found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
     others = {name: source for name, source in found.items() if source is not None}
     if recipe.uses_stand_ins:
@@ -40,16 +46,6 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
         return {}
     found = {name: CATALOGUE[name].stand_in for name in recipe.components if name not in recipe.sources}
     return {name: stand_in for name, stand_in in found.items() if stand_in is not None}
-
-
-def _check_readable(recipe: Recipe) -> None:
-    check_components(recipe)
-    without_own = [name for name in recipe.components if name not in recipe.sources]
-    if not recipe.uses_stand_ins and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
-        raise RecipeError(
-            f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public: there is nothing "
-            "to read. Give each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
-        )
 
 
 def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None) -> DataPlan:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe
 from phasewise.tasks.data.listing import shared
-from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import read_manifest
@@ -74,7 +74,11 @@ def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> Non
         budget = component.listing.budget
         if budget is None or component.train.pin or not component.train.is_built:
             continue
-        found = _found(component, needed)
+        folder, phase = component.train.folder, needed.packed_in
+        if phase is None:
+            found = read_manifest(folder).tokens
+        else:
+            found = RowsOfTokens(TokenCache.open(folder), phase.packing, phase.model.seq_len).num_rows
         if found < needed.drawn:
             ratios.append(needed.drawn / max(found, 1))
             short.append(f"{name} has {found:,} {needed.unit} to train on, from {budget.words}, and {needed.drawn:,} are drawn")
@@ -98,10 +102,3 @@ def _needed_rows(recipe: Recipe, phase: Phase) -> list[tuple[str, Needed]]:
     schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
     drawn = schedule.realised(phase.order.first_step, phase.stop_step)
     return [(name, Needed(count, f"rows of {phase.name}", phase)) for name, count in sorted(drawn.items()) if name in phase.components]
-
-
-def _found(component: ComponentPlan, needed: Needed) -> int:
-    folder, phase = component.train.folder, needed.packed_in
-    if phase is None:
-        return read_manifest(folder).tokens
-    return RowsOfTokens(TokenCache.open(folder), phase.packing, phase.model.seq_len).num_rows

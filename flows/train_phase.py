@@ -89,12 +89,6 @@ def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | No
     if report["execution"] is None:
         raise ConfigError(f"phase {phase.name} does not fit {slice_name}: {report['reason']}")
     execution = Execution.model_validate(report["execution"])
-    _check_batches(phase, execution, slice_name)
-    say(f"{phase.name}: the plan for {slice_name}{' (estimated)' if report['estimated'] else ''}: {report['plan']}")
-    return execution
-
-
-def _check_batches(phase: Phase, execution: Execution, slice_name: str) -> None:
     mesh, part = execution.mesh, execution.microbatch_sequences
     rows = mesh.batch_parts
     for step, size in phase.batch.within(phase.start_step, phase.stop_step):
@@ -103,6 +97,8 @@ def _check_batches(phase: Phase, execution: Execution, slice_name: str) -> None:
                 f"the plan of phase {phase.name} for {slice_name} cuts batches over {rows} devices"
                 f"{'' if part is None else f' in parts of {part} sequences'}, found {size} sequences from step {step}: take another slice."
             )
+    say(f"{phase.name}: the plan for {slice_name}{' (estimated)' if report['estimated'] else ''}: {report['plan']}")
+    return execution
 
 
 def _words(planned: PlannedSegment, machine: Machine) -> str:

@@ -2,9 +2,8 @@
 
 from phasewise.flows.prefect.flow_decorator import door, this_run
 from phasewise.flows.recipes.assignments import Settings
-from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
-from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.flows.resolved import resolve_phase
 from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass
 from phasewise.flows.status.verdict_inputs import decided_by, hand_off_facts
 from phasewise.flows.token_budget import check_enough, drawn_earlier
@@ -29,33 +28,24 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()
     with resolved.kept(this_run()):
-        judge_phase_data(resolved, chosen)
-
-
-def judge_phase_data(resolved: Resolved, chosen: Phase) -> None:
-    """Judge what a phase would train on.
-
-    Raises:
-        DataError: less was read of a component than the phase draws.
-        VerdictError, WaitsForPerson: the verdict does not let the phase go on.
-    """
-    run = resolved.run(chosen)
-    plan = resolved.plan
-    check_enough(resolved.recipe, plan, [chosen])
-    facts = hand_off_facts(resolved.recipe, chosen, run)
-    hand_off = hand_off_evidence(facts.declared, facts.found)
-    rests_on = decided_by(resolved, chosen, run)
-    accepts = accepted_in(chosen.name, resolved.recipe.accepts)
-    asks = resolved.recipe.asks_people_in(chosen)
-    verdict = data_gate(
-        run,
-        plan,
-        chosen.gates.data,
-        resolved.home,
-        hand_off=hand_off,
-        rows_before=drawn_earlier(resolved.recipe, chosen),
-        decided_by=rests_on,
-        accepts=accepts,
-        asks_people=asks,
-    )
-    raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))
+        # Judge what a phase would train on
+        run = resolved.run(chosen)
+        plan = resolved.plan
+        check_enough(resolved.recipe, plan, [chosen])
+        facts = hand_off_facts(resolved.recipe, chosen, run)
+        hand_off = hand_off_evidence(facts.declared, facts.found)
+        rests_on = decided_by(resolved, chosen, run)
+        accepts = accepted_in(chosen.name, resolved.recipe.accepts)
+        asks = resolved.recipe.asks_people_in(chosen)
+        verdict = data_gate(
+            run,
+            plan,
+            chosen.gates.data,
+            resolved.home,
+            hand_off=hand_off,
+            rows_before=drawn_earlier(resolved.recipe, chosen),
+            decided_by=rests_on,
+            accepts=accepts,
+            asks_people=asks,
+        )
+        raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))

@@ -71,7 +71,19 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(place, "a+") as file:
-        _lock(place, file, on_wait)
+        said: Holder | None = None
+        started = time.monotonic()
+        while not try_lock(file):
+            if time.monotonic() - started < PATIENCE_SECONDS:
+                time.sleep(PATIENCE_SECONDS / 10)
+                continue
+            holder = _read(file)
+            if on_wait is None:
+                raise AlreadyHeld(place, holder)
+            if holder != said:
+                on_wait(holder)
+                said = holder
+            time.sleep(POLL_SECONDS)
         _write(file, Holder(what=what, pid=os.getpid(), since=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S"), url=url))
         _held_here[place] = 1
         try:
@@ -89,22 +101,6 @@ def holder_of(place: Path) -> Holder | None:
             return _read(file)
     except FileNotFoundError:
         return None
-
-
-def _lock(place: Path, file: IO[str], on_wait: Callable[[Holder], None] | None) -> None:
-    said: Holder | None = None
-    started = time.monotonic()
-    while not try_lock(file):
-        if time.monotonic() - started < PATIENCE_SECONDS:
-            time.sleep(PATIENCE_SECONDS / 10)
-            continue
-        holder = _read(file)
-        if on_wait is None:
-            raise AlreadyHeld(place, holder)
-        if holder != said:
-            on_wait(holder)
-            said = holder
-        time.sleep(POLL_SECONDS)
 
 
 def _write(file: IO[str], holder: Holder) -> None:

@@ -84,7 +84,13 @@ class Home:
         """
         store = file_system_of(self.root)
         if store is None:
-            _probe_folder(self.root)
+            probe = self.root / f".probe-{uuid.uuid4().hex}"
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                probe.touch()
+                probe.unlink()
+            except OSError as error:
+                raise _unwritable(self.root, error.strerror) from None
         else:
             _probe_store(self.root, *store)
 
@@ -274,16 +280,6 @@ class Home:
         """The folder of a run's report and Data Docs; of a trial it is below that."""
         folder = self.work / "reports" / run_name
         return folder / f"trial-{digest_of_json(self.trials)[:8]}" if self.trials else folder
-
-
-def _probe_folder(root: Path) -> None:
-    probe = root / f".probe-{uuid.uuid4().hex}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(root, error.strerror) from None
 
 
 def _probe_store(root: Path, file_system: Any, name: str) -> None:

@@ -214,7 +214,11 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
     mesh = run_mesh(run)
-    loader = loader_of(run, mesh)
+    if jax.process_count() == 1:
+        loader = Loader(run)
+    else:
+        parts, of = parts_here(mesh)
+        loader = Loader(run, host=parts, hosts=of)
     loader.check_targets()
     shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
     rule = RowRule(run.packing, run.loss_on)
@@ -288,14 +292,6 @@ def _contract(loader: Loader, passed_over: PassedOver) -> dict[str, Any]:
     return {**loader.contract(), **({CONTRACT_NAME: passed_over.as_json()} if passed_over else {})}
 
 
-def loader_of(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Loader:
-    """Of several processes each reads only the rows that its devices hold."""
-    if jax.process_count() == 1:
-        return Loader(run)
-    parts, of = parts_here(mesh)
-    return Loader(run, host=parts, hosts=of)
-
-
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:
     train_step = build_train_step(run.model, run.optimizer, run.execution, around.mesh)
     contract = _contract(around.loader, passed_over)
@@ -326,7 +322,9 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around,
         recorder.stop_clock()
         if around.evaluate is not None and is_to_evaluate:
             watchdog.begin("evaluation")
-            waiting[2].update(_evaluated(around.evaluate, state))
+            started = time.monotonic()
+            row = around.evaluate(state.params, state.ema)
+            waiting[2].update({**row, "evaluation_seconds": time.monotonic() - started})
         record(waiting)
         waiting = None
         if is_to_save:
@@ -342,12 +340,6 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around,
     watchdog.begin("save")
     around.checkpoints.save(run.last_step, state, contract, rows=recorder.flush())
     return state
-
-
-def _evaluated(evaluate: Evaluate, state: TrainState) -> Row:
-    started = time.monotonic()
-    row = evaluate(state.params, state.ema)
-    return {**row, "evaluation_seconds": time.monotonic() - started}
 
 
 def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> Iterator[tuple[T, float]]:

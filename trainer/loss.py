@@ -144,18 +144,7 @@ def objective_sums(
         targets_weight: how much the prediction made at each position counts; what it says of the last one is not used. None is 1: then
             the first token of a document is predicted from the end of the one before it in the row, and counts, as in the record.
     """
-    chunks = cut_chunks(hidden, tokens, targets_weight, chunk_tokens)
-    objective, sums = _objective(chunks, head, jnp.asarray(z_loss, jnp.float32))
-    return objective, jax.lax.stop_gradient(sums)
-
-
-def cut_chunks(
-    hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"], targets_weight: Float[Array, "b t"] | None, chunk_tokens: int | None
-) -> Chunks:
-    """Chunks of equal length. What is missing at the end weighs nothing, like the last position of a row, which predicts nothing.
-
-    On a mesh that cuts rows along positions each device cuts its own part of a row.
-    """
+    # Chunks of equal length. What is missing at the end weighs nothing, like the last position of a row, which predicts nothing
     rows, length = tokens.shape
     parts = context_parts(length)
     own = length // parts
@@ -172,7 +161,9 @@ def cut_chunks(
 
     weights = jnp.ones(tokens.shape, jnp.float32) if targets_weight is None else targets_weight.astype(jnp.float32)
     weights = jnp.where(jnp.arange(length) < length - 1, weights, jnp.float32(0))
-    return Chunks(cut(hidden), cut(jnp.roll(tokens, -1, axis=1)), cut(weights))
+    chunks = Chunks(cut(hidden), cut(jnp.roll(tokens, -1, axis=1)), cut(weights))
+    objective, sums = _objective(chunks, head, jnp.asarray(z_loss, jnp.float32))
+    return objective, jax.lax.stop_gradient(sums)
 
 
 def measure_chunk(chunk: Chunks, head: Float[Array, "d v"]) -> tuple[Float[Array, ""], Float[Array, ""]]:

@@ -185,7 +185,7 @@ def build_optimizer(config: Optimizer, model: ModelConfig) -> BuiltOptimizer:
 
     def update(grads: Params, state: OptimizerState, params: Params, decay_scale: Any = 1.0) -> tuple[Params, OptimizerState]:
         direction, state = directions.update(grads, state)
-        return add_decay(direction, params, decays, decay_scale), state
+        return jax.tree.map(lambda d, weight, decay: d + (decay_scale * decay) * weight if decay else d, direction, params, decays), state
 
     return BuiltOptimizer(directions.init, update)
 
@@ -197,11 +197,6 @@ def weight_decays(config: Optimizer, model: ModelConfig) -> Params:
         return jax.tree.map(lambda rule: config.weight_decay * rule.decays, rules)
     of_others = config.adam.weight_decay * config.adam_learning_rate_scale
     return jax.tree.map(lambda rule: rule.decays * (of_others if rule.matrix_inputs is None else config.weight_decay), rules)
-
-
-def add_decay(direction: Params, params: Params, decays: Params, scale: Any) -> Params:
-    """direction + scale · decay · weight."""
-    return jax.tree.map(lambda d, weight, decay: d + (scale * decay) * weight if decay else d, direction, params, decays)
 
 
 def moments(state: OptimizerState, model: ModelConfig) -> tuple[Params, Params]:

@@ -127,7 +127,10 @@ def build_train_step(
             after = keep_if(skip.skipped, state, after)
             update_squares = jnp.where(skip.skipped, 0.0, update_squares)
         after = after._replace(rolling=remembered(after.rolling, loss, grad_norm))
-        measured = {"grad": grad_squares, "update": update_squares, **squares_of(after, model)}
+        # Sums of squares of the weights and of the optimizer's averages
+        first, second = moments(after.optimizer, model)
+        trees = {"param": after.params, "first_moment": first, "second_moment": second}
+        measured = {"grad": grad_squares, "update": update_squares, **{name: slot_squares(tree, model) for name, tree in trees.items()}}
         return after, StepMetrics(
             loss=loss,
             batch_het=None if sums.part_losses is None else jnp.nanmax(sums.part_losses) - jnp.nanmean(sums.part_losses),
@@ -218,13 +221,6 @@ def remembered(rolling: Rolling, loss: Scalar, grad_norm: Scalar) -> Rolling:
     if rolling.losses is None or rolling.grad_norms is None:
         return rolling
     return rolling._replace(losses=push(rolling.losses, loss), grad_norms=push(rolling.grad_norms, grad_norm))
-
-
-def squares_of(state: TrainState, model: ModelConfig) -> dict[str, Float[Array, " slot"]]:
-    """Sums of squares of the weights and of the optimizer's averages."""
-    first, second = moments(state.optimizer, model)
-    trees = {"param": state.params, "first_moment": first, "second_moment": second}
-    return {name: slot_squares(tree, model) for name, tree in trees.items()}
 
 
 def named_norms(squares: dict[str, Float[Array, " slot"]], model: ModelConfig) -> dict[str, Any]:

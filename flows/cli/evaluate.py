@@ -264,7 +264,17 @@ def _cells(result: dict[str, Any]) -> list[str]:
 def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOptions, kept: ExitStack) -> Found:
     place = Path(target)
     if (place / "config.json").is_file():
-        return _find_folder(place, options)
+        if options.weights != "last":
+            raise ConfigError(f"{place} has one set of weights: leave out --weights {options.weights}.")
+        if options.tokenizer:
+            raise ConfigError(f"{place} has a tokenizer of its own: leave out --tokenizer.")
+
+        def open_folder() -> "JaxLanguageModel":
+            from phasewise.tasks.evaluation.model_loading import model_of_folder
+
+            return model_of_folder(place)
+
+        return Found(place, None, open_folder)
     if (place / "about").is_dir():
         return _find_checkpoint(place, home, options)
     if place.is_dir():
@@ -279,20 +289,6 @@ def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOpti
     chats = resolved.plan.chats_of(chosen.components)
     held_out = {name: resolved.plan.components[name].held_out.folder for name in resolved.plan.benchmark_components}
     return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights, chats), held_out)
-
-
-def _find_folder(place: Path, options: SuiteOptions) -> Found:
-    if options.weights != "last":
-        raise ConfigError(f"{place} has one set of weights: leave out --weights {options.weights}.")
-    if options.tokenizer:
-        raise ConfigError(f"{place} has a tokenizer of its own: leave out --tokenizer.")
-
-    def open_folder() -> "JaxLanguageModel":
-        from phasewise.tasks.evaluation.model_loading import model_of_folder
-
-        return model_of_folder(place)
-
-    return Found(place, None, open_folder)
 
 
 def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:

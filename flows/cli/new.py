@@ -29,7 +29,16 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent} to write {path.name} to.")
     if path.suffix == ".json":
-        return _write_data(path, origin)
+        if origin is None:
+            raise ConfigError(
+                f"{path} would be data, a copy of a recipe: say of which one with --from, or give it a name that ends in .py."
+            )
+        recipe = load_record(origin, default_scale(load_written(origin)))
+        data: dict[str, Any] = recipe.model_dump(mode="json")
+        if recipe.name in NAMES:
+            data["name"] = name_for(path)
+        write_atomically(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+        return [f"{path} is written, with every value. Next: phasewise show {path}"]
     if path.suffix != ".py":
         raise ConfigError(f"a new recipe is a .py file, or with --from a .json file; found {file}.")
     folder = Path(text)
@@ -50,17 +59,6 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
             "conversation=Conversation(…), as docs/how-to/recipe.md says."
         )
     return lines
-
-
-def _write_data(path: Path, origin: str | None) -> list[str]:
-    if origin is None:
-        raise ConfigError(f"{path} would be data, a copy of a recipe: say of which one with --from, or give it a name that ends in .py.")
-    recipe = load_record(origin, default_scale(load_written(origin)))
-    data: dict[str, Any] = recipe.model_dump(mode="json")
-    if recipe.name in NAMES:
-        data["name"] = name_for(path)
-    write_atomically(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
-    return [f"{path} is written, with every value. Next: phasewise show {path}"]
 
 
 def schema() -> dict[str, Any]:

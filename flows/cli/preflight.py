@@ -169,7 +169,15 @@ def print_preflight(report: Report) -> None:
     console = Console(highlight=False)
     console.width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
     if report["phases"]:
-        print_table(console, _table(report["phases"]))
+        setups = report["phases"]
+        table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        for name in ("phase", "slice"):
+            table.add_column(name, no_wrap=True)
+        for name in HEADINGS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for setup in setups:
+            table.add_row(setup["phase"], setup["slice"], *cells(setup))
+        print_table(console, table)
     for line in dict.fromkeys(parameters_of(setup) for setup in report["phases"]):
         console.print(line, soft_wrap=True, markup=False)
     for setup in report["phases"]:
@@ -198,17 +206,6 @@ def reads_in_words(report: Report) -> list[str]:
             f"{one['bucket_region']}, which is another location: {priced}."
         )
     return lines
-
-
-def _table(setups: list[Report]) -> Table:
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("phase", "slice"):
-        table.add_column(name, no_wrap=True)
-    for name in HEADINGS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for setup in setups:
-        table.add_row(setup["phase"], setup["slice"], *cells(setup))
-    return table
 
 
 HEADINGS = ("batch", "GiB a chip", "FLOPs a step", "s a step", "bound by", "days", "chip-hours")

@@ -9,7 +9,7 @@ from rich.console import Console
 from phasewise.flows.cli.terminal import print_summary, shown_on_terminal
 from phasewise.flows.prefect.server import server_for
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
-from phasewise.flows.resolved import Resolved, resolve, resolving_once
+from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.status.recipe_status import is_done, report_path
 from phasewise.flows.status.retraining import check_replaced, check_retrain, find_replaced, phases_to_train
 from phasewise.flows.status.summary import run_summary
@@ -27,43 +27,34 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
         PhasewiseError: a phase was refused, or something stopped the run; what was reached is shown first.
     """
     with shown_on_terminal():
-        resolved = _run(target, scale, home, retrain, as_json=as_json)
+        resolved, phase = resolve(target, scale, home)
+        phases = phases_to_train(resolved.recipe, phase)
+        check_retrain(retrain, phases)
+        resolved.check(phases)
+        resolved.home.make_ready()
+        what = f"`phasewise run {target}`"
+        with resolved.held(what):
+            try:
+                if is_done(resolved, phases):
+                    say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")
+                else:
+                    if resolved.is_prepared:
+                        check_replaced(resolved, find_replaced(resolved, phases), retrain)
+                    with server_for(resolved.home, what):
+                        from phasewise.flows.train_recipe import train_recipe
+
+                        train_recipe(
+                            resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain, resolved.settings
+                        )
+            finally:
+                if not as_json and report_path(resolved).exists():
+                    # The table, where the report is, and how to open the UI
+                    summary = run_summary(resolved)
+                    console = Console()
+                    print_summary(console, summary)
+                    console.print(f"Report:     {summary['report']}", soft_wrap=True, highlight=False)
+                    console.print(f"Prefect UI: {_program()} up --home {resolved.home.root}", soft_wrap=True, highlight=False)
     return run_summary(resolved)
-
-
-def _run(target: str, scale: Scale, home: str | None, retrain: tuple[str, ...], *, as_json: bool) -> Resolved:
-    resolved, phase = resolve(target, scale, home)
-    phases = phases_to_train(resolved.recipe, phase)
-    check_retrain(retrain, phases)
-    resolved.check(phases)
-    resolved.home.make_ready()
-    what = f"`phasewise run {target}`"
-    with resolved.held(what):
-        try:
-            if is_done(resolved, phases):
-                say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")
-            else:
-                if resolved.is_prepared:
-                    check_replaced(resolved, find_replaced(resolved, phases), retrain)
-                with server_for(resolved.home, what):
-                    from phasewise.flows.train_recipe import train_recipe
-
-                    train_recipe(
-                        resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain, resolved.settings
-                    )
-        finally:
-            if not as_json and report_path(resolved).exists():
-                print_outcome(resolved)
-    return resolved
-
-
-def print_outcome(resolved: Resolved) -> None:
-    """The table, where the report is, and how to open the UI."""
-    summary = run_summary(resolved)
-    console = Console()
-    print_summary(console, summary)
-    console.print(f"Report:     {summary['report']}", soft_wrap=True, highlight=False)
-    console.print(f"Prefect UI: {_program()} up --home {resolved.home.root}", soft_wrap=True, highlight=False)
 
 
 def _program() -> str:

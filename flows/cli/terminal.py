@@ -53,9 +53,23 @@ def print_table(console: Console, table: Table) -> None:
     between = len(columns) + (1 if table.show_edge else -1) if table.box else 0
     room = console.width - (left + right) * len(columns) - between
     if sum(least) > room:
-        _print_rows(console, table, heads, cells)
+        if table.title:
+            console.print(table.title, highlight=False, soft_wrap=True)
+        for first, *others in zip(*cells, strict=True):
+            console.print(first, highlight=False, markup=False, soft_wrap=True)
+            for head, text in zip(heads[1:], others, strict=True):
+                named = f"{head}: {text}" if head else text
+                row = Table.grid(Column(width=len(INDENT)), Column(width=max(console.width - len(INDENT), _width([named], whole=False))))
+                row.add_row("", Text(named))
+                console.print(row)
         return
-    for column, width in zip(table.columns, _shared(least, most, room), strict=True):
+    widths = list(least)
+    for _ in range(room - sum(least)):
+        lacking = max(range(len(widths)), key=lambda place: most[place] - widths[place])
+        if most[lacking] <= widths[lacking]:
+            break
+        widths[lacking] += 1
+    for column, width in zip(table.columns, widths, strict=True):
         column.width = width
         column.min_width = column.max_width = None
     console.print(table)
@@ -69,28 +83,6 @@ def _width(texts: list[str], *, whole: bool) -> int:
     """Of the longest line, or of the longest word."""
     parts = [part for text in texts for part in (text.splitlines() if whole else text.split())]
     return max(map(cell_len, parts), default=1)
-
-
-def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    widths = list(least)
-    for _ in range(room - sum(least)):
-        lacking = max(range(len(widths)), key=lambda place: most[place] - widths[place])
-        if most[lacking] <= widths[lacking]:
-            break
-        widths[lacking] += 1
-    return widths
-
-
-def _print_rows(console: Console, table: Table, heads: list[str], cells: list[list[str]]) -> None:
-    if table.title:
-        console.print(table.title, highlight=False, soft_wrap=True)
-    for first, *others in zip(*cells, strict=True):
-        console.print(first, highlight=False, markup=False, soft_wrap=True)
-        for head, text in zip(heads[1:], others, strict=True):
-            named = f"{head}: {text}" if head else text
-            row = Table.grid(Column(width=len(INDENT)), Column(width=max(console.width - len(INDENT), _width([named], whole=False))))
-            row.add_row("", Text(named))
-            console.print(row)
 
 
 AT_WORK = "at work"
@@ -140,24 +132,18 @@ class TerminalHandler(logging.Handler):
             print_words(self._console, record.getMessage())
             self._bars.reset(self._at_work, total=None)
         elif self._console.is_terminal:
-            self._draw(progress)
+            self._bars.update(self._at_work, visible=False)
+            if progress.work not in self._tasks:
+                self._tasks[progress.work] = self._bars.add_task(progress.work, total=progress.total, note="")
+            self._bars.update(self._tasks[progress.work], completed=progress.done, total=progress.total, note=progress.note)
+            if progress.done >= progress.total:
+                self._bars.remove_task(self._tasks.pop(progress.work))
+                print_words(self._console, progress.line)
+            if not self._tasks:
+                self._bars.reset(self._at_work, total=None, visible=True)
         else:
-            self._print_milestone(progress)
-
-    def _draw(self, progress: Any) -> None:
-        self._bars.update(self._at_work, visible=False)
-        if progress.work not in self._tasks:
-            self._tasks[progress.work] = self._bars.add_task(progress.work, total=progress.total, note="")
-        self._bars.update(self._tasks[progress.work], completed=progress.done, total=progress.total, note=progress.note)
-        if progress.done >= progress.total:
-            self._bars.remove_task(self._tasks.pop(progress.work))
-            print_words(self._console, progress.line)
-        if not self._tasks:
-            self._bars.reset(self._at_work, total=None, visible=True)
-
-    def _print_milestone(self, progress: Any) -> None:
-        if words := self._milestones.line(progress):
-            print_words(self._console, words)
+            if words := self._milestones.line(progress):
+                print_words(self._console, words)
 
 
 def print_words(console: Console, text: str, *, indent: str = "  ") -> None:

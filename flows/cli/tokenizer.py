@@ -21,8 +21,6 @@ from phasewise.tasks.data.tokenizer import tokenizer_digest
 from phasewise.tasks.data.tokenizer_measure import (
     EXAMPLES,
     Fit,
-    Measured,
-    ScriptFit,
     digit_examples,
     digit_groups,
     measure,
@@ -50,7 +48,7 @@ from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import decimal, megabytes
-from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.data.manifest import read_manifest
 
 MAX_BYTES = 1_000_000
 TEXT_KEY = "text"
@@ -104,7 +102,7 @@ def print_comparison(found: dict[str, Any]) -> None:
     tokenizers: list[dict[str, Any]] = found["tokenizers"]
     part = "all of it" if found["is_whole"] else f"the first {found['max_bytes_per_subset']:,} bytes of each, and the rest of that document"
     console.print(f"On {found['on']}, {part}:", soft_wrap=True, markup=False)
-    subsets, scripts = list(tokenizers[0]["subsets"]), _in_all(tokenizers, "scripts")
+    subsets, scripts = list(tokenizers[0]["subsets"]), list(dict.fromkeys(name for one in tokenizers for name in one["scripts"]))
     _print(console, "bytes per token", tokenizers, [(name, _column(tokenizers, "subsets", name, "bytes_per_token")) for name in subsets])
     _print(console, "tokens per word", tokenizers, [(name, _column(tokenizers, "subsets", name, "fertility")) for name in subsets])
     _print(
@@ -126,24 +124,14 @@ def _described(name: str, file: Path, texts: Texts) -> dict[str, Any]:
         "digit_groups": digit_groups(tokenizer),
         "digits": digit_examples(tokenizer),
         "white_space_tokens": white_space_tokens(tokenizer),
-        **_figures(measured),
-    }
-
-
-def _figures(measured: Measured) -> dict[str, Any]:
-    return {
         "subsets": {name: _fit(fit) for name, fit in measured.subsets.items()},
-        "scripts": {name: _script(fit) for name, fit in measured.scripts.items()},
+        "scripts": {name: {**fit._asdict(), "bytes_per_token": fit.bytes_per_token} for name, fit in measured.scripts.items()},
     }
 
 
 def _fit(fit: Fit) -> dict[str, Any]:
     ratios = {name: getattr(fit, name) for name in ("bytes_per_token", "characters_per_token", "fertility")}
     return {**fit._asdict(), **ratios}
-
-
-def _script(fit: ScriptFit) -> dict[str, Any]:
-    return {**fit._asdict(), "bytes_per_token": fit.bytes_per_token}
 
 
 def _of_folder(folder: Path, max_bytes: int, text_key: str) -> Texts:
@@ -192,10 +180,6 @@ def _taken(texts: Iterable[str], max_bytes: int) -> tuple[list[str], bool]:
     return taken, True
 
 
-def _in_all(tokenizers: Sequence[dict[str, Any]], table: str) -> list[str]:
-    return list(dict.fromkeys(name for one in tokenizers for name in one[table]))
-
-
 def _column(tokenizers: Sequence[dict[str, Any]], table: str, row: str, figure: str) -> list[str]:
     return [decimal(one[table].get(row, {}).get(figure), places=PLACES) for one in tokenizers]
 
@@ -214,17 +198,14 @@ def _behaviour(tokenizers: Sequence[dict[str, Any]]) -> list[tuple[str, list[str
 def _print(console: Console, title: str, tokenizers: Sequence[dict[str, Any]], rows: Sequence[tuple[str, list[str]]]) -> None:
     table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("")
-    for name in _short([one["name"] for one in tokenizers]):
+    names = [one["name"] for one in tokenizers]
+    last = [Path(name).name for name in names]
+    for name in last if len(set(last)) == len(last) else list(names):
         table.add_column(name, justify="right", overflow="fold")
     for name, cells in rows:
         table.add_row(escape(name), *map(escape, cells))
     console.print(f"\n{title}", markup=False)
     print_table(console, table)
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    last = [Path(name).name for name in names]
-    return last if len(set(last)) == len(last) else list(names)
 
 
 VERDICT = "verdict on its data"
@@ -333,20 +314,16 @@ def judged_components(resolved: Resolved, phases: Iterable[Phase]) -> dict[str, 
         raise DataError(f"the data of {resolved.name} are not prepared as they would be now, so nobody judged them. {_first(resolved)}")
     found: dict[str, Phase] = {}
     for phase in phases:
-        _check_judged(resolved, phase)
+        record = read_record(resolved, phase)
+        wrong = [finding.why for finding in record.findings if finding.what in ("start", "caches", VERDICT) and finding.why]
+        if wrong or not record.data_verdict:
+            why = wrong[0] if wrong else "it was not judged"
+            raise VerdictError(f"a tokenizer is trained on judged text, and phase {phase.name} has none: {why}. {_first(resolved, phase)}")
         for name in phase.components:
             found.setdefault(name, phase)
     if pinned := [name for name in found if resolved.plan.components[name].train.pin]:
         raise ConfigError(f"a tokenizer is trained on text, and of {', '.join(pinned)} there are tokens alone: take the pins out.")
     return found
-
-
-def _check_judged(resolved: Resolved, phase: Phase) -> None:
-    record = read_record(resolved, phase)
-    wrong = [finding.why for finding in record.findings if finding.what in ("start", "caches", VERDICT) and finding.why]
-    if wrong or not record.data_verdict:
-        why = wrong[0] if wrong else "it was not judged"
-        raise VerdictError(f"a tokenizer is trained on judged text, and phase {phase.name} has none: {why}. {_first(resolved, phase)}")
 
 
 def _first(resolved: Resolved, phase: Phase | None = None) -> str:
@@ -358,7 +335,12 @@ def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> 
     plan = resolved.plan.components[name]
     cache = read_manifest(plan.train.folder)
     is_whole = amount.documents == cache.documents
-    _check_same(name, cache, amount, is_whole=is_whole)
+    is_more = amount.documents > cache.documents
+    if is_more or (is_whole and amount.text_bytes != cache.text_bytes):
+        raise DataError(
+            f"the text of {name} must be what was judged, {cache.documents:,} documents of {cache.text_bytes:,} bytes, found "
+            f"{amount.documents:,} of {amount.text_bytes:,}. Prepare the data again."
+        )
     return TrainedOn(
         component=name,
         documents_key=plan.documents.key,
@@ -369,12 +351,3 @@ def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> 
         text_bytes=amount.text_bytes,
         is_whole=is_whole,
     )
-
-
-def _check_same(name: str, cache: Manifest, amount: Amount, *, is_whole: bool) -> None:
-    is_more = amount.documents > cache.documents
-    if is_more or (is_whole and amount.text_bytes != cache.text_bytes):
-        raise DataError(
-            f"the text of {name} must be what was judged, {cache.documents:,} documents of {cache.text_bytes:,} bytes, found "
-            f"{amount.documents:,} of {amount.text_bytes:,}. Prepare the data again."
-        )

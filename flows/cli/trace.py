@@ -40,12 +40,26 @@ def trace(target: str, scale: Scale, home: str | None, question: Question) -> di
         ConfigError: the question is none, or cannot be asked of this phase.
         DataError: a cache is not there, or what is asked for is in none.
     """
-    _check(target, question)
+    asked = [question.step, question.text, question.document, question.source_file]
+    if sum(one is not None for one in asked) != 1:
+        raise ConfigError("ask one thing: --step N (of RECIPE/PHASE), --text FILE, --document ID or --source-file PATH.")
+    if question.step is not None and split_target(target)[1] is None:
+        raise ConfigError(f"a step is one of a phase: `phasewise trace {target}/PHASE --step {question.step}`.")
+    if question.row is not None and question.step is None:
+        raise ConfigError("--row is a row of a step: give --step, too.")
+    if question.inside and question.text is None:
+        raise ConfigError("--inside looks for a text inside documents: give --text, too.")
     traced = open_traced(target, scale, home, only_phase=question.step is not None)
     if question.step is not None:
         found = trained_at(traced, traced.phases[0], question.step, question.row)
         return {**_about(traced), "rows": _rows(traced, found), "remarks": _remarks(traced, found)}
-    search = _search(traced, question)
+    if question.text is not None:
+        search = find_by_text(traced, Path(question.text), inside=question.inside)
+    else:
+        if question.document is not None:
+            search = find_by_id(traced, question.document)
+        else:
+            search = find_by_file(traced, question.source_file or "")
     places = _places(traced, search)
     found = sorted((one for of_document in places for one in of_document), key=_in_order(traced))
     return {
@@ -81,7 +95,19 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
         console.print(f"searched: {searched['documents']:,} documents of {searched['components']} components{inside}", markup=False)
     groups = [list(group) for _, group in groupby(answer["rows"], key=lambda row: (row["phase"], row["step"], row["row"]))]
     for group in groups[: most or None]:
-        _print_row(console, group)
+        first = group[0]
+        of_cache = first["buffer_row"] is None
+        row = f"row {first['cache_row']:,} of its cache" if of_cache else f"row {first['buffer_row']:,} from its document buffer"
+        head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}, pass {first['epoch'] + 1}"
+        console.print(head, markup=False)
+        for piece in group:
+            last = piece["offset"] + piece["tokens"] - 1
+            where = f"{piece['document'][:ID_SHOWN]} {piece['file']} tokens {piece['offset']:,}–{last:,} of {piece['document_tokens']:,}"
+            if piece["predicted"] < piece["tokens"] - 1:  # all but a first one is as ever
+                where += f", {piece['predicted']:,} of them predicted"
+            console.print(f"  {_plain(where)}", markup=False)
+            if piece["text"]:
+                console.print(f"    {_plain(piece['text'])}", markup=False)
     if most and len(groups) > most:
         console.print(f"… and {len(groups) - most:,} rows more: --rows 0 shows all, --json has all", markup=False)
 
@@ -93,41 +119,13 @@ def print_remarks(answer: dict[str, Any]) -> None:
         console.print(f"phasewise: {remark}", markup=False)
 
 
-def _check(target: str, question: Question) -> None:
-    asked = [question.step, question.text, question.document, question.source_file]
-    if sum(one is not None for one in asked) != 1:
-        raise ConfigError("ask one thing: --step N (of RECIPE/PHASE), --text FILE, --document ID or --source-file PATH.")
-    if question.step is not None and split_target(target)[1] is None:
-        raise ConfigError(f"a step is one of a phase: `phasewise trace {target}/PHASE --step {question.step}`.")
-    if question.row is not None and question.step is None:
-        raise ConfigError("--row is a row of a step: give --step, too.")
-    if question.inside and question.text is None:
-        raise ConfigError("--inside looks for a text inside documents: give --text, too.")
-
-
-def _search(traced: Traced, question: Question) -> Search:
-    if question.text is not None:
-        return find_by_text(traced, Path(question.text), inside=question.inside)
-    if question.document is not None:
-        return find_by_id(traced, question.document)
-    return find_by_file(traced, question.source_file or "")
-
-
 def _places(traced: Traced, search: Search) -> list[list[Trained]]:
     places: list[list[Trained]] = [[] for _ in search.found]
     by_component: dict[str, list[int]] = {}
     for number, one in enumerate(search.found):
         if one.split == "train":
             by_component.setdefault(one.component, []).append(number)
-    _check_rows(traced, [search.found[number] for numbers in by_component.values() for number in numbers])
-    for component, numbers in by_component.items():
-        of_asked = {search.found[number].asked: number for number in numbers}
-        for asked, trained in trains_at(traced, component, list(of_asked)):
-            places[of_asked[asked]].append(trained)
-    return places
-
-
-def _check_rows(traced: Traced, found: Sequence[FoundDocument]) -> None:
+    found = [search.found[number] for numbers in by_component.values() for number in numbers]
     seq_len = min(phase.seq_len for phase in traced.phases)
     rows = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
     if rows > MAX_ROWS:
@@ -136,6 +134,11 @@ def _check_rows(traced: Traced, found: Sequence[FoundDocument]) -> None:
             f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(found):,} documents have about {rows:,}: ask for one, such as "
             f"--document {example}."
         )
+    for component, numbers in by_component.items():
+        of_asked = {search.found[number].asked: number for number in numbers}
+        for asked, trained in trains_at(traced, component, list(of_asked)):
+            places[of_asked[asked]].append(trained)
+    return places
 
 
 def _about(traced: Traced) -> dict[str, Any]:
@@ -227,22 +230,6 @@ def _why_not(traced: Traced, one: FoundDocument) -> str:
             return "they lie behind the first row's length of tokens of their document, where it is cut"
         return "they are in the rest of the cache that fills no row"
     return f"{', '.join(phase.phase.name for phase in drawing)} draw{'s' if len(drawing) == 1 else ''} other rows of {one.component}"
-
-
-def _print_row(console: Console, pieces: Sequence[dict[str, Any]]) -> None:
-    first = pieces[0]
-    of_cache = first["buffer_row"] is None
-    row = f"row {first['cache_row']:,} of its cache" if of_cache else f"row {first['buffer_row']:,} from its document buffer"
-    head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}, pass {first['epoch'] + 1}"
-    console.print(head, markup=False)
-    for piece in pieces:
-        last = piece["offset"] + piece["tokens"] - 1
-        where = f"{piece['document'][:ID_SHOWN]} {piece['file']} tokens {piece['offset']:,}–{last:,} of {piece['document_tokens']:,}"
-        if piece["predicted"] < piece["tokens"] - 1:  # all but a first one is as ever
-            where += f", {piece['predicted']:,} of them predicted"
-        console.print(f"  {_plain(where)}", markup=False)
-        if piece["text"]:
-            console.print(f"    {_plain(piece['text'])}", markup=False)
 
 
 def _plain(text: str) -> str:

@@ -129,7 +129,12 @@ def _ask(question: Question, command: str) -> Answer:
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = {str(name): key for name, key in keyset.items()}
     run_id = UUID(str(current.id))
-    _save_form(keyset, form_of(verdict, page=page, command=f"Or in a terminal: {command.splitlines()[-1].partition(': ')[2]}"), run_id)
+    description = form_of(verdict, page=page, command=f"Or in a terminal: {command.splitlines()[-1].partition(': ')[2]}")
+    try:
+        Answer.with_initial_data(description=description).save(keyset, flow_run_id=run_id)
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != CONFLICT:
+            raise
     with get_client(sync_client=True) as client:
         state = propose_state_sync(client, state, flow_run_id=run_id)
     if state.is_running():  # the same was asked before, and the run was resumed
@@ -138,14 +143,6 @@ def _ask(question: Question, command: str) -> Answer:
         return answer
     say(message)
     raise Pause(state=state)
-
-
-def _save_form(keyset: Any, description: str, run_id: UUID) -> None:
-    try:
-        Answer.with_initial_data(description=description).save(keyset, flow_run_id=run_id)
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code != CONFLICT:
-            raise
 
 
 def _answer(question: Question) -> Answer | None:

@@ -37,10 +37,16 @@ def or_wait(check: Callable[[Resolved, Phase], Any], resolved: Resolved, phase: 
     try:
         check(resolved, phase)
     except ParentNotDone as why:
-        if not _may_wait():
+        from prefect.runtime import deployment
+
+        if not (deployment.id is not None and current.parent_flow_run_id is None):
             raise
         say(f"{phase.name}: waits for {why.parent}: {why.why}")
-        raise Ended(set_state(waiting_state(phase.name, why, _since())), why) from None
+        from prefect.context import FlowRunContext
+
+        context = FlowRunContext.get()
+        started = context.flow_run.start_time if context and context.flow_run else None
+        raise Ended(set_state(waiting_state(phase.name, why, started or datetime.now(UTC))), why) from None
 
 
 def waiting_state(phase: str, why: ParentNotDone, since: datetime) -> Any:
@@ -84,20 +90,6 @@ def wake_others(home: Home) -> None:
             say(f"'{name}' waited for this, and starts")
     except httpx.HTTPError as error:
         say(f"runs that wait for this phase look again within ten minutes: the Prefect server did not answer ({error})")
-
-
-def _may_wait() -> bool:
-    from prefect.runtime import deployment
-
-    return deployment.id is not None and current.parent_flow_run_id is None
-
-
-def _since() -> datetime:
-    from prefect.context import FlowRunContext
-
-    context = FlowRunContext.get()
-    started = context.flow_run.start_time if context and context.flow_run else None
-    return started or datetime.now(UTC)
 
 
 def answer_for(home: Home, run: Any) -> str | ParentNotDone | None:

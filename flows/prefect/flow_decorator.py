@@ -54,13 +54,6 @@ class RunLog(logging.Handler):
             self._api.emit(line)
 
 
-def show_in_ui() -> None:
-    """Have the lines go there, once a process."""
-    for logger in (LOGGER, PROGRESS_LOGGER):
-        if not any(isinstance(handler, RunLog) for handler in logger.handlers):
-            logger.addHandler(RunLog())
-
-
 FILE = re.compile(r"^(?:.*/)?([^/]+)\.json(?=/|$)")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,7 +86,9 @@ class DoorFlow(Flow[P, R]):
 
 def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """A Prefect flow over a function that has the parameters `home` and `settings`, those of `--set`."""
-    show_in_ui()
+    for logger in (LOGGER, PROGRESS_LOGGER):
+        if not any(isinstance(handler, RunLog) for handler in logger.handlers):
+            logger.addHandler(RunLog())
 
     def decorate(work: Callable[P, R]) -> Flow[P, R]:
         signature = inspect.signature(work)
@@ -115,7 +110,11 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
             except PhasewiseError as refusal:
                 if current.id is None:
                     raise
-                raise _failed(refusal) from None
+                # The run of this moment, set to Failed in the words of the refusal
+                from prefect.states import Failed
+
+                get_run_logger().error(str(refusal))
+                raise Ended(set_state(Failed(message=str(refusal))), refusal) from None
 
         return DoorFlow(run, name=name, flow_run_name=functools.partial(_name_of_run, flow_run_name))
 
@@ -142,14 +141,6 @@ def this_run() -> str:
     """What this process does, for those who find the home held by it."""
     name: Any = current.name
     return f"the flow run '{name}'"
-
-
-def _failed(refusal: PhasewiseError) -> Ended:
-    """The run of this moment, set to Failed in the words of the refusal."""
-    from prefect.states import Failed
-
-    get_run_logger().error(str(refusal))
-    return Ended(set_state(Failed(message=str(refusal))), refusal)
 
 
 def set_state(state: State) -> State:

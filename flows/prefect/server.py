@@ -52,11 +52,6 @@ class TakesTurns(AioSqliteConfiguration):
             yield transaction
 
 
-def take_turns(url: str) -> None:
-    """Have the server of this process write so to the database at this address."""
-    MODELS_DEPENDENCIES["database_config"] = TakesTurns(connection_url=url)
-
-
 @contextmanager
 def server_process(
     command: Sequence[str], log: Path, environment: Mapping[str, str], *, stop_seconds: float
@@ -148,7 +143,9 @@ def server_for(home: Home, what: str) -> Iterator[str]:
     else:
         say("starting a Prefect server for this run")
         with own_server(home, _free_port(), what) as server, _kept_up(server), _api_at(server.url, server.auth):
-            _close_what_was_killed(home)
+            from phasewise.flows.prefect.stale_runs import close_leftovers
+
+            asyncio.run(close_leftovers(home, SERVED))
             yield server.url
             if errors := server.new_errors(ended=True):
                 say(f"the Prefect server reported {len(errors)} errors, the last: {errors[-1]} (see {server.log})")
@@ -162,24 +159,14 @@ def _api_at(url: str, auth: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        _send_what_is_waiting()
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
+
+        APILogWorker.drain_all(timeout=5)
+        EventsWorker.drain_all(timeout=5)
         logging.raiseExceptions = raises
         del os.environ["PREFECT_API_URL"]
         os.environ.update(taken)
-
-
-def _close_what_was_killed(home: Home) -> None:
-    from phasewise.flows.prefect.stale_runs import close_leftovers
-
-    asyncio.run(close_leftovers(home, SERVED))
-
-
-def _send_what_is_waiting() -> None:
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    APILogWorker.drain_all(timeout=5)
-    EventsWorker.drain_all(timeout=5)
 
 
 @dataclass
@@ -372,7 +359,9 @@ def serve(port: int) -> None:
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
     end_with_parent(0)
-    take_turns(str(PREFECT_API_DATABASE_CONNECTION_URL.value()))
+    # Have the server of this process write so to the database at this address
+    url = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
+    MODELS_DEPENDENCIES["database_config"] = TakesTurns(connection_url=url)
     app = create_app(final=True)
     app.router.routes.insert(0, open_route())
     uvicorn.run(OwnAddress(app, port=port), host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=5)

@@ -33,13 +33,6 @@ def is_present(home: Home, flow_run_id: str) -> bool | None:
     return holder_of(place) is not None
 
 
-def forget_all_but(kept: set[str], home: Home) -> None:
-    """Delete the files of flow runs that are over: of those that are not kept, and that no process is working on."""
-    for place in home.presence("any").parent.glob("*.lock"):
-        if place.stem not in kept and holder_of(place) is None:
-            place.unlink(missing_ok=True)
-
-
 FLOWS = ("train-phase", "train-recipe")
 RERUN_MESSAGE = "Its process crashed: started once more by `phasewise up`. It goes on from what is saved."
 
@@ -61,9 +54,17 @@ class Rerun:
 
         started: list[str] = []
         async with get_client() as client:
-            for run in await _crashed(client):
+            from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+            from prefect.client.schemas.objects import StateType
+            from prefect.client.schemas.sorting import FlowRunSort
+
+            crashed = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])))
+            ours = FlowFilter(name=FlowFilterName(any_=list(FLOWS)))
+            for run in await client.read_flow_runs(flow_filter=ours, flow_run_filter=crashed, sort=FlowRunSort.START_TIME_DESC, limit=PAGE):
                 if str(run.id) not in {*self._settled, *but} and await self.may_start(client, run):
-                    await _start(client, run)
+                    from prefect.states import AwaitingRetry
+
+                    await client.set_flow_run_state(run.id, AwaitingRetry(message=RERUN_MESSAGE))
                     started.append(run.name)
         return started
 
@@ -77,22 +78,6 @@ class Rerun:
         states = await client.read_flow_run_states(run.id)
         self._settled.add(str(run.id))
         return not any(state.message == RERUN_MESSAGE for state in states)
-
-
-async def _crashed(client: Any) -> list[Any]:
-    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-    from prefect.client.schemas.objects import StateType
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    crashed = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])))
-    ours = FlowFilter(name=FlowFilterName(any_=list(FLOWS)))
-    return await client.read_flow_runs(flow_filter=ours, flow_run_filter=crashed, sort=FlowRunSort.START_TIME_DESC, limit=PAGE)
-
-
-async def _start(client: Any, run: Any) -> None:
-    from prefect.states import AwaitingRetry
-
-    await client.set_flow_run_state(run.id, AwaitingRetry(message=RERUN_MESSAGE))
 
 
 ALIVE = ("RUNNING", "PENDING", "CANCELLING")
@@ -120,7 +105,11 @@ async def close_leftovers(home: Home, pools: Collection[str]) -> int:
             if not is_present(home, str(run.id)):
                 await _close(client, run.id, is_cancelled=run.state.is_cancelling())
                 closed += run.parent_task_run_id is None
-    forget_all_but({str(run.id) for run in runs}, home)
+    # Delete the files of flow runs that are over: of those that are not kept, and that no process is working on
+    kept = {str(run.id) for run in runs}
+    for place in home.presence("any").parent.glob("*.lock"):
+        if place.stem not in kept and holder_of(place) is None:
+            place.unlink(missing_ok=True)
     return closed
 
 

@@ -11,7 +11,7 @@ from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.problems import near, problems
 from phasewise.flows.recipes.python_file import load_named, load_python
-from phasewise.flows.recipes.recipe import BETWEEN, Between, Recipe, Scale
+from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
 from phasewise.flows.recipes.scales import STEPS, steps, to_proxy, to_scale
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.storage import parse_json
@@ -89,7 +89,12 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
     if written.scale == "own":
         raise RecipeError(f"{name} has sizes of its own and is run as it is written: it has no {scale} scale. Leave out --scale.")
     if scale in BETWEEN:
-        return _between(written, scale, name)
+        if written.scale != "full":
+            raise RecipeError(f"{name} is written at {written.scale} scale: it has no {scale} scale, which is computed from the full one.")
+        try:
+            return to_scale(written, scale)
+        except ValidationError as error:
+            raise RecipeError(f"{name} has no {scale} scale: {problems(error)}") from None
     if scale != "proxy":
         raise RecipeError(f"{name} is written at {written.scale} scale: it has no {scale} scale.")
     if short := [phase for phase in written.phases if steps(phase.stop_step) <= steps(phase.start_step)]:
@@ -102,15 +107,6 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
         return to_proxy(written)
     except ValidationError as error:
         raise RecipeError(f"{name} has no proxy scale: {problems(error)}") from None
-
-
-def _between(written: Recipe, scale: Between, name: str) -> Recipe:
-    if written.scale != "full":
-        raise RecipeError(f"{name} is written at {written.scale} scale: it has no {scale} scale, which is computed from the full one.")
-    try:
-        return to_scale(written, scale)
-    except ValidationError as error:
-        raise RecipeError(f"{name} has no {scale} scale: {problems(error)}") from None
 
 
 def load_record(name: str, scale: Scale, wanted: str | None = None) -> Recipe:

@@ -52,7 +52,15 @@ def assigned(recipe: Recipe) -> Recipe:
     raw = recipe.model_dump(mode="json")
     for one in settings:
         _assign(raw, one)
-    _check_children(raw, recipe, settings)
+    stops = {phase["name"]: phase["stop_step"] for phase in raw["phases"]}
+    for phase in raw["phases"]:
+        start = phase["start"]
+        stop = stops.get(start.get("parent"))
+        if isinstance(stop, int) and isinstance(start["step"], int) and start["step"] > stop != recipe.phase(start["parent"]).stop_step:
+            raise RecipeError(
+                f"{' '.join(f'--set {one}' for one in settings)}: phase {phase['name']} starts from step {start['step']} of "
+                f"{start['parent']}, which would stop at step {stop}. Set {phase['name']}.start.step too, and its learning rate."
+            )
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
@@ -69,31 +77,23 @@ def _assign(raw: Raw, setting: str) -> None:
         for phase in raw["phases"]:
             _assign(raw, f"{phase['name']}.{'.'.join(parts)}={text}")
         if parts == ["slice"]:
-            _declare_no_slice(raw)
+            for phase in raw["phases"]:
+                start = phase["start"]
+                if "declares" in start:
+                    start["declares"] = [name for name in start["declares"] if name != "slice"]
         return
     holder: Any = raw
     if head != OF_RECIPE:
-        holder = _phase(raw, head, setting)
+        found = {phase["name"]: phase for phase in raw["phases"]}
+        if head not in found:
+            raise RecipeError(f"--set {setting}: {raw['name']} has no phase {head!r}; {near(head, [*found, OF_RECIPE])}")
+        holder = found[head]
     elif parts[0] in NOT_SET:
         raise ConfigError(f"--set {setting}: {parts[0]} cannot be set so; {NOT_SET[parts[0]]}.")
     for number, part in enumerate(parts[:-1]):
         holder = holder[_key(holder, part, ".".join([head, *parts[:number]]), setting)]
     key = _key(holder, parts[-1], ".".join([head, *parts[:-1]]), setting)
     holder[key] = _value(text.strip(), setting)
-
-
-def _declare_no_slice(raw: Raw) -> None:
-    for phase in raw["phases"]:
-        start = phase["start"]
-        if "declares" in start:
-            start["declares"] = [name for name in start["declares"] if name != "slice"]
-
-
-def _phase(raw: Raw, name: str, setting: str) -> Raw:
-    found = {phase["name"]: phase for phase in raw["phases"]}
-    if name not in found:
-        raise RecipeError(f"--set {setting}: {raw['name']} has no phase {name!r}; {near(name, [*found, OF_RECIPE])}")
-    return found[name]
 
 
 def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
@@ -115,15 +115,3 @@ def _value(text: str, setting: str) -> Any:
         return text
     except ValueError as error:
         raise RecipeError(f"--set {setting[:120]}: {error}.") from None
-
-
-def _check_children(raw: Raw, recipe: Recipe, settings: Sequence[str]) -> None:
-    stops = {phase["name"]: phase["stop_step"] for phase in raw["phases"]}
-    for phase in raw["phases"]:
-        start = phase["start"]
-        stop = stops.get(start.get("parent"))
-        if isinstance(stop, int) and isinstance(start["step"], int) and start["step"] > stop != recipe.phase(start["parent"]).stop_step:
-            raise RecipeError(
-                f"{' '.join(f'--set {one}' for one in settings)}: phase {phase['name']} starts from step {start['step']} of "
-                f"{start['parent']}, which would stop at step {stop}. Set {phase['name']}.start.step too, and its learning rate."
-            )

@@ -34,7 +34,23 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
     check_components(recipe)
     check_mixtures(recipe, phases)
     check_conversations(recipe, phases)
-    check_tokenizer(recipe)
+    # Refuse a tokenizer that its documents cannot be written with. One of the hub is checked when it is fetched
+    tokenizer = recipe.tokenizer
+    chats: list[ChatTemplate] = [template_of(how) for how in conversations_of(recipe).values()]
+    if tokenizer.name is None:
+        special = {*tokenizer.special_tokens, *(token for chat in chats for token in chat.special_tokens)}
+        if tokenizer.vocab_size < MIN_VOCAB_SIZE + len(special):
+            raise RecipeError(
+                f"tokenizer.vocab_size: expected at least {MIN_VOCAB_SIZE + len(special)}, for 256 bytes and "
+                f"{MIN_VOCAB_SIZE - 256 + len(special)} special tokens, found {tokenizer.vocab_size}. Raise it, and that of every model."
+            )
+    elif names_folder(tokenizer.name):
+        from phasewise.tasks.data.conversation_text import check_templates
+        from phasewise.tasks.data.tokenizer import check_special_tokens
+
+        file = checked_file(tokenizer.name)
+        check_special_tokens(file, tokenizer.vocab_size)
+        check_templates(file, chats)
 
 
 def conversations_of(recipe: Recipe) -> dict[str, Conversation]:
@@ -75,17 +91,13 @@ def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """
     for phase in phases:
         try:
-            _check_mixture(recipe, phase)
+            MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+            for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
+                limits = phase.gates.data
+                points, percent = limits.max_share_error_points, limits.max_share_error_percent
+                check_shares(shares, phase.order, step=step, max_error_points=points, max_error_percent=percent)
         except ConfigError as error:
             raise RecipeError(str(error)) from None
-
-
-def _check_mixture(recipe: Recipe, phase: Phase) -> None:
-    MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
-    for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
-        limits = phase.gates.data
-        points, percent = limits.max_share_error_points, limits.max_share_error_percent
-        check_shares(shares, phase.order, step=step, max_error_points=points, max_error_percent=percent)
 
 
 def check_conversations(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -98,7 +110,9 @@ def check_conversations(recipe: Recipe, phases: Iterable[Phase]) -> None:
         ConfigError: a chat template cannot be used.
     """
     told = conversations_of(recipe)
-    closed = {name for name in recipe.components if name not in recipe.sources and not recipe.uses_stand_ins and _is_closed(name)}
+    closed = {
+        name for name in recipe.components if name not in recipe.sources and not recipe.uses_stand_ins and (CATALOGUE[name].source is None)
+    }
     unsaid = {pin.component for pin in recipe.pins if pin.split == "train"} | closed
     for phase in phases:
         if phase.loss_on == "all":
@@ -116,33 +130,3 @@ def check_conversations(recipe: Recipe, phases: Iterable[Phase]) -> None:
                 "what an answer is: put {% generation %} … {% endgeneration %} around what the assistant writes, with the token that ends "
                 "its turn."
             )
-
-
-def _is_closed(name: str) -> bool:
-    return CATALOGUE[name].source is None
-
-
-def check_tokenizer(recipe: Recipe) -> None:
-    """Refuse a tokenizer that its documents cannot be written with. One of the hub is checked when it is fetched.
-
-    Raises:
-        RecipeError: a tokenizer that is trained here has no room for the bytes and its special tokens.
-        ConfigError: there is none in the folder that is named, or a chat template cannot be used.
-        DataError: that one lacks tokens, or has ids beyond the vocabulary.
-    """
-    tokenizer = recipe.tokenizer
-    chats: list[ChatTemplate] = [template_of(how) for how in conversations_of(recipe).values()]
-    if tokenizer.name is None:
-        special = {*tokenizer.special_tokens, *(token for chat in chats for token in chat.special_tokens)}
-        if tokenizer.vocab_size < MIN_VOCAB_SIZE + len(special):
-            raise RecipeError(
-                f"tokenizer.vocab_size: expected at least {MIN_VOCAB_SIZE + len(special)}, for 256 bytes and "
-                f"{MIN_VOCAB_SIZE - 256 + len(special)} special tokens, found {tokenizer.vocab_size}. Raise it, and that of every model."
-            )
-    elif names_folder(tokenizer.name):
-        from phasewise.tasks.data.conversation_text import check_templates
-        from phasewise.tasks.data.tokenizer import check_special_tokens
-
-        file = checked_file(tokenizer.name)
-        check_special_tokens(file, tokenizer.vocab_size)
-        check_templates(file, chats)

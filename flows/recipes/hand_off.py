@@ -17,20 +17,12 @@ def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:
     Raises:
         ValueError: with what to do.
     """
-    _check_rows(parent, phase, start)
-    _check_new_parts(parent, phase, start)
-
-
-def _check_rows(parent: Phase, phase: Phase, start: HandOff) -> None:
     if phase.model.seq_len != parent.model.seq_len and phase.order.first_step != start.step:
         raise ValueError(
             f"phase {phase.name} has rows of {phase.model.seq_len:,} tokens, where those of {parent.name} have "
             f"{parent.model.seq_len:,}: the same place is then another text, and some would come twice and some never. Its order must "
             f"begin again, by order.first_step {start.step:,}; found {phase.order.first_step:,}"
         )
-
-
-def _check_new_parts(parent: Phase, phase: Phase, start: HandOff) -> None:
     named = (*start.fresh, *(graft.part for graft in start.graft))
     if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in named:
         raise ValueError(

@@ -205,7 +205,14 @@ class Phase(Frozen):
             check_mixture(step, shares)
         check_segments(self.learning_rate, self.start_step, self.stop_step)
         check_rows(self.packing, self.loss_on, self.order)
-        self._schedule_ends_as_it_says()
+        last = self.learning_rate[-1]
+        if not (self.abandoned or self.schedule_goes_on):
+            check_segments_end(self.learning_rate, self.stop_step)
+        if self.schedule_goes_on and not last.start_step < self.stop_step < last.end_step:
+            raise ValueError(
+                f"phase {self.name} says schedule_goes_on, so its last segment must begin before step {self.stop_step} and end after "
+                f"it; found {last.start_step} → {last.end_step}. Let the segment go on, or take schedule_goes_on out"
+            )
         if self.gates.health.max_violation is not None and self.model.experts is None:
             raise ValueError(
                 f"phase {self.name} limits how far its experts may be off their balance (gates.health.max_violation), and its model has "
@@ -234,16 +241,6 @@ class Phase(Frozen):
                 f"{self.start_step + 1} to {self.stop_step}"
             )
         return self
-
-    def _schedule_ends_as_it_says(self) -> None:
-        last = self.learning_rate[-1]
-        if not (self.abandoned or self.schedule_goes_on):
-            check_segments_end(self.learning_rate, self.stop_step)
-        if self.schedule_goes_on and not last.start_step < self.stop_step < last.end_step:
-            raise ValueError(
-                f"phase {self.name} says schedule_goes_on, so its last segment must begin before step {self.stop_step} and end after "
-                f"it; found {last.start_step} → {last.end_step}. Let the segment go on, or take schedule_goes_on out"
-            )
 
     def _has_what_it_declares(self) -> None:
         """Refuse a part of the state that is declared and that no step of the phase has."""

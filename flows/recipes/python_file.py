@@ -42,7 +42,19 @@ def load_python(path: Path, wanted: str | None) -> Recipe:
         ConfigError: there is no such file, or the file has no such recipe, none, or several.
         RecipeError: the file must not be run here, or running it fails.
     """
-    return _chosen(path, wanted, load_named(path))
+    found = load_named(path)
+    names = ", ".join(f"{path}:{name}" for name in found)
+    if wanted is not None:
+        if wanted not in found:
+            raise ConfigError(
+                f"{path} has no recipe called {wanted!r} at its top level; " + (f"it has {names}." if found else "it has none.")
+            )
+        return found[wanted]
+    if not found:
+        raise RecipeError(f"{path} has no recipe: at its top level one value must be a `Recipe`, such as RECIPE = Recipe(name=…, …).")
+    if len({id(recipe) for recipe in found.values()}) > 1:
+        raise ConfigError(f"{path} has {len(found)} recipes: name one of {names}.")
+    return next(iter(found.values()))
 
 
 def load_named(path: Path) -> dict[str, Recipe]:
@@ -60,41 +72,22 @@ def load_named(path: Path) -> dict[str, Recipe]:
         )
     place = path.resolve()
     if place not in loaded:
-        loaded[place] = _recipes_of(_run(path))
+        module = ModuleType(f"recipe_file_{path.stem}")
+        module.__file__ = str(path)
+        try:
+            code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+            with _importing_beside(path.resolve().parent, module), contextlib.redirect_stdout(sys.stderr):
+                exec(code, vars(module))
+        except FileNotFoundError as error:
+            raise _no_file(path, error) from None
+        except (Exception, SystemExit) as error:
+            raise _refusal(path, error) from None
+        loaded[place] = _recipes_of(module)
     return loaded[place]
-
-
-def _chosen(path: Path, wanted: str | None, found: dict[str, Recipe]) -> Recipe:
-    names = ", ".join(f"{path}:{name}" for name in found)
-    if wanted is not None:
-        if wanted not in found:
-            raise ConfigError(
-                f"{path} has no recipe called {wanted!r} at its top level; " + (f"it has {names}." if found else "it has none.")
-            )
-        return found[wanted]
-    if not found:
-        raise RecipeError(f"{path} has no recipe: at its top level one value must be a `Recipe`, such as RECIPE = Recipe(name=…, …).")
-    if len({id(recipe) for recipe in found.values()}) > 1:
-        raise ConfigError(f"{path} has {len(found)} recipes: name one of {names}.")
-    return next(iter(found.values()))
 
 
 def _recipes_of(module: ModuleType) -> dict[str, Recipe]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Recipe)}
-
-
-def _run(path: Path) -> ModuleType:
-    module = ModuleType(f"recipe_file_{path.stem}")
-    module.__file__ = str(path)
-    try:
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-        with _importing_beside(path.resolve().parent, module), contextlib.redirect_stdout(sys.stderr):
-            exec(code, vars(module))
-    except FileNotFoundError as error:
-        raise _no_file(path, error) from None
-    except (Exception, SystemExit) as error:
-        raise _refusal(path, error) from None
-    return module
 
 
 @contextmanager

@@ -259,9 +259,6 @@ class Recipe(Frozen):
                 f"{start.step}; found order.first_step {phase.order.first_step}"
             )
         check_carried(parent, phase, start)
-        self._check_declared(parent, phase, start)
-
-    def _check_declared(self, parent: Phase, phase: Phase, start: HandOff) -> None:
         made = self.changes_of(phase, parent)
         if needless := [name for name in start.declares if name not in made and (name != "slice" or not self.is_scaled)]:
             raise ValueError(

@@ -66,7 +66,7 @@ def check_accepts(accepts: Sequence[AcceptedWarning], phases: Sequence[Phase]) -
         ValueError: with what can be accepted.
     """
     for number, one in enumerate(accepts):
-        if any(_overlap(one, other) for other in accepts[:number]):
+        if any((one.finding == other.finding and _share_a_phase(one, other)) for other in accepts[:number]):
             raise ValueError(f"accepts has {one.words} more than once for the same phase")
         there = [phase for phase in phases if one.phases is None or phase.name in one.phases]
         _check_one(one, there or phases)
@@ -93,15 +93,11 @@ def check_all_approvable(approvable: Sequence[ApprovableCheck], phases: Sequence
         if any((one.table, one.check) == (other.table, other.check) and _share_a_phase(one, other) for other in approvable[:number]):
             raise ValueError(f"approvable has {one.check} of table {one.table} more than once for the same phase")
         there = [phase for phase in phases if one.phases is None or phase.name in one.phases] or phases
-        _check_approvable(one, there)
+        from phasewise.validations.expectations.waiver_rules import (
+            check_approvable,  # pandas, which a recipe that puts nothing to people does without
+        )
 
-
-def _check_approvable(one: ApprovableCheck, phases: Iterable[Phase]) -> None:
-    from phasewise.validations.expectations.waiver_rules import (
-        check_approvable,  # pandas, which a recipe that puts nothing to people does without
-    )
-
-    check_approvable(one, [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)])
+        check_approvable(one, [check for limits in {phase.gates.model_dump_json() for phase in there} for check in _checks_within(limits)])
 
 
 def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
@@ -118,10 +114,6 @@ def _checks_within(gates_json: str) -> "tuple[Check, ...]":
     gates = Gates.model_validate_json(gates_json)
     limits = {"data": gates.data, "health": gates.health, "gate": gates.model}
     return tuple(check for suite in SUITES for check in checks_of(suite, limits[suite].model_dump(mode="json")))
-
-
-def _overlap(one: AcceptedWarning, other: AcceptedWarning) -> bool:
-    return one.finding == other.finding and _share_a_phase(one, other)
 
 
 def _share_a_phase(one: AcceptedWarning | ApprovableCheck, other: AcceptedWarning | ApprovableCheck) -> bool:

@@ -182,7 +182,11 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
     """Every value of a phase as `describe_phase` gives it, in words, in groups."""
     return {
         "start": _start(phase["start"]),
-        "steps and tokens": _steps(phase),
+        "steps and tokens": {
+            "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
+            "tokens": f"{phase['tokens']:,} ({tokens(phase['tokens'])})",
+            "tokens with its lineage": f"{phase['lineage_tokens']:,} ({tokens(phase['lineage_tokens'])})",
+        },
         "model": describe_model(phase),
         "tokenizer": _tokenizer(tokenizer),
         "optimizer": _settings(phase["optimizer"]),
@@ -261,14 +265,6 @@ def _start(start: dict[str, Any]) -> Values:
     }
 
 
-def _steps(phase: dict[str, Any]) -> Values:
-    return {
-        "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
-        "tokens": f"{phase['tokens']:,} ({tokens(phase['tokens'])})",
-        "tokens with its lineage": f"{phase['lineage_tokens']:,} ({tokens(phase['lineage_tokens'])})",
-    }
-
-
 def _tokenizer(tokenizer: dict[str, Any]) -> Values:
     trained = "trained on the recipe's own training split"
     return {"name": tokenizer["name"] or trained, "entries": f"{tokenizer['vocab_size']:,}"}
@@ -308,11 +304,26 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
     """A line a phase: the main line, and with `branches` all."""
     shown = [phase for phase in description["phases"] if branches or not phase["branch"]] or description["phases"]
     console.print(title_of(description), style="bold")
-    _print_own_data(description, console)
-    if console.width >= _needed_width(shown):
-        _print_lines(shown, console)
+    own = [f"source of {name}: {source['url']}" for name, source in description.get("sources", {}).items()]
+    own += [f"pin of {pin['component']} ({pin['split']}): {pin['digest'][:16]} at {pin['url']}" for pin in description.get("pins", [])]
+    for line in own:
+        console.print(line, markup=False)
+    rows = [_row(phase) for phase in shown]
+    if console.width >= (sum(MIN_WIDTHS.get(name) or max(len(row[name]) for row in rows) for name in COLUMNS) + len(COLUMNS)):
+        table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in COLUMNS:
+            table.add_column(name, no_wrap=name in UNBROKEN, min_width=MIN_WIDTHS.get(name), overflow="fold")
+        for phase in shown:
+            table.add_row(*map(Text, _row(phase).values()))
+        console.print(table)
     else:
-        _print_pairs_of_lines(shown, console)
+        width = max(len(phase["name"]) for phase in shown)
+        console.print(Text(f"{'phase':<{width}}  {'steps':<21}  {'tokens':<7}  batch; rate"), style="bold", soft_wrap=True)
+        for phase in shown:
+            row = _row(phase)
+            numbers = f"{row['phase']:<{width}}  {row['steps']:<21}  {row['tokens']:<7}  {row['batch']}; {row['rate']}"
+            console.print(Text(numbers))
+            console.print(Text(f"  {row['mixture']}; {row['slice']}; {row['model']}; verdict {row['verdict']}", style="dim"))
     _print_rows_and_documents(shown, console)
     for phase in shown:
         if phase["verdict"]["why"]:
@@ -362,40 +373,9 @@ def _model(phase: dict[str, Any]) -> str:
     return f"{tokens(phase['parameters'])}{', QK-norm' if phase['model']['qk_norm'] else ''}"
 
 
-def _needed_width(shown: list[dict[str, Any]]) -> int:
-    rows = [_row(phase) for phase in shown]
-    return sum(MIN_WIDTHS.get(name) or max(len(row[name]) for row in rows) for name in COLUMNS) + len(COLUMNS)
-
-
-def _print_lines(shown: list[dict[str, Any]], console: Console) -> None:
-    table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, no_wrap=name in UNBROKEN, min_width=MIN_WIDTHS.get(name), overflow="fold")
-    for phase in shown:
-        table.add_row(*map(Text, _row(phase).values()))
-    console.print(table)
-
-
-def _print_pairs_of_lines(shown: list[dict[str, Any]], console: Console) -> None:
-    width = max(len(phase["name"]) for phase in shown)
-    console.print(Text(f"{'phase':<{width}}  {'steps':<21}  {'tokens':<7}  batch; rate"), style="bold", soft_wrap=True)
-    for phase in shown:
-        row = _row(phase)
-        numbers = f"{row['phase']:<{width}}  {row['steps']:<21}  {row['tokens']:<7}  {row['batch']}; {row['rate']}"
-        console.print(Text(numbers))
-        console.print(Text(f"  {row['mixture']}; {row['slice']}; {row['model']}; verdict {row['verdict']}", style="dim"))
-
-
 def _print_rows_and_documents(shown: list[dict[str, Any]], console: Console) -> None:
     lines = [f"{phase['name']}: {rows}" for phase in shown if (rows := rows_in_words(phase["packing"], phase["loss_on"]))]
     taken = {name: bias for phase in shown for name, bias in phase["length_bias"].items()}
     lines += [f"documents of {name} by their length: {bias_in_words(bias)}" for name, bias in sorted(taken.items())]
     for line in lines:
-        console.print(line, markup=False)
-
-
-def _print_own_data(description: dict[str, Any], console: Console) -> None:
-    own = [f"source of {name}: {source['url']}" for name, source in description.get("sources", {}).items()]
-    own += [f"pin of {pin['component']} ({pin['split']}): {pin['digest'][:16]} at {pin['url']}" for pin in description.get("pins", [])]
-    for line in own:
         console.print(line, markup=False)

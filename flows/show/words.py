@@ -11,8 +11,10 @@ Values = dict[str, str]
 def describe_model(phase: dict[str, Any]) -> Values:
     """What a phase's page says of its model, a line a part."""
     model = phase["model"]
+    # All weights; of a sparse model also those that a token meets
+    active = f", of which a token meets {phase['active_parameters']:,}" if phase["model"]["experts"] else ""
     return {
-        "parameters": parameters_in_words(phase),
+        "parameters": f"{phase['parameters']:,}{active}",
         "shape": f"{model['num_layers']} layers, d_model {model['d_model']:,}, d_ff {model['d_ff']:,}",
         **experts_in_words(model),
         "heads": f"{model['num_query_heads']} query, {model['num_kv_heads']} kv, head_dim {model['head_dim']}",
@@ -25,12 +27,6 @@ def describe_model(phase: dict[str, Any]) -> Values:
         **({"embeddings are multiplied by": number(model["embedding_scale"])} if model["embedding_scale"] != 1 else {}),
         "head tied to the embedding": in_words(model["tied_head"]),
     }
-
-
-def parameters_in_words(phase: dict[str, Any]) -> str:
-    """All weights; of a sparse model also those that a token meets."""
-    active = f", of which a token meets {phase['active_parameters']:,}" if phase["model"]["experts"] else ""
-    return f"{phase['parameters']:,}{active}"
 
 
 def experts_in_words(model: dict[str, Any]) -> Values:

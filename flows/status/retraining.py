@@ -13,7 +13,6 @@ from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import about
-from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.verdict import read_verdict
 
@@ -157,7 +156,10 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
             continue
         else:
             why = name_differences(differences(run)) or "its folder does not say as what it was trained"
-        found[phase.name] = Replaced(phase.name, step, why, phase.tokens, _seconds(run, phase.tokens))
+        rows = [row for row in read_metrics(RunFolder.at(run.output).metrics) if row.get("step_seconds")]
+        took = sum(row["step_seconds"] for row in rows)
+        trained = sum(row["tokens"] for row in rows)
+        found[phase.name] = Replaced(phase.name, step, why, phase.tokens, phase.tokens * took / trained if trained else None)
     return tuple(found.values())
 
 
@@ -208,13 +210,6 @@ def _is_named(resolved: Resolved, phase: str, retrain: Collection[str]) -> bool:
 
 def _rests_on(resolved: Resolved, phase: str, other: str) -> bool:
     return other in {one.name for one in resolved.recipe.ancestors(resolved.recipe.phase(phase))}
-
-
-def _seconds(run: RunConfig, tokens: int) -> float | None:
-    rows = [row for row in read_metrics(RunFolder.at(run.output).metrics) if row.get("step_seconds")]
-    took = sum(row["step_seconds"] for row in rows)
-    trained = sum(row["tokens"] for row in rows)
-    return tokens * took / trained if trained else None
 
 
 def _time(seconds: float | None) -> str:

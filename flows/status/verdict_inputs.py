@@ -45,7 +45,20 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
     }
     if earlier := drawn_earlier(resolved.recipe, phase):
         found["drawn before the order began"] = digest_of_json({name: _in_tokens(rows) for name, rows in earlier.items()})
-    hand_off = hand_off_key(resolved.recipe, phase, run)
+    if not isinstance(phase.start, HandOff) or run.start is None:
+        hand_off = None
+    else:
+        run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
+        parent = _as_trained(resolved.recipe.phase(phase.start.parent), run_file)
+        compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - _plain_rows(one)) for one in (parent, phase)}
+        drawn = resolved.recipe.drawn_before(phase)
+        decided = {
+            "declared": _declared(resolved.recipe, phase.start),
+            "compared": compared,
+            "drawn": sorted(drawn.ever),
+            "start": run.decisive["start"],
+        }
+        hand_off = digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
     return found if hand_off is None else {**found, "hand-off": hand_off}
 
 
@@ -89,27 +102,6 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
     contract = with_contents(read_about(checkpoint)["contract"], run)
     return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
-
-
-def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
-    """Digest of everything that decides `hand_off_facts`, read without opening a checkpoint; None for a phase from scratch.
-
-    Raises:
-        TrainingError: as `hand_off_facts`.
-    """
-    if not isinstance(phase.start, HandOff) or run.start is None:
-        return None
-    run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
-    parent = _as_trained(recipe.phase(phase.start.parent), run_file)
-    compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - _plain_rows(one)) for one in (parent, phase)}
-    drawn = recipe.drawn_before(phase)
-    decided = {
-        "declared": _declared(recipe, phase.start),
-        "compared": compared,
-        "drawn": sorted(drawn.ever),
-        "start": run.decisive["start"],
-    }
-    return digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
 
 
 def _plain_rows(phase: Phase) -> set[str]:

@@ -21,7 +21,7 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import is_committed, saved_steps
-from phasewise.trainer.config import Component, RunConfig
+from phasewise.trainer.config import Component
 from phasewise.trainer.data.cache import TokenCache, build_maps
 from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.document_index import DocumentIndex
@@ -45,23 +45,6 @@ class TrainedOrder(NamedTuple):
     trained: Trained
     differs: tuple[str, ...] = ()
     passed_over: PassedOver = NOTHING
-
-
-def compare_with_trained(run: RunConfig) -> TrainedOrder:
-    """Compare the order of a run as it would be now with what its folder says of the run that was begun there.
-
-    The contract in the last checkpoint is asked; before the first one, `run.json` and what was written down of the caches.
-    """
-    folder = as_path(run.output)
-    if not RunFolder(folder).run_file.exists():
-        return TrainedOrder("not here")
-    passed_over = read_passed_over(folder)
-    now = Loader(run).contract()
-    was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
-    if was is None:
-        return TrainedOrder("otherwise", ("the run that is written there does not read",))
-    differs = [words for name in changed_since(was, now, run) for words in _words(name, was, now)]
-    return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), passed_over)
 
 
 def _words(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -190,7 +173,27 @@ def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool
         lineage = recipe.lineage(phase)
         parts = [*((one, child.start_step) for one, child in pairwise(lineage)), (phase, phase.stop_step)]
     names = sorted({name for part, stop in parts for name in part.drawn_in(part.start_step, stop)})
-    folders, plan, remarks = _find_caches(resolved, names, target)
+    try:
+        plan, why = resolved.plan, ""
+    except PhasewiseError as error:
+        plan, why = None, str(error)
+    folders: Folders = {split: {} for split in SPLITS}
+    others: list[str] = []
+    missing: list[str] = []
+    for name in names:
+        found: dict[Split, Path | None] = {split: _built(plan, name, split) for split in SPLITS}
+        if not all(found.values()):
+            found = {split: _only_cache(resolved, name, split) for split in SPLITS}
+            others.append(name)
+        train = found["train"]
+        if not (train and found["held_out"] and (name not in others or plan is None or _was_trained_on(resolved, name, train))):
+            missing.append(name)
+        for split, folder in found.items():
+            if folder:
+                folders[split][name] = folder
+    if missing:
+        raise DataError(_refusal(resolved, missing, target, why))
+    remarks = [_remark(others, why)] if others else []
     maps = build_maps()
     indices: Indices = {
         split: {name: DocumentIndex(TokenCache.open(folder, maps)) for name, folder in folders[split].items()} for split in SPLITS
@@ -224,31 +227,18 @@ def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[
     if missing := sorted(set(phase.components) - set(indices)):
         return TrainedOrder("otherwise", tuple(f"the cache of {name}" for name in missing))
     folders = {name: indices[name].cache.folder for name in phase.components}
-    return compare_with_trained(build_run(recipe, phase, resolved.home, folders, needs_parent=False))
-
-
-def _find_caches(resolved: Resolved, names: Iterable[str], target: str) -> tuple[Folders, DataPlan | None, list[str]]:
-    try:
-        plan, why = resolved.plan, ""
-    except PhasewiseError as error:
-        plan, why = None, str(error)
-    folders: Folders = {split: {} for split in SPLITS}
-    others: list[str] = []
-    missing: list[str] = []
-    for name in names:
-        found: dict[Split, Path | None] = {split: _built(plan, name, split) for split in SPLITS}
-        if not all(found.values()):
-            found = {split: _only_cache(resolved, name, split) for split in SPLITS}
-            others.append(name)
-        train = found["train"]
-        if not (train and found["held_out"] and (name not in others or plan is None or _was_trained_on(resolved, name, train))):
-            missing.append(name)
-        for split, folder in found.items():
-            if folder:
-                folders[split][name] = folder
-    if missing:
-        raise DataError(_refusal(resolved, missing, target, why))
-    return folders, plan, [_remark(others, why)] if others else []
+    # Compare the order of a run as it would be now with what its folder says of the run that was begun there
+    run = build_run(recipe, phase, resolved.home, folders, needs_parent=False)
+    folder = as_path(run.output)
+    if not RunFolder(folder).run_file.exists():
+        return TrainedOrder("not here")
+    passed_over = read_passed_over(folder)
+    now = Loader(run).contract()
+    was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
+    if was is None:
+        return TrainedOrder("otherwise", ("the run that is written there does not read",))
+    differs = [words for name in changed_since(was, now, run) for words in _words(name, was, now)]
+    return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), passed_over)
 
 
 def _built(plan: DataPlan | None, name: Component, split: Split) -> Path | None:

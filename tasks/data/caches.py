@@ -284,26 +284,23 @@ class ShardWriter:
                 [encoded[place] for place in taken],
             )
         if texts:
-            self._append(documents, texts, encoded)
-
-    def _append(self, documents: pa.Table, texts: list[str], encoded: list[Encoded]) -> None:
-        begin, end, dtype = self._encoding
-        ids = [[begin, *one.ids, end] for one in encoded]
-        lengths = np.array([len(tokens) for tokens in ids], np.int64)
-        offsets = self.num_tokens + np.cumsum([0, *lengths[:-1]])
-        rows = documents.select(["id", "source_file"])
-        self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
-        for tokens in ids:
-            self._files.tokens.write(np.array(tokens, dtype).tobytes())
-        if self._files.spans is not None:
-            for one, offset in zip(encoded, offsets.tolist(), strict=True):
-                self._files.spans.write((one.spans + offset + 1).astype(SPAN).tobytes())
-                self.num_spans += len(one.spans)
-        self.num_tokens += int(lengths.sum())
-        self.num_documents += len(texts)
-        self.text_bytes += sum(len(text.encode()) for text in texts)
-        if sum(map(len, self._rows)) >= INDEX_ROWS:
-            self.flush()
+            begin, end, dtype = self._encoding
+            ids = [[begin, *one.ids, end] for one in encoded]
+            lengths = np.array([len(tokens) for tokens in ids], np.int64)
+            offsets = self.num_tokens + np.cumsum([0, *lengths[:-1]])
+            rows = documents.select(["id", "source_file"])
+            self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
+            for tokens in ids:
+                self._files.tokens.write(np.array(tokens, dtype).tobytes())
+            if self._files.spans is not None:
+                for one, offset in zip(encoded, offsets.tolist(), strict=True):
+                    self._files.spans.write((one.spans + offset + 1).astype(SPAN).tobytes())
+                    self.num_spans += len(one.spans)
+            self.num_tokens += int(lengths.sum())
+            self.num_documents += len(texts)
+            self.text_bytes += sum(len(text.encode()) for text in texts)
+            if sum(map(len, self._rows)) >= INDEX_ROWS:
+                self.flush()
 
     def flush(self) -> None:
         """Write the rows that wait."""

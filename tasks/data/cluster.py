@@ -73,7 +73,10 @@ def _new_client() -> Iterator[Client]:
             yield client
         return
     workers = num_workers()
-    _remove_scratch_of_the_dead()
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
+        process = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
     with (
         dask.config.set(WORKERS),
         tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as scratch,
@@ -116,13 +119,6 @@ def workers_at_work() -> int:
         return len(client.nthreads())  # pyright: ignore[reportArgumentType]  # typed as awaitable or not
 
 
-def _remove_scratch_of_the_dead() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
-        process = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
-        if process.isdecimal() and not psutil.pid_exists(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None = None) -> list[Result]:
     """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the work.
 
@@ -138,44 +134,38 @@ def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[ob
         return []
     with cluster() as client:
         try:
-            return _run(client, work, function, calls, meter)
+            results: dict[int, Result] = {}
+            numbers: dict[Future, int] = {}
+            waiting = iter(enumerate(calls))
+
+            def submit(count: int) -> list[Future]:
+                futures: list[Future] = []
+                for number, call in islice(waiting, count):
+                    futures.append(client.submit(_attempt, function, call, pure=False, retries=RETRIES))
+                    numbers[futures[-1]] = number
+                return futures
+
+            finished = as_completed(submit(MAX_IN_FLIGHT))
+            for future in finished:
+                outcome = future.exception() if future.status == "error" else future.result()
+                if isinstance(outcome, BaseException):
+                    client.cancel(list(numbers))
+                    raise outcome
+                number = numbers.pop(future)
+                results[number] = outcome
+                finished.update(submit(1))
+                if meter is None:
+                    advance(work, len(results), len(calls))
+                else:
+                    meter.add(number)
+                    advance(work, len(results), len(calls), meter.note, meter.seconds_left)
+            return [results[number] for number in range(len(calls))]
         except (CommClosedError, FutureCancelledError, ClosedClientError) as error:
             raise DataError(f"{work}: the Dask scheduler went away. Start it and run again: what is finished is kept.") from error
         except KilledWorker as error:
             raise DataError(f"{work}: a worker died {RETRIES + 1} times at the same work. It may need more memory: {error}") from error
         except HubTrouble as error:
             raise DataError(f"{work}: {error}") from error
-
-
-def _run(
-    client: Client, work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None
-) -> list[Result]:
-    results: dict[int, Result] = {}
-    numbers: dict[Future, int] = {}
-    waiting = iter(enumerate(calls))
-
-    def submit(count: int) -> list[Future]:
-        futures: list[Future] = []
-        for number, call in islice(waiting, count):
-            futures.append(client.submit(_attempt, function, call, pure=False, retries=RETRIES))
-            numbers[futures[-1]] = number
-        return futures
-
-    finished = as_completed(submit(MAX_IN_FLIGHT))
-    for future in finished:
-        outcome = future.exception() if future.status == "error" else future.result()
-        if isinstance(outcome, BaseException):
-            client.cancel(list(numbers))
-            raise outcome
-        number = numbers.pop(future)
-        results[number] = outcome
-        finished.update(submit(1))
-        if meter is None:
-            advance(work, len(results), len(calls))
-        else:
-            meter.add(number)
-            advance(work, len(results), len(calls), meter.note, meter.seconds_left)
-    return [results[number] for number in range(len(calls))]
 
 
 def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Result | PhasewiseError:

@@ -134,7 +134,9 @@ class KnownDigests:
         if self.home is None or self.home.reads_only or not to_keep:
             return
         with suppress(OSError):  # a home of somebody else: each command reads again
-            _write(self.home.digests, {**_read(self.home.digests), **to_keep})
+            known = {**_read(self.home.digests), **to_keep}
+            files = {url: [one.signature, one.content.size_bytes, one.content.digest] for url, one in sorted(known.items())}
+            write_sealed(self.home.digests, {"version": VERSION, "files": files})
 
     def _is_of_home(self, url: str | Path) -> bool:
         return self.home is not None and as_path(url).is_relative_to(self.home.root)
@@ -200,8 +202,3 @@ def _read(place: Path) -> dict[str, Known]:
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-
-
-def _write(place: Path, known: dict[str, Known]) -> None:
-    files = {url: [one.signature, one.content.size_bytes, one.content.digest] for url, one in sorted(known.items())}
-    write_sealed(place, {"version": VERSION, "files": files})

@@ -94,13 +94,6 @@ def join_buckets(folder: Path, buckets: int, num_parts: int) -> tuple[tuple[int,
     return tuple(int(count) for count in np.bincount(copies["part"], minlength=num_parts)), digest_of_bytes(content)
 
 
-def copies_of_part(folder: Path, copies: Sequence[int], number: int) -> np.ndarray:
-    """The rows of a part that repeat an earlier document, sorted, given how many copies every part holds."""
-    start = 4 * sum(copies[:number])
-    count = 4 * copies[number]
-    return np.frombuffer(_read_range(folder / COPIES_NAME, start, start + count), "<u4") if count else np.empty(0, np.uint32)
-
-
 def is_held_out(first_words: np.ndarray) -> np.ndarray:
     """Whether documents belong to the held-out split, from the first eight bytes of their digests: `parts.split_of`, vectorised."""
     return (first_words >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0
@@ -227,7 +220,10 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
         DataError: a file is not the one that was written.
     """
     check_once(folder / COPIES_NAME, manifest.copies_digest)
-    copies = copies_of_part(folder, manifest.copies, number)
+    # The rows of a part that repeat an earlier document, sorted, given how many copies every part holds
+    start = 4 * sum(manifest.copies[:number])
+    count = 4 * manifest.copies[number]
+    copies = np.frombuffer(_read_range(folder / COPIES_NAME, start, start + count), "<u4") if count else np.empty(0, np.uint32)
     row = 0
     for table in read_part(folder, manifest.parts[number]):
         within = copies[(copies >= row) & (copies < row + len(table))] - np.uint32(row)

@@ -14,7 +14,6 @@ from phasewise.tasks.data.conversation_text import check_templates
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import (
     QUARANTINE_NAME,
-    DocumentsManifest,
     Kept,
     check_readable,
     documents_key,
@@ -185,7 +184,26 @@ def write_missing_documents(plan: DataPlan) -> int:
     everything = list(plan.components.values())
     with held_all([c.documents.lock for c in everything if not c.documents.is_built]):
         missing = [c for c in everything if not c.documents.is_built]
-        manifests = _write_documents(missing, plan.digests)
+        if not missing:
+            manifests = []
+        else:
+            _say_what_moves(missing)
+            _look_at_conversations(missing)
+            for component in missing:
+                adopt_documents(component)
+            with cluster():
+                calls = [
+                    (bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles
+                ]
+                records = iter(run_all("documents", read_to_parts, calls, _meter(missing)))
+                records = {component.name: list(islice(records, len(component.bundles))) for component in missing}
+                _check_readable(missing, records)
+                plan.digests.forget_unsettled()
+                for component in missing:
+                    _check_unchanged(component, plan.digests)
+                plan.digests.keep()
+                kept = _find_copies(missing, records)
+            manifests = [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
     for component in everything:
         tally = read_documents_manifest(component.documents.folder).tally
         check_readable(component.name, component.source, tally, component.documents.folder)
@@ -239,7 +257,11 @@ def build_missing_caches(plan: DataPlan) -> int:
     for component, cache in everything:
         if cache.pin and not cache.is_built:
             raise DataError(f"component {component.name} is pinned to {cache.folder}, where no finished token cache is.")
-    _check_pins(plan)
+    # Refuse pinned caches whose documents begin or end with other tokens than those that are made here
+    pinned = [cache.folder for component in plan.components.values() for cache in map(component.cache, SPLITS) if cache.pin]
+    found = {str(folder): special_tokens_of(read_manifest(folder)) for folder in pinned}
+    if found:
+        shared_special_tokens({"the tokenizer": special_tokens(load_tokenizer(plan.tokenizer), plan.tokenizer), **found})
     with held_all([cache.lock for _, cache in everything if not cache.is_built]):
         missing: list[tuple[ComponentPlan, Split]] = [
             (c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built
@@ -264,32 +286,6 @@ def build_missing_caches(plan: DataPlan) -> int:
     if missing:
         say(f"{len(missing)} token caches with {sum(manifest.tokens for manifest in manifests):,} tokens")
     return len(missing)
-
-
-def _check_pins(plan: DataPlan) -> None:
-    """Refuse pinned caches whose documents begin or end with other tokens than those that are made here."""
-    pinned = [cache.folder for component in plan.components.values() for cache in map(component.cache, SPLITS) if cache.pin]
-    found = {str(folder): special_tokens_of(read_manifest(folder)) for folder in pinned}
-    if found:
-        shared_special_tokens({"the tokenizer": special_tokens(load_tokenizer(plan.tokenizer), plan.tokenizer), **found})
-
-
-def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) -> list[DocumentsManifest]:
-    if not missing:
-        return []
-    _say_what_moves(missing)
-    _look_at_conversations(missing)
-    for component in missing:
-        adopt_documents(component)
-    with cluster():
-        records = _read_bundles(missing)
-        _check_readable(missing, records)
-        digests.forget_unsettled()
-        for component in missing:
-            _check_unchanged(component, digests)
-        digests.keep()
-        kept = _find_copies(missing, records)
-    return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
 
 
 def _say_what_moves(missing: Sequence[ComponentPlan]) -> None:
@@ -362,12 +358,6 @@ def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
         f"component {component.name}: {', '.join(changed[:3])} under {component.source.root} changed while the data were read. "
         "Run again when nobody writes there."
     )
-
-
-def _read_bundles(missing: Sequence[ComponentPlan]) -> dict[str, list[BundleRecord]]:
-    calls = [(bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles]
-    records = iter(run_all("documents", read_to_parts, calls, _meter(missing)))
-    return {component.name: list(islice(records, len(component.bundles))) for component in missing}
 
 
 def _meter(missing: Sequence[ComponentPlan]) -> Meter:

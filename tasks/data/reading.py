@@ -82,7 +82,7 @@ def _layer(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised
             is_empty = False
             try:
                 findings = _layer(source, piece, file, layer=recognise(member.open()), depth=depth + 1)
-                yield from (_inside(member.name, finding) for finding in findings)
+                yield from (finding._replace(where=f"{member.name}: {finding.where}") for finding in findings)
             except DAMAGE as error:
                 yield _end_of(piece, file, error, member.name)
         if is_empty:
@@ -140,10 +140,6 @@ def _take(source: Source, sift: Sift) -> Take:
         return compose(document, where) if isinstance(document, dict) else Fault("wrong type", where, sample_of(line))
 
     return take
-
-
-def _inside(member: str, finding: Finding) -> Finding:
-    return finding._replace(where=f"{member}: {finding.where}")
 
 
 def _end_of(piece: Piece, file: WatchedFile, error: Exception, where: str) -> Fault | LeftOut:

@@ -79,7 +79,8 @@ class Renderer:
             try:
                 said = self._exchange(request)
             except Died as died:
-                said = _said_by(died)
+                missing = [["missing"]] * (died.begun - 1)
+                said = [*missing, ["limit", died.why] if died.why in LIMITS else ["failed", "Died", died.why]]
                 if died.why not in LIMITS:
                     with suppress(Died):
                         said = self._exchange(request)
@@ -93,7 +94,23 @@ class Renderer:
         stdin, stdout, stderr = cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", (process.stdin, process.stdout, process.stderr))
         is_late = False
         try:
-            answered = _transfer(stdin.fileno(), stdout.fileno(), request)
+            # Write the request, and read up to the end of the answers, or of the process
+            to = stdin.fileno()
+            back = stdout.fileno()
+            until = time.monotonic() + WALL_SECONDS
+            waiting, answered = memoryview(request), bytearray()
+            with suppress(BrokenPipeError):
+                while waiting:
+                    _await(to, select.POLLOUT, until)
+                    waiting = waiting[os.write(to, waiting) :]
+            while not answered.endswith(END):
+                _await(back, select.POLLIN, until)
+                chunk = os.read(back, 2**20)
+                if not chunk:
+                    break
+                answered += chunk
+                if len(answered) > MAX_ANSWER_BYTES:
+                    raise TimeoutError
             if answered.endswith(END):
                 lines = answered.splitlines()[:-1]
                 stderr.read(len(lines))
@@ -127,36 +144,12 @@ def _start() -> subprocess.Popen[bytes]:
     return process
 
 
-def _transfer(to: int, back: int, request: bytes) -> bytearray:
-    """Write the request, and read up to the end of the answers, or of the process."""
-    until = time.monotonic() + WALL_SECONDS
-    waiting, answered = memoryview(request), bytearray()
-    with suppress(BrokenPipeError):
-        while waiting:
-            _await(to, select.POLLOUT, until)
-            waiting = waiting[os.write(to, waiting) :]
-    while not answered.endswith(END):
-        _await(back, select.POLLIN, until)
-        chunk = os.read(back, 2**20)
-        if not chunk:
-            break
-        answered += chunk
-        if len(answered) > MAX_ANSWER_BYTES:
-            raise TimeoutError
-    return answered
-
-
 def _await(file: int, event: int, until: float) -> None:
     """Until the file can be written or read, or its other end is closed. `select` itself knows no file above 1,023."""
     poll = select.poll()
     poll.register(file, event)
     if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
         raise TimeoutError
-
-
-def _said_by(died: Died) -> list[list[Any]]:
-    missing = [["missing"]] * (died.begun - 1)
-    return [*missing, ["limit", died.why] if died.why in LIMITS else ["failed", "Died", died.why]]
 
 
 _renderer = Renderer()

@@ -232,27 +232,8 @@ def _address_space() -> int:
         return 0
 
 
-def shut_in() -> None:
-    """Nothing can be opened, connected or started from here on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all its processes: this one ends with its parent
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    for what, most in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(what, (most, most))
-
-    def refuse(event: str, _arguments: tuple[Any, ...]) -> None:
-        if event.startswith(OUT_OF_REACH):
-            raise SecurityError(f"it does {event}")
-
-    sys.addaudithook(refuse)
-
-
-def _read(line: bytes) -> Any:
-    """A conversation. Behind a space it has more than text, and `orjson` would change some numbers."""
-    return json.loads(line) if line.startswith(b" ") else orjson.loads(line)
-
-
 def _render_line(compiled: Compiled, line: bytes, tokens: Sequence[str], characters: int, *, prompts: bool) -> bytes:
-    return render(compiled, _read(line), tokens, characters, prompts=prompts)
+    return render(compiled, json.loads(line) if line.startswith(b" ") else orjson.loads(line), tokens, characters, prompts=prompts)
 
 
 def answers(template: str, lines: Sequence[bytes], limits: Limits, tokens: Sequence[str]) -> Iterator[bytes]:
@@ -276,7 +257,17 @@ def main() -> None:
         import_module(name)
     render(compile_template(WARM_UP), ["u"], ("", ""), MAX_SAID)
     base_bytes = _address_space()
-    shut_in()
+    # Nothing can be opened, connected or started from here on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all its processes: this one ends with its parent
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for what, most in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(what, (most, most))
+
+    def refuse(event: str, _arguments: tuple[Any, ...]) -> None:
+        if event.startswith(OUT_OF_REACH):
+            raise SecurityError(f"it does {event}")
+
+    sys.addaudithook(refuse)
     while header := sys.stdin.buffer.readline():
         count, template, limits, *tokens = json.loads(header)
         lines = [sys.stdin.buffer.readline() for _ in range(count)]

@@ -100,7 +100,10 @@ def kind_of(start: bytes) -> Kind:
     if not start:
         return Kind("empty", "an empty file")
     if SKIPPABLE_FRAME.match(start):
-        return _behind_skippable_frames(start)
+        at = 0
+        while SKIPPABLE_FRAME.match(start, at):
+            at += 8 + int.from_bytes(start[at + 4 : at + 8], "little")
+        return Kind("packed", "lz4" if start.startswith(LZ4_MAGIC, at) else "zstd")
     for pattern, kind in _PATTERNS:
         if pattern.match(start):
             return kind
@@ -141,13 +144,6 @@ def _begins_with_a_line_of_json(start: bytes) -> bool:
     """Whether what looks damaged is so behind a first line that looks like JSON: then it is JSON lines, some of them damaged."""
     line, end, _ = start.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
     return bool(end) and line[:1] in (b"{", b"[") and line.rstrip()[-1:] in (b"}", b"]") and is_text(line, cut=False)
-
-
-def _behind_skippable_frames(start: bytes) -> Kind:
-    at = 0
-    while SKIPPABLE_FRAME.match(start, at):
-        at += 8 + int.from_bytes(start[at + 4 : at + 8], "little")
-    return Kind("packed", "lz4" if start.startswith(LZ4_MAGIC, at) else "zstd")
 
 
 def _is_tar(block: bytes) -> bool:

@@ -123,7 +123,11 @@ def read_json_lines(
         FileFault: the file has no document at all, or is one JSON value and not lines of them; found by the code that reads its start.
     """
     end = sys.maxsize if stop is None else stop
-    at = _first_line(lines, start, end)
+    if start == 0:
+        at = 0
+    else:
+        lines.seek(start - 1)
+        at = _end_of_line(lines, start - 1, end)
     is_empty = True
     while at < end and (line := lines.readline(MAX_DOCUMENT_BYTES + 1)):
         if is_empty and start == 0:
@@ -202,13 +206,6 @@ def _reason(line: bytes, error: orjson.JSONDecodeError) -> Reason:
     except UnicodeDecodeError:
         return reason_against(line)
     return "half a surrogate pair" if "surrogate" in error.msg else "broken JSON"
-
-
-def _first_line(lines: io.BufferedReader, start: int, end: int) -> int:
-    if start == 0:
-        return 0
-    lines.seek(start - 1)
-    return _end_of_line(lines, start - 1, end)
 
 
 def _end_of_line(lines: io.BufferedReader, at: int, end: int) -> int:

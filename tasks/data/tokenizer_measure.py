@@ -156,7 +156,16 @@ def measure(tokenizer: "Tokenizer", subsets: Mapping[str, Iterable[str]]) -> Mea
                 documents=1, text_bytes=len(text.encode()), characters=len(text), words=len(text.split()), tokens=len(encoding.ids),
                 not_back=int(back != text),
             )  # fmt: skip
-            _count_scripts(text, encoding, tokens_of, bytes_of)
+            covered = 0
+            script = WHITE_SPACE
+            for start, stop in encoding.offsets:
+                piece = text[start:stop].lstrip() or text[start:stop]
+                script = script_of(piece[0]) if piece else script
+                tokens_of[script] += 1
+                bytes_of[script] += len(text[covered : max(covered, stop)].encode())
+                covered = max(covered, stop)
+            if encoding.offsets:
+                bytes_of[script] += len(text[covered:].encode())
         if not counts["tokens"]:
             raise DataError(f"{name} must have text that the tokenizer makes tokens of, found none in {counts['documents']} documents.")
         fits[name] = Fit(**{field: counts[field] for field in Fit._fields})
@@ -180,16 +189,3 @@ def _encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[tuple[str
     waiting = iter(texts)
     while batch := list(islice(waiting, BATCH_DOCUMENTS)):
         yield from zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True)
-
-
-def _count_scripts(text: str, encoding: "Encoding", tokens_of: Counter[str], bytes_of: Counter[str]) -> None:
-    covered = 0
-    script = WHITE_SPACE
-    for start, stop in encoding.offsets:
-        piece = text[start:stop].lstrip() or text[start:stop]
-        script = script_of(piece[0]) if piece else script
-        tokens_of[script] += 1
-        bytes_of[script] += len(text[covered : max(covered, stop)].encode())
-        covered = max(covered, stop)
-    if encoding.offsets:
-        bytes_of[script] += len(text[covered:].encode())

@@ -323,14 +323,9 @@ def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) 
         raise ConfigError(f"--vocab-size must be at most the {len(ranked):,} entries that there are, found {vocab_size:,}.")
     model = written["model"]
     model["vocab"] = {token: number for number, token in enumerate(ranked[:vocab_size])}
-    model["merges"] = _merges_of(model["merges"], vocab_size - MIN_VOCAB_SIZE - len(special_tokens))
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_str(json.dumps(written)).to_str(pretty=True)
-
-
-def _merges_of(merges: Sequence[Sequence[str]], num_entries: int) -> list[Sequence[str]]:
-    """The merges up to the one that makes the last of so many entries. Two merges may make the same one."""
+    # The merges up to the one that makes the last of so many entries. Two merges may make the same one
+    merges = model["merges"]
+    num_entries = vocab_size - MIN_VOCAB_SIZE - len(special_tokens)
     made: set[str] = set()
     kept: list[Sequence[str]] = []
     for merge in merges:
@@ -338,7 +333,10 @@ def _merges_of(merges: Sequence[Sequence[str]], num_entries: int) -> list[Sequen
             break
         made.add("".join(merge))
         kept.append(merge)
-    return kept
+    model["merges"] = kept
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(json.dumps(written)).to_str(pretty=True)
 
 
 def _ranked(written: Mapping[str, Any], special_tokens: Sequence[str]) -> list[str]:

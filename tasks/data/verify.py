@@ -63,7 +63,12 @@ def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
     """Every difference of a component's two caches, each named once. Every shard is read."""
     component = plan.components[name]
     found = [difference for split in SPLITS for difference in _verify_cache(component, split, plan.tokenizer, home)]
-    found += _turned_away(component) + _unreadable(component)
+    known = read_documents_manifest(component.documents.folder).tally.bad_files if component.documents.is_built else {}
+    found += [
+        Difference("file turned away", file.name, "a file under the source's root", file.reason)
+        for file in component.listing.rejected
+        if file.name not in known
+    ] + _unreadable(component)
     return sorted(dict.fromkeys(found), key=lambda difference: difference.what == FOLLOWS)
 
 
@@ -111,7 +116,14 @@ def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home:
     found = _changed_pin(cache, manifest, component.name, split) + _changes(component, manifest, tokenizer)
     if manifest.key != cache.key and not found:
         found.append(Difference("settings changed", str(cache.folder), cache.key[:16], manifest.key[:16]))
-    return found + _damages(cache.folder, manifest)
+    files = [file for shard in manifest.shards for file in shard.files.items()]
+    with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="verify") as pool:
+        digests = list(pool.map(lambda file: _digest_or_nothing(cache.folder / file[0]), files))
+    return found + [
+        Difference("shard damaged", str(cache.folder / name), expected[:16], actual[:16])
+        for (name, expected), actual in zip(files, digests, strict=True)
+        if actual != expected
+    ]
 
 
 def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
@@ -140,17 +152,6 @@ def _changed_pin(cache: CachePlan, manifest: Manifest, component: str, split: Sp
     if cache.pin.digest != manifest.digest:
         return [Difference("pinned cache changed", str(cache.folder), cache.pin.digest[:16], manifest.digest[:16])]
     return []
-
-
-def _damages(folder: Path, manifest: Manifest) -> list[Difference]:
-    files = [file for shard in manifest.shards for file in shard.files.items()]
-    with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="verify") as pool:
-        digests = list(pool.map(lambda file: _digest_or_nothing(folder / file[0]), files))
-    return [
-        Difference("shard damaged", str(folder / name), expected[:16], actual[:16])
-        for (name, expected), actual in zip(files, digests, strict=True)
-        if actual != expected
-    ]
 
 
 def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> list[Difference]:
@@ -218,15 +219,6 @@ def _changed_files(component: ComponentPlan, manifest: Manifest) -> list[Differe
 def _filter(source: Source) -> str:
     without = f" without {', '.join(source.exclude)}" if source.exclude else ""
     return f"{', '.join(source.include)}{without}"
-
-
-def _turned_away(component: ComponentPlan) -> list[Difference]:
-    known = read_documents_manifest(component.documents.folder).tally.bad_files if component.documents.is_built else {}
-    return [
-        Difference("file turned away", file.name, "a file under the source's root", file.reason)
-        for file in component.listing.rejected
-        if file.name not in known
-    ]
 
 
 def _unreadable(component: ComponentPlan) -> list[Difference]:

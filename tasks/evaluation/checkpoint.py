@@ -233,7 +233,10 @@ def _measure_made(model: "JaxLanguageModel", folder: Path, benchmark: Benchmark)
     if metric == "acc":
         scores = [[float(score) for score, _ in sample["filtered_resps"]] for sample in samples]
     else:
-        scores = _score_choices([sample["doc"] for sample in samples], model)
+        # The log-likelihood of each choice after its item's opening, as one word after one space
+        items = [sample["doc"] for sample in samples]
+        scored = iter(model.log_likelihoods([(item["opening"], f" {choice}") for item in items for choice in item["choices"]]))
+        scores = [[next(scored) for _ in item["choices"]] for item in items]
     constant = benchmark.baseline.answer
     answers = [
         ItemAnswer(
@@ -256,12 +259,6 @@ def _measure_made(model: "JaxLanguageModel", folder: Path, benchmark: Benchmark)
         answers=answers,
         setting=read_setting(found, name, filter_name=filter_name, precision=model.config.compute_dtype),
     )
-
-
-def _score_choices(items: Sequence[Mapping[str, Any]], model: "JaxLanguageModel") -> list[list[float]]:
-    """The log-likelihood of each choice after its item's opening, as one word after one space."""
-    scored = iter(model.log_likelihoods([(item["opening"], f" {choice}") for item in items for choice in item["choices"]]))
-    return [[next(scored) for _ in item["choices"]] for item in items]
 
 
 def _with_checkpoint_values(

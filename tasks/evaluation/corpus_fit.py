@@ -99,7 +99,13 @@ class Corpus:
         self.hidden = 0 if root.is_file() else sum(1 for path in root.rglob("*") if path.is_file() and _is_hidden(path.relative_to(root)))
         self._text_key = text_key
         self._names = [root.name] if root.is_file() else _names(root)
-        check_formats(self.root, self._names)
+        # Refuse files that no reader takes: left out, they would change what is measured without a word
+        unknown = [name for name in self._names if format_of(name) is None]
+        if unknown:
+            raise DataError(
+                f"every file under {self.root} must end in {', '.join(FORMATS)} (or packed: {', '.join(PACKINGS)}), found "
+                f"{name_some(unknown, MAX_NAMED)}. Take them out of the folder, or give them the ending of what they are."
+            )
         self.subsets = {name: SubsetText(name, len(names)) for name, names in self._by_subset().items()}
         self._seen: set[str] = set()
 
@@ -127,7 +133,16 @@ class Corpus:
         for piece in pieces_of(source, [file]):
             for finding in read_piece(source, piece):
                 if isinstance(finding, Record):
-                    yield self._counted(subset, name, finding)
+                    text = normalize(finding.text, Normalization())
+                    content = text.encode()
+                    digest = digest_of_bytes(content)
+                    subset.documents += 1
+                    subset.text_bytes += len(content)
+                    subset.normalized += text != finding.text
+                    subset.copies += digest in self._seen
+                    subset.digests.append(digest)
+                    self._seen.add(digest)
+                    yield Document(subset.name, f"{self.root / name}, {finding.where}", text)
                 elif isinstance(finding, LeftOut):
                     subset.empty_documents += 1
                 else:
@@ -135,18 +150,6 @@ class Corpus:
                         f"every document must be readable {source.format}, found in {url}, {finding.where}: {finding.reason} "
                         f"({finding.sample[:80]!r}). Repair the file or take it out of the folder{self._hint(source.format)}."
                     )
-
-    def _counted(self, subset: SubsetText, name: str, record: Record) -> Document:
-        text = normalize(record.text, Normalization())
-        content = text.encode()
-        digest = digest_of_bytes(content)
-        subset.documents += 1
-        subset.text_bytes += len(content)
-        subset.normalized += text != record.text
-        subset.copies += digest in self._seen
-        subset.digests.append(digest)
-        self._seen.add(digest)
-        return Document(subset.name, f"{self.root / name}, {record.where}", text)
 
     def _hint(self, format_: Format) -> str:
         return (
@@ -160,16 +163,6 @@ def format_of(name: str) -> Format | None:
     if path.suffix in PACKINGS:
         path = path.with_suffix("")
     return FORMATS.get(path.suffix)
-
-
-def check_formats(root: Path, names: Sequence[str]) -> None:
-    """Refuse files that no reader takes: left out, they would change what is measured without a word."""
-    unknown = [name for name in names if format_of(name) is None]
-    if unknown:
-        raise DataError(
-            f"every file under {root} must end in {', '.join(FORMATS)} (or packed: {', '.join(PACKINGS)}), found "
-            f"{name_some(unknown, MAX_NAMED)}. Take them out of the folder, or give them the ending of what they are."
-        )
 
 
 def _names(root: Path) -> list[str]:

@@ -453,7 +453,20 @@ def write(
 
         def write_one(state: tuple[Array, Growing, Array, Array, Array]) -> tuple[Array, Growing, Array, Array, Array]:
             number, (cache, z, step), is_done, written, finite = state
-            chosen = choose_tokens(z, sampling, keys, step)
+
+            # Choose the next token of each row: first of the `top_k`, then of `top_p` of what is left (Holtzman et al., 2020)
+            def draw() -> Array:
+                scaled = z / sampling.temperature
+                ranked = -jnp.sort(-scaled, axis=-1)
+                is_kept = (jnp.arange(scaled.shape[-1]) < sampling.top_k) | (sampling.top_k <= 0)
+                probabilities = jax.nn.softmax(jnp.where(is_kept, ranked, -jnp.inf), axis=-1)
+                before = jnp.cumsum(probabilities, axis=-1) - probabilities
+                count = jnp.sum(is_kept & (before < sampling.top_p), axis=-1, keepdims=True)
+                least = jnp.take_along_axis(ranked, jnp.maximum(count - 1, 0), axis=-1)
+                keys_now = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), step))(keys)
+                return jax.vmap(jax.random.categorical)(keys_now, jnp.where(scaled >= least, scaled, -jnp.inf)).astype(jnp.int32)
+
+            chosen = jax.lax.cond(sampling.temperature > 0, draw, lambda: jnp.argmax(z, axis=-1).astype(jnp.int32))
             finite &= is_done | jnp.isfinite(jnp.max(z, axis=-1))
             is_done |= jnp.isin(chosen, ends)
             hidden, cache = extend(params, chosen[:, None], config, cache)
@@ -476,23 +489,3 @@ def row_keys(seed: int, contexts: Sequence[Sequence[int]], repeats: Sequence[int
     asked = zip(contexts, repeats, strict=True)
     digests = [hashlib.sha256(repr((seed, repeat, list(context))).encode()).digest() for context, repeat in asked]
     return np.stack([np.frombuffer(digest[:8], "<u4") for digest in digests])
-
-
-def choose_tokens(z: Float[Array, "r v"], sampling: Sampling, keys: UInt[Array, "r two"], step: Int[Array, ""]) -> Int[Array, " r"]:
-    """Choose the next token of each row: first of the `top_k`, then of `top_p` of what is left (Holtzman et al., 2020).
-
-    `step` counts the row's tokens: a draw depends on nothing else, whatever was computed at once.
-    """
-
-    def draw() -> Array:
-        scaled = z / sampling.temperature
-        ranked = -jnp.sort(-scaled, axis=-1)
-        is_kept = (jnp.arange(scaled.shape[-1]) < sampling.top_k) | (sampling.top_k <= 0)
-        probabilities = jax.nn.softmax(jnp.where(is_kept, ranked, -jnp.inf), axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        count = jnp.sum(is_kept & (before < sampling.top_p), axis=-1, keepdims=True)
-        least = jnp.take_along_axis(ranked, jnp.maximum(count - 1, 0), axis=-1)
-        keys_now = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), step))(keys)
-        return jax.vmap(jax.random.categorical)(keys_now, jnp.where(scaled >= least, scaled, -jnp.inf)).astype(jnp.int32)
-
-    return jax.lax.cond(sampling.temperature > 0, draw, lambda: jnp.argmax(z, axis=-1).astype(jnp.int32))

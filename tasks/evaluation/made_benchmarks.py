@@ -94,11 +94,6 @@ def pick(digest: str, field: int, bounds: tuple[int, int]) -> int:
     return low + int(digest[8 * field : 8 * field + 8], 16) % (high - low + 1)
 
 
-def first_words(text: str, count: int) -> str:
-    """The first `count` words, with the spaces and line breaks between them."""
-    return text[: [match.end() for match in WORD.finditer(text)][:count][-1]]
-
-
 def _passages_of(document: HeldOutDocument, component: str, cut: Cut) -> Iterator[Passage]:
     text = document.text
     spans = [match.span() for match in WORD.finditer(text)]
@@ -228,14 +223,8 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
             chosen.append(passage)
     if not chosen:
         raise DataError(_no_next_word(held_out, cut, len(follower)))
-    return _next_word_items(sorted(chosen[:NUM_NEXT_WORD_ITEMS]))
-
-
-def _next_word_items(passages: Sequence[Passage]) -> list[NextWordItem]:
-    """An item of each passage, dealt into groups of `NUM_CHOICES` or a few more.
-
-    Items of one answer lie together when they are dealt, so a group has no answer twice unless there are more of it than groups.
-    """
+    # An item of each passage, dealt into groups of `NUM_CHOICES` or a few more
+    passages = sorted(chosen[:NUM_NEXT_WORD_ITEMS])
     dealt = sorted(passages, key=lambda passage: (digest_of_json(passage.following), passage.key))
     num_groups = max(1, len(dealt) // NUM_CHOICES)
     places = {passage: divmod(place, num_groups) for place, passage in enumerate(dealt)}
@@ -320,7 +309,9 @@ def _orders(passage: Passage) -> list[str]:
     Digests choose the words. Two that change places come after the same space or line break, which stays: a tokenizer reads the same
     words in each order.
     """
-    parts = re.split(r"(\s+)", first_words(passage.following, pick(passage.key, 2, CHOICE_WORDS)))
+    parts = re.split(
+        r"(\s+)", passage.following[: [match.end() for match in WORD.finditer(passage.following)][: pick(passage.key, 2, CHOICE_WORDS)][-1]]
+    )
     before = [" ", *parts[1::2]]
     words = parts[::2]
     pairs = [(i, j) for i, j in combinations(range(len(words)), 2) if words[i] != words[j] and before[i] == before[j]]

@@ -86,19 +86,7 @@ def model_of_folder(
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
     params, config = read_folder(folder, computation=computation)
-    tokenizer, special, begins_texts = _read_tokenizer(folder)
-    ends = _ends_of(folder, config.vocab_size)
-    if mesh is not None:
-        check_mesh(mesh, config)
-    found = None if mesh is None else build_mesh(mesh)
-    return JaxLanguageModel(
-        params=params, config=config, tokenizer=tokenizer, special=special, ends=ends, begins_texts=begins_texts, seed=seed, mesh=found
-    )
-
-
-def _read_tokenizer(folder: Path) -> tuple[Tokenizer, SpecialTokens, bool]:
-    """The tokenizer, the ids of its begin and end tokens, and whether it begins a text by itself. One without a begin token has the end
-    token in its place, as in lm-eval."""
+    # The tokenizer, the ids of its begin and end tokens, and whether it begins a text by itself. One without a begin token has the end
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not (folder / name).exists():
             raise CheckpointError(f"{folder} must hold {name} to be evaluated, and does not: fetch the folder whole, or export it again.")
@@ -110,7 +98,15 @@ def _read_tokenizer(folder: Path) -> tuple[Tokenizer, SpecialTokens, bool]:
             f"the tokenizer in {folder} must have an end token (eos_token), found {about.get('eos_token')}: it ends a text."
         )
     begins = tokenizer.encode("a").ids[:1] == [begin] and tokenizer.encode("a", add_special_tokens=False).ids[:1] != [begin]
-    return tokenizer, SpecialTokens(end if begin is None else begin, end), begins
+    special = SpecialTokens(end if begin is None else begin, end)
+    begins_texts = begins
+    ends = _ends_of(folder, config.vocab_size)
+    if mesh is not None:
+        check_mesh(mesh, config)
+    found = None if mesh is None else build_mesh(mesh)
+    return JaxLanguageModel(
+        params=params, config=config, tokenizer=tokenizer, special=special, ends=ends, begins_texts=begins_texts, seed=seed, mesh=found
+    )
 
 
 def _ends_of(folder: Path, vocab_size: int) -> list[int]:
@@ -193,7 +189,14 @@ def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None,
     """
     if given and not given.is_file():
         raise ConfigError(f"--tokenizer must name a tokenizer.json, found no file at {given}.")
-    digests, homes = _named_by_caches(run, [*([home] if home else []), *_home_around(checkpoint)])
+    # The digests of tokenizers that a run's caches name, and the homes that these are in; nothing of caches that are gone
+    elsewhere = [*([home] if home else []), *_home_around(checkpoint)]
+    digests: set[str] = set()
+    homes: set[Path] = set()
+    for folder in run["caches"].values():
+        for manifest, place in _manifests(folder, elsewhere):
+            digests.add(manifest.tokenizer_digest)
+            homes.add(place.parents[2])
     there = [given] if given else [path for home in sorted(homes) for path in sorted(home.glob("tokenizers/*/tokenizer.json"))]
     fitting = [path for path in there if tokenizer_digest(path) in digests or (given and not digests)]
     if fitting:
@@ -232,17 +235,6 @@ def _home_around(checkpoint: Path) -> list[Path]:
     """The home that a checkpoint is in, HOME/runs/RECIPE/PHASE/checkpoints/STEP: it may have been moved since the run."""
     parents = checkpoint.resolve().parents
     return [parents[4]] if len(parents) > 4 and parents[3].name == "runs" else []
-
-
-def _named_by_caches(run: Mapping[str, Any], elsewhere: Sequence[Path]) -> tuple[set[str], set[Path]]:
-    """The digests of tokenizers that a run's caches name, and the homes that these are in; nothing of caches that are gone."""
-    digests: set[str] = set()
-    homes: set[Path] = set()
-    for folder in run["caches"].values():
-        for manifest, place in _manifests(folder, elsewhere):
-            digests.add(manifest.tokenizer_digest)
-            homes.add(place.parents[2])
-    return digests, homes
 
 
 def _manifests(named: str, elsewhere: Sequence[Path]) -> Iterator[tuple[Manifest, Path]]:

@@ -43,10 +43,21 @@ def main() -> None:
         os.waitpid(child, 0)
         os._exit(0)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    silence()
+    # The program reads nothing and prints nothing
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
     kept["files"] = guard_files(libc, given["folder"])
     os.write(report, (json.dumps(kept) + "\n").encode())
-    limit(given)
+    for what, most in (
+        (resource.RLIMIT_CPU, given["cpu_seconds"]),
+        (resource.RLIMIT_AS, given["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, given["file_bytes"]),
+        (resource.RLIMIT_NOFILE, 32),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
     os.chdir(given["folder"])
     run(given["program"], given["secret"], given["folder"], report)
 
@@ -68,26 +79,6 @@ def guard_files(libc: ctypes.CDLL, folder: str) -> bool:
     if libc.syscall(LANDLOCK_ADD, ruleset, 1, allowed, 0) or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return False
     return libc.syscall(LANDLOCK_RESTRICT, ruleset, 0) == 0
-
-
-def silence() -> None:
-    """The program reads nothing and prints nothing."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
-
-
-def limit(given: dict) -> None:
-    """Time, memory, sizes of files, and how many files and processes."""
-    for what, most in (
-        (resource.RLIMIT_CPU, given["cpu_seconds"]),
-        (resource.RLIMIT_AS, given["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, given["file_bytes"]),
-        (resource.RLIMIT_NOFILE, 32),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (most, most))
 
 
 def run(program: str, secret: str, folder: str, report: int) -> None:

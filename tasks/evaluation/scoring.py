@@ -255,7 +255,15 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
     """
     scores: list[Scores | None] = [None] * len(windows)
     for rows in lay_out(windows, config.seq_len):
-        log_likelihoods, greedy = _score_rows(params, config, rows, mesh)
+        # All rows, batch by batch; the next batches are made ready while one is computed
+        size = rows_per_batch(rows.length, mesh)
+        found = [
+            score(params, placed(rows.arrays(batch, size), mesh), np.int32(rows.num_targets(batch)), config=config, mesh=mesh)
+            for batch in in_batches(len(rows), size)
+        ]
+        log_likelihoods, greedy = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found, strict=True))
+        log_likelihoods = log_likelihoods[: len(rows)]
+        greedy = greedy[: len(rows)]
         for number, (row, first) in rows.places.items():
             targets = slice(first, first + len(windows[number].targets))
             scores[number] = Scores(log_likelihoods[row, targets], greedy[row, targets])
@@ -277,17 +285,6 @@ def rows_per_batch(length: int, mesh: jax.sharding.Mesh | None) -> int:
 def placed(arrays: RowArrays, mesh: jax.sharding.Mesh | None) -> RowArrays:
     """Cut over the mesh, where there is one."""
     return arrays if mesh is None else jax.device_put(arrays, batch_sharding(mesh))
-
-
-def _score_rows(params: Params, config: ModelConfig, rows: Rows, mesh: jax.sharding.Mesh | None) -> tuple[np.ndarray, np.ndarray]:
-    """All rows, batch by batch; the next batches are made ready while one is computed."""
-    size = rows_per_batch(rows.length, mesh)
-    found = [
-        score(params, placed(rows.arrays(batch, size), mesh), np.int32(rows.num_targets(batch)), config=config, mesh=mesh)
-        for batch in in_batches(len(rows), size)
-    ]
-    log_likelihoods, greedy = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found, strict=True))
-    return log_likelihoods[: len(rows)], greedy[: len(rows)]
 
 
 def bits_per_byte(params: Params, config: ModelConfig, held_out: Mapping[str, HeldOutTokens]) -> BitsPerByte:

@@ -386,14 +386,11 @@ class Table:
 
     def seconds(self) -> Float[np.ndarray, " n"]:
         """Estimated seconds that plans are compared by, as `Roofline.ranking_seconds`."""
-        terms = self.terms * self._scales()
-        longest = terms.max(axis=1)
-        return longest + EXPOSED * (terms.sum(axis=1) - longest)
-
-    def _scales(self) -> Float[np.ndarray, " t"]:
         scales = np.ones(self.terms.shape[1])
         if self.seen:
             expected = sum(self.terms[number] for number, _ in self.seen)
             found: Any = sum(np.array(list(roofline.model_dump().values())) for _, roofline in self.seen)
             scales = np.where((expected > 0) & (found > 0), found / np.maximum(expected, 1e-30), 1.0)
-        return scales
+        terms = self.terms * scales
+        longest = terms.max(axis=1)
+        return longest + EXPOSED * (terms.sum(axis=1) - longest)

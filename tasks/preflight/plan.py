@@ -15,7 +15,6 @@ from phasewise.trainer.config import (
     LANES,
     AttentionKernel,
     Execution,
-    ExpertKernel,
     Kept,
     Mesh,
     ModelConfig,
@@ -139,16 +138,13 @@ def kept_in_words(remat: Remat) -> str:
             return "blocks computed again, carries offloaded"
         case Kept():
             on_host = ["carries" if name == BLOCK_INPUT else name for name in remat.on_host]
-            on_device = _named(remat)
+            on_device = set(remat.on_device)
+            if not on_device >= DENSE_PRODUCTS:
+                on_device = " ".join(remat.on_device)
+            else:
+                on_device = "all products but the experts', and attention" if "router" in on_device else "products and attention"
             words = [f"{on_device} kept"] if on_device else []
             return ", ".join([*words, f"{' '.join(on_host)} offloaded"] if on_host else words) or "blocks computed again"
-
-
-def _named(kept: Kept) -> str:
-    on_device = set(kept.on_device)
-    if not on_device >= DENSE_PRODUCTS:
-        return " ".join(kept.on_device)
-    return "all products but the experts', and attention" if "router" in on_device else "products and attention"
 
 
 def batch_refusal(batch_sequences: int, where: Slice) -> str | None:
@@ -180,29 +176,18 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
     tokens = step.batch_sequences // plan.parts * step.model.seq_len
     chunk = plan.loss_tokens_a_chip * where.devices
     mesh = plan.mesh_on(where)
+    # The quickest kernel that can run there, by its name: "auto" would ask the machine at hand
+    from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
+
     execution = Execution(
         mesh=mesh,
         remat=plan.remat,
-        attention=attention_on(where, step.model, mesh),
-        expert_kernel=experts_on(where, step.model),
+        attention=cast(AttentionKernel, check_kernel("auto", where.chip.platform, step.model, context=mesh.context)),
+        expert_kernel="auto" if step.model.experts is None else ("megablox" if where.chip.platform == "tpu" else "padded"),
         microbatch_sequences=None if plan.parts == 1 else step.batch_sequences // plan.parts,
         loss_chunk_tokens=chunk if chunk < tokens else None,
     )
     return Spec(step=step, execution=execution, topology=where.topology, machine_code=machine_code)
-
-
-def attention_on(where: Slice, model: ModelConfig, mesh: Mesh) -> AttentionKernel:
-    """The quickest kernel that can run there, by its name: "auto" would ask the machine at hand."""
-    from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
-
-    return cast(AttentionKernel, check_kernel("auto", where.chip.platform, model, context=mesh.context))
-
-
-def experts_on(where: Slice, model: ModelConfig) -> ExpertKernel:
-    """The same for experts; a model without has no choice to make."""
-    if model.experts is None:
-        return "auto"
-    return "megablox" if where.chip.platform == "tpu" else "padded"
 
 
 class Setting(NamedTuple):

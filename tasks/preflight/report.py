@@ -14,7 +14,7 @@ from phasewise.trainer.base.storage import file_system_of
 from phasewise.trainer.base.wording import to_places
 from phasewise.trainer.flops import step_flops
 from phasewise.trainer.model.params import count_active_parameters, count_parameters
-from phasewise.trainer.preflight.roofline import UTILISATION, Roofline, recomputed_flops
+from phasewise.trainer.preflight.roofline import UTILISATION, recomputed_flops
 from phasewise.trainer.preflight.spec import Result
 
 REGION = re.compile(r"[a-z]+(-[a-z]+\d+)")
@@ -128,7 +128,7 @@ def _projected(setup: Setup, where: Slice, found: Found) -> Report:
         "all_to_all": _all_to_all(where, plan, result),
         "hbm_bytes": result.hbm_bytes,
         "host_traffic_bytes": result.host_traffic_bytes,
-        "roofline_seconds": _terms(roofline),
+        "roofline_seconds": {**{name: to_places(value, 3) for name, value in roofline.model_dump().items()}, "binds": roofline.binds},
         "assumed_utilisation": UTILISATION,
         "step_seconds": to_places(seconds, 3),
         "mfu": round(flops / where.devices / seconds / where.chip.speeds.flops, 3),
@@ -168,10 +168,6 @@ def _all_to_all(where: Slice, plan: Plan, result: Result) -> Report:
 def _by_kind(result: Result) -> dict[str, int]:
     kinds = dict.fromkeys(each.kind for each in result.collectives)
     return {kind: sum(each.bytes for each in result.collectives if each.kind == kind) for kind in kinds}
-
-
-def _terms(roofline: Roofline) -> Report:
-    return {**{name: to_places(value, 3) for name, value in roofline.model_dump().items()}, "binds": roofline.binds}
 
 
 class Reads(Frozen):

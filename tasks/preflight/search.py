@@ -79,7 +79,13 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
     plan fits.
     """
     table = table_of(step, where)
-    effort = effort_for(step, where)
+    if where.chip.platform != "tpu":
+        effort = Effort(MAX_COMPILED_HERE, MIN_GAIN_SPARSE, has_rule=False)
+    else:
+        if step.model.experts is None:
+            effort = Effort(MAX_COMPILED, MIN_GAIN, has_rule=True)
+        else:
+            effort = Effort(MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE, has_rule=False)
     done: dict[int, Compiled] = {}
     while len(done) < effort.max_compiled:
         number = next_plan(table, where, done, effort)
@@ -109,15 +115,6 @@ class Effort(NamedTuple):
     max_compiled: int
     min_gain: float
     has_rule: bool
-
-
-def effort_for(step: StepShape, where: Slice) -> Effort:
-    """By how long one compilation takes. The rule is one for TPUs."""
-    if where.chip.platform != "tpu":
-        return Effort(MAX_COMPILED_HERE, MIN_GAIN_SPARSE, has_rule=False)
-    if step.model.experts is None:
-        return Effort(MAX_COMPILED, MIN_GAIN, has_rule=True)
-    return Effort(MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE, has_rule=False)
 
 
 def next_plan(table: Table, where: Slice, done: dict[int, Compiled], effort: Effort) -> int | None:
@@ -204,24 +201,11 @@ def estimate_plan(step: StepShape, where: Slice) -> Found:
     roofline = Roofline(**dict(zip(Roofline.model_fields, map(float, table.terms[best]), strict=True)))
     mesh = plan.mesh_on(where)
     arguments = state_bytes(step) // (mesh.weight_parts * mesh.tensor)
-    result = _result(where, roofline, arguments=arguments, needs_gib=needs, on_host_gib=float(table.host[best]), limit_gib=limit_gib)
-    if fits.any():
-        why = WHY.format(considered=len(table))
-        return Found(
-            plan=plan, result=result, tried=(), compile_seconds=0, considered=len(table), why=why, estimated=True, roofline=roofline
-        )  # fmt: skip
-    reason = f"is estimated to need {needs:.1f} GiB of {limit_gib:.2f}, of which {RESERVED_BYTES / GIB:g} stay free"
-    tried = (Tried(plan=plan, reason=reason, gib=needs, roofline=None),)
-    return Found(
-        plan=None, result=result, tried=tried, compile_seconds=0, considered=len(table), why="none is estimated to fit", estimated=True
-    )  # fmt: skip
-
-
-def _result(where: Slice, roofline: Roofline, *, arguments: int, needs_gib: float, on_host_gib: float, limit_gib: float) -> Result:
-    """The estimate in the shape of what a compiler says. There are no operations between devices in it: only their time is estimated."""
-    peak = max(round(needs_gib * GIB), arguments)
+    # The estimate in the shape of what a compiler says. There are no operations between devices in it: only their time is estimated
+    on_host_gib = float(table.host[best])
+    peak = max(round(needs * GIB), arguments)
     speeds = where.chip.speeds
-    return Result(
+    result = Result(
         refusal=None,
         memory=Memory(arguments=arguments, temporaries=peak - arguments, peak=peak, host=round(on_host_gib * GIB)),
         limit_bytes=round(limit_gib * GIB),
@@ -234,6 +218,16 @@ def _result(where: Slice, roofline: Roofline, *, arguments: int, needs_gib: floa
         compile_seconds=0.0,
         host_bytes=0,
     )
+    if fits.any():
+        why = WHY.format(considered=len(table))
+        return Found(
+            plan=plan, result=result, tried=(), compile_seconds=0, considered=len(table), why=why, estimated=True, roofline=roofline
+        )  # fmt: skip
+    reason = f"is estimated to need {needs:.1f} GiB of {limit_gib:.2f}, of which {RESERVED_BYTES / GIB:g} stay free"
+    tried = (Tried(plan=plan, reason=reason, gib=needs, roofline=None),)
+    return Found(
+        plan=None, result=result, tried=tried, compile_seconds=0, considered=len(table), why="none is estimated to fit", estimated=True
+    )  # fmt: skip
 
 
 class Smallest(Frozen):
@@ -256,7 +250,13 @@ def smallest_slice(step: StepShape, chip: str, attempt: Callable[[Spec], Result]
         if (reason := _state_refusal(step, where)) is not None:
             smaller.insert(0, (where.name, reason))
             continue
-        plan = least_plan(step, where)
+        # The plan that is estimated to need least; None where no mesh fits model and batch
+        settings = settings_for(step, where)
+        if not settings:
+            plan = None
+        else:
+            table = Table(step, where, settings, list(policies_for(step.model)))
+            plan = table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))
         if plan is None:
             smaller.insert(0, (where.name, "no mesh fits model and batch"))
             continue
@@ -278,12 +278,3 @@ def _state_refusal(step: StepShape, where: Slice) -> str | None:
     needs = (state_bytes(step) + FLOAT32_BYTES * count_weights(step.model).all) / where.devices
     there = where.chip.device_gib * GIB - RESERVED_BYTES
     return None if needs <= there else f"state and gradients alone need {needs / GIB:.1f} GiB a device, of {there / GIB:.1f}"
-
-
-def least_plan(step: StepShape, where: Slice) -> Plan | None:
-    """The plan that is estimated to need least; None where no mesh fits model and batch."""
-    settings = settings_for(step, where)
-    if not settings:
-        return None
-    table = Table(step, where, settings, list(policies_for(step.model)))
-    return table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))

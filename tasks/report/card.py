@@ -106,7 +106,11 @@ def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> t
     check_free(folder)
     documents = render_documents(claims)
     digests = {name: digest_of_bytes(content) for name, content in documents.items()}
-    payload = _as_json(_statement(claims, digests))
+    # An in-toto Statement v1. `documents` are the SHA-256 of the other files of the card, which say the same in other words
+    named = {name: claims[name] for name in ("recipe", "scale", "phase")}
+    listed = {name: value for name, value in claims.items() if name not in named}
+    predicate = {**named, "claims": listed, "documents": dict(digests)}
+    payload = _as_json({"_type": STATEMENT_TYPE, "subject": _subjects(claims), "predicateType": PREDICATE_TYPE, "predicate": predicate})
     staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         staged.mkdir(parents=True)
@@ -130,14 +134,6 @@ def check_free(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"the folder for the card must be new or empty, and {folder} is not: choose another, or remove it.")
-
-
-def _statement(claims: Mapping[str, Any], documents: Mapping[str, str]) -> dict[str, Any]:
-    """An in-toto Statement v1. `documents` are the SHA-256 of the other files of the card, which say the same in other words."""
-    named = {name: claims[name] for name in ("recipe", "scale", "phase")}
-    listed = {name: value for name, value in claims.items() if name not in named}
-    predicate = {**named, "claims": listed, "documents": dict(documents)}
-    return {"_type": STATEMENT_TYPE, "subject": _subjects(claims), "predicateType": PREDICATE_TYPE, "predicate": predicate}
 
 
 def _subjects(claims: Mapping[str, Any]) -> list[dict[str, Any]]:

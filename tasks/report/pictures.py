@@ -257,7 +257,19 @@ def panels_of(report: Report) -> list[Panel]:
     """The panels that have something to show."""
     if sum(bool(phase.bits_per_byte or phase.benchmarks) for phase in report.phases) < 2:
         return []
-    scores, components = benchmark_curves(report), _component_curves(report)
+    # Score above the floor of each benchmark; joined if the gate compared them
+    found: dict[str, PhaseCurve] = {}
+    for phase in report.phases:
+        for one in phase.measured:
+            if one.higher_is_better and math.isfinite(one.value):
+                before = found.get(one.what, PhaseCurve(one.what, {}, {}, frozenset()))
+                found[one.what] = PhaseCurve(
+                    one.what,
+                    {**before.values, phase.name: one.value - (one.floor or 0.0)},
+                    {**before.errors, phase.name: one.stderr or 0.0},
+                    before.joined | ({phase.name} if one.difference is not None else set()),
+                )
+    scores, components = list(found.values()), _component_curves(report)
     averages = [
         Gap(phase.name, (("macro", phase.ema_macro_bits_per_byte - phase.macro_bits_per_byte),))
         for phase in report.phases
@@ -285,22 +297,6 @@ def _across(report: Report, panels: Sequence[Panel], pixels: int) -> Markup:
         top += panel.height + 34
     _name_phases(drawn[-1], report, is_wide=pixels >= WIDE_PIXELS)
     return svg(pixels, top + (30 if pixels >= WIDE_PIXELS else 96), drawn)
-
-
-def benchmark_curves(report: Report) -> list[PhaseCurve]:
-    """Score above the floor of each benchmark; joined if the gate compared them."""
-    found: dict[str, PhaseCurve] = {}
-    for phase in report.phases:
-        for one in phase.measured:
-            if one.higher_is_better and math.isfinite(one.value):
-                before = found.get(one.what, PhaseCurve(one.what, {}, {}, frozenset()))
-                found[one.what] = PhaseCurve(
-                    one.what,
-                    {**before.values, phase.name: one.value - (one.floor or 0.0)},
-                    {**before.errors, phase.name: one.stderr or 0.0},
-                    before.joined | ({phase.name} if one.difference is not None else set()),
-                )
-    return list(found.values())
 
 
 def _component_curves(report: Report) -> list[PhaseCurve]:

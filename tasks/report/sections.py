@@ -130,7 +130,22 @@ def spans_of(report: Report) -> list[Span]:
     """Every span of every phase that has a mixture. A component has the same colour in every bar."""
     every = [shares for phase in report.phases for _, shares in phase.mixture]
     families = families_of({name for shares in every for name in shares})
-    colours = _colours(every, families)
+    # Component → colour. The families that are largest anywhere get the hues, their members its shades
+    peaks: dict[str, float] = defaultdict(float)
+    for shares in every:
+        for family in {families[name] for name in shares}:
+            peaks[family] = max(peaks[family], sum(share for name, share in shares.items() if families[name] == family))
+    ranked = sorted(peaks, key=lambda family: (-peaks[family], family))
+    hues = dict(zip(ranked, HUES, strict=False))
+    colours: dict[Component, str] = {}
+    for family in ranked:
+        members = [name for name in families if families[name] == family]
+        members.sort(key=lambda name: (-max(shares.get(name, 0.0) for shares in every), name))
+        hue = hues.get(family, NEUTRAL)
+        for place, name in enumerate(members):
+            white = 0.62 * place / max(len(members) - 1, 1)
+            channels = (int(hue[at : at + 2], 16) for at in (1, 3, 5))
+            colours[name] = "#" + "".join(f"{round(channel + (255 - channel) * white):02x}" for channel in channels)
     spans: list[Span] = []
     for phase in report.phases:
         stops = [start for start, _ in phase.mixture[1:]] + [phase.stop_step]
@@ -152,26 +167,6 @@ def legend_of(spans: list[Span]) -> dict[str, str]:
     blocks = {block.name: block.segments[0].colour for span in spans for block in span.blocks}
     named = {name: colour for name, colour in blocks.items() if not name.startswith("other (")}
     return named | ({"other": NEUTRAL} if len(named) < len(blocks) else {})
-
-
-def _colours(spans: list[MixtureShares], families: dict[Component, str]) -> dict[Component, str]:
-    """Component → colour. The families that are largest anywhere get the hues, their members its shades."""
-    peaks: dict[str, float] = defaultdict(float)
-    for shares in spans:
-        for family in {families[name] for name in shares}:
-            peaks[family] = max(peaks[family], sum(share for name, share in shares.items() if families[name] == family))
-    ranked = sorted(peaks, key=lambda family: (-peaks[family], family))
-    hues = dict(zip(ranked, HUES, strict=False))
-    colours: dict[Component, str] = {}
-    for family in ranked:
-        members = [name for name in families if families[name] == family]
-        members.sort(key=lambda name: (-max(shares.get(name, 0.0) for shares in spans), name))
-        hue = hues.get(family, NEUTRAL)
-        for place, name in enumerate(members):
-            white = 0.62 * place / max(len(members) - 1, 1)
-            channels = (int(hue[at : at + 2], 16) for at in (1, 3, 5))
-            colours[name] = "#" + "".join(f"{round(channel + (255 - channel) * white):02x}" for channel in channels)
-    return colours
 
 
 def _blocks(shares: MixtureShares, families: dict[Component, str], colours: dict[Component, str]) -> tuple[Block, ...]:

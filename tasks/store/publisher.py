@@ -188,7 +188,21 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name=f"keeps {kept.run_name}", daemon=True)
 
     def __enter__(self) -> "Publisher":
-        self._take()
+        # Shut out who was at work before, then bring here what is committed, unless it was committed from here and nobody went on
+        before, generation = read_head(self._kept.head, self._kept.objects, self._kept.known)
+        self._head = before.taken()
+        is_ours = before.commit in self._known()
+        if is_ours:
+            self._note(before.commit, self._head.commit)
+        self._generation = self._kept.head.replace(self._head, generation)
+        if is_ours:
+            settle_checkpoints(self._kept.work, self._kept.folders, self._head.files, self._kept.objects)
+        else:
+            came = self._kept.bring(self._head, generation)
+            if came:
+                say(f"{self._kept.run_name}: {came:,} files came from {self._kept.store}")
+            self._note(self._head.commit)
+        self._sent = self._named()
         self._thread.start()
         return self
 
@@ -299,44 +313,24 @@ class Publisher:
                 snapshot = take_snapshot(self._kept.work, self._kept.folders)
                 is_left = not self._sent <= snapshot.sources.keys()  # sent for nothing
                 if is_left or (snapshot.files, self._launch) != (self._head.files, self._head.launch):
-                    self._commit(snapshot)
+                    new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in self._sent}
+                    objects = self._kept.objects
+                    objects.send(new)
+                    self._check_sent_as_listed(snapshot)
+                    head = self._head.followed(snapshot.files, self._launch)
+                    unnamed = objects.versions(self._sent - snapshot.sources.keys())
+                    self._note(self._head.commit, head.commit)
+                    self._generation = self._kept.head.replace(head, self._generation)
+                    self._head, self._sent = head, set(snapshot.sources)
+                    self._note(head.commit)
+                    objects.delete(unnamed)
                 return True
             except Changing:  # a checkpoint was deleted or replaced while it was read or sent
                 continue
         return False
 
-    def _take(self) -> None:
-        """Shut out who was at work before, then bring here what is committed, unless it was committed from here and nobody went on."""
-        before, generation = read_head(self._kept.head, self._kept.objects, self._kept.known)
-        self._head = before.taken()
-        is_ours = before.commit in self._known()
-        if is_ours:
-            self._note(before.commit, self._head.commit)
-        self._generation = self._kept.head.replace(self._head, generation)
-        if is_ours:
-            settle_checkpoints(self._kept.work, self._kept.folders, self._head.files, self._kept.objects)
-        else:
-            came = self._kept.bring(self._head, generation)
-            if came:
-                say(f"{self._kept.run_name}: {came:,} files came from {self._kept.store}")
-            self._note(self._head.commit)
-        self._sent = self._named()
-
     def _named(self) -> set[str]:
         return named_digests(self._head.files, self._kept.objects)
-
-    def _commit(self, snapshot: Snapshot) -> None:
-        new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in self._sent}
-        objects = self._kept.objects
-        objects.send(new)
-        self._check_sent_as_listed(snapshot)
-        head = self._head.followed(snapshot.files, self._launch)
-        unnamed = objects.versions(self._sent - snapshot.sources.keys())
-        self._note(self._head.commit, head.commit)
-        self._generation = self._kept.head.replace(head, self._generation)
-        self._head, self._sent = head, set(snapshot.sources)
-        self._note(head.commit)
-        objects.delete(unnamed)
 
     def _check_sent_as_listed(self, snapshot: Snapshot) -> None:
         """A checkpoint that was replaced while it was sent would have other bytes under the name of its digest."""

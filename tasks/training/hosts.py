@@ -153,12 +153,6 @@ class HostWork:
         ]
         if unseen:
             raise ConfigError(f"{run.phase} reads {unseen[0]}, which this host does not see: keep the caches in the home on the store.")
-        if not self._download_checkpoint(files):
-            self._download_parents(run, head.files)
-        write_sealed(self.run_file, run.model_dump(mode="json"))
-        return run
-
-    def _download_checkpoint(self, files: Files) -> bool:
         named = sorted((name for name in files if is_list_of_checkpoint(name)), key=lambda name: -int(name.split("/")[-2]))
         is_here = False
         for name in named:
@@ -172,7 +166,10 @@ class HostWork:
             except StorageError as damage:
                 remove_checkpoint(listed.parent)
                 print(f"checkpoint {listed.parent} is left out: {damage}", flush=True)
-        return is_here
+        if not is_here:
+            self._download_parents(run, head.files)
+        write_sealed(self.run_file, run.model_dump(mode="json"))
+        return run
 
     def _download_parents(self, run: RunConfig, files: Files) -> None:
         places = [] if run.start is None else [run.start.checkpoint, *(graft.checkpoint for graft in run.start.graft)]
@@ -233,7 +230,10 @@ class Committer:
         """
         if self.lost:
             raise self.lost
-        self._upload_heartbeat()
+        with suppress(FileNotFoundError):
+            if (said := self._work.run.heartbeat.read_bytes()) != self._heartbeat:
+                write_atomically(launches_folder(self._kept) / self._work.launch / HEARTBEAT_NAME, said)
+                self._heartbeat = said
         snapshot = take_snapshot(self._kept.work, (self._work.folder,))
         files = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours} | dict(snapshot.files)
         if files != self._head.files:
@@ -258,12 +258,6 @@ class Committer:
         folder = self._work.run.checkpoints
         here = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set[str]()
         return here != {name.split("/")[-2] for name in files if is_list_of_checkpoint(name)}
-
-    def _upload_heartbeat(self) -> None:
-        with suppress(FileNotFoundError):
-            if (said := self._work.run.heartbeat.read_bytes()) != self._heartbeat:
-                write_atomically(launches_folder(self._kept) / self._work.launch / HEARTBEAT_NAME, said)
-                self._heartbeat = said
 
     def _run(self) -> None:
         reported = ""

@@ -97,14 +97,19 @@ class _JobSetHosts:
         self._looked = time.monotonic()
         try:
             found = self._cluster.read(self._name)
-            self._remember_pods()
+            for pod in (pods := own_pods(self._cluster, self._found)):
+                name = pod["metadata"]["name"]
+                if self._reads_logs and name not in self._pods:
+                    self._logs[name] = PodLog(self._cluster, name, CONTAINER, RunFolder(self._attempt.folder).log(host_of(pod)))
+                self._pods[name] = pod
+            self._report(trouble_of(pods))
         except Unreachable as error:
             self._report(f"{error}; asking again")
             return None
         if found is not None and found["metadata"]["uid"] != self._found["metadata"]["uid"]:
             self._code = ExitCode.TAKEN_OVER
             raise TrainingError(f"JobSet {self._name} was replaced by another launcher: this one follows it no more.")
-        if found is None or _is_finished(found):
+        if found is None or (condition(found, "Completed") is not None or condition(found, "Failed") is not None):
             self._finish_logs()
             self._code = self._ended(found)
         return self._code
@@ -135,14 +140,6 @@ class _JobSetHosts:
         until = time.monotonic() + kubernetes_cluster.REST_SECONDS
         while self._logs:
             self._logs.popitem()[1].join(until)
-
-    def _remember_pods(self) -> None:
-        for pod in (pods := own_pods(self._cluster, self._found)):
-            name = pod["metadata"]["name"]
-            if self._reads_logs and name not in self._pods:
-                self._logs[name] = PodLog(self._cluster, name, CONTAINER, RunFolder(self._attempt.folder).log(host_of(pod)))
-            self._pods[name] = pod
-        self._report(trouble_of(pods))
 
     def _report(self, trouble: str) -> None:
         if trouble and trouble != self._reported:
@@ -265,10 +262,6 @@ def wait_until_gone(cluster: Cluster, found: JobSet, seconds: float) -> None:
         if time.monotonic() > until:
             raise TrainingError(f"JobSet {name} was deleted, and is still there after {seconds:.0f} s: look at its pods with kubectl.")
         time.sleep(LOOK_SECONDS)
-
-
-def _is_finished(found: JobSet) -> bool:
-    return condition(found, "Completed") is not None or condition(found, "Failed") is not None
 
 
 def _terminated(pod: Pod) -> dict[str, Any] | None:

@@ -89,7 +89,10 @@ class Clock:
         Args:
             slice_name: as in `AttemptTime`.
         """
-        self._write_lost_attempt()
+        found = read_open_attempt(self._folder)
+        if found and found.life.started_at not in [one.started_at for one in read_attempts(self._folder)]:
+            away = max(0.0, time.time() - found.life.started_at - found.life.wall_seconds)
+            self._append(found.life.but(away_seconds=away))
         began, started_at = time.monotonic(), time.time()
         pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
         said_before = read_heartbeat(self._folder)
@@ -127,12 +130,6 @@ class Clock:
             self._append(so_far().but(is_whole=True))
             with suppress(OSError):
                 RunFolder(self._folder).life.unlink(missing_ok=True)
-
-    def _write_lost_attempt(self) -> None:
-        found = read_open_attempt(self._folder)
-        if found and found.life.started_at not in [one.started_at for one in read_attempts(self._folder)]:
-            away = max(0.0, time.time() - found.life.started_at - found.life.wall_seconds)
-            self._append(found.life.but(away_seconds=away))
 
     def _append(self, attempt: AttemptTime) -> None:
         with suppress(OSError), open(RunFolder(self._folder).spent, "a", encoding="utf-8") as file:

@@ -261,7 +261,11 @@ def entry_of(info: Mapping[str, Any]) -> StoreEntry:
     """The same from what fsspec gives with a file's name."""
     size = info.get("size")
     digest = _vouched_for(info)
-    version = _version_of(info)
+    if info.get("generation"):
+        version = f"generation:{info['generation']}"
+    else:
+        etag = next((str(info[name]) for name in ("ETag", "etag") if info.get(name)), None)
+        version = f"etag:{etag}" if etag and not etag.startswith("W/") else None
     signature = tuple(text for text in (digest, version) if text)
     return StoreEntry(None if size is None else int(size), digest, (*signature, str(size)) if signature else ())
 
@@ -338,7 +342,11 @@ def _put(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
         try:
             _put_once(file_system, name, staged)
         except Exception as error:
-            _remove_damaged(file_system, name, error)
+            from gcsfs.retry import ChecksumError
+
+            if isinstance(error, ChecksumError):
+                with cleaning_up(file_system.unstrip_protocol(name)):
+                    file_system.rm_file(name)
             url = file_system.unstrip_protocol(name)
             raise OSError(f"{url}: the store did not take the file, also when asked again: {error}") from error
 
@@ -353,20 +361,8 @@ def _put_once(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> 
     else:
         staged.seek(0)
         content = staged.read()
-        options: dict[str, Any] = {"chunksize": size} if _is_mangled_in_one_request(content) else {}
+        options: dict[str, Any] = {"chunksize": size} if (b"--==0==" in content or content.endswith(b"\r")) else {}
         file_system.pipe_file(name, content, **options)
-
-
-def _is_mangled_in_one_request(content: bytes) -> bool:
-    return b"--==0==" in content or content.endswith(b"\r")
-
-
-def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception) -> None:
-    from gcsfs.retry import ChecksumError
-
-    if isinstance(error, ChecksumError):
-        with cleaning_up(file_system.unstrip_protocol(name)):
-            file_system.rm_file(name)
 
 
 def _vouched_for(info: Mapping[str, Any]) -> str | None:
@@ -379,10 +375,3 @@ def _vouched_for(info: Mapping[str, Any]) -> str | None:
     if info.get("blob_id"):
         return f"git:{info['blob_id']}"
     return None
-
-
-def _version_of(info: Mapping[str, Any]) -> str | None:
-    if info.get("generation"):
-        return f"generation:{info['generation']}"
-    etag = next((str(info[name]) for name in ("ETag", "etag") if info.get(name)), None)
-    return f"etag:{etag}" if etag and not etag.startswith("W/") else None

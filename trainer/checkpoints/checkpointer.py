@@ -6,7 +6,7 @@ A checkpoint named N is the state after N updates. Its content is described in `
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -51,7 +51,7 @@ from phasewise.trainer.checkpoints.state import (
     tree_like,
     types_of,
 )
-from phasewise.trainer.config import CheckpointPolicy, LearningRateSegment, RunConfig, learning_rate_at
+from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_rate_at
 from phasewise.trainer.config.run import NOTHING, Difference, bound_by_checkpoint, differences_between
 from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
@@ -60,7 +60,7 @@ from phasewise.trainer.process.distributed import decided_by_first, is_first, is
 from phasewise.trainer.process.lease import Alone, no_check
 from phasewise.trainer.state import TrainState, init_state
 
-__all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]
+__all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest"]
 MIN_KEPT = 2
 """The newest, and one to fall back on should it be damaged."""
 NONE_SAVED, NONE_WHOLE = -1, -2
@@ -283,18 +283,13 @@ class Checkpoints:
     def _prune(self) -> None:
         steps = saved_steps(self.folder)
         whole = [step for step in steps if step not in self._damaged and is_committed(self.folder / str(step))]
-        kept = steps_to_keep(whole, self._run.checkpoints)
+        kept = {*sorted(whole)[-MIN_KEPT:], *filter(self._run.checkpoints.keeps, whole)}
         if (recovery := self._run.recovery) is not None:  # if one is gone, the updates since an older one are done again first
             regular = sorted(step for step in whole if step % self._run.checkpoints.every_steps == 0)
             kept |= set(regular[-(recovery.checkpoints_back + 1) :])
         for step in set(steps) - kept:
             with cleaning_up(self.folder, _say):
                 remove_checkpoint(self.folder / str(step))
-
-
-def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
-    """The newest two whole checkpoints, and every one that the policy keeps."""
-    return {*sorted(whole)[-MIN_KEPT:], *filter(policy.keeps, whole)}
 
 
 @partial(jax.jit, donate_argnums=1, keep_unused=True)

@@ -157,7 +157,26 @@ class DocumentBuffer:
 
     def _play_window(self, window: int, state: _State) -> Pieces:
         self._keep(window, state)
-        return self._play(state, min((window + 1) * WINDOW_ROWS, self.num_rows))
+        stop_row = min((window + 1) * WINDOW_ROWS, self.num_rows)
+        fill = _compiled_fill()
+        found: list[np.ndarray] = []
+        while state.counts[ROW] < stop_row:
+            if state.counts[LIVE] <= self._low:
+                live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
+                while live < len(state.firsts) and taken < self._stream.length:
+                    count = min(len(state.firsts) - live, self._stream.length - taken)
+                    documents = self._stream(np.arange(taken, taken + count))
+                    firsts, stops = self._starts[documents], self._starts[documents + 1]
+                    whole = firsts < stops
+                    added = int(whole.sum())
+                    state.firsts[live : live + added], state.stops[live : live + added] = firsts[whole], stops[whole]
+                    live, taken = live + added, taken + count
+                state.counts[LIVE], state.counts[TAKEN] = live, taken
+            out = np.empty((4, PIECES_AT_ONCE), np.int64)
+            more = self._low if state.counts[TAKEN] < self._stream.length else 0
+            pieces = fill(state.firsts, state.stops, state.counts, out, stop_row, self._seq_len, more, np.uint64(self._key))
+            found.append(out[:, :pieces])
+        return Pieces(*np.concatenate(found, axis=1))
 
     def _keep(self, window: int, state: _State) -> None:
         if window % self._apart or window in self._states:
@@ -166,30 +185,6 @@ class DocumentBuffer:
         if len(self._states) > MAX_STATES:
             self._apart *= 2
             self._states = {number: kept for number, kept in self._states.items() if number % self._apart == 0}
-
-    def _play(self, state: _State, stop_row: int) -> Pieces:
-        fill = _compiled_fill()
-        found: list[np.ndarray] = []
-        while state.counts[ROW] < stop_row:
-            if state.counts[LIVE] <= self._low:
-                self._refill(state)
-            out = np.empty((4, PIECES_AT_ONCE), np.int64)
-            more = self._low if state.counts[TAKEN] < self._stream.length else 0
-            pieces = fill(state.firsts, state.stops, state.counts, out, stop_row, self._seq_len, more, np.uint64(self._key))
-            found.append(out[:, :pieces])
-        return Pieces(*np.concatenate(found, axis=1))
-
-    def _refill(self, state: _State) -> None:
-        live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
-        while live < len(state.firsts) and taken < self._stream.length:
-            count = min(len(state.firsts) - live, self._stream.length - taken)
-            documents = self._stream(np.arange(taken, taken + count))
-            firsts, stops = self._starts[documents], self._starts[documents + 1]
-            whole = firsts < stops
-            added = int(whole.sum())
-            state.firsts[live : live + added], state.stops[live : live + added] = firsts[whole], stops[whole]
-            live, taken = live + added, taken + count
-        state.counts[LIVE], state.counts[TAKEN] = live, taken
 
 
 class BufferedComponent:

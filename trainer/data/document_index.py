@@ -73,7 +73,14 @@ class DocumentIndex:
             begin, end = np.maximum(first[which], starts[shard]), np.minimum(stop[which], starts[shard + 1])
             pieces += self._in_shard(shard, which, begin - starts[shard], end - starts[shard])
         pieces.sort(key=lambda piece: (piece.of, piece.first))
-        self._check_cover(pieces, first, stop)
+        covered = np.zeros(len(first), np.int64)
+        for piece in pieces:
+            covered[piece.of] += piece.stop - piece.first
+        for number in np.flatnonzero(covered != stop - first)[:1]:
+            raise DataError(
+                f"{self.cache.folder}: the index must name the documents of tokens {first[number]} to {stop[number]}, found documents for "
+                f"{covered[number]} of these {stop[number] - first[number]} tokens. Delete the folder and prepare the data again."
+            )
         return pieces
 
     def named(self, prefixes: tuple[str, ...], shards: Iterable[int] | None = None) -> list[Located]:
@@ -97,7 +104,8 @@ class DocumentIndex:
             if checks_all:
                 self._check(shard)
             for group in range(self._open_once(shard).metadata.num_row_groups):
-                if self._may_have_file(shard, group, name):
+                statistics = self._statistics(shard, group, "source_file")
+                if statistics is None or statistics.min <= name <= statistics.max:
                     files = self._read(shard, group, ["source_file"])["source_file"]
                     found += self._documents(shard, group, _numbers(pc.equal(files, pa.scalar(name))))
         return found
@@ -123,10 +131,6 @@ class DocumentIndex:
             found.append(offsets + self.cache.starts[shard])
         return np.concatenate([*found, self.cache.starts[-1:]]).astype(np.int64)
 
-    def _may_have_file(self, shard: int, group: int, name: str) -> bool:
-        statistics = self._statistics(shard, group, "source_file")
-        return statistics is None or statistics.min <= name <= statistics.max
-
     def _in_shard(self, shard: int, which: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Iterator[Piece]:
         groups = self._group_firsts(shard)
         lows, highs = np.searchsorted(groups, begin, "right") - 1, np.searchsorted(groups, end, "left")
@@ -143,16 +147,6 @@ class DocumentIndex:
                         document = self._located(shard, table, at)
                         first, stop = max(document.first, start + int(begin[asked])), document.first + document.length
                         yield Piece(int(which[asked]), document, first, min(stop, start + int(end[asked])))
-
-    def _check_cover(self, pieces: Sequence[Piece], first: np.ndarray, stop: np.ndarray) -> None:
-        covered = np.zeros(len(first), np.int64)
-        for piece in pieces:
-            covered[piece.of] += piece.stop - piece.first
-        for number in np.flatnonzero(covered != stop - first)[:1]:
-            raise DataError(
-                f"{self.cache.folder}: the index must name the documents of tokens {first[number]} to {stop[number]}, found documents for "
-                f"{covered[number]} of these {stop[number] - first[number]} tokens. Delete the folder and prepare the data again."
-            )
 
     def _documents(self, shard: int, group: int, numbers: Sequence[int]) -> list[Located]:
         if not numbers:

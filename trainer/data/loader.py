@@ -109,7 +109,14 @@ class Loader:
     def __init__(self, run: RunConfig, *, host: int | tuple[int, ...] = 0, hosts: int = 1):
         self._run, self._parts, self._hosts = run, (host,) if isinstance(host, int) else host, hosts
         for part in self._parts:
-            _check_hosts(run, part, hosts)
+            if not 0 <= part < hosts:
+                raise ConfigError(f"the number of a host must be below that of all hosts, found host {part} of {hosts}.")
+            for step, size in run.batch.within(run.start_step, run.stop_step):
+                if size % hosts:
+                    raise ConfigError(
+                        f"the batch from step {step} must fall into equal parts, found {size} sequences for {hosts} hosts: "
+                        f"take a batch that {hosts} divides, or other hosts."
+                    )
         self._schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
         self._names = self._schedule.components()
         maps = build_maps()
@@ -276,17 +283,6 @@ def packing_of(run: RunConfig) -> dict[str, Any]:
     if run.packing == "chunk":
         return {"packing": "chunk", **answers}
     return {"packing": run.packing, "packing_version": PACKING_VERSION, **answers}
-
-
-def _check_hosts(run: RunConfig, host: int, hosts: int) -> None:
-    if not 0 <= host < hosts:
-        raise ConfigError(f"the number of a host must be below that of all hosts, found host {host} of {hosts}.")
-    for step, size in run.batch.within(run.start_step, run.stop_step):
-        if size % hosts:
-            raise ConfigError(
-                f"the batch from step {step} must fall into equal parts, found {size} sequences for {hosts} hosts: "
-                f"take a batch that {hosts} divides, or other hosts."
-            )
 
 
 def _begin_of_text(caches: dict[str, TokenCache]) -> int:

@@ -159,16 +159,12 @@ def read_spans(folder: Path, shard: Shard) -> Int[np.ndarray, "n 2"]:
     if len(content) != SPAN_BYTES * (shard.spans or 0):
         raise DataError(f"{path} must hold {shard.spans} spans, found {len(content)} bytes. Delete {folder} and prepare the data again.")
     spans = np.frombuffer(content, SPAN).reshape(-1, 2).astype(np.int64)
-    if not are_spans(spans, shard.tokens):
+    # Whether they ascend, do not overlap, are not empty, and lie within so many tokens
+    edges = spans.reshape(-1)
+    within = not len(edges) or (edges[0] >= 0 and edges[-1] <= shard.tokens)
+    if not bool(within and (np.diff(edges) >= 0).all() and (spans[:, 0] < spans[:, 1]).all()):
         raise DataError(f"{path} holds no ascending spans of {shard.tokens} tokens. Delete {folder} and prepare the data again.")
     return spans
-
-
-def are_spans(spans: Int[np.ndarray, "n 2"], tokens: int) -> bool:
-    """Whether they ascend, do not overlap, are not empty, and lie within so many tokens."""
-    edges = spans.reshape(-1)
-    within = not len(edges) or (edges[0] >= 0 and edges[-1] <= tokens)
-    return bool(within and (np.diff(edges) >= 0).all() and (spans[:, 0] < spans[:, 1]).all())
 
 
 def counted(spans: Int[np.ndarray, "n 2"], first: int, length: int) -> Bool[np.ndarray, " length"]:

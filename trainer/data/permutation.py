@@ -36,7 +36,14 @@ class TableFeistel:
     def __init__(self, length: int, key: int):
         self._length = length
         self._side = math.isqrt(length - 1) + 1
-        self._tables = draw_tables(self._side, key)
+        # A table a round, of `side` numbers below `side`
+        side = self._side
+        tables = np.empty((ROUNDS, side), np.uint32)
+        for number, table in enumerate(tables):
+            upper_bits = random_numbers(key, number * side, side) >> np.uint64(24)
+            table[:] = (upper_bits * np.uint64(side)) >> np.uint64(40)  # the share of 2^40, times the side
+        tables.setflags(write=False)
+        self._tables = tables
         views = [table.data for table in self._tables]  # memory views: indexing one is far quicker than indexing an array
         self._rounds = tuple(zip(views[::2], views[1::2], strict=True))
 
@@ -368,23 +375,10 @@ def walk(network: Callable[[np.ndarray], np.ndarray], indices: np.ndarray, lengt
     return places
 
 
-def draw_tables(side: int, key: int) -> np.ndarray:
-    """A table a round, of `side` numbers below `side`."""
-    tables = np.empty((ROUNDS, side), np.uint32)
-    for number, table in enumerate(tables):
-        upper_bits = random_numbers(key, number * side, side) >> np.uint64(24)
-        table[:] = (upper_bits * np.uint64(side)) >> np.uint64(40)  # the share of 2^40, times the side
-    tables.setflags(write=False)
-    return tables
-
-
 def random_numbers(key: int, start: int, count: int) -> np.ndarray:
     """Those from `start` on of SplitMix64's sequence (Steele et al., 2014): 64 bits each, no two alike."""
-    return splitmix64(np.arange(start + 1, start + count + 1, dtype=np.uint64) * GOLDEN_GAMMA + np.uint64(key))
-
-
-def splitmix64(x: np.ndarray) -> np.ndarray:
-    """Its finaliser: every bit of the result depends on every bit of `x`. Wraps around on purpose."""
+    # Its finaliser: every bit of the result depends on every bit of `x`. Wraps around on purpose
+    x = np.arange(start + 1, start + count + 1, dtype=np.uint64) * GOLDEN_GAMMA + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

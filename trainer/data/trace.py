@@ -194,7 +194,17 @@ class TracedOrder:
 
     def _sequences_of(self, component: Component, positions: np.ndarray) -> np.ndarray:
         sequences = np.full(len(positions), -1, np.int64)
-        stretches = self._stretches(component)
+        order, mixture = self.schedule.order, self.schedule.mixture
+        entries = mixture.within(max(order.first_step, mixture.root[0][0]), 1 + mixture.root[-1][0])
+        steps = [order.first_step, *(step for step, _ in entries[1:])]
+        firsts: list[int | None] = [*map(self.schedule.sequences_before, steps), None]
+        found: list[_Stretch] = []
+        for number, (_, shares) in enumerate(entries):
+            count = block_counts(shares, order).get(component, 0)
+            if count:
+                used = self.schedule.realised(order.first_step, steps[number]).get(component, 0)
+                found.append(_Stretch(firsts[number] or 0, firsts[number + 1], used, count))
+        stretches = found
         for number, stretch in enumerate(stretches):
             inside = positions >= stretch.used
             if number + 1 < len(stretches):
@@ -217,19 +227,6 @@ class TracedOrder:
         at = mine[np.searchsorted(drawn[mine], positions)]  # within a block a component's positions ascend
         assert (drawn[at] == positions).all(), f"the block from sequence {first} does not draw {component} as its counts say"
         return first + at
-
-    def _stretches(self, component: Component) -> list[_Stretch]:
-        order, mixture = self.schedule.order, self.schedule.mixture
-        entries = mixture.within(max(order.first_step, mixture.root[0][0]), 1 + mixture.root[-1][0])
-        steps = [order.first_step, *(step for step, _ in entries[1:])]
-        firsts: list[int | None] = [*map(self.schedule.sequences_before, steps), None]
-        found: list[_Stretch] = []
-        for number, (_, shares) in enumerate(entries):
-            count = block_counts(shares, order).get(component, 0)
-            if count:
-                used = self.schedule.realised(order.first_step, steps[number]).get(component, 0)
-                found.append(_Stretch(firsts[number] or 0, firsts[number + 1], used, count))
-        return found
 
     def _updates_of(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments = self.batch.within(self.schedule.order.first_step, self.stop_update)

@@ -69,7 +69,8 @@ def attend_in_parts(
     parts: int = jax.sharding.get_abstract_mesh().shape[CONTEXT_AXIS]
     own = query.shape[1] // parts
     arrays: tuple[Any, ...] = ()
-    heads = query.shape[2] // _cut_heads(query.shape)
+    axis = activation_spec(query.shape, "bthe")[2]
+    heads = query.shape[2] // (1 if axis is None else jax.sharding.get_abstract_mesh().shape[axis])
     if sliding_window is not None and sliding_window - 1 <= own:
         before = keys_before(sliding_window, own, kernel)
         local = partial(_attend_window, before=before, mix=_window_kernel(kernel, heads, own, before, sliding_window, interpret))
@@ -90,11 +91,6 @@ def attend_in_parts(
         tuple(PartitionSpec(*[None] * (leaf.ndim > 1), CONTEXT_AXIS) for leaf in arrays),
     )
     return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(query, key, value, segment_ids, arrays)
-
-
-def _cut_heads(shape: tuple[int, ...]) -> int:
-    axis = activation_spec(shape, "bthe")[2]
-    return 1 if axis is None else jax.sharding.get_abstract_mesh().shape[axis]
 
 
 def keys_before(sliding_window: int, own: int, kernel: str) -> int:
@@ -296,19 +292,17 @@ def refusal(kernel: str, platform: str, operands: Operands) -> str | None:
             "(execution.mesh, seq_len)"
         )
     if kernel == "cudnn":
-        return _cudnn_refusal(platform, operands)
-    return None
-
-
-def _cudnn_refusal(platform: str, operands: Operands) -> str | None:
-    if platform not in ("gpu", "cuda"):
-        return f"needs an NVIDIA GPU, found {platform}"
-    if operands.context > 1:
-        return f"has no mask for queries that are a part of a row, found context {operands.context} in execution.mesh"
-    if operands.dtype not in CUDNN_DTYPES:
-        return f"needs queries, keys and values in {' or '.join(CUDNN_DTYPES)} (compute_dtype, float32_attention), found {operands.dtype}"
-    if operands.head_dim % 8 or operands.head_dim > CUDNN_MAX_HEAD_DIM:
-        return f"needs a head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, found {operands.head_dim}"
-    if operands.seq_len % 2:
-        return f"needs rows of an even number of tokens to mask segments, found {operands.seq_len}"
+        if platform not in ("gpu", "cuda"):
+            return f"needs an NVIDIA GPU, found {platform}"
+        if operands.context > 1:
+            return f"has no mask for queries that are a part of a row, found context {operands.context} in execution.mesh"
+        if operands.dtype not in CUDNN_DTYPES:
+            return (
+                f"needs queries, keys and values in {' or '.join(CUDNN_DTYPES)} (compute_dtype, float32_attention), found {operands.dtype}"
+            )
+        if operands.head_dim % 8 or operands.head_dim > CUDNN_MAX_HEAD_DIM:
+            return f"needs a head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, found {operands.head_dim}"
+        if operands.seq_len % 2:
+            return f"needs rows of an even number of tokens to mask segments, found {operands.seq_len}"
+        return None
     return None

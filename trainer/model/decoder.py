@@ -224,7 +224,11 @@ def attention(
 ) -> tuple[Float[Array, "b t d"], Any]:
     """What attention adds to the residual stream, its norms included; and what `attend` keeps."""
     x = rms_norm(x, weights["attention_norm"], config)
-    query, key, value = project_heads(weights, x, kind, config)
+    # Queries, keys and values of every head; queries and keys normalised over the head's dimensions where the model does so
+    query, key, value = (multiply(x, weights[name]) for name in ("query", "key", "value"))
+    if kind.has_qk_norm:
+        query = rms_norm(query, weights["query_norm"], config)
+        key = rms_norm(key, weights["key_norm"], config)
     if kind.has_rope:
         query = rotate(query, rotation)
         key = rotate(key, rotation)
@@ -236,17 +240,6 @@ def attention(
         mixed = mixed * jax.nn.sigmoid(multiply(x, weights["attention_gate"]))
     added = multiply(mixed.reshape(*x.shape[:2], -1), weights["output"].reshape(-1, config.d_model))
     return rms_norm(added, weights["attention_post_norm"], config) if kind.has_post_norms else added, kept
-
-
-def project_heads(
-    weights: Params, x: Float[Array, "b t d"], kind: LayerKind, config: ModelConfig
-) -> tuple[Float[Array, "b t h e"], Float[Array, "b t k e"], Float[Array, "b t k e"]]:
-    """Queries, keys and values of every head; queries and keys normalised over the head's dimensions where the model does so."""
-    query, key, value = (multiply(x, weights[name]) for name in ("query", "key", "value"))
-    if kind.has_qk_norm:
-        query = rms_norm(query, weights["query_norm"], config)
-        key = rms_norm(key, weights["key_norm"], config)
-    return query, key, value
 
 
 def mlp(

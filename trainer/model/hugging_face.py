@@ -154,9 +154,30 @@ def write_folder(
         _write_json(staged / "generation_config.json", ends)
         for name, content in (tokenizer.files if tokenizer else {}).items():
             (staged / name).write_bytes(content)
-        _write_weights(staged, params, config, dtype)
+        wanted = places(config)
+        itemsize = jnp.dtype(dtype).itemsize
+        shards: list[list[Place]] = [[]]
+        room = MAX_SHARD_BYTES
+        for place in wanted:
+            size = itemsize * int(np.prod(place.shape))
+            if shards[-1] and size > room:
+                shards.append([])
+                room = MAX_SHARD_BYTES
+            shards[-1].append(place)
+            room -= size
+        names = (
+            [SINGLE_NAME] if len(shards) == 1 else [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+        )
+        tensors = to_tensors(params, config)
+        for name, shard in zip(names, shards, strict=True):
+            save_file({tensor: array.astype(dtype) for tensor, array in (next(tensors) for _ in shard)}, staged / name, {"format": "pt"})
+        if len(shards) > 1:
+            total = count_parameters(config) * jnp.dtype(dtype).itemsize
+            where = {place.tensor: name for name, shard in zip(names, shards, strict=True) for place in shard}
+            _write_json(staged / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": where})
         for path in staged.iterdir():
-            _sync(path)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
 
 
 def read_folder(folder: Path, *, computation: Computation = Computation()) -> tuple[Params, ModelConfig]:  # noqa: B008  # a frozen tuple
@@ -170,7 +191,29 @@ def read_folder(folder: Path, *, computation: Computation = Computation()) -> tu
     with ExitStack() as stack:
         files = [stack.enter_context(_opened(path)) for path in _weight_files(folder)]
         holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118  # not a mapping
-        _check_tensors(folder, holders, config)
+        wanted = {place.tensor: place for place in places(config)}
+        unexpected = sorted(set(holders) - {place.tensor for place in places(config)})
+        if config.tied_head and HEAD_NAME in unexpected and EMBEDDING_NAME in holders:
+            head, embedding = (_tensor(holders[name], name) for name in (HEAD_NAME, EMBEDDING_NAME))
+            if np.array_equal(head, embedding):
+                unexpected.remove(HEAD_NAME)
+        for what, names in (("misses", [name for name in wanted if name not in holders]), ("has unexpected", unexpected)):
+            if names:
+                more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+                raise CheckpointError(
+                    f"{folder} {what} tensors: {', '.join(names[:SHOWN_NAMES])}{more}. It must hold exactly what its config.json describes."
+                )
+        for name, place in wanted.items():
+            found = holders[name].get_slice(name)
+            if tuple(found.get_shape()) != place.stored_shape:
+                raise CheckpointError(
+                    f"{name} in {folder} must have the shape {list(place.stored_shape)}, found {list(found.get_shape())}: "
+                    "its config.json is of another model."
+                )
+            if found.get_dtype() not in FLOAT_TYPES:
+                raise CheckpointError(
+                    f"{name} in {folder} must be of the type {', '.join(sorted(FLOAT_TYPES))}, found {found.get_dtype()}."
+                )
         return from_tensors(lambda name: _tensor(holders[name], name), config), config
 
 
@@ -198,31 +241,6 @@ def _appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _write_weights(folder: Path, params: Params, config: ModelConfig, dtype: DTypeName) -> None:
-    shards = _shards(places(config), itemsize=jnp.dtype(dtype).itemsize)
-    names = [SINGLE_NAME] if len(shards) == 1 else [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
-    tensors = to_tensors(params, config)
-    for name, shard in zip(names, shards, strict=True):
-        save_file({tensor: array.astype(dtype) for tensor, array in (next(tensors) for _ in shard)}, folder / name, {"format": "pt"})
-    if len(shards) > 1:
-        total = count_parameters(config) * jnp.dtype(dtype).itemsize
-        where = {place.tensor: name for name, shard in zip(names, shards, strict=True) for place in shard}
-        _write_json(folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": where})
-
-
-def _shards(wanted: list[Place], *, itemsize: int) -> list[list[Place]]:
-    shards: list[list[Place]] = [[]]
-    room = MAX_SHARD_BYTES
-    for place in wanted:
-        size = itemsize * int(np.prod(place.shape))
-        if shards[-1] and size > room:
-            shards.append([])
-            room = MAX_SHARD_BYTES
-        shards[-1].append(place)
-        room -= size
-    return shards
-
-
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE_NAME).exists():
         return [folder / SINGLE_NAME]
@@ -240,34 +258,6 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged: {error}. Fetch or export it again.") from None
-
-
-def _check_tensors(folder: Path, holders: Mapping[str, Any], config: ModelConfig) -> None:
-    wanted = {place.tensor: place for place in places(config)}
-    for what, names in (("misses", [name for name in wanted if name not in holders]), ("has unexpected", _unexpected(holders, config))):
-        if names:
-            more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-            raise CheckpointError(
-                f"{folder} {what} tensors: {', '.join(names[:SHOWN_NAMES])}{more}. It must hold exactly what its config.json describes."
-            )
-    for name, place in wanted.items():
-        found = holders[name].get_slice(name)
-        if tuple(found.get_shape()) != place.stored_shape:
-            raise CheckpointError(
-                f"{name} in {folder} must have the shape {list(place.stored_shape)}, found {list(found.get_shape())}: "
-                "its config.json is of another model."
-            )
-        if found.get_dtype() not in FLOAT_TYPES:
-            raise CheckpointError(f"{name} in {folder} must be of the type {', '.join(sorted(FLOAT_TYPES))}, found {found.get_dtype()}.")
-
-
-def _unexpected(holders: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    unexpected = sorted(set(holders) - {place.tensor for place in places(config)})
-    if config.tied_head and HEAD_NAME in unexpected and EMBEDDING_NAME in holders:
-        head, embedding = (_tensor(holders[name], name) for name in (HEAD_NAME, EMBEDDING_NAME))
-        if np.array_equal(head, embedding):
-            unexpected.remove(HEAD_NAME)
-    return unexpected
 
 
 def _tensor(file: Any, name: str) -> np.ndarray:
@@ -293,8 +283,3 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} must hold one JSON object, found {type(found).__name__}.")
     return found
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

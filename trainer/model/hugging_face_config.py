@@ -63,31 +63,6 @@ class Computation(NamedTuple):
     attend_within_documents: bool = True
 
 
-def to_afmoe(config: ModelConfig) -> dict[str, Any]:
-    """What a model with experts says beside the fields of every family.
-
-    Raises:
-        ConfigError: their class has a part that the model has not, or the model scales embeddings by another number.
-    """
-    assert config.experts is not None
-    lacking = [name for name in ("attention_gate", "post_norms", "qk_norm") if not getattr(config, name)]
-    lacking += ["global_attention_every"] if config.global_attention_every is None else []
-    if lacking:
-        raise ConfigError(f"{AFMOE} always has {', '.join(lacking)}, and the model has not: it cannot be exported.")
-    if config.embedding_scale != 1.0 and not math.isclose(config.embedding_scale, math.sqrt(config.d_model), rel_tol=1e-6):
-        raise ConfigError(
-            f"{AFMOE} multiplies embeddings by 1 or √d_model = {math.sqrt(config.d_model):g}, found embedding_scale "
-            f"{config.embedding_scale:g}: such a model cannot be exported."
-        )
-    return {
-        **{theirs: getattr(config.experts, ours) for ours, theirs in EXPERT_FIELDS.items()},
-        "global_attn_every_n_layers": config.global_attention_every,
-        "sliding_window": config.sliding_window,
-        "layer_types": layer_types(config.num_layers, config.global_attention_every or 1),
-        "mup_enabled": config.embedding_scale != 1.0,
-    }
-
-
 def from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
     """Our fields beside those of every family. What a folder cannot say is off: balancing, its loss, and the cut-off of fresh weights.
 
@@ -101,9 +76,16 @@ def from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
     if missing := sorted(name for name in wanted if found.get(name) is None):
         raise CheckpointError(f"config.json must name {', '.join(missing)}, and does not.")
     experts = Experts(**{ours: found[theirs] for ours, theirs in EXPERT_FIELDS.items()}, balancing=None, sequence_loss=0.0)
+    layers: int = found["num_hidden_layers"]
+    every = found.get("global_attn_every_n_layers")
+    if every is None:
+        every = (found.get("layer_types") or [GLOBAL]).index(GLOBAL) + 1
+    kinds = found.get("layer_types")
+    if kinds is not None and kinds != layer_types(layers, every):
+        raise CheckpointError(f"one layer in {every} must be {GLOBAL} and the others {LOCAL}, found {kinds} in config.json.")
     return {
         "experts": experts,
-        "global_attention_every": _global_every(found),
+        "global_attention_every": every,
         "sliding_window": found["sliding_window"],
         "embedding_scale": math.sqrt(found["hidden_size"]) if found.get("mup_enabled") else 1.0,
         "attention_gate": True,
@@ -114,17 +96,6 @@ def from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
 def layer_types(num_layers: int, every: int) -> list[str]:
     """Their names of the layers' attention."""
     return [GLOBAL if (layer + 1) % every == 0 else LOCAL for layer in range(num_layers)]
-
-
-def _global_every(found: dict[str, Any]) -> int:
-    layers: int = found["num_hidden_layers"]
-    every = found.get("global_attn_every_n_layers")
-    if every is None:
-        every = (found.get("layer_types") or [GLOBAL]).index(GLOBAL) + 1
-    kinds = found.get("layer_types")
-    if kinds is not None and kinds != layer_types(layers, every):
-        raise CheckpointError(f"one layer in {every} must be {GLOBAL} and the others {LOCAL}, found {kinds} in config.json.")
-    return every
 
 
 def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
@@ -164,21 +135,6 @@ def _class_of(config: ModelConfig) -> str:
         raise ConfigError(f"only {AFMOE}, which has experts, has {', '.join(found)}: a model without experts cannot be exported with it.")
     if config.qk_norm:
         return QWEN3
-    _check_llama(config)
-    return LLAMA
-
-
-def _only_of(architecture: str, config: ModelConfig) -> dict[str, Any]:
-    match architecture:
-        case "LlamaForCausalLM":
-            return {"mlp_bias": False}
-        case "Qwen3ForCausalLM":
-            return _sliding_window(config)
-        case _:
-            return to_afmoe(config)
-
-
-def _check_llama(config: ModelConfig) -> None:
     if config.sliding_window is not None:
         raise ConfigError(
             f"{LLAMA} has no sliding window, found one of {config.sliding_window} tokens in a model without QK-norm: only a model with "
@@ -189,17 +145,41 @@ def _check_llama(config: ModelConfig) -> None:
             f"{LLAMA} needs a d_model that is a multiple of num_query_heads, found {config.d_model} and {config.num_query_heads}: "
             "such a model cannot be exported."
         )
+    return LLAMA
 
 
-def _sliding_window(config: ModelConfig) -> dict[str, Any]:
-    on = config.sliding_window is not None
-    kind = "sliding_attention" if on else "full_attention"
-    return {
-        "use_sliding_window": on,
-        "sliding_window": config.sliding_window,
-        "max_window_layers": 0 if on else config.num_layers,
-        "layer_types": [kind] * config.num_layers,
-    }
+def _only_of(architecture: str, config: ModelConfig) -> dict[str, Any]:
+    match architecture:
+        case "LlamaForCausalLM":
+            return {"mlp_bias": False}
+        case "Qwen3ForCausalLM":
+            on = config.sliding_window is not None
+            kind = "sliding_attention" if on else "full_attention"
+            return {
+                "use_sliding_window": on,
+                "sliding_window": config.sliding_window,
+                "max_window_layers": 0 if on else config.num_layers,
+                "layer_types": [kind] * config.num_layers,
+            }
+        case _:
+            # What a model with experts says beside the fields of every family
+            assert config.experts is not None
+            lacking = [name for name in ("attention_gate", "post_norms", "qk_norm") if not getattr(config, name)]
+            lacking += ["global_attention_every"] if config.global_attention_every is None else []
+            if lacking:
+                raise ConfigError(f"{AFMOE} always has {', '.join(lacking)}, and the model has not: it cannot be exported.")
+            if config.embedding_scale != 1.0 and not math.isclose(config.embedding_scale, math.sqrt(config.d_model), rel_tol=1e-6):
+                raise ConfigError(
+                    f"{AFMOE} multiplies embeddings by 1 or √d_model = {math.sqrt(config.d_model):g}, found embedding_scale "
+                    f"{config.embedding_scale:g}: such a model cannot be exported."
+                )
+            return {
+                **{theirs: getattr(config.experts, ours) for ours, theirs in EXPERT_FIELDS.items()},
+                "global_attn_every_n_layers": config.global_attention_every,
+                "sliding_window": config.sliding_window,
+                "layer_types": layer_types(config.num_layers, config.global_attention_every or 1),
+                "mup_enabled": config.embedding_scale != 1.0,
+            }
 
 
 def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelConfig:
@@ -208,7 +188,14 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
     Raises:
         CheckpointError: it is of another kind, a number is missing or not possible, or it asks for what the decoder does not do.
     """
-    architecture = _architecture(found)
+    by_type = {kind: architecture for architecture, kind in MODEL_TYPES.items()}
+    kind = str(found.get("model_type"))
+    named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
+    if len(named) != 1 or named[0] not in MODEL_TYPES:
+        raise CheckpointError(
+            f"the architecture must be {LLAMA}, {QWEN3} or {AFMOE}, found {', '.join(named)} in config.json: this decoder has no other."
+        )
+    architecture = named[0]
     for name, value in MUST_BE.items():
         if found.get(name, value) != value:
             raise CheckpointError(f"config.json must have {name} {value!r}, found {found[name]!r}: this decoder has no other.")
@@ -228,17 +215,6 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
         )
     except ValidationError as error:
         raise CheckpointError(f"config.json describes no possible model: {join_problems(error)}.") from None
-
-
-def _architecture(found: dict[str, Any]) -> str:
-    by_type = {kind: architecture for architecture, kind in MODEL_TYPES.items()}
-    kind = str(found.get("model_type"))
-    named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
-    if len(named) != 1 or named[0] not in MODEL_TYPES:
-        raise CheckpointError(
-            f"the architecture must be {LLAMA}, {QWEN3} or {AFMOE}, found {', '.join(named)} in config.json: this decoder has no other."
-        )
-    return named[0]
 
 
 def _rope(found: dict[str, Any]) -> Rope:

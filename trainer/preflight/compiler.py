@@ -47,14 +47,6 @@ def read_memory(report: str, buffers: str) -> Memory:
     return Memory(arguments=arguments, temporaries=max(peak - arguments, 0), peak=peak, host=totals.get(HOST, 0))
 
 
-def read_analysis(analysis: Any) -> Memory:
-    """What an executable that is here says of itself, a device: results that take the place of arguments are counted once."""
-    arguments = int(analysis.argument_size_in_bytes)
-    results = max(int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes), 0)
-    temporaries = int(analysis.temp_size_in_bytes) + results
-    return Memory(arguments=arguments, temporaries=temporaries, peak=arguments + temporaries, host=0)
-
-
 def read_refusal(message: str) -> tuple[int, int] | None:
     """Bytes that were needed and that there are, where the compiler refused for memory."""
     found = REFUSED.search(message) or USED.search(message)
@@ -86,7 +78,15 @@ class Compiled(NamedTuple):
 def describe_devices(topology: Topology) -> list[Any]:
     """The devices of the slices, which are not here."""
     if topology.platform == "cpu":
-        return cpu_devices(topology)
+        # Devices of this machine's CPU
+        wanted = topology.devices or 1
+        found = jax.devices("cpu")
+        if len(found) < wanted:
+            raise ConfigError(
+                f"{topology.name} needs {wanted} devices of this CPU, found {len(found)}: start with "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
+            )
+        return found[:wanted]
     options: dict[str, Any] = {"num_slices": topology.num_slices} if topology.num_slices > 1 else {}
     options |= {"chip_config_name": topology.chip_config} if topology.chip_config else {}
     options |= {"chips_per_host_bounds": topology.chips_per_host} if topology.chips_per_host else {}
@@ -142,10 +142,21 @@ def examine(spec: Spec, dump: Path) -> Result:
     started = time.monotonic()
     lowered = lower_step(run, devices)
     lower_seconds = time.monotonic() - started
-    flops = _flops_by_xla(lowered)
+    # XLA's count for the whole batch. jax has no public way to it for devices that are not here
+    from jax._src import lib  # see above
+
+    count = getattr(getattr(getattr(lib, "xla_client", None), "_xla", None), "hlo_module_cost_analysis", None)
+    if count is None:
+        flops = None
+    else:
+        analysis = count(jax.devices("cpu")[0].client, lowered.compiler_ir("hlo").as_hlo_module())
+        flops = float(analysis["flops"])
     compiled = compile_into(lowered, dump, machine_code=spec.machine_code)
-    memory = _read_memory(dump)
-    module = _read_module(dump)
+    report = _file(dump, REPORT)
+    buffers = next((path for path in dump.glob("*.txt") if re.search(rf"-{BUFFERS}\.txt$", path.name)), None)
+    memory = read_memory(report.read_text(), buffers.read_text()) if report and buffers else None
+    path = _file(dump, MODULE)
+    module = Module(path.read_text()) if path else None
     return Result(
         refusal=compiled.refusal,
         memory=memory,
@@ -161,18 +172,6 @@ def examine(spec: Spec, dump: Path) -> Result:
     )
 
 
-def cpu_devices(topology: Topology) -> list[Any]:
-    """Devices of this machine's CPU."""
-    wanted = topology.devices or 1
-    found = jax.devices("cpu")
-    if len(found) < wanted:
-        raise ConfigError(
-            f"{topology.name} needs {wanted} devices of this CPU, found {len(found)}: start with "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
-        )
-    return found[:wanted]
-
-
 def examine_on_cpu(spec: Spec, run: RunConfig, devices: list[Any]) -> Result:
     """Compile the step for devices that are here: memory is what the executable says of itself, exactly what the trainer will run.
 
@@ -184,9 +183,14 @@ def examine_on_cpu(spec: Spec, run: RunConfig, devices: list[Any]) -> Result:
     compiled = lowered.compile()
     seconds = time.monotonic() - started
     module = Module(compiled.as_text())
+    # What an executable that is here says of itself, a device: results that take the place of arguments are counted once
+    analysis = compiled.memory_analysis()
+    arguments = int(analysis.argument_size_in_bytes)
+    results = max(int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes), 0)
+    temporaries = int(analysis.temp_size_in_bytes) + results
     return Result(
         refusal=None,
-        memory=read_analysis(compiled.memory_analysis()),
+        memory=Memory(arguments=arguments, temporaries=temporaries, peak=arguments + temporaries, host=0),
         limit_bytes=0,
         collectives=read_collectives(module, spec.execution.mesh, spec.topology.num_slices) if len(devices) > 1 else (),
         hbm_bytes=round(compiled.cost_analysis().get("bytes accessed", 0.0)),
@@ -237,28 +241,6 @@ def is_assigned(dump: Path) -> bool:
 
 def _file(dump: Path, kind: str) -> Path | None:
     return next(iter(dump.glob(f"*{kind}*")), None)
-
-
-def _read_memory(dump: Path) -> Memory | None:
-    report = _file(dump, REPORT)
-    buffers = next((path for path in dump.glob("*.txt") if re.search(rf"-{BUFFERS}\.txt$", path.name)), None)
-    return read_memory(report.read_text(), buffers.read_text()) if report and buffers else None
-
-
-def _read_module(dump: Path) -> Module | None:
-    path = _file(dump, MODULE)
-    return Module(path.read_text()) if path else None
-
-
-def _flops_by_xla(lowered: Any) -> float | None:
-    """XLA's count for the whole batch. jax has no public way to it for devices that are not here."""
-    from jax._src import lib  # see above
-
-    count = getattr(getattr(getattr(lib, "xla_client", None), "_xla", None), "hlo_module_cost_analysis", None)
-    if count is None:
-        return None
-    analysis = count(jax.devices("cpu")[0].client, lowered.compiler_ir("hlo").as_hlo_module())
-    return float(analysis["flops"])
 
 
 def _most_memory_bytes() -> int:

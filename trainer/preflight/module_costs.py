@@ -71,7 +71,14 @@ def _moved(module: Module, here: dict[str, Instruction], instruction: Instructio
         return 0
     shapes = [here[name].shape for name in instruction.operands if name in here]
     if instruction.opcode == "fusion":
-        return _moved_by_fusion(module, instruction, shapes)
+        inside = _inside(module, instruction)
+        parameters = _parameters(inside)
+        read = sum(
+            _read(module, inside, parameters[number], hbm_bytes(shape)) if number in parameters else hbm_bytes(shape)
+            for number, shape in enumerate(shapes)
+        )
+        roots = [each for each in inside.values() if each.is_root]
+        return read + (_written(module, inside, roots[0], instruction) if roots else hbm_bytes(instruction.shape))
     if instruction.opcode in ("slice", "dynamic-slice") or _is_gather(here, instruction):
         return 2 * hbm_bytes(instruction.shape)
     if instruction.opcode == RAGGED and shapes:
@@ -91,17 +98,6 @@ def _is_gather(here: dict[str, Instruction], instruction: Instruction) -> bool:
         return False
     values, numbers = (here[name].shape if name in here else "" for name in instruction.operands)
     return numbers.startswith("s32[") and values.partition("[")[0] == instruction.shape.partition("[")[0]
-
-
-def _moved_by_fusion(module: Module, fusion: Instruction, shapes: list[str]) -> int:
-    inside = _inside(module, fusion)
-    parameters = _parameters(inside)
-    read = sum(
-        _read(module, inside, parameters[number], hbm_bytes(shape)) if number in parameters else hbm_bytes(shape)
-        for number, shape in enumerate(shapes)
-    )
-    roots = [each for each in inside.values() if each.is_root]
-    return read + (_written(module, inside, roots[0], fusion) if roots else hbm_bytes(fusion.shape))
 
 
 def _inside(module: Module, fusion: Instruction) -> dict[str, Instruction]:
@@ -261,27 +257,23 @@ def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Fo
 def _found(instruction: Instruction, place: str, mesh: Mesh, num_slices: int) -> Found | None:
     kind = "all-to-all" if instruction.opcode == RAGGED else instruction.opcode.removesuffix("-start")
     if kind in KINDS:
-        return _on_links(instruction, kind, place, mesh, num_slices)
+        group = first_group(instruction.rest, mesh) if kind != "collective-permute" else first_pair(instruction.rest)
+        if len(group) < 2:
+            return None
+        payload = total_bytes(instruction.shape)
+        if instruction.opcode.endswith("-start"):
+            payload = max(array.bytes for array in arrays(instruction.shape))
+        if kind == "reduce-scatter":
+            payload *= len(group)
+        if kind == "all-reduce" and "reduce-scatter" in place:
+            kind = "reduce-scatter"
+        return Found(kind, "×".join(axes_of(group, mesh)), link_of(group, mesh, num_slices), payload, len(group), 1)
     between = BETWEEN_SLICES.search(instruction.rest) if instruction.opcode == "send" else None
     if between is None:
         return None
     kind = between.group(1).lower().replace("_", "-")
     kind = kind if kind in KINDS else "collective-permute"
     return Found(kind, "replica", "dcn", arrays(instruction.shape)[0].bytes, num_slices, 1)
-
-
-def _on_links(instruction: Instruction, kind: str, place: str, mesh: Mesh, num_slices: int) -> Found | None:
-    group = first_group(instruction.rest, mesh) if kind != "collective-permute" else first_pair(instruction.rest)
-    if len(group) < 2:
-        return None
-    payload = total_bytes(instruction.shape)
-    if instruction.opcode.endswith("-start"):
-        payload = max(array.bytes for array in arrays(instruction.shape))
-    if kind == "reduce-scatter":
-        payload *= len(group)
-    if kind == "all-reduce" and "reduce-scatter" in place:
-        kind = "reduce-scatter"
-    return Found(kind, "×".join(axes_of(group, mesh)), link_of(group, mesh, num_slices), payload, len(group), 1)
 
 
 def link_of(group: list[int], mesh: Mesh, num_slices: int) -> Link:

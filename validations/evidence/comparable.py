@@ -76,7 +76,16 @@ def compare(name: str, result: Result, evaluation: Evaluation, parent: Evaluatio
     Raises:
         DataError: a learning rate is not one.
     """
-    limited = _limited(result)
+    # Why a score is not that of the whole benchmark; empty where it is
+    setting = result.get("setting")
+    if setting is None:
+        limited = "the evaluation does not say how it was put"
+    else:
+        asked, items = setting["asked"], setting["items"]
+        if asked == items == result["items"]:
+            limited = ""
+        else:
+            limited = f"only {min(asked, result['items']):,} of its {items:,} items were asked, which are the first and no sample"
     if parent is None:
         return Comparison(name, None, limited, "", False, False, "there is no phase before it")
     phase = str(parent.get("phase", "the parent"))
@@ -131,17 +140,6 @@ def _stage(share: float) -> int:
     if share >= STEADY_SHARE * (1 - ROUNDING):
         return 0
     return 2 if share <= ANNEALED_SHARE * (1 + ROUNDING) else 1
-
-
-def _limited(result: Result) -> str:
-    """Why a score is not that of the whole benchmark; empty where it is."""
-    setting = result.get("setting")
-    if setting is None:
-        return "the evaluation does not say how it was put"
-    asked, items = setting["asked"], setting["items"]
-    if asked == items == result["items"]:
-        return ""
-    return f"only {min(asked, result['items']):,} of its {items:,} items were asked, which are the first and no sample"
 
 
 def _differences(result: Result, theirs: Result) -> str:

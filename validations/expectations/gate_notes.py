@@ -37,7 +37,7 @@ def _note(comparison: Row, benchmark: Row, change: Row | None, asked: Sequence[R
     difference = f"{change['difference']:+.3f} ({change['low']:+.3f} to {change['high']:+.3f})"
     beside = f"{score}, {difference} to {change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items."
     seen = [_seen(what, row) for what, row in zip(("fall", "rise"), asked, strict=True)]
-    return " ".join(filter(None, (beside, *seen, _spread(change), f"{_capital(why_not)}." if why_not else "")))
+    return " ".join(filter(None, (beside, *seen, _spread(change), f"{(why_not[:1].upper() + why_not[1:])}." if why_not else "")))
 
 
 def _seen(what: str, change: Row | None) -> str:
@@ -108,7 +108,3 @@ def _exposure(table: pd.DataFrame) -> tuple[str, ...]:
 def _by_name(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     rows: Sequence[dict[str, Any]] = table.to_dict("records")  # pyright: ignore[reportAssignmentType]  # the names are text
     return {str(row["name"]): row for row in rows}
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -113,17 +113,15 @@ def _read_result(result: dict[str, Any], check: Check) -> CheckResult:
         return CheckResult(check, name, "broken", message, ())
     measured = result["result"]
     failing = tuple(measured.get("unexpected_index_list") or ())
-    observed = _observed(measured)
-    return CheckResult(check, name, "passed" if result["success"] else "failed", observed, failing)
-
-
-def _observed(measured: dict[str, Any]) -> str:
     if "unexpected_count" in measured:
-        return f"{measured['unexpected_count']} of {measured['element_count']} rows fail"
-    if "partial_missing_list" in measured:
-        return "missing: " + (", ".join(map(str, measured["partial_missing_list"])) or "none")
-    value = measured["observed_value"]
-    return ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
+        observed = f"{measured['unexpected_count']} of {measured['element_count']} rows fail"
+    else:
+        if "partial_missing_list" in measured:
+            observed = "missing: " + (", ".join(map(str, measured["partial_missing_list"])) or "none")
+        else:
+            value = measured["observed_value"]
+            observed = ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
+    return CheckResult(check, name, "passed" if result["success"] else "failed", observed, failing)
 
 
 def _exception_message(exception_info: dict[str, Any]) -> str | None:

@@ -69,7 +69,11 @@ def accept(result: CheckResult, tables: Mapping[str, pd.DataFrame], accepts: Seq
     if result.outcome != "failed" or not result.failing_rows or not mine:
         return result
     table = tables[check.table].reset_index(drop=True)
-    rows = _spoken_for(check, table, result.failing_rows)
+    if check.speaks_for is None:
+        rows = result.failing_rows
+    else:
+        others = (row for row, passes in enumerate(table[check.speaks_for.passes].tolist()) if not passes)
+        rows = tuple(sorted({*result.failing_rows, *others}))
     cells = {row: _cells(table, row) for row in rows}
     covering = {row: next((one for one in mine if one.covers(cells[row])), None) for row in rows}
     left = tuple(row for row in rows if covering[row] is None)
@@ -126,14 +130,6 @@ def _cells(table: pd.DataFrame, row: int) -> dict[str, Any]:
     """The cells of a row that hold something."""
     cells = {str(column): table[column].iloc[row] for column in table.columns}
     return {column: value for column, value in cells.items() if value is not pd.NA}
-
-
-def _spoken_for(check: Check, table: pd.DataFrame, failing: tuple[int, ...]) -> tuple[int, ...]:
-    """The failing rows with all others that they speak for, in the table's order."""
-    if check.speaks_for is None:
-        return failing
-    others = (row for row, passes in enumerate(table[check.speaks_for.passes].tolist()) if not passes)
-    return tuple(sorted({*failing, *others}))
 
 
 def told_rows(check: Check, table: pd.DataFrame, rows: tuple[int, ...]) -> tuple[int, ...]:

@@ -207,30 +207,19 @@ def levels_of(losses: Floats, stretch: Stretch) -> Levels | None:
     values = losses[places]
     medians = np.array([np.median(values[first:last]) for first, last in pairwise(edges)])
     within_blocks = math.sqrt(math.pi / 2) * _spread(np.diff(values)) / math.sqrt(2) / math.sqrt(len(places) / count)
-    noise = max(within_blocks, _noise_among(medians))
-    return Levels(_levelled(medians, noise), noise, places[edges[:-1]])
-
-
-def _levelled(medians: Floats, noise: float) -> Floats:
-    """The medians, without the blocks that are spikes: a change that stays is never between its neighbours."""
-    neighbours = np.stack([np.roll(medians, 1), medians, np.roll(medians, -1)])
-    middle = np.median(neighbours, axis=0)
-    stands_out = np.abs(medians - middle) > CERTAINTY * noise
-    stands_out[[0, -1]] = False
-    return np.where(stands_out, middle, medians)
-
-
-def _noise_among(medians: Floats) -> float:
-    """The noise of one block, from how blocks, and means of two and of four, scatter around straight lines through their neighbours.
-
-    Noise that lasts longer than a block shows in the means.
-    """
+    # The noise of one block, from how blocks, and means of two and of four, scatter around straight lines through their neighbours
     found: list[float] = []
     for width in (1, 2, 4):
         points = medians[: len(medians) // width * width].reshape(-1, width).mean(axis=1)
         if len(points) >= MIN_BLOCKS:
             found.append(math.sqrt(width / 6) * _spread(points[:-2] - 2 * points[1:-1] + points[2:]))
-    return max(found)
+    noise = max(within_blocks, max(found))
+    # The medians, without the blocks that are spikes: a change that stays is never between its neighbours
+    neighbours = np.stack([np.roll(medians, 1), medians, np.roll(medians, -1)])
+    middle = np.median(neighbours, axis=0)
+    stands_out = np.abs(medians - middle) > CERTAINTY * noise
+    stands_out[[0, -1]] = False
+    return Levels(np.where(stands_out, middle, medians), noise, places[edges[:-1]])
 
 
 def _fallen(rates: Floats, stretch: Stretch) -> Stretch:
@@ -265,7 +254,10 @@ def _shifts(levels: Levels, metrics: Metrics, *, needs_evaluation: bool) -> Iter
     count = len(levels.values)
     for before in _widths(levels)[1:]:
         for after in {before, max(3, count // 16)}:
-            kernel = _step_kernel(before, after)
+            # Weights that give the step, by least squares, of a line with a step after `before` of `before + after` points
+            places = np.arange(before + after, dtype=np.float64)
+            design = np.stack([np.ones_like(places), places - places.mean(), (places >= before).astype(np.float64)])
+            kernel: Floats = np.linalg.pinv(design.T)[2]
             resolution = CERTAINTY * levels.noise * float(np.linalg.norm(kernel))
             for first, estimate in enumerate(np.correlate(levels.values, kernel, mode="valid").tolist()):
                 ends = levels.rows[first], levels.rows[min(first + before + after, count - 1)]
@@ -273,13 +265,6 @@ def _shifts(levels: Levels, metrics: Metrics, *, needs_evaluation: bool) -> Iter
                 if not math.isnan(moved):
                     certain = max(0.0, abs(estimate) - resolution - moved)
                     yield Change(certain, estimate, int(metrics.steps[levels.rows[first + before]]), resolution, moved)
-
-
-def _step_kernel(before: int, after: int) -> Floats:
-    """Weights that give the step, by least squares, of a line with a step after `before` of `before + after` points."""
-    places = np.arange(before + after, dtype=np.float64)
-    design = np.stack([np.ones_like(places), places - places.mean(), (places >= before).astype(np.float64)])
-    return np.linalg.pinv(design.T)[2]
 
 
 def _evaluation_move(losses: Floats, evaluated: NDArray[np.int64], first: int, last: int) -> float:

@@ -21,11 +21,7 @@ def build_detokenizer(tokenizer: Tokenizer) -> Detokenize:
     definition = json.loads(tokenizer.to_str())
     if _is_byte_level(definition.get("decoder")):
         return _by_table(tokenizer, definition)
-    return _by_decoder(tokenizer)
-
-
-def _by_decoder(tokenizer: Tokenizer) -> Detokenize:
-    """What is between special tokens, one piece after the other."""
+    # What is between special tokens, one piece after the other
     is_special = _special(tokenizer)
 
     def detokenize(ids: np.ndarray) -> bytes:

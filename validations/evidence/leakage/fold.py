@@ -337,7 +337,25 @@ def fold_table() -> Fold:
     """The table, made once a process from the Unicode data of this Python."""
     codes = np.zeros(TABLE_SIZE, np.int32)
     expansions = [np.zeros(MAX_EXPANSION, np.int32)]
-    looks_like = _look_alikes()
+    # Non-ASCII letter → the ASCII letter that it looks like, in lower case
+    confusables = json.loads((resources.files("confusable_homoglyphs") / "confusables.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = dict(_AMBIGUOUS)
+    for point in range(0x80, TABLE_SIZE):
+        character = chr(point)
+        if unicodedata.category(character)[0] == "L" and (match := _LATIN_NAME.match(unicodedata.name(character, ""))):
+            found[character] = match[1].lower()
+    letters = {
+        character: [other["c"] for other in others]
+        for character, others in confusables.items()
+        if len(character) == 1 and unicodedata.category(character)[0] == "L" and not unicodedata.normalize("NFKD", character).isascii()
+    }
+    for character, others in letters.items():
+        if plain := sorted(other for other in others if len(other) == 1 and other.isascii() and other.isalpha()):
+            found.setdefault(character, plain[0].lower())
+    for character, others in letters.items():  # a look-alike of a look-alike: the small в of Cyrillic is a small capital B
+        if character not in found and (through := sorted(found[other] for other in others if other in found)):
+            found[character] = through[0]
+    looks_like = found
     for point in range(TABLE_SIZE):
         if unicodedata.category(chr(point)) in UNASSIGNED or point in BYTE_LEVEL_SPACES:
             continue
@@ -377,25 +395,3 @@ def _code(character: str) -> int:
     if _OWN_WORDS.match(character):
         return WORD << KIND_SHIFT | ord(character)
     return LETTER << KIND_SHIFT | ord(character) if category[0] == "L" or category == "Mc" else SEPARATOR
-
-
-def _look_alikes() -> dict[str, str]:
-    """Non-ASCII letter → the ASCII letter that it looks like, in lower case."""
-    confusables = json.loads((resources.files("confusable_homoglyphs") / "confusables.json").read_text(encoding="utf-8"))
-    found: dict[str, str] = dict(_AMBIGUOUS)
-    for point in range(0x80, TABLE_SIZE):
-        character = chr(point)
-        if unicodedata.category(character)[0] == "L" and (match := _LATIN_NAME.match(unicodedata.name(character, ""))):
-            found[character] = match[1].lower()
-    letters = {
-        character: [other["c"] for other in others]
-        for character, others in confusables.items()
-        if len(character) == 1 and unicodedata.category(character)[0] == "L" and not unicodedata.normalize("NFKD", character).isascii()
-    }
-    for character, others in letters.items():
-        if plain := sorted(other for other in others if len(other) == 1 and other.isascii() and other.isalpha()):
-            found.setdefault(character, plain[0].lower())
-    for character, others in letters.items():  # a look-alike of a look-alike: the small в of Cyrillic is a small capital B
-        if character not in found and (through := sorted(found[other] for other in others if other in found)):
-            found[character] = through[0]
-    return found

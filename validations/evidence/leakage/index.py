@@ -118,7 +118,13 @@ class LeakageIndex:
         Raises:
             DataError: there are none, or two items of a benchmark have the same id.
         """
-        _check(items)
+        if not items:
+            raise DataError("a benchmark index needs at least one item, found none. Name a folder with benchmark items.")
+        seen: set[tuple[str, str]] = set()
+        for item in items:
+            if (item.benchmark, item.id) in seen:
+                raise DataError(f"item ids must be unique within a benchmark, found {item.id} twice in {item.benchmark}. Rename one.")
+            seen.add((item.benchmark, item.id))
         digest, num_items = index_digest(items), len(items)
         readings = (without_punctuation(item) for item in items if not item.is_example and not item.is_excerpt)
         items = [*items, *(reading._replace(task=f"{reading.task} read without punctuation") for reading in readings if reading)]
@@ -188,16 +194,6 @@ class LeakageIndex:
 def index_digest(items: Sequence[BenchmarkItem]) -> str:
     """Digest of everything that decides what is found, except the limits: the items, and the code that reads and compares words."""
     return digest_of_json({"items": [json.dumps(item) for item in items], "code": code_digest(*CODE)})
-
-
-def _check(items: Sequence[BenchmarkItem]) -> None:
-    if not items:
-        raise DataError("a benchmark index needs at least one item, found none. Name a folder with benchmark items.")
-    seen: set[tuple[str, str]] = set()
-    for item in items:
-        if (item.benchmark, item.id) in seen:
-            raise DataError(f"item ids must be unique within a benchmark, found {item.id} twice in {item.benchmark}. Rename one.")
-        seen.add((item.benchmark, item.id))
 
 
 def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:

@@ -193,17 +193,15 @@ def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
             raise DataError(f"{path}: {error}. Correct the file.") from None
     for line, content in enumerate(text.split("\n"), start=1):
         if content.strip():
-            yield line, _row(content, path, line)
-
-
-def _row(content: str, path: Path, line: int) -> Fields:
-    try:
-        row, problem = parse_json(content, allows_nan=True), ""
-    except ValueError as error:
-        row, problem = None, f" ({error})"
-    if not isinstance(row, Mapping):
-        raise DataError(f"{path}:{line}: a line must be one JSON object, found {content[:60]!r}{problem}. Correct or remove the line.")
-    return cast(Fields, row)
+            try:
+                row, problem = parse_json(content, allows_nan=True), ""
+            except ValueError as error:
+                row, problem = None, f" ({error})"
+            if not isinstance(row, Mapping):
+                raise DataError(
+                    f"{path}:{line}: a line must be one JSON object, found {content[:60]!r}{problem}. Correct or remove the line."
+                )
+            yield line, cast(Fields, row)
 
 
 def _members(value: object, path: Path) -> Sequence[Fields]:

@@ -76,19 +76,15 @@ def merge_equal(items: Iterable[BenchmarkItem]) -> list[BenchmarkItem]:
         places = groups.setdefault((item.benchmark, _squeeze(item.question), frozenset(map(_squeeze, item.choices))), [])
         for place, other in enumerate(places):
             if _squeeze(item.passage) == _squeeze(other.passage) or not (item.passage and other.passage):
-                places[place] = _join(other, item)
+                places[place] = other._replace(
+                    answer=other.answer or item.answer,
+                    solutions=tuple(dict.fromkeys(other.solutions + item.solutions)),
+                    passage=other.passage or item.passage,
+                )
                 break
         else:
             places.append(item)
     return [item for places in groups.values() for item in places]
-
-
-def _join(first: BenchmarkItem, other: BenchmarkItem) -> BenchmarkItem:
-    return first._replace(
-        answer=first.answer or other.answer,
-        solutions=tuple(dict.fromkeys(first.solutions + other.solutions)),
-        passage=first.passage or other.passage,
-    )
 
 
 def _squeeze(text: str) -> str:
@@ -246,7 +242,14 @@ def parse_row(row: Fields) -> ParsedRow | None:
     """The row's parts, or `None` where no field reads as a question."""
     fields = named_fields(row)
     if "contextoptions" in fields and "continuation" in fields:
-        return _parse_completions(fields)
+        # A row that offers beginnings of a sentence with one end: what differs between them is the choice
+        beginnings, end = texts_of(fields["contextoptions"]), " ".join(texts_of(fields["continuation"]))
+        gap = " " if end[:1].isalnum() else ""
+        completions = tuple(f"{beginning.strip()}{gap}{end.strip()}" for beginning in beginnings)
+        gold = _first(fields, known.GOLD)
+        return ParsedRow(
+            completions[0] if completions else end, Options(distinct_parts(beginnings)), gold, "", (), "", id_of(fields), completions
+        )
     names = next((names for names, needed in QUESTION_SHAPES if needed <= fields.keys() and _question(fields, names)), None)
     options = options_of(fields)
     if names is None and not options.texts:
@@ -256,7 +259,21 @@ def parse_row(row: Fields) -> ParsedRow | None:
     gold = options.gold if options.gold is not None else _first(rest, known.GOLD)
     question, background, options = _unframe(_question(fields, names), options, gold)
     passage, background = _beside(rest, background, offers_choices=bool(options.texts))
-    answer, solutions = _worked(rest, fields)
+    # The final answer where it is free, and worked solutions. A text with both is taken apart
+    answer = ""
+    solutions = [text for name in known.SOLUTIONS if name in rest for text in texts_of(rest[name])]
+    replies = [text for name in ("messages", "conversations") for text in _turns(fields.get(name), asked=False)]
+    for text in [text for name in known.ANSWERS if name in rest for text in _answers(name, rest[name])] + replies:
+        worked, mark, final = text.rpartition(FINAL_ANSWER)
+        if mark:
+            solutions.append(worked.strip())
+            answer = answer or final.strip()
+        elif len(text.split()) > MAX_ANSWER_WORDS:
+            solutions.append(text)
+        else:
+            answer = answer or text.strip()
+    answer = answer or next((boxed for text in solutions if (boxed := _boxed(text))), "")
+    solutions = tuple(dict.fromkeys(text.strip("\r\n").rstrip() for text in solutions))
     if not answer and not options.texts and passage and gold in (0, 1):
         answer = ("no", "yes")[bool(gold)]
     question = "\n".join(filter(None, (background, question)))
@@ -313,17 +330,6 @@ def _turns(value: object, *, asked: bool) -> tuple[str, ...]:
     return tuple(text for turn in turns if (turn.get("role", turn.get("from")) in ("user", "human")) == asked for text in texts_of(turn))
 
 
-def _parse_completions(fields: Fields) -> ParsedRow:
-    """A row that offers beginnings of a sentence with one end: what differs between them is the choice."""
-    beginnings, end = texts_of(fields["contextoptions"]), " ".join(texts_of(fields["continuation"]))
-    gap = " " if end[:1].isalnum() else ""
-    completions = tuple(f"{beginning.strip()}{gap}{end.strip()}" for beginning in beginnings)
-    gold = _first(fields, known.GOLD)
-    return ParsedRow(
-        completions[0] if completions else end, Options(distinct_parts(beginnings)), gold, "", (), "", id_of(fields), completions
-    )
-
-
 def _unframe(text: str, options: Options, gold: object) -> tuple[str, str, Options]:
     """The question, the background that was before it in the same text, and the options, wherever they were."""
     text = strip_frame(text)
@@ -346,24 +352,6 @@ def _beside(fields: Fields, background: str, *, offers_choices: bool) -> tuple[s
     if not offers_choices or len(background.split()) > MIN_SOURCE_WORDS:
         sources, background = [*sources, background], ""
     return "\n".join(text.strip() for text in sources if text).strip(), background
-
-
-def _worked(fields: Fields, all_fields: Fields) -> tuple[str, tuple[str, ...]]:
-    """The final answer where it is free, and worked solutions. A text with both is taken apart."""
-    answer = ""
-    solutions = [text for name in known.SOLUTIONS if name in fields for text in texts_of(fields[name])]
-    replies = [text for name in ("messages", "conversations") for text in _turns(all_fields.get(name), asked=False)]
-    for text in [text for name in known.ANSWERS if name in fields for text in _answers(name, fields[name])] + replies:
-        worked, mark, final = text.rpartition(FINAL_ANSWER)
-        if mark:
-            solutions.append(worked.strip())
-            answer = answer or final.strip()
-        elif len(text.split()) > MAX_ANSWER_WORDS:
-            solutions.append(text)
-        else:
-            answer = answer or text.strip()
-    answer = answer or next((boxed for text in solutions if (boxed := _boxed(text))), "")
-    return answer, tuple(dict.fromkeys(text.strip("\r\n").rstrip() for text in solutions))
 
 
 def _answers(name: str, value: object) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ most of its telling numbers are others. What none of this covers is out of reach
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int32, UInt8
 
 from phasewise.validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, LeakageIndex
 from phasewise.validations.evidence.leakage.segments import (
@@ -136,7 +136,11 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
 
 def _take_shared(index: LeakageIndex, alone: UInt8[np.ndarray, "i 5"], together: UInt8[np.ndarray, "i 5"]) -> None:
     """What has no gram or run of its own never counts; of choices with hardly one, nearly all must be there."""
-    own = _num_own(index)
+    # Grams and runs of their own that the parts of each item have
+    marked = np.flatnonzero(np.asarray(index.marks) & (OWN_GRAM | OWN_RUN))
+    item = np.asarray(index.item_of_word)[marked].astype(np.int64)
+    kind = np.asarray(index.segment_kinds)[np.searchsorted(index.segment_starts, marked, side="right") - 1]
+    own = np.bincount(item * NUM_KINDS + kind, minlength=index.part_words.size).reshape(index.part_words.shape)
     excerpt = np.asarray(index.is_excerpt)[:, None]
     is_poor = own[:, CHOICE] < np.maximum(MIN_OWN_GRAMS, MIN_OWN_OF_CHOICES * np.asarray(index.part_words)[:, CHOICE])
     alone[is_poor & (alone[:, CHOICE] == ALIKE), CHOICE] = ALL
@@ -144,14 +148,6 @@ def _take_shared(index: LeakageIndex, alone: UInt8[np.ndarray, "i 5"], together:
     alone[(alone[:, CHOICE] != NEVER) & (index.shared_choices == COMMON_CHOICES), CHOICE] = COMPLETE
     alone[index.shared_choices == SAME_CHOICES, CHOICE] = NEVER
     together[own + own[:, [QUESTION]] == 0] = NEVER
-
-
-def _num_own(index: LeakageIndex) -> Int64[np.ndarray, "i 5"]:
-    """Grams and runs of their own that the parts of each item have."""
-    marked = np.flatnonzero(np.asarray(index.marks) & (OWN_GRAM | OWN_RUN))
-    item = np.asarray(index.item_of_word)[marked].astype(np.int64)
-    kind = np.asarray(index.segment_kinds)[np.searchsorted(index.segment_starts, marked, side="right") - 1]
-    return np.bincount(item * NUM_KINDS + kind, minlength=index.part_words.size).reshape(index.part_words.shape)
 
 
 def _needed(weights: Float32[np.ndarray, "i 5"], min_score: float, little: float, much: float, most: float) -> Float32[np.ndarray, "i 5"]:

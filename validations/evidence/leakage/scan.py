@@ -217,7 +217,14 @@ class _Scanner:
         if not count:
             return []
         documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
-        owners, item, part, score, first, last = _best_of_each(self._score(count, words.hashes, documents), documents)
+        # Of each part of an item in a document the best place, the first of equals: document, item, part, score, first and last word
+        found = self._score(count, words.hashes, documents)
+        item, part, score, anchor, first, last = found
+        owners = np.clip(documents[anchor], documents[first], documents[last])
+        order = np.lexsort((first, -score, part, item, owners))
+        keys = np.stack([owners, item, part])[:, order]
+        is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
+        owners, item, part, score, first, last = tuple(column[order[is_first]] for column in (owners, item, part, score, first, last))
         limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
         starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
         kept = suppress_hits(FoundParts(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
@@ -269,19 +276,6 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 def _prepared(index: LeakageIndex, limits: LeakageLimits) -> tuple[Rules, np.ndarray]:
     """The rules, and the number of each item's benchmark: the same for every piece that a process scans."""
     return build_rules(index, limits), np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
-
-
-def _best_of_each(found: tuple[np.ndarray, ...], documents: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of each part of an item in a document the best place, the first of equals: document, item, part, score, first and last word.
-
-    A part's document is that of its seed, or, if the seed is in another part, the nearest that the part is in.
-    """
-    item, part, score, anchor, first, last = found
-    owners = np.clip(documents[anchor], documents[first], documents[last])
-    order = np.lexsort((first, -score, part, item, owners))
-    keys = np.stack([owners, item, part])[:, order]
-    is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
-    return tuple(column[order[is_first]] for column in (owners, item, part, score, first, last))
 
 
 class FoundParts(NamedTuple):

@@ -65,7 +65,13 @@ class Segments:
         item_segments = [0]
         for item in items:
             room = MAX_ITEM_WORDS
-            for kind, text in _parts(item):
+            for kind, text in [
+                (QUESTION, item.question),
+                *((CHOICE, choice) for choice in item.choices),
+                (ANSWER, item.answer),
+                *((SOLUTION, solution) for solution in item.solutions),
+                (PASSAGE, item.passage),
+            ]:
                 of_part = split_words(text.encode(errors="replace")).hashes[:room]
                 if len(of_part):
                     hashes.append(of_part)
@@ -126,13 +132,20 @@ def own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequenc
     is_shared = np.zeros(len(grams) + SHARED_WORDS, bool)
     for offset in range(SHARED_WORDS - 1):
         is_shared[starts + offset] = True
-    return _is_own(segments, grams, tasks) & ~is_shared[: len(grams)]
+    # Which features few items of the same task hold; 0 is none
+    _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
+    limit = np.maximum(MAX_OWN_ITEMS, MAX_OWN_SHARE * np.bincount(task_of_item)[task_of_item[segments.item_of_word]])
+    return ((grams != 0) & (_held_by(segments, grams, tasks) <= limit)) & ~is_shared[: len(grams)]
 
 
 def own_runs(segments: Segments, is_own: Bool[np.ndarray, "w"], groups: Sequence[str]) -> Bool[np.ndarray, "w"]:
     """Which runs of `RUN_WORDS` are an item's own, of the parts that have too few grams of their own (`is_own`)."""
     runs = segments.runs(RUN_WORDS)
-    part = _part_of_segment(segments)[segments.segment_of_word]
+    # A number for the part of each segment: all choices of an item are one part, each solution is one
+    item = segments.item_of_word[segments.starts[:-1]].astype(np.int64)
+    count = len(segments.kinds)
+    key = np.where(segments.kinds == SOLUTION, np.arange(count), count + item * NUM_KINDS + segments.kinds)
+    part = np.unique(key, return_inverse=True)[1][segments.segment_of_word]
     is_poor = np.bincount(part[is_own], minlength=int(part.max()) + 1) < MIN_OWN_GRAMS
     return is_poor[part] & (runs != 0) & (_held_by(segments, runs, groups) <= MAX_RUN_ITEMS)
 
@@ -162,13 +175,6 @@ def shared_choices(segments: Segments, groups: Sequence[str]) -> UInt8[np.ndarra
     return found
 
 
-def _is_own(segments: Segments, features: UInt64[np.ndarray, "w"], tasks: Sequence[str]) -> Bool[np.ndarray, "w"]:
-    """Which features few items of the same task hold; 0 is none."""
-    _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
-    limit = np.maximum(MAX_OWN_ITEMS, MAX_OWN_SHARE * np.bincount(task_of_item)[task_of_item[segments.item_of_word]])
-    return (features != 0) & (_held_by(segments, features, tasks) <= limit)
-
-
 def _held_by(segments: Segments, features: UInt64[np.ndarray, "w"], groups: Sequence[str]) -> Int64[np.ndarray, "w"]:
     """How many items of the same group hold each word's feature. By one stable sort, which leaves the items of equal features in order."""
     _, group_of_item = np.unique(np.array(groups), return_inverse=True)
@@ -183,14 +189,6 @@ def _held_by(segments: Segments, features: UInt64[np.ndarray, "w"], groups: Sequ
     return found
 
 
-def _part_of_segment(segments: Segments) -> Int64[np.ndarray, "s"]:
-    """A number for the part of each segment: all choices of an item are one part, each solution is one."""
-    item = segments.item_of_word[segments.starts[:-1]].astype(np.int64)
-    count = len(segments.kinds)
-    key = np.where(segments.kinds == SOLUTION, np.arange(count), count + item * NUM_KINDS + segments.kinds)
-    return np.unique(key, return_inverse=True)[1]
-
-
 def word_weights(segments: Segments, tasks: Sequence[str]) -> Float32[np.ndarray, "w"]:
     """How telling each word is: minus the log of the share of items that hold it, among all or among those of its task, the larger.
 
@@ -201,7 +199,12 @@ def word_weights(segments: Segments, tasks: Sequence[str]) -> Float32[np.ndarray
     _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
     item, num_words = segments.item_of_word.astype(np.int64), int(word.max()) + 1
     of_all = np.bincount(distinct(item * num_words + word) % num_words, minlength=num_words)
-    of_task = num_items_with(task_of_item[item] * num_words + word, item, len(tasks))
+    # How many items have each word's feature. By sorting alone: searching a table of millions for each word is ten times slower
+    features = task_of_item[item] * num_words + word
+    num_items = len(tasks)
+    pairs, pair_of_word = np.unique(features * num_items + item, return_inverse=True)
+    counts = np.diff(np.flatnonzero(np.diff(pairs // num_items, prepend=-1, append=-1)))
+    of_task = np.repeat(counts, counts)[pair_of_word]
     task_items = np.bincount(task_of_item)[task_of_item[item]]
     share = np.maximum((of_all[word] + 1) / (len(tasks) + 2), of_task / (task_items + 2))
     surprise = -np.log(share)
@@ -252,24 +255,7 @@ def _of_parts(segments: Segments, of_segments: np.ndarray) -> np.ndarray:
     return found
 
 
-def num_items_with(features: Int64[np.ndarray, "w"], items: Int64[np.ndarray, "w"], num_items: int) -> Int64[np.ndarray, "w"]:
-    """How many items have each word's feature. By sorting alone: searching a table of millions for each word is ten times slower."""
-    pairs, pair_of_word = np.unique(features * num_items + items, return_inverse=True)
-    counts = np.diff(np.flatnonzero(np.diff(pairs // num_items, prepend=-1, append=-1)))
-    return np.repeat(counts, counts)[pair_of_word]
-
-
 def distinct(values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "m"]:
     """The distinct values, sorted: by sorting, which for many values is much faster than by hashing."""
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])] if len(values) else values
-
-
-def _parts(item: BenchmarkItem) -> list[tuple[int, str]]:
-    return [
-        (QUESTION, item.question),
-        *((CHOICE, choice) for choice in item.choices),
-        (ANSWER, item.answer),
-        *((SOLUTION, solution) for solution in item.solutions),
-        (PASSAGE, item.passage),
-    ]

@@ -43,14 +43,31 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
     Raises:
         DataError: a cache cannot be read.
     """
-    drawn = _drawn_components(run)
+    # Every component that the phase draws, if it has a row to draw
+    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    changes = {step for values in (run.mixture, run.batch) for step, _ in values.root if run.start_step < step < run.stop_step}
+    steps = np.array(sorted({run.start_step, run.stop_step, *changes}))
+    before = [schedule.realised(0, int(step)) for step in steps]
+    maps = build_maps()
+    drawn = list[_Drawn]()
+    for name in schedule.realised(run.start_step, run.stop_step):
+        cache = TokenCache.open(run.caches[name], maps)
+        found = _Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before]))
+        if found.rows:
+            drawn.append(found)
     shifts = [row for each in drawn for row in _shift_rows(run, each)] if limits.max_shift_deviations is not None else []
     measured = [(each, _measure(run, each)) for each in drawn]
     rate = limits.false_alarm_rate / max(1, len(shifts) + sum(len(measures) for _, measures in measured))
     for row in shifts:
         row["sure_deviations"] = row["shift_deviations"] if row["p_value"] < rate else 0.0
     order = [row for each, measures in measured for row in _order_rows(run, each, measures, rate)]
-    return _order_table(order), pd.DataFrame(shifts, columns=list(SHIFT_COLUMNS))
+    worst = min(range(len(order)), key=lambda number: order[number]["p_value"], default=0)
+    components, failing = {row["component"] for row in order}, {row["component"] for row in order if not row["passes"]}
+    for number, row in enumerate(order):
+        row["judged_p_value"] = row["p_value"] if number == worst else 1.0
+        row["components"] = len(components)
+        row["components_failing"] = len(failing)
+    return pd.DataFrame(order, columns=list(ORDER_COLUMNS)), pd.DataFrame(shifts, columns=list(SHIFT_COLUMNS))
 
 
 class _Drawn:
@@ -107,22 +124,6 @@ class _Drawn:
         return np.where(places < 0, -1, epoch * self.rows + places)
 
 
-def _drawn_components(run: RunConfig) -> list[_Drawn]:
-    """Every component that the phase draws, if it has a row to draw."""
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    changes = {step for values in (run.mixture, run.batch) for step, _ in values.root if run.start_step < step < run.stop_step}
-    steps = np.array(sorted({run.start_step, run.stop_step, *changes}))
-    before = [schedule.realised(0, int(step)) for step in steps]
-    maps = build_maps()
-    drawn = list[_Drawn]()
-    for name in schedule.realised(run.start_step, run.stop_step):
-        cache = TokenCache.open(run.caches[name], maps)
-        found = _Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before]))
-        if found.rows:
-            drawn.append(found)
-    return drawn
-
-
 def _measure(run: RunConfig, drawn: _Drawn) -> list[Measure]:
     """Each measure at its most surprising among the epochs; nearest to where the phase begins to draw."""
     samples = [drawn.sample(run, epoch) for epoch in drawn.epochs]
@@ -146,16 +147,6 @@ def _order_rows(run: RunConfig, drawn: _Drawn, measures: list[Measure], rate: fl
         }
         for one in judge_measures(measures, rate)
     ]
-
-
-def _order_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    worst = min(range(len(rows)), key=lambda number: rows[number]["p_value"], default=0)
-    components, failing = {row["component"] for row in rows}, {row["component"] for row in rows if not row["passes"]}
-    for number, row in enumerate(rows):
-        row["judged_p_value"] = row["p_value"] if number == worst else 1.0
-        row["components"] = len(components)
-        row["components_failing"] = len(failing)
-    return pd.DataFrame(rows, columns=list(ORDER_COLUMNS))
 
 
 def _shift_rows(run: RunConfig, drawn: _Drawn) -> list[dict[str, Any]]:

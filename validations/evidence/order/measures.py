@@ -97,7 +97,16 @@ MAX_LAG_POWER = 15
 
 def serial_measures(sample: Sample) -> list[Measure]:
     """All of them."""
-    return [_correlation(sample), _steps(sample), *_parity(sample.stretch), _drift(sample)]
+    # With the next place, with those powers of two away, and with the one a root of the length away, where Feistel networks repeat
+    places = sample.stretch - sample.stretch.mean()
+    count = len(places)
+    variance = float(places @ places)
+    measures: list[Measure] = []
+    for lag in _lags(sample, powers=MAX_LAG_POWER):
+        pairs = count - lag
+        found = float(places[:-lag] @ places[lag:]) / variance + pairs / (count * (count - 1))
+        measures.append(Measure("serial correlation", abs(found), normal_size(math.sqrt(pairs) / count), detail=f"{lag} apart"))
+    return [most_surprising(measures), _steps(sample), *_parity(sample.stretch), _drift(sample)]
 
 
 def cusum(values: np.ndarray) -> tuple[int, float]:
@@ -114,19 +123,6 @@ def cusum(values: np.ndarray) -> tuple[int, float]:
     sums = np.abs(np.cumsum(centred))[:-1]
     at = int(sums.argmax())
     return at + 1, float(sums[at] / deviation / math.sqrt(len(values)))
-
-
-def _correlation(sample: Sample) -> Measure:
-    """With the next place, with those powers of two away, and with the one a root of the length away, where Feistel networks repeat."""
-    places = sample.stretch - sample.stretch.mean()
-    count = len(places)
-    variance = float(places @ places)
-    measures: list[Measure] = []
-    for lag in _lags(sample, powers=MAX_LAG_POWER):
-        pairs = count - lag
-        found = float(places[:-lag] @ places[lag:]) / variance + pairs / (count * (count - 1))
-        measures.append(Measure("serial correlation", abs(found), normal_size(math.sqrt(pairs) / count), detail=f"{lag} apart"))
-    return most_surprising(measures)
 
 
 def _steps(sample: Sample) -> Measure:
@@ -274,19 +270,7 @@ def bit_measures(sample: Sample) -> list[Measure]:
     names = [f"place's bit with {what}" for what in ("one bit of the index", "the XOR of two", "the XOR of any")]
     if not (output_bits(sample.places, sample.length) and output_bits(sample.stretch, sample.length)):
         return [Measure(name, 1.0, _null(len(sample.places)), detail="no bit of the places varies") for name in names]
-    return [*_with_one_or_two(sample, names), _with_any(sample, names[2])]
-
-
-def output_bits(places: np.ndarray, length: int) -> dict[str, np.ndarray]:
-    """The bits of the places that are looked at: the lowest four, the middle one, and in which half and quarter of the range they are."""
-    middle = ((length - 1).bit_length() + 1) // 2
-    bits = {f"bit {bit}": places >> bit & 1 for bit in dict.fromkeys((0, 1, 2, 3, middle))}
-    bits |= {"the half": places * 2 // length, "the quarter": places * 4 // length & 1}
-    return {name: bit for name, bit in bits.items() if abs(1 - 2 * bit.mean()) <= MAX_IMBALANCE}
-
-
-def _with_one_or_two(sample: Sample, names: list[str]) -> list[Measure]:
-    """From indices all over the range. Bits are packed into words, and what two bits' XOR agrees on is counted word by word."""
+    # From indices all over the range. Bits are packed into words, and what two bits' XOR agrees on is counted word by word
     count = len(sample.indices)
     numbers = np.arange((sample.length - 1).bit_length())
     inputs = _packed(np.vstack([np.zeros(count, np.int64), sample.indices >> numbers[:, None] & 1]))  # with none of a pair, it is one bit
@@ -304,7 +288,15 @@ def _with_one_or_two(sample: Sample, names: list[str]) -> list[Measure]:
         one, other = first[chosen][at] - 1, second[chosen][at] - 1
         told = f"{list(outputs)[output]} with bit {other}" + (f" and bit {one}" if one >= 0 else "")
         measures.append(Measure(name, float(sizes[output, at]), _null(count), sizes.size, told))
-    return measures
+    return [*measures, _with_any(sample, names[2])]
+
+
+def output_bits(places: np.ndarray, length: int) -> dict[str, np.ndarray]:
+    """The bits of the places that are looked at: the lowest four, the middle one, and in which half and quarter of the range they are."""
+    middle = ((length - 1).bit_length() + 1) // 2
+    bits = {f"bit {bit}": places >> bit & 1 for bit in dict.fromkeys((0, 1, 2, 3, middle))}
+    bits |= {"the half": places * 2 // length, "the quarter": places * 4 // length & 1}
+    return {name: bit for name, bit in bits.items() if abs(1 - 2 * bit.mean()) <= MAX_IMBALANCE}
 
 
 def _null(count: int) -> Null:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from phasewise.trainer.data.cache import TokenCache, TokenRange, fetch
+from phasewise.trainer.data.cache import TokenRange, fetch
 from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.validations.evidence.order.measures import cusum
 from phasewise.validations.evidence.order.null import brownian_bridge
@@ -79,11 +79,27 @@ class RowSignals:
 def row_signals(laid: RowsOfTokens) -> RowSignals:
     """What the index says of the rows, or of so many of them that this costs little."""
     cache = laid.cache
-    shards = chosen_shards([shard.documents for shard in cache.manifest.shards])
+    # All shards, or as many as have the documents that may be looked at, evenly spaced; at least one
+    documents = [shard.documents for shard in cache.manifest.shards]
+    share = min(1.0, MAX_DOCUMENTS / max(sum(documents), 1))
+    shards = spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
     rows = spread(_with_middle_in(laid, shards), MAX_ROWS)
-    ends, lengths, files = _read_index(cache, shards)
-    document = np.searchsorted(ends, laid.firsts(rows) + laid.used(rows) // 2, side="right")
-    return RowSignals(rows, files[document].astype(np.float64), np.log2(lengths[document]))
+    # The documents of some shards: the token of the cache at which each ends, its tokens, and the ordinal of its file
+    ends: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
+    files: list[np.ndarray] = []
+    ordinals = {file.name: number for number, file in enumerate(cache.manifest.sources)}
+    for shard in shards:
+        with (cache.folder / f"{cache.manifest.shards[shard].name}.parquet").open("rb") as file:
+            index = pq.ParquetFile(file, read_dictionary=["source_file"]).read(["source_file", "offset", "length"]).combine_chunks()
+        length = index["length"].to_numpy()
+        ends.append(cache.starts[shard] + index["offset"].to_numpy() + length)
+        lengths.append(length)
+        names = cast(pa.DictionaryArray, index["source_file"].combine_chunks())
+        of_shard = np.array([ordinals.setdefault(str(name), len(ordinals)) for name in names.dictionary.to_pylist()], np.int64)
+        files.append(of_shard[names.indices.to_numpy()])
+    document = np.searchsorted(np.concatenate(ends), laid.firsts(rows) + laid.used(rows) // 2, side="right")
+    return RowSignals(rows, np.concatenate(files)[document].astype(np.float64), np.log2(np.concatenate(lengths)[document]))
 
 
 def _with_middle_in(laid: RowsOfTokens, shards: list[int]) -> np.ndarray:
@@ -135,33 +151,9 @@ def _beginnings(laid: RowsOfTokens, rows: np.ndarray) -> np.ndarray:
     return tokens
 
 
-def chosen_shards(documents: list[int]) -> list[int]:
-    """All shards, or as many as have the documents that may be looked at, evenly spaced; at least one."""
-    share = min(1.0, MAX_DOCUMENTS / max(sum(documents), 1))
-    return spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
-
-
 def spread(numbers: np.ndarray, count: int) -> np.ndarray:
     """So many of some numbers, or all, drawn at random from even stretches: they fall in step with nothing."""
     if len(numbers) <= count:
         return numbers
     places = (np.arange(count) + np.random.default_rng(len(numbers)).random(count)) * len(numbers) / count
     return numbers[places.astype(np.int64)]
-
-
-def _read_index(cache: TokenCache, shards: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The documents of some shards: the token of the cache at which each ends, its tokens, and the ordinal of its file."""
-    ends: list[np.ndarray] = []
-    lengths: list[np.ndarray] = []
-    files: list[np.ndarray] = []
-    ordinals = {file.name: number for number, file in enumerate(cache.manifest.sources)}
-    for shard in shards:
-        with (cache.folder / f"{cache.manifest.shards[shard].name}.parquet").open("rb") as file:
-            index = pq.ParquetFile(file, read_dictionary=["source_file"]).read(["source_file", "offset", "length"]).combine_chunks()
-        length = index["length"].to_numpy()
-        ends.append(cache.starts[shard] + index["offset"].to_numpy() + length)
-        lengths.append(length)
-        names = cast(pa.DictionaryArray, index["source_file"].combine_chunks())
-        of_shard = np.array([ordinals.setdefault(str(name), len(ordinals)) for name in names.dictionary.to_pylist()], np.int64)
-        files.append(of_shard[names.indices.to_numpy()])
-    return np.concatenate(ends), np.concatenate(lengths), np.concatenate(files)
