@@ -1,7 +1,4 @@
-"""In which order files of tests run, and which of them one process runs: a plugin of pytest.
-
-Where several processes test, each takes the next file when it has nearly ended one.
-"""
+"""In which order files of tests run, and which of them one process runs: a plugin of pytest."""
 
 from pathlib import Path
 
@@ -36,7 +33,6 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; the rest stay in their order."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
 
@@ -48,13 +44,10 @@ def runs_with(nodeid: str) -> str:
 
 
 class ByFile(LoadFileScheduling):
-    """A file is never shared between processes; some files go together."""
-
     def _split_scope(self, nodeid: str) -> str:
         return runs_with(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
-    """Who runs what."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None

@@ -23,7 +23,6 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|Users|work)/\.?\w+")
 
 
 def long_functions(source: str) -> list[str]:
-    """Names of the functions that are too long."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES]
 
@@ -81,20 +80,12 @@ def test_functions_can_be_read_in_one_sitting():
     assert not found, "\n".join(found)
 
 
-def test_a_long_function_is_found_wherever_it_is():
+def test_long_functions_and_small_files_with_one_importer_are_found():
     body = "        x = 1\n" * MAX_FUNCTION_LINES
     assert long_functions(f"class A:\n    async def f():\n{body}") == ["f"]
     assert long_functions(f"class A:\n    def f():\n{body.removesuffix('        x = 1' + chr(10))}") == []
-
-
-def test_a_small_file_with_one_importer_is_found():
-    files = {
-        "a.py": "from phasewise.b import x\nfrom phasewise.c import y\n",
-        "b.py": "x = 1\n",
-        "c.py": "y = 1\n",
-        "d.py": "from phasewise.c import y\n",
-    }
-    assert one_importer(files) == ["b.py"]
+    importers = {"a.py": "from phasewise.b import x\nfrom phasewise.c import y\n", "d.py": "from phasewise.c import y\n"}
+    assert one_importer({**importers, "b.py": "x = 1\n", "c.py": "y = 1\n"}) == ["b.py"]
 
 
 def test_no_file_knows_a_machine_path():
@@ -104,10 +95,5 @@ def test_no_file_knows_a_machine_path():
         for match in MACHINE_PATH.finditer(path.read_bytes().decode(errors="ignore"))
     ]
     assert not found, "\n".join(found)
-
-
-def test_machine_paths_are_recognised():
-    for place in ("root", "home", "Users", "work"):
-        assert MACHINE_PATH.search(f'folder = "/{place}/somebody/x"')
-    for harmless in ("tests/work/x.py", "https://example.org/home/page", "the rest of /home"):
-        assert not MACHINE_PATH.search(harmless), harmless
+    assert all(MACHINE_PATH.search(f'folder = "/{place}/somebody/x"') for place in ("root", "home", "Users", "work"))
+    assert not MACHINE_PATH.search("tests/work/x.py https://example.org/home/page the rest of /home")

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,32 +29,25 @@ class Change(NamedTuple):
     around: Callable[[Path, pytest.MonkeyPatch], Any] = lambda _home, _patch: None
 
 
-def in_phase(number: int, *path: str, **values: Any) -> Callable[[Raw], None]:
-    """Set fields of a phase."""
+def in_phases(phases: slice, *path: str, **values: Any) -> Callable[[Raw], None]:
+    """Set fields of some phases."""
 
     def edit(raw: Raw) -> None:
-        place = raw["phases"][number]
-        for name in path:
-            place = place[name]
-        place.update(values)
+        for place in raw["phases"][phases]:
+            for name in path:
+                place = place[name]
+            place.update(values)
 
     return edit
 
 
-def in_both(*path: str, **values: Any) -> Callable[[Raw], None]:
-    def edit(raw: Raw) -> None:
-        in_phase(0, *path, **values)(raw)
-        in_phase(1, *path, **values)(raw)
-
-    return edit
+in_second, in_both = partial(in_phases, slice(1, None)), partial(in_phases, slice(None))
 
 
-EDITED = ("files", "judge")
-"""A file is named as changed."""
+EDITED = ("files", "judge")  # a file is named as changed
 
 
 def in_ocelot(what: str, again: str, *others: tuple[str, str]) -> Again:
-    """What is of the second phase alone."""
     return {"kestrel": [], "ocelot": [(what, again), *others]}
 
 
@@ -82,7 +76,6 @@ def remove(pattern: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
 
 
 def patched(name: str, value: Any) -> Callable[[Path, pytest.MonkeyPatch], None]:
-    """Code of ours that does something else."""
     return lambda _home, patch: patch.setattr(name, value)
 
 
@@ -112,9 +105,9 @@ RETRAINED: Again = {"kestrel": NEW_DATA, "ocelot": NEW_DATA}
 CHANGES = [
     Change("nothing", NOTHING),
     Change("how training is watched", NOTHING, in_both("instrumentation", layer_norms_every=5)),
-    Change("the limit of a gate", in_ocelot(MODEL, "judge"), in_phase(1, "gates", "model", max_increase_bits_per_byte=-9)),
-    Change("a limit of the data", in_ocelot(DATA, "judge"), in_phase(1, "gates", "data", max_epochs=49)),
-    Change("a limit of the training", in_ocelot(TRAINING, "judge"), in_phase(1, "gates", "health", spike_window=99)),
+    Change("the limit of a gate", in_ocelot(MODEL, "judge"), in_second("gates", "model", max_increase_bits_per_byte=-9)),
+    Change("a limit of the data", in_ocelot(DATA, "judge"), in_second("gates", "data", max_epochs=49)),
+    Change("a limit of the training", in_ocelot(TRAINING, "judge"), in_second("gates", "health", spike_window=99)),
     Change("the checks", JUDGED, around=patched("phasewise.flows.status.phase_status.version_of", lambda suite: "another")),
     Change("the bound of held-out text", EVALUATED, in_both("evaluation", held_out_tokens=777)),
     Change(
@@ -126,7 +119,7 @@ CHANGES = [
     Change("the real benchmarks that are looked for", LOOKED_FOR, around=name_real_benchmarks),
     Change("weights under an old name", in_ocelot("evaluation", "evaluate", EDITED), around=put_other_weights_there),
     Change("a result that was edited", in_ocelot("training", "train", EDITED), around=edit_the_result),
-    Change("a setting of one phase", in_ocelot("training", "train"), in_phase(1, "checkpoints", every_steps=6)),
+    Change("a setting of one phase", in_ocelot("training", "train"), in_second("checkpoints", every_steps=6)),
     Change("a setting of both", HANDED_OFF, in_both("stability", max_grad_norm=[[0, 0.5]])),
     Change("the order of the rows", ORDERED, in_both("order", seed=1)),
     Change("the tokenizer", RETRAINED, lambda raw: raw["tokenizer"].update(vocab_size=1000)),
@@ -161,10 +154,8 @@ def changed(change: Change, home: Path, recipe: Path, place: Path) -> Iterator[t
 def what_must_be_done_again(home: Path, recipe: Path) -> Again:
     """As `phasewise status` says it; of the recipe as a whole, where nothing is to be done for its phases."""
     description = describe(str(recipe), "proxy", str(home))
-    lacking = {phase["name"]: _lacking(phase["results"]) for phase in description["phases"]}
-    of_recipe = _lacking(description["results"])
+    lacking: Again = {}
+    for name, results in (*((phase["name"], phase["results"]) for phase in description["phases"]), ("tiny", description["results"])):
+        lacking[name] = [(found["what"], found["again"]) for found in results if not found["holds"]]
+    of_recipe = lacking.pop("tiny")
     return {**lacking, "tiny": of_recipe} if of_recipe and not any(lacking.values()) else lacking
-
-
-def _lacking(results: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(found["what"], found["again"]) for found in results if not found["holds"]]

@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from experiments.survival.in_turn import InTurn
 from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
-from phasewise.flows.cli.status import describe, is_done
+from phasewise.flows.cli.status import describe
 from phasewise.flows.prefect.server import OwnServer
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import read_json, write_atomically, write_json
@@ -72,7 +72,6 @@ def test_a_home_that_was_moved_is_done_already(finished: Finished, in_turn: InTu
 
 
 def states(recipe_file: Path, home: str | Path) -> list[str]:
-    """What `phasewise status` says of each phase."""
     return [phase["state"] for phase in describe(str(recipe_file), "proxy", str(home))["phases"]]
 
 
@@ -101,18 +100,6 @@ def test_the_status_writes_nothing(finished: Finished, recipe_file: Path, home: 
         assert states(recipe_file, nowhere) == ["not reached", "not reached"]
     assert not (tmp_path / "no").exists()
     assert not list(gcs.parent.glob(f"{gcs.name}/**"))
-
-
-def test_a_changed_byte_of_a_cache_is_named_by_the_status(finished: Finished, recipe_file: Path, home: Path, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(home, tmp_path / "copied"))
-    assert is_done(describe(str(recipe_file), "proxy", str(copied)))
-    shard = next(copied.glob("tokens/*/train-*/shard-00000.bin"))
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    found = describe(str(recipe_file), "proxy", str(copied))
-    (why,) = {one["why"] for one in found["results"] if one["what"] == "files"}
-    assert f"{shard.parent.name}/{shard.name}" in why
-    assert not is_done(found)
 
 
 def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
@@ -205,28 +192,6 @@ def test_a_flow_that_a_worker_opens_refuses_code(in_turn: InTurn, tmp_path: Path
     assert ended.returncode == 1
     assert "code runs only where `phasewise` is given the file on the command line" in ended.errors
     assert not touched.exists()
-
-
-def test_work_is_not_set_aside_unless_somebody_says_so(
-    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
-) -> None:
-    """A setting of Ocelot changes, on a machine on which Ocelot took a day."""
-    copied = Path(shutil.copytree(home, tmp_path / "home", ignore=shutil.ignore_patterns("prefect")))
-    ocelot = copied / "runs" / "tiny-proxy" / "ocelot"
-    slowed = [json.loads(line) | {"step_seconds": 7200.0} for line in (ocelot / "metrics.jsonl").read_text().splitlines()]
-    (ocelot / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in slowed))
-    raw = json.loads(recipe_file.read_text())
-    raw["phases"][1]["checkpoints"]["every_steps"] = 6
-    (tmp_path / "changed.json").write_text(json.dumps(raw))
-    before = trained_files(copied)
-    out, err = (process := in_turn("run", tmp_path / "changed.json", "--home", copied, "--json")).communicate()
-    assert (process.returncode, out) == (1, "")
-    assert "ocelot, trained to step 52: checkpoints.every_steps: 5 → 6 (9,216 tokens, about 24 h)" in err
-    assert f"--home {copied} --retrain ocelot`" in err
-    assert trained_files(copied) == before
-    done = complete(in_turn("run", tmp_path / "changed.json", "--home", copied, "--retrain", "ocelot", "--json"))
-    assert digests(done) == digests(finished)  # how often it is saved changes no weight
-    assert [path.name.rpartition("-")[0] for path in ocelot.parent.glob("ocelot.*")] == ["ocelot.superseded"]
 
 
 @pytest.fixture(scope="module")

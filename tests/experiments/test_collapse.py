@@ -6,8 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from experiments.incidents.collapse_pictures import report_of
-from experiments.incidents.collapse_runs import KINDS, LIMITS, NUM_EXPERTS, Trained, train
+from experiments.incidents.collapse import KINDS, LIMITS, NUM_EXPERTS, Trained, report_of, train
 from phasewise.tasks.report.html import render
 from phasewise.trainer.state import groups
 from phasewise.validations.evidence.health.evidence import Measure

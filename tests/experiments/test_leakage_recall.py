@@ -1,4 +1,4 @@
-"""The recall table in small: the scan keeps its targets, the controls don't, and without one of its parts a named row falls."""
+"""The recall table in small: the scan keeps its targets, and the controls don't."""
 
 import html
 import json
@@ -10,12 +10,10 @@ from experiments.leakage_recall import escapes
 from experiments.leakage_recall.detectors import DETECTORS, ours
 from experiments.leakage_recall.formats import FORMATS
 from experiments.leakage_recall.material import CLEAN, HARD, Material
-from experiments.leakage_recall.mutations import MUTATIONS, Mutation
 from experiments.leakage_recall.report import Table, as_markdown
 
 TAGS, DROPPED, LETTERS = "calculator tags stripped", "one word in ten dropped, a part alone", "homoglyphs for 30 % of the letters, whole"
 FEW = ["lm-eval's format", TAGS, "solution alone", DROPPED, LETTERS]
-REAL_ITEMS_A_FORMAT = 60
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +62,3 @@ def test_what_needs_no_thought_fails_the_table(made: Material, name: str, fails:
     table = made.table(DETECTORS[name], [FORMATS[row] for row in FEW], count=60)
     assert fails <= set(table.failures), as_markdown(table)
     assert not keeps & set(table.failures), as_markdown(table)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.part)
-def test_without_a_part_its_row_falls(made: Material, mutation: Mutation):
-    whole, broken = mutation.measure(made, 40, whole=True), mutation.measure(made, 40)
-    assert whole.may_pass
-    assert not broken.may_pass, f"{broken.name}: {broken.recall.value:.1%} without the {mutation.part}"
-
-
-@pytest.mark.long
-def test_real_items_are_found_in_every_format():
-    material = Material.real(clean=1000, one_in=8)
-    detect = ours(material.items)
-    rows = [material.recall_row(dress, detect, REAL_ITEMS_A_FORMAT) for dress in FORMATS.values()]
-    alarms = list(material.alarm_rows(detect))
-    table = Table(rows, alarms)
-    assert [row.name for row in rows if not row.may_pass] == [], as_markdown(table, misses=3)
-    assert [row.name for row in alarms if not row.may_pass] == [], as_markdown(table)

@@ -6,33 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.survival.data.folders import contents, differences, files, half_done
+from experiments.survival.data.folders import contents, differences
 from experiments.survival.data.processes import Processes
-from phasewise.tasks.data.documents import read_documents_manifest
 from phasewise.trainer.base.storage import write_atomically
-from phasewise.trainer.data.manifest import read_manifest
 from tests.end_to_end.data.conftest import Undisturbed
 from tests.stores.emulator import the_emulator
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 5 to 10 s where nothing else runs
 EVERYTHING = {"documents": 3, "tokenizers": 1, "caches": 6}
-BARE = {"PATH": os.environ["PATH"]}
-"""The environment of workers that know nothing of the driver's."""
-
-
-def test_the_corpus_has_all_that_can_make_a_difference(undisturbed: Undisturbed):
-    folders = [path.parent for path in (undisturbed.home / "documents").rglob("manifest.json")]
-    manifests = {folder.parent.name: read_documents_manifest(folder) for folder in folders}
-    assert set(manifests) == {"library", "tables", "notes"}
-    parts = [part.name for manifest in manifests.values() for part in manifest.parts]
-    assert len(parts) >= 12
-    assert any(name.endswith("-0001") for name in parts)  # of a piece that is too large for one
-    assert all(sum(manifest.copies) >= 20 for manifest in manifests.values())
-    assert sum(manifests["library"].tally.bad_documents.values()) == 1
-    caches = [read_manifest(path.parent) for path in (undisturbed.home / "tokens").rglob("manifest.json")]
-    assert len(caches) == 2 * len(manifests)
-    assert min(cache.tokens for cache in caches) > 0
-    assert half_done(files(undisturbed.home)) == []
+BARE = {"PATH": os.environ["PATH"]}  # workers know nothing of the driver's environment
 
 
 def test_four_workers_in_another_order(started: Processes, undisturbed: Undisturbed, corpus: Path, tmp_path: Path):
@@ -44,13 +26,6 @@ def test_two_builders_of_the_same_caches(started: Processes, undisturbed: Undist
     drivers = [started.driver(tmp_path / "home", corpus, workers=1) for _ in range(2)]
     first, second = (json.loads(driver.succeeded()) for driver in drivers)
     assert [{first[task], second[task]} for task in EVERYTHING] == [{0, done} for done in EVERYTHING.values()]
-    assert differences(undisturbed.contents, contents(tmp_path / "home")) == []
-
-
-def test_two_workers_that_share_nothing_but_a_folder(started: Processes, undisturbed: Undisturbed, corpus: Path, tmp_path: Path):
-    """They are started elsewhere, know the scheduler's address alone, and make several calls at a time."""
-    cluster = started.cluster("--nthreads=2", environment=BARE)
-    started.driver(tmp_path / "home", corpus, "--shuffle=2", cluster=cluster).succeeded()
     assert differences(undisturbed.contents, contents(tmp_path / "home")) == []
 
 

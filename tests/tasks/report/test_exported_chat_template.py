@@ -37,7 +37,6 @@ WITHOUT_BEGIN = """
 
 
 def exported(folder: Path, template: str) -> tuple[dict[str, str], list[int] | int, Path]:
-    """What `tokenizer_config.json` says, which ids end text, and the folder."""
     path = folder / "tokenizer" / "tokenizer.json"
     written = tokenizer_files(path, 128, [template_of(layout("messages", template))])
     (folder / "out").mkdir()

@@ -84,7 +84,7 @@ def world(url: str, trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pyt
 
 
 def committed(world: World) -> tuple[int, dict[str, Any]]:
-    head, _ = world.kept("nobody").head.read()
+    head = world.kept("nobody").head.read()[0]
     return head.number, dict(head.files)
 
 
@@ -189,7 +189,6 @@ def test_the_page_shows_what_is_committed_meanwhile(world: World, monkeypatch: p
 
 
 def answer(site: OwnSite, address: str) -> httpx.Response:
-    """Of a server that may not be up yet."""
     try:
         return httpx.get(f"{site.url}{address}", headers={TOKEN_HEADER: site.token})
     except httpx.ConnectError:
@@ -197,6 +196,5 @@ def answer(site: OwnSite, address: str) -> httpx.Response:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that another process does; pytest's limit ends what never comes."""
     while not holds():
         Event().wait(0.1)
