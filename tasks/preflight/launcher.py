@@ -23,7 +23,18 @@ from phasewise.trainer.process.environment import deciding_variables
 
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
-DECIDING = ("interventions.py", "kernels", "loss.py", "metrics.py", "model", "optimizer.py", "preflight", "sharding.py", "state.py", "step.py")
+DECIDING = (
+    "interventions.py",
+    "kernels",
+    "loss.py",
+    "metrics.py",
+    "model",
+    "optimizer.py",
+    "preflight",
+    "sharding.py",
+    "state.py",
+    "step.py",
+)
 """The files of `trainer` that the step, or what is read from it, is made by."""
 DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")
 """They are for the devices of this machine."""
