@@ -21,7 +21,6 @@ NO_EXAMPLES = r"the gate asks piqa:1, and .* does not have what it needs: no spl
 
 
 def written(folder: Path, *benchmarks: str) -> str:
-    """A file of a small recipe whose first phase names these."""
     recipe = tiny_recipe().model_dump(mode="json")
     recipe["phases"][0]["evaluation"]["benchmarks"] = benchmarks
     path = folder / "mine.json"

@@ -43,7 +43,6 @@ def resolved_at(recipe: str, tmp_path: Path, *settings: str) -> Resolved:
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[Any]:
-    """What preflight is asked."""
     asked: list[Any] = []
 
     def preflight_setup(setup: Any, home: Any) -> dict[str, Any]:
@@ -98,16 +97,7 @@ def test_an_estimated_plan_says_so(recipe: str, tmp_path: Path, said: list[str],
     assert said == ["kestrel: the plan for h100-8 (estimated): blocks computed again"]
 
 
-def test_what_does_not_fit_is_refused(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
-    reported(monkeypatch, execution=None, reason="no plan fits: too large")
-    with resolving_once():
-        resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2")
-        with pytest.raises(ConfigError, match="phase kestrel does not fit cpu-2: no plan fits: too large"):
-            runs_on_slices(resolved, resolved.recipe.phases[0])
-
-
 def test_a_phase_whose_slice_changes_has_a_plan_for_each(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
-    """All are planned before any trains."""
     asked = reported(monkeypatch)
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path, '*.slice=[[0, "cpu-2"], [12, "cpu-2"], [20, "cpu-1"], [24, "local"]]')

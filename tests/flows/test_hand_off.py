@@ -31,7 +31,6 @@ Train = Callable[[Phase], RunConfig]
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small cache of every component."""
     maker = CacheMaker(tmp_path_factory.mktemp("caches"), build_tokenizer())
     return {name: maker.write(name, [f"A text of {name}, which is long enough to fill a row. " * 20]) for name in PROXY.components}
 
@@ -43,7 +42,6 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def trained(home: Home, caches: dict[str, Path]) -> Train:
-    """Makes what a trained parent leaves behind, and gives the run of its child."""
     import jax.numpy as jnp
     import optax
 
@@ -130,7 +128,6 @@ CONTRACT: dict[str, Any] = {
     ],
 )
 def test_each_part_of_the_contract_is_compared(path: list[str], value: Any, expected: dict[str, Any]):
-    """Up to step 100, where the hand-off is: what comes later, and what only one of the two draws, is no change of the past."""
     after = copy.deepcopy(CONTRACT)
     at = after
     for part in path[:-1]:

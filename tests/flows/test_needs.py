@@ -25,7 +25,6 @@ KESTREL = SMALL.phase("kestrel")
 
 
 def test_what_is_drawn_is_what_is_trained_on():
-    """No phase of the record goes over a component's order again, so the sum is all of its tokens: 20 a parameter."""
     last = SMALL.phases[-1]
     assert sum(needed_tokens(SMALL).values()) == SMALL.tokens_before(last, last.stop_step)
     assert sum(needed_tokens(SMALL).values()) == pytest.approx(20 * 130e6, rel=0.01)
@@ -53,7 +52,6 @@ def test_a_budget_is_kept_by_every_scale_and_branch():
 
 
 def test_the_option_is_a_setting():
-    """So every flow that is started for the command has the same budget."""
     import click
 
     found: list[tuple[str, ...]] = []
@@ -70,7 +68,6 @@ def test_the_option_is_a_setting():
 
 
 def plan(folder: Path, tokens: int, *, budget: bool = True) -> DataPlan:
-    """Caches of so many tokens for every component."""
     manifest = Manifest(
         format_version=FORMAT_VERSION, component="any", split="train", key="0" * 64, source={}, sources=(), reader="r", normalizer="n",
         encoder="e", tokenizer_digest="t", begin_of_text=0, end_of_text=1, dtype="uint16", shards=(), documents=1, tokens=tokens,
@@ -108,7 +105,6 @@ def test_a_component_that_is_read_whole_may_be_repeated(tmp_path: Path):
 
 @pytest.mark.parametrize(("documents", "enough"), [(32, True), (31, False)])
 def test_of_packed_rows_the_rows_are_counted(tmp_path: Path, documents: int, enough: bool):
-    """A document a row: 32 are drawn, which have fewer tokens than full rows would."""
     model = llama(num_layers=2, d_model=64, seq_len=128)
     rates = wsd(stop_step=4, warmup=1, decay=0, peak=1e-3)
     phase = from_scratch(name="sft", stop_step=4, model=model, learning_rate=rates, batch=8, mixture={"web": 100}, packing="pad")

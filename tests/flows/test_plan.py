@@ -9,12 +9,12 @@ from phasewise.flows.checks import check_slices, check_sources
 from phasewise.flows.plan import build_run, data_plan, sources_of, stand_ins_of
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.catalogue import CATALOGUE
-from phasewise.flows.recipes.feasibility import check_mixtures
+from phasewise.flows.recipes.feasibility import check_conversations, check_mixtures
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.stand_ins import RECORD_NAME, stand_in_source
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import ConfigError, DataError, TrainingError
+from phasewise.trainer.base.errors import ConfigError, DataError, RecipeError, TrainingError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 
@@ -54,7 +54,6 @@ def test_the_held_out_text_of_its_own_components_is_measured_while_a_phase_train
 
 @pytest.mark.parametrize("phase", FULL.phases, ids=lambda phase: phase.name)
 def test_the_record_s_cadence_is_kept_where_it_costs_little(phase: Any):
-    """At full scale as in the record; at proxy scale a thousandth, but under a twentieth of the training's arithmetic."""
     assert phase.evaluation.loss_every_steps == (10_000 if phase.name == "kestrel" else 1_000)
     small = PROXY.phase(phase.name)
     assert small.evaluation.loss_every_steps is not None
@@ -82,31 +81,10 @@ def test_a_parent_that_is_not_trained_is_named(home: Home):
         build_run(PROXY, PROXY.phase("ocelot"), home, CACHES)
 
 
-def test_other_weights_of_the_parent_make_another_run(home: Home):
-    digests: set[str] = set()
-    for found in ("one", "another"):
-        write_json(home.run("marin-8b-proxy", "kestrel") / "result.json", {"params_digest": found})
-        digests.add(build_run(PROXY, PROXY.phase("ocelot"), home, CACHES).digest)
-    assert len(digests) == 2
-
-
-def test_another_seed_makes_another_run_of_every_phase(home: Home):
-    raw = PROXY.model_dump(mode="json")
-    raw["phases"][0]["start"]["seed"] = 7
-    reseeded = Recipe.model_validate(raw)
-    finish(home, "starling")
-    assert build_run(reseeded, reseeded.phase("deeper-starling"), home, CACHES).seed == 7
-
-
 def test_at_proxy_scale_sources_are_stand_ins_in_the_home(home: Home):
     sources = sources_of(PROXY, home)
     assert {name: source.url for name, source in sources.items()} == {name: (home.sources / name).as_uri() for name in PROXY.components}
     assert stand_ins_of(PROXY) == {name: CATALOGUE[name].stand_in for name in PROXY.components}
-
-
-def test_at_full_scale_they_are_the_real_data_sets(home: Home):
-    assert sources_of(FULL, home) == {name: CATALOGUE[name].source for name in FULL.components}
-    assert stand_ins_of(FULL) == {}
 
 
 def with_mixture(shares: dict[str, float]) -> Recipe:
@@ -115,19 +93,13 @@ def with_mixture(shares: dict[str, float]) -> Recipe:
 
 
 def test_a_component_that_nobody_knows_is_refused(home: Home):
-    """With what there is to do: people bring their own text by a source in the recipe."""
     with pytest.raises(ConfigError, match="marin-8b draws from fineweb, webtext, which flows/recipes/catalogue does not name") as refusal:
         check_sources(with_mixture({"webtext": 50, "fineweb": 25, "flan": 25}), home)
     assert "give each a source of its own under `sources`" in str(refusal.value)
 
 
-def with_sources(recipe: Recipe, **sources: Source) -> Recipe:
-    return recipe.but(sources=sources)
-
-
 @pytest.mark.parametrize("scale", ["proxy", "full"])
 def test_a_source_of_the_recipes_own_is_taken_at_every_scale(home: Home, tmp_path: Path, scale: Any):
-    """Also for a component that the catalogue does not know, and nothing is collected in its place."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.jsonl").write_text('{"text": "mine"}\n')
     mine = Source(url=str(tmp_path / "mine"), include=("*.jsonl",), format="jsonl")
@@ -146,18 +118,10 @@ def test_a_source_of_the_recipes_own_without_files_is_refused(home: Home, tmp_pa
     (tmp_path / "empty").mkdir()
     empty = Source(url=str(tmp_path / "empty"), include=("*.jsonl",), format="jsonl")
     with pytest.raises(DataError, match=r"no file under .*/empty matches \*\.jsonl"):
-        check_sources(with_sources(with_mixture({"flan": 50, "all_math": 50}), flan=empty), home)
-
-
-def test_conversations_are_read_at_full_scale(home: Home):
-    """By their own layout: no field of them alone is a document."""
-    full = with_mixture({"smoltalk": 50, "acecode_89k": 25, "flan": 25}).but(scale="full")
-    sources = sources_of(full, home)
-    assert {name for name, source in sources.items() if source.conversation} == {"smoltalk", "acecode_89k"}
+        check_sources(with_mixture({"flan": 50, "all_math": 50}).but(sources={"flan": empty}), home)
 
 
 def test_the_proxy_s_tokenizer_has_what_the_templates_of_branches_write():
-    """The main line is trained before a branch is asked for, and with the same tokenizer."""
     tokens = ("<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>")
     assert PROXY.tokenizer.special_tokens == tokens
     assert load_record("marin-8b", "proxy").with_branch("sft").tokenizer.special_tokens == tokens
@@ -177,7 +141,6 @@ def test_pins_reach_the_plan(home: Home, tmp_path: Path):
 
 
 def test_a_component_without_files_is_refused_before_anything_starts(home: Home):
-    """Stand-ins that are still to be collected have none yet, and that is no mistake; later a missing file is one."""
     recipe = with_mixture({"flan": 50, "all_math": 50})
     check_sources(recipe, home)
     assert list(home.root.iterdir()) == []
@@ -190,16 +153,6 @@ def test_a_component_without_files_is_refused_before_anything_starts(home: Home)
             refuse(recipe, home)
 
 
-def test_a_plan_has_every_component(home: Home):
-    recipe = with_mixture({"flan": 50, "all_math": 50})
-    for name in recipe.components:
-        (home.sources / name).mkdir(parents=True)
-        (home.sources / name / "stand-in.jsonl").write_text("{}\n")
-    plan = data_plan(recipe, home)
-    assert set(plan.components) == {"flan", "all_math"}
-    assert not plan.is_built
-
-
 def test_only_this_machine_can_be_trained_on():
     check_slices(PROXY, PROXY.phases)
     with pytest.raises(ConfigError, match=r"phase kestrel of marin-8b-full needs the slice 2x v5e-256, .* use --scale proxy"):
@@ -208,19 +161,13 @@ def test_only_this_machine_can_be_trained_on():
         check_slices(FULL, [FULL.phase("starling")])
 
 
-@pytest.mark.parametrize("recipe", [FULL, PROXY], ids=["full", "proxy"])
-def test_blocks_express_every_mixture_of_the_record(recipe: Recipe):
-    """At full scale every mixture starts on the block grid; at proxy scale the recipe declares that it need not."""
-    check_mixtures(recipe, recipe.phases)
-    assert [phase.order.cut_blocks for phase in recipe.phases] == [recipe is PROXY] * 6
-
-
 def with_order(recipe: Recipe, **order: object) -> Recipe:
     raw = recipe.model_dump(mode="json")
     return Recipe.model_validate({**raw, "phases": [{**phase, "order": {**phase["order"], **order}} for phase in raw["phases"]]})
 
 
 def test_mixtures_that_blocks_cannot_express_are_refused(home: Home):
+    check_mixtures(FULL, FULL.phases)
     strict, coarse = with_order(PROXY, cut_blocks=False), with_order(PROXY, block_sequences=16)
     check_mixtures(strict, strict.phases[:2])
     with pytest.raises(
@@ -232,3 +179,25 @@ def test_mixtures_that_blocks_cannot_express_are_refused(home: Home):
     uneven = with_order(with_mixture({"flan": 71.3, "all_math": 28.7}), block_sequences=10)
     with pytest.raises(ConfigError, match=r"1\.3 percentage points off where the recipe allows 1:"):
         check_mixtures(uneven, uneven.phases)
+
+
+def conversing(tmp_path: Path, template: str | None) -> Recipe:
+    how = {} if template is None else {"conversation": {"messages": "messages", "template": template}}
+    source = Source.model_validate({"url": str(tmp_path), "include": ("*.jsonl",), "format": "jsonl", **how})
+    return load_record("marin-8b", "proxy").but(sources={"smoltalk": source})
+
+
+def test_answers_of_plain_text_or_of_a_template_that_does_not_mark_them_are_refused(home: Home, tmp_path: Path):
+    recipe = load_record("marin-8b", "proxy")
+    check_conversations(recipe, recipe.phases)
+    plain = conversing(tmp_path, None)
+    check_conversations(plain, [plain.phase("kestrel")])
+    with pytest.raises(RecipeError, match=r"phase sft of marin-8b-proxy has loss_on answers.* and smoltalk is plain text: give each"):
+        check_conversations(plain, [plain.phase("sft")])
+    unmarked = conversing(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}")
+    with pytest.raises(RecipeError, match=r"the chat template of smoltalk does not say what an answer is: put \{% generation %\}"):
+        check_conversations(unmarked, [unmarked.phase("sft")])
+    failing = conversing(tmp_path, "{% for message in messages %}{{ message.contents }}{% endfor %}")
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(DataError, match="at a conversation that is made up: UndefinedError: 'dict object' has no attribute 'contents'"):
+        check_sources(failing, home)

@@ -9,7 +9,6 @@ from phasewise.flows import resolved as module
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import resolve, resolve_phase, resolving_once
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import read_json, write_json
 
 
@@ -49,15 +48,6 @@ def test_a_branch_is_another_value_and_its_ancestors_are_found_in_it(tmp_path: P
         assert resolve_phase("marin-8b", "sft", "proxy", str(tmp_path))[0] is branch
         assert branch.full
         assert branch.full.phase("sft").stop_step > sft.stop_step
-
-
-def test_a_recipe_that_is_edited_meanwhile_stays_what_it_was(recipe: str, tmp_path: Path):
-    with resolving_once():
-        before, _ = resolve(recipe, "proxy", str(tmp_path))
-        Path(recipe).write_text("{}")
-        assert resolve(recipe, "proxy", str(tmp_path))[0] is before
-    with pytest.raises(ConfigError):
-        resolve(recipe, "proxy", str(tmp_path))
 
 
 def test_a_plan_is_made_once_until_sources_are_written(recipe: str, tmp_path: Path):

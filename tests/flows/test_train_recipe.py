@@ -25,7 +25,6 @@ Train = Callable[..., list[str]]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Trains a recipe in which the phases of these names are refused; the names of those that were tried."""
 
     def train_all(recipe: Recipe, *refused: str, error: type[Exception] = VerdictError) -> list[str]:
         tried: list[str] = []
@@ -48,27 +47,20 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
 
 
 def with_branch() -> Recipe:
-    """Marin 8B with a second child of Kestrel after the others."""
     raw = MARIN_8B.model_dump(mode="json")
     return Recipe.model_validate({**raw, "phases": [*raw["phases"], {**raw["phases"][1], "name": "branch"}]})
 
 
-def test_all_are_trained_in_order(train: Train):
-    assert train(MARIN_8B) == NAMES
-
-
 @pytest.mark.parametrize("refused", NAMES)
 def test_a_refusal_stops_what_would_start_from_it(train: Train, refused: str):
+    assert train(MARIN_8B) == NAMES
     assert train(MARIN_8B, refused) == NAMES[: NAMES.index(refused) + 1]
 
 
-def test_a_refusal_stops_no_sibling(train: Train):
-    assert train(with_branch(), "ocelot") == ["kestrel", "ocelot", "branch"]
-    assert train(with_branch(), "kestrel") == ["kestrel"]
-
-
-def test_a_divergence_ends_its_phase_and_its_descendants_like_any_refusal(train: Train):
-    assert train(with_branch(), "ocelot", error=TrainingDiverged) == ["kestrel", "ocelot", "branch"]
+@pytest.mark.parametrize("error", [VerdictError, TrainingDiverged])
+def test_a_refusal_stops_no_sibling(train: Train, error: type[Exception]):
+    assert train(with_branch(), "ocelot", error=error) == ["kestrel", "ocelot", "branch"]
+    assert train(with_branch(), "kestrel", error=error) == ["kestrel"]
 
 
 def test_what_is_no_refusal_stops_everything(train: Train):
@@ -76,33 +68,17 @@ def test_what_is_no_refusal_stops_everything(train: Train):
         train(MARIN_8B, "ocelot", error=TrainingError)
 
 
-def verdict(passes: bool, *severities: str) -> Verdict:
-    fields: dict[str, Any] = dict.fromkeys(("expectation", "found", "limit", "where"), "x")
-    reasons = tuple(
-        Reason.model_validate({**fields, "severity": severity, "what": f"reason {number}", "what_to_do": "Repair it."})
-        for number, severity in enumerate(severities)
-    )
-    return Verdict(
-        subject="tiny data",
-        suite="data",
-        suite_version="1",
-        passes=passes,
-        judged={},
-        thresholds={},
-        reasons=reasons,
-        checks=(),
-        evidence="x",
-    )
-
-
-def test_a_verdict_that_passes_stops_nothing():
-    raise_unless_let_pass(verdict(True, "warning"), NOWHERE, "`approve`")
-    assert raise_unless_let_pass(verdict(True), NOWHERE, "`approve`") is None
-
-
 def test_a_refusal_gives_the_first_critical_reasons():
+    fields: dict[str, Any] = dict.fromkeys(("expectation", "found", "limit", "where"), "x") | {"what_to_do": "Repair it."}
+    severities = ("warning", *["critical"] * 5)
+    reasons = tuple(
+        Reason.model_validate({**fields, "severity": severity, "what": f"reason {number}"}) for number, severity in enumerate(severities)
+    )
+    blank: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x"}
+    judged = Verdict(subject="tiny data", suite="data", suite_version="1", passes=False, reasons=reasons, **blank)
+    assert raise_unless_let_pass(judged.but(passes=True), NOWHERE, "`approve`") is None
     with pytest.raises(VerdictError) as refusal:
-        raise_unless_let_pass(verdict(False, "warning", *["critical"] * 5), NOWHERE, "`approve`")
+        raise_unless_let_pass(judged, NOWHERE, "`approve`")
     assert str(refusal.value) == (
         "tiny data failed: reason 1 (in x)\n  found: x; limit: x\n  to do: Repair it. And 4 more cases. In all, 0 of 0 checks passed. See x"
     )

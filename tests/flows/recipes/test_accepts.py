@@ -25,7 +25,6 @@ ORDER: dict[str, Any] = {
 
 
 def with_accepts(*accepts: dict[str, Any]) -> Recipe:
-    """Marin 8B with these in place of its own."""
     return load_recipe("marin-8b", "proxy").but(accepts=accepts)
 
 
@@ -46,16 +45,8 @@ def test_each_phase_of_the_record_accepts_its_own_order_and_no_other(name: str, 
         assert "Shuffling: Linear vs. Feistel" in order.source
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("trinity-")])
-def test_an_order_of_this_project_s_own_mixes_and_is_not_accepted_to_do_otherwise(name: str):
-    recipe = load_record(name, "full")
-    assert {phase.order.permutation for phase in recipe.phases} == {"feistel"}
-    assert not [one for one in recipe.accepts if one.table == "order"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_what_cannot_be_judged_is_accepted_only_where_the_recipe_has_nothing_to_judge(name: str):
-    """A loss that rises in a cooldown needs a learning rate that falls; a gap to an average needs an average."""
     recipe = load_record(name, "full")
     for phase in recipe.phases:
         averages = [decay for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step)]
@@ -104,7 +95,6 @@ def test_the_same_is_accepted_once():
 
 
 def test_a_phase_that_is_not_there_accepts_nothing():
-    """A recipe cut out of another keeps the list; a misspelt phase goes on warning."""
     recipe = with_accepts({**ORDER, "phases": ["ocelott"]})
     assert not any(accepted_in(phase.name, recipe.accepts) for phase in recipe.phases)
     assert accepted_among(["ocelot"], recipe.accepts) == ()
@@ -121,12 +111,6 @@ def test_show_prints_what_is_accepted_and_why(capsys: pytest.CaptureFixture[str]
     assert "Shuffling: Linear vs. Feistel" in shown
     everything = describe("marin-8b", "full", 1000)["accepts"]
     assert [one["phases"] is None for one in everything] == [True, False, False]
-
-
-def test_a_recipe_file_may_accept_warnings(tmp_path: Path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(with_accepts(ORDER).model_dump(mode="json") | {"name": "mine"}))
-    assert load_recipe(str(path), "proxy").accepts == with_accepts(ORDER).accepts
 
 
 def test_docs_show_an_entry_that_reads():

@@ -16,11 +16,9 @@ from phasewise.flows.validate_data import validate_data
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, RecipeError
 
 LAST = "deeper-starling"
-"""A phase that only a branch starts from."""
 
 
 def loaded(*settings: str) -> Recipe:
-    """Marin 8B without its branches."""
     with setting(settings):
         return load_target("marin-8b/kestrel", "proxy")[0]
 
@@ -31,11 +29,6 @@ def refusal(*settings: str, kind: type[PhasewiseError] = RecipeError) -> str:
     assert type(refused.value) is kind
     assert "\n" not in str(refused.value)
     return str(refused.value)
-
-
-def test_nothing_set_changes_nothing():
-    assert loaded() == load_target("marin-8b/kestrel", "proxy")[0]
-    assert settings_in_force() == ()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,6 @@ def test_a_setting_is_another_recipe_and_stays_with_what_was_resolved(tmp_path: 
 
 
 def test_a_flow_finds_what_its_parameter_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As one that is started from Prefect's UI, or by another flow: what was in force outside it is not."""
     found: list[Any] = []
 
     def look(recipe: str, phase: str, scale: str, home: str | None) -> Any:

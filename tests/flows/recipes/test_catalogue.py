@@ -1,12 +1,19 @@
-"""Every component whose data are public has a real data set with its revision, globs that take its training files only, and a stand-in "
-"of its own."""
+"""Every component whose data are public has a real data set with its revision, globs that take its training files only, and a stand-in."""
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.catalogue import CATALOGUE, CRAWL_BAD_FRACTION
 from phasewise.tasks.data.filters import FieldFilter, TextFilter
 from phasewise.tasks.data.listing import selects
+from phasewise.tasks.data.stand_ins import NearDuplicates, StandIn, collect, text_of
+from phasewise.trainer.base.identity import digest_of_json
 from phasewise.validations.evidence.caches import names_like_tests
 
 PUBLIC = {name: data.source for name, data in CATALOGUE.items() if data.source is not None}
@@ -48,20 +55,16 @@ INSTRUCTION = {
 }  # fmt: skip
 UNUSED = {"dolmino_tiny_gsm_mind", "instruction_trinity"}  # a part of all_math that no mixture names, and what no phase trains on yet
 
-CRAWL = ("kind2=actual/CC-MAIN-2013-20-part-00000.jsonl.zstd", "kind2=distill/CC-MAIN-2024-30-part-00042.jsonl.zstd")
-NO_CRAWL = ("index.html", "kind2=actual/test-00000.jsonl.zstd", "kind2=actual/CC-MAIN-2013-20-part-00000.parquet")
-MARKDOWN = ("train-00000.jsonl.gz", "documents/00/shard_0.jsonl.gz")
-NO_MARKDOWN = ("README.md", "validation/shard_0.jsonl.gz", "test.jsonl.gz")
-ONE_FOLDER = ("data/train-00000-of-00003.parquet", "data/train-00002-of-00003.parquet")
-NO_FOLDER = ("README.md", "data/test-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet")
 FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # component: names as the data set has them, of which all must be taken; and names of which none must
     "dclm_baseline": (
         ("global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst",),
         ("README.md", "global-shard_01_of_10/local-shard_0_of_10/test/shard_00000000_processed.jsonl.zst"),
     ),
-    "dolmino_dclm": (("data/dclm/0000/dclm-0000.json.zst",), ("data/flan/tulu_flan-0000.json.gz", "data/dclm/test/dclm-0000.json.zst")),
-    **dict.fromkeys(NEMOTRON, (CRAWL, NO_CRAWL)),
+    "nemotron_medium": (
+        ("kind2=actual/CC-MAIN-2013-20-part-00000.jsonl.zstd", "kind2=distill/CC-MAIN-2024-30-part-00042.jsonl.zstd"),
+        ("index.html", "kind2=actual/test-00000.jsonl.zstd", "kind2=actual/CC-MAIN-2013-20-part-00000.parquet"),
+    ),
     "starcoderdata": (
         ("python/train-00000-of-00059.parquet", "git-commits-cleaned/train-00063-of-00064.parquet"),
         ("README.md", "python/test-00000-of-00001.parquet"),
@@ -98,72 +101,17 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "data/wiki/wiki-0000.json.gz",
         ),
     ),
-    "all_math_9d507c": (
-        ("data/math/gsm8k/main/train/0.jsonl.zst", "data/math/tulu_math/personahub_math_v5/train_0000.jsonl"),
+    "all_math_9d507c": (  # as it was cached, with the test split
+        ("data/math/gsm8k/main/train/0.jsonl.zst", "data/math/gsm8k/main/test/0.jsonl.zst"),
         ("data/wiki/wiki-0000.json.gz", "data/test/wiki-0000.json.gz"),
     ),
-    "dolmino_codesearchnet": (
-        ("data/math/codesearchnet-owmfilter/go/0000.jsonl.gz",), ("data/math/codesearchnet-owmfilter/go/valid_0000.jsonl.gz",),
-    ),
-    "dolmino_math_synth": (
-        ("data/math/dolmino_math_synth/basic_math/basic_math_mj_add_3shot_TRAIN.jsonl",), ("data/math/dolmino_math_synth/test/0.jsonl",),
-    ),
-    "dolmino_gsm8k": (("data/math/gsm8k/main/train/0.jsonl.zst",), ("data/math/gsm8k/main/test/0.jsonl.zst",)),
-    "dolmino_mathcoder2": (
-        ("data/math/mathcoder2-synthmath/m-a-p_Matrix/filtered-math/book_math.0000.0000.jsonl",),
-        ("data/math/mathcoder2-synthmath/test/0.jsonl",),
-    ),
-    "dolmino_metamath": (("data/math/metamath-owmfilter/0000.jsonl.gz",), ("data/math/metamath-owmfilter/test_0000.jsonl.gz",)),
-    "dolmino_tiny_gsm_mind": (
-        ("data/math/tinyGSM-MIND/2students/tiny_gsm_inline_part000.000000.jsonl.gz",), ("data/math/tinyGSM-MIND/test/0.jsonl.gz",),
-    ),
-    "dolmino_tulu_math": (("data/math/tulu_math/personahub_math_v5/train_0000.jsonl",), ("data/math/tulu_math/test/0000.jsonl",)),
-    "dolma_flan": (("tulu_flan/tulu_flan-0065.json.gz",), ("tulu_flan/tulu_flan-test-0000.json.gz",)),
     "megamath_web": (("megamath-web/2014/00000.parquet",), ("megamath-web-pro/00000.parquet", "megamath-web/test/00000.parquet")),
-    "megamath_web_by_folder": (("megamath-web/2014/00000.parquet",), ("megamath-web-pro/00000.parquet", "megamath-web/test/00000.parquet")),
-    "megamath_web_pro": (
-        ("megamath-web-pro/00000.parquet",), ("megamath-web/2014/00000.parquet", "megamath-web-pro/test-00000.parquet"),
-    ),
-    "megamath_text_code_block": (
-        ("megamath-text-code-block/00000.parquet",), ("megamath-code/00000.parquet", "megamath-text-code-block/eval/00000.parquet"),
-    ),
-    "megamath_translated_code": (
-        ("megamath-translated-code/000_00000.parquet",), ("megamath-code/00000.parquet", "megamath-translated-code/dev_00000.parquet"),
-    ),
-    "megamath_qa": (
-        ("megamath-qa/llama-3.3/000_00000.parquet", "megamath-qa/qwen-2.5/000_00000.parquet"),
-        ("megamath-qa/validation/000_00000.parquet", "README.md"),
-    ),
-    "algebraic_stack": (
-        ("proof_pile_2-algebraic_stack/algebraic-stack-train-0015.json.gz",),
-        ("proof_pile_2-algebraic_stack/algebraic-stack-test-0000.json.gz",),
-    ),
-    "open_web_math": (
-        ("proof_pile_2-open_web_math/open-web-math-train-0012.json.gz",), ("proof_pile_2-open_web_math/open-web-math-test-0000.json.gz",),
-    ),
     "dolma_pes2o": (("pes2o/pes2o-0000.json.gz", "pes2o/pes2o-0025.json.gz"), ("pes2o/pes2o-validation.json.gz",)),
-    "dolma_arxiv": (("redpajama-arxiv/arxiv-0099.json.gz",), ("redpajama-arxiv/arxiv-test.json.gz",)),
-    "dolma_stackexchange": (("redpajama-stackexchange/stackexchange-0025.json.gz",), ("redpajama-stackexchange/test-0000.json.gz",)),
-    "dolma_wiki": (("wiki/wiki-0000.json.gz", "wiki/wiki-0001.json.gz"), ("wiki/wiki-test.json.gz",)),
-    "megawika": (("wikiref_megawika/megawika-0261.json.gz",), ("wikiref_megawika/megawika-test-0000.json.gz",)),
-    "dolmino_pes2o": (("data/pes2o/pes2o-0000.json.gz",), ("data/pes2o/test/pes2o-0000.json.gz",)),
     "dolmino_wiki": (("data/wiki/wiki-0001.json.gz",), ("data/wiki/wiki_dev.json.gz",)),
-    "dolmino_stackexchange": (("data/stackexchange/stackexchange-0000.json.gz",), ("data/stackexchange/test-0000.json.gz",)),
-    "flan": (("data/flan/tulu_flan-0208.json.gz",), ("data/flan/tulu_flan-test-0000.json.gz",)),
-    "arxiv_markdownified": (MARKDOWN, NO_MARKDOWN),
-    "wikipedia_markdown": (MARKDOWN, NO_MARKDOWN),
-    "stackexchange_custom": (MARKDOWN, NO_MARKDOWN),
-    "medu_science_qa": (MARKDOWN, NO_MARKDOWN),
-    "acecode_89k": (ONE_FOLDER, NO_FOLDER),
-    "bespoke_stratos_17k": (ONE_FOLDER, NO_FOLDER),
-    "openthoughts_114k_math": (ONE_FOLDER, NO_FOLDER),
-    "tulu_3_sft_mixture": (ONE_FOLDER, NO_FOLDER),
-    "verifiable_math_problems": (ONE_FOLDER, NO_FOLDER),
-    "dolphin_r1_nonreasoning": (("dolphin-r1-nonreasoning.jsonl",), ("dolphin-r1-reasoning-flash.jsonl", "dolphin-r1-test.jsonl")),
-    "dolphin_r1_reasoning": (
-        ("dolphin-r1-reasoning-deepseek.jsonl", "dolphin-r1-reasoning-flash.jsonl"),
-        ("dolphin-r1-nonreasoning.jsonl", "dolphin-r1-reasoning-test.jsonl"),
+    "arxiv_markdownified": (
+        ("train-00000.jsonl.gz", "documents/00/shard_0.jsonl.gz"), ("README.md", "validation/shard_0.jsonl.gz", "test.jsonl.gz"),
     ),
+    "dolphin_r1_nonreasoning": (("dolphin-r1-nonreasoning.jsonl",), ("dolphin-r1-reasoning-flash.jsonl", "dolphin-r1-test.jsonl")),
     "natural_reasoning": (("full.jsonl",), ("README.md", "train_science_reasoning_8.7k.jsonl", "test.jsonl")),
     "smoltalk": (
         ("data/all/train-00000-of-00009.parquet",),
@@ -172,16 +120,16 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+def test_it_is_the_catalogue_that_was_reviewed():
+    data = {name: entry.model_dump(mode="json") for name, entry in CATALOGUE.items()}
+    assert digest_of_json(data)[:12] == "a185f885b778"
+
+
 def test_it_has_every_component_of_the_recipes_and_those_of_later_ones():
     of_recipes = {name for recipe in NAMES for name in load_record(recipe, "full").components}
     assert set(CATALOGUE) == of_recipes | UNUSED
     assert [len(load_recipe(recipe, "full").components) for recipe in NAMES] == [28, 25, 13, 13, 14]
     assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION), len(TRINITY)) == (68, 7, 9, 15)
-
-
-def test_only_the_data_of_trinity_are_not_public():
-    assert set(load_record("trinity-large", "full").components) | {"instruction_trinity"} == TRINITY
-    assert all(CATALOGUE[name].stand_in for name in TRINITY)
 
 
 def test_every_source_is_where_the_record_has_it_at_its_revision():
@@ -204,29 +152,14 @@ def test_every_source_is_where_the_record_has_it_at_its_revision():
     ]
 
 
-def test_a_set_without_a_revision_is_one_that_the_record_names_none_for():
-    without = {name for name, source in PUBLIC.items() if source.url.startswith("hf:") and source.revision is None}
-    assert without == {"arxiv_markdownified", "wikipedia_markdown", "stackexchange_custom", "medu_science_qa"}
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@pytest.mark.parametrize("name", FILES)
 def test_its_globs_take_the_training_files_and_nothing_else(name: str):
-    """Judged on names as the data set has them, and on one at least that says test, dev or validation."""
     source = PUBLIC[name]
     folder = source.include[0].rpartition("/")[0] + "/" if source.listing else ""
     taken, left = ([folder + file for file in files] for files in FILES[name])
     assert names_like_tests(left)
-    assert not names_like_tests(taken)
+    assert bool(names_like_tests(taken)) == (name == "all_math_9d507c")
     assert [file for file in (*taken, *left) if selects(source, file)] == taken
-
-
-def test_dolma_names_every_file():
-    """Its server lists nothing: a file that is not named is not read."""
-    counts = {name: len(PUBLIC[name].include) for name in DOLMA}
-    assert counts == {
-        "algebraic_stack": 16, "open_web_math": 13, "dolma_pes2o": 26, "dolma_arxiv": 100, "dolma_stackexchange": 26, "dolma_wiki": 2,
-        "megawika": 262, "dolma_flan": 66,
-    }  # fmt: skip
 
 
 def test_text_keys_and_filters_are_the_records():
@@ -270,13 +203,72 @@ def test_conversations_have_the_layout_of_their_set_and_so_have_their_stand_ins(
     assert {name: how.template for name, how in stand_ins.items() if name in TRINITY} == {"instruction_trinity": "trinity"}
 
 
-def test_no_two_components_read_the_same_files():
-    """But for the branch of sorted data, whose stand-in alone is another one."""
-    read = [(source.root, source.include) for name, source in PUBLIC.items() if name != "megamath_web_by_folder"]
-    assert len(set(read)) == len(read)
+# ── stand-ins ──
+
+STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
+DOLMINO = {f"dolmino_{name}" for name in ("codesearchnet", "math_synth", "gsm8k", "mathcoder2", "metamath", "tulu_math")}
+MATHEMATICS_32B = {name for name in CATALOGUE if name.startswith("megamath_") and name != "megamath_web_by_folder"} | {"all_math_9d507c"}
+LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *MATHEMATICS_32B, "stackv2_edu_python", "dolma_flan", *DOLMINO})
+A_LITTLE = 20_000
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
-def test_the_bundle_as_it_was_cached_has_the_test_split_that_the_clean_one_leaves_out():
-    held = "data/math/gsm8k/main/test/0.jsonl.zst"
-    assert [selects(PUBLIC[name], held) for name in ("all_math", "all_math_9d507c", "dolmino_gsm8k")] == [False, True, False]
-    assert names_like_tests([held])
+def packages(stand_in: StandIn) -> set[str]:
+    own = {pattern.removeprefix("site:").split("/")[0] for pattern in stand_in.where if pattern.startswith("site:")}
+    return own.union(*map(packages, stand_in.followed_by))
+
+
+@pytest.mark.parametrize("view", sorted({stand_in.view for stand_in in STAND_INS.values()}))
+def test_stand_ins_of_one_view_come_from_different_files(view: str):
+    of_view: dict[str, StandIn] = {name: stand_in for name, stand_in in STAND_INS.items() if stand_in.view == view}
+    for name, stand_in in of_view.items():
+        for other, another in of_view.items():
+            shared = set(stand_in.where) & set(another.where) if name != other else set[str]()
+            assert not shared - set(stand_in.without) - set(another.without), (name, other)
+
+
+@pytest.mark.parametrize("name", LATER_THAN_MARIN_8B)
+def test_later_stand_ins_share_no_package_with_any_other(name: str):
+    stand_in = STAND_INS[name]
+    assert all(re.fullmatch(r"site:\w+/\*\*/\*\.py", pattern) for pattern in stand_in.where)
+    for other, another in STAND_INS.items():
+        assert other == name or other in TRINITY or not packages(stand_in) & packages(another), other
+
+
+def test_every_package_comes_with_the_program():
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    wanted, found, seen = [Requirement(line) for line in project["dependencies"]], set[str](), set[tuple[str, str]]()
+    while wanted:
+        one = wanted.pop()
+        name = plain(one.name)
+        for extra in {"", *one.extras}:  # `httpx[http2]` brings hpack
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                found.add(name)
+                required = [Requirement(line) for line in importlib.metadata.distribution(name).requires or ()]
+                wanted += [of_it for of_it in required if not of_it.marker or of_it.marker.evaluate({"extra": extra})]
+    sold_as = importlib.metadata.packages_distributions()
+    for component, stand_in in STAND_INS.items():
+        for package in packages(stand_in) - {"*.dist-info"}:
+            assert {plain(name) for name in sold_as[package]} & found, (component, package)
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_later_stand_ins_have_text_and_it_is_their_own():
+    collected = {name: collect(STAND_INS[name].but(max_bytes=A_LITTLE)) for name in LATER_THAN_MARIN_8B}
+    duplicates = NearDuplicates()
+    kept = {name: [one for one in documents if duplicates.is_new(text_of(one))] for name, documents in collected.items()}
+    for name, documents in kept.items():
+        assert sum(len(text_of(one)) for one in documents) > A_LITTLE / 4, name
+
+
+def test_the_stand_in_of_sorted_data_is_sorted_by_what_it_is_a_view_of():
+    stand_in = STAND_INS["megamath_web_by_folder"]
+    own = len(collect(stand_in.but(followed_by=())))
+    kinds = ["Exercises on " in document["text"][:20] for document in collect(stand_in)]
+    assert len(kinds) > own
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {False, True}

@@ -1,4 +1,4 @@
-"""Recipes by name and from files; whatever is wrong with one is said in one line."""
+"""Recipes by name and from JSON files, with sources and pins of their own; whatever is wrong with one is said in one line."""
 
 import json
 from collections.abc import Callable
@@ -7,29 +7,28 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.recipes import NAMES, load_recipe, load_target, split_target
+from phasewise.flows.cli.show import describe
+from phasewise.flows.recipes import NAMES, load_recipe, load_target
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.scales import to_proxy
+from phasewise.tasks.data.source import Pin, Source
 from phasewise.trainer.base.errors import ConfigError
 
 Edit = Callable[[dict[str, Any]], object]
+Write = Callable[..., str]
+MINE = {"url": "gs://bucket/mine", "include": ["*.jsonl.gz"], "format": "jsonl", "text_key": "body"}
+PINNED = {"component": "flan", "split": "train", "url": "gs://bucket/tokens/flan", "digest": "0" * 64}
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., str]:
-    """A file with a recipe of Marin 8B's at a scale, edited; its path."""
-
-    def write_recipe(edit: Edit = dict, scale: Any = "full") -> str:
-        raw = load_recipe("marin-8b", scale).model_dump(mode="json")
-        raw["name"] = "mine"
+def write(tmp_path: Path) -> Write:
+    def write_recipe(edit: Edit = dict, scale: Any = "full", **fields: Any) -> str:
+        raw = load_recipe("marin-8b", scale).model_dump(mode="json") | {"name": "mine", **fields}
         edit(raw)
         (tmp_path / "mine.json").write_text(json.dumps(raw))
         return str(tmp_path / "mine.json")
 
     return write_recipe
-
-
-def renamed(recipe: Recipe) -> Recipe:
-    return recipe.but(name="mine")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,54 +40,60 @@ def test_every_recipe_is_there_at_both_scales(name: str, scale: Any):
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
-def test_a_recipe_from_a_file_is_that_recipe(write: Callable[..., str]):
+def test_a_recipe_from_a_file_is_that_recipe(write: Write):
     path = write()
-    assert load_recipe(path, "full") == renamed(load_recipe("marin-8b", "full"))
+    assert load_recipe(path, "full") == load_recipe("marin-8b", "full").but(name="mine")
     proxy = load_recipe("marin-8b", "proxy")
     assert proxy.tokenizer.special_tokens, "those of the chat templates of its branches, which the file does not have"
-    assert load_recipe(path, "proxy") == renamed(proxy.but(tokenizer=proxy.tokenizer.but(special_tokens=())))
+    assert load_recipe(path, "proxy") == proxy.but(name="mine", tokenizer=proxy.tokenizer.but(special_tokens=()))
     recipe, phase = load_target(f"{path}/kestrel", "full")
     assert phase == recipe.phase("kestrel")
 
 
-def test_a_recipe_at_proxy_scale_has_no_full_scale(write: Callable[..., str]):
-    path = write(scale="proxy")
-    assert load_recipe(path, "proxy") == renamed(load_recipe("marin-8b", "proxy"))
+def test_a_recipe_at_proxy_scale_has_no_full_scale_and_keeps_its_pins(write: Write):
+    path = write(scale="proxy", pins=[PINNED])
+    assert load_recipe(path, "proxy") == load_recipe("marin-8b", "proxy").but(name="mine", pins=[PINNED])
     with pytest.raises(ConfigError, match=r"mine\.json is written at proxy scale: it has no full scale"):
         load_recipe(path, "full")
+
+
+def test_at_proxy_scale_sources_stay_and_pins_go(write: Write):
+    path = write(sources={"flan": MINE}, pins=[PINNED, {**PINNED, "split": "held_out"}])
+    full, proxy = load_recipe(path, "full"), load_recipe(path, "proxy")
+    assert full.sources == proxy.sources == {"flan": Source.model_validate(MINE)}
+    assert full.pins == (Pin.model_validate(PINNED), Pin.model_validate({**PINNED, "split": "held_out"}))
+    assert proxy == to_proxy(full)
+    assert (proxy.pins, proxy.phases) == ((), load_recipe("marin-8b", "proxy").phases)
+
+
+def test_show_has_sources_and_pins_where_they_are(write: Write):
+    path = write(sources={"flan": MINE}, pins=[PINNED])
+    shown = describe(path, "full", None)
+    assert (shown["sources"]["flan"]["url"], shown["pins"]) == ("gs://bucket/mine", [PINNED])
+    assert json.loads(json.dumps(shown)) == shown
+    assert {"sources", "pins"} & set(describe(f"{path}/kestrel", "proxy", 0)) == {"sources"}
+    assert not {"sources", "pins"} & set(describe("marin-8b", "full", None))
 
 
 def first(raw: dict[str, Any]) -> dict[str, Any]:
     return raw["phases"][0]
 
 
-def make_short(raw: dict[str, Any]) -> None:
-    """Phases of 300 steps, which proxy scale would round to none."""
-    raw["phases"] = [first(raw)]
-    rates = [{"kind": "constant", "start_step": 0, "end_step": 300, "start": 1e-3, "end": 1e-3}]
-    first(raw).update(stop_step=300, learning_rate=rates)
+def of_source(name: str, **fields: Any) -> Edit:
+    return lambda raw: raw["sources"].update({name: {**MINE, **fields}})
+
+
+def of_pins(*changes: dict[str, Any]) -> Edit:
+    return lambda raw: raw.update(pins=[{**PINNED, **change} for change in changes])
 
 
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda raw: first(raw).update(stop_stpe=7), "kestrel.stop_stpe: there is no such field"),
         (lambda raw: first(raw).pop("optimizer"), "kestrel.optimizer: expected a value, found none"),
-        (lambda raw: first(raw)["mixture"][0][1].update(flan=3), r"kestrel: the mixture from step 0 must sum to 100 %, found 103.00 %"),
-        (lambda raw: first(raw).update(stop_step="soon"), "kestrel.stop_step: expected a whole number, found .soon."),
-        (lambda raw: first(raw)["optimizer"].update(beta1=2), r"kestrel.optimizer.adamw.beta1: expected less than 1, found 2"),
-        (
-            lambda raw: raw["phases"][1]["start"].update(declares=[]),
-            "recipe: the hand-off kestrel → ocelot makes changes that it does",
-        ),
-        (lambda raw: raw["tokenizer"].update(vocab_size=128_257), "must have a row for each of the tokenizer's 128,257 tokens, found a"),
         (
             lambda raw: raw["tokenizer"].update(components=["flan"]),
             "tokenizer: components are what a tokenizer is trained on, and meta-llama",
-        ),
-        (
-            lambda raw: raw["sources"].update(flan={"url": "/x", "include": ["*.md"], "format": "markdown", "text_key": "body"}),
-            "the source of flan names the text_key 'body', and a file of the format markdown has no keys",
         ),
         (
             lambda raw: first(raw)["checkpoints"].update(at_steps=[660_001]),
@@ -100,9 +105,21 @@ def make_short(raw: dict[str, Any]) -> None:
         ),
         (lambda raw: raw.update(phases=[]), "phases: expected at least 1, found 0"),
         (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"kestrel.x: .*; phoenix.x: .*; deeper-starling.x: "),
+        (
+            of_source("flan", format="markdown"),
+            "the source of flan names the text_key 'body', and a file of the format markdown",
+        ),
+        (of_source("flam"), r"recipe: sources names flam, which no phase draws from; they draw from algebraic_stack, "),
+        (of_source("flan", txt_key="x"), r"sources\.flan\.txt_key: there is no such field"),
+        (of_source("flan", revision="abc"), r"sources\.flan: a revision belongs to a Hugging Face data set"),
+        (of_pins({"component": "flam"}), r"recipe: pins names flam, which no phase draws from"),
+        (of_pins({}, {"url": "elsewhere"}), r"recipe: pins names the cache of flan \(train\) more than once"),
+        (of_pins({"digest": "G" * 64}), r"pins\.0\.digest: expected a text like"),
+        (of_pins({"split": "test"}), r"pins\.0\.split: expected 'train' or 'held_out', found 'test'"),
+        (of_pins({"url": ""}), r"pins\.0\.url: expected a text of at least 1 character"),
     ],
 )
-def test_a_mistake_is_named_by_its_field(write: Callable[..., str], edit: Edit, said: str):
+def test_a_mistake_is_named_by_its_field(write: Write, edit: Edit, said: str):
     path = write(edit)
     with pytest.raises(ConfigError, match=said) as refusal:
         load_recipe(path, "full")
@@ -110,24 +127,22 @@ def test_a_mistake_is_named_by_its_field(write: Callable[..., str], edit: Edit, 
     assert "\n" not in str(refusal.value)
 
 
-def test_a_recipe_that_is_too_short_for_proxy_scale_is_refused(write: Callable[..., str]):
+def test_a_recipe_that_is_too_short_for_proxy_scale_is_refused(write: Write):
+    def make_short(raw: dict[str, Any]) -> None:
+        raw["phases"] = [first(raw)]
+        rates = [{"kind": "constant", "start_step": 0, "end_step": 300, "start": 1e-3, "end": 1e-3}]
+        first(raw).update(stop_step=300, learning_rate=rates)
+
     path = write(make_short)
     assert load_recipe(path, "full").phases[0].stop_step == 300
-    with pytest.raises(
-        ConfigError, match=r"mine\.json has no proxy scale: that has one step for 1,000, and phase kestrel is 300 steps long."
-    ):
+    said = r"mine\.json has no proxy scale: that has one step for 1,000, and phase kestrel is 300 steps long."
+    with pytest.raises(ConfigError, match=said):
         load_recipe(path, "proxy")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        (b"{", "is not JSON"),
-        (b"", "is not JSON"),
-        (b"[1]", "is not a recipe: recipe: "),
-        (b"\xff\xfe", "is not JSON"),
-        (None, "no such file"),
-    ],
+    [(b"{", "is not JSON"), (b"[1]", "is not a recipe: recipe: "), (b"\xff\xfe", "is not JSON"), (None, "no such file")],
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes | None, said: str):
     path = tmp_path / "mine.json"
@@ -139,36 +154,8 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes | No
     assert "\n" not in str(refusal.value)
 
 
-def test_a_folder_is_no_recipe(tmp_path: Path):
-    (tmp_path / "mine.json").mkdir()
-    with pytest.raises(ConfigError, match=r"mine\.json"):
-        load_recipe(str(tmp_path / "mine.json"), "proxy")
-
-
-@pytest.mark.parametrize("name", ["marin-8B", "marin", ""])
-def test_an_unknown_name_is_refused_with_those_there_are(name: str):
-    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are {', '.join(NAMES)}, and any recipe in a .py or .json"):
-        load_recipe(name, "proxy")
-
-
-@pytest.mark.parametrize(
-    ("target", "parts"),
-    [
-        ("marin-8b", ("marin-8b", None)),
-        ("marin-8b/kestrel", ("marin-8b", "kestrel")),
-        ("marin-8b/", ("marin-8b", None)),
-        ("a/b/mine.json", ("a/b/mine.json", None)),
-        ("a/b/mine.json/kestrel", ("a/b/mine.json", "kestrel")),
-        ("/a.json/mine.json/kestrel", ("/a.json/mine.json", "kestrel")),
-        ("./mine.json/", ("./mine.json", None)),
-    ],
-)
-def test_a_target_is_a_recipe_and_maybe_a_phase(target: str, parts: tuple[str, str | None]):
-    assert split_target(target) == parts
-
-
 def test_a_target_is_loaded():
     recipe, phase = load_target("marin-8b", "proxy")
     assert (recipe, phase) == (load_recipe("marin-8b", "proxy"), None)
-    with pytest.raises(ConfigError, match="has no phase 'kestral'"):
+    with pytest.raises(ConfigError, match="marin-8b has no phase 'kestral'; it has kestrel, ocelot, jellyfish"):
         load_target("marin-8b/kestral", "proxy")

@@ -107,10 +107,6 @@ def test_a_mistake_is_one_line_with_its_place(write: Write, text: str, said: str
     assert found.startswith(path)
 
 
-def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path):
-    assert refusal(str(tmp_path / "mine.py"), ConfigError) == f"no such file: {tmp_path / 'mine.py'}"
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -135,7 +131,6 @@ def test_what_is_no_recipe_says_what_is_one(write: Write, monkeypatch: pytest.Mo
 
 
 def test_what_lies_beside_the_file_is_imported_and_forgotten(write: Write, tmp_path: Path):
-    """Another folder may have another module of the same name: it must not be given the first one."""
     recipe = MINE.replace('name="mine"', "name=NAME").replace("\nMODEL", "\nfrom beside import NAME\n\nMODEL", 1)
     write('NAME = "first"', "beside.py")
     other = tmp_path / "other"
@@ -163,7 +158,6 @@ def test_a_file_runs_once_in_a_command_and_prints_nothing_there(write: Write, tm
 
 
 def test_code_does_not_run_where_nobody_named_the_file(write: Write, tmp_path: Path):
-    """As in a run that Prefect's UI or a worker starts; a .json file is data and is read there."""
     touched = tmp_path / "touched"
     path = write(MINE + f"open({str(touched)!r}, 'w').close()\n")
     with pytest.raises(
@@ -192,3 +186,7 @@ def test_the_text_of_a_file_is_in_no_key_and_every_value_is(write: Write, tmp_pa
     assert digests(renamed) == before
     assert digests(source.replace("peak=1e-3", "peak=2e-3").replace("40, 60, 1e-3", "40, 60, 2e-3"))[0] != before[0]
     assert digests(source.replace("vocab_size=4096", "vocab_size=2048"))[1] != before[1]
+
+
+def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path):
+    assert refusal(str(tmp_path / "mine.py"), ConfigError) == f"no such file: {tmp_path / 'mine.py'}"

@@ -15,8 +15,6 @@ ALL_MATH_CACHE = r"all_math-9d507c"
 
 
 class Row(NamedTuple):
-    """Each of `phases` must name it. `retrospective` is None where no report mentions it: then it is a note, and no discrepancy."""
-
     number: int
     recipe: str
     phases: tuple[str, ...]
@@ -75,7 +73,6 @@ THIRTY_TWO_B = (
     Row(28, "marin-32b", ("mantis",), "learning_rate", r"16\.7 %.*comment.*20 %", r"16\.7 %"),
 )
 ROWS = (*EIGHT_B, *THIRTY_TWO_B)
-OF_NO_RECIPE_VALUE = {29: "an average of benchmarks in a draft of the model card, of which no phase states a value"}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +81,6 @@ def phases() -> dict[tuple[str, str], Described]:
 
 
 def names(discrepancy: dict[str, str], row: Row) -> bool:
-    """Whether this discrepancy is that row; of a row that no report mentions, whether this note is."""
     if not re.fullmatch(row.field, discrepancy["field"]):
         return False
     if row.retrospective is None:
@@ -136,21 +132,3 @@ def test_a_correction_is_there(phases: dict[tuple[str, str], Described], row: Ro
     for name in row.phases:
         found = [*phases[row.recipe, name]["discrepancies"], *phases[row.recipe, name]["notes"]]
         assert any(names(one, row) for one in found), (name, found)
-
-
-def test_the_reports_second_phase_has_other_tokens_than_its_steps(phases: dict[tuple[str, str], Described]):
-    assert phases["marin-32b", "necromancy"]["tokens"] == pytest.approx(0.067e12, abs=0.0005e12)
-
-
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [
-        ("jellyfish", "738,376"), ("dessert-v1", "819,924"), ("dessert-v3", "819,924"), ("soft-raccoon", "819,924"),
-        ("hypnotic-spoonbill", "819,924"), ("softer-raccoon", "829,992"), ("deeper-spoonbill", "829,947"),
-    ],
-)  # fmt: skip
-def test_checkpoints_short_of_a_phase_s_end_are_named(phases: dict[tuple[str, str], Described], name: str, step: str):
-    phase = phases["marin-8b", name]
-    found = [one["code"] for one in phase["discrepancies"] if one["field"] == "start"]
-    found += [one["text"] for one in phase["notes"] if one["field"] == "start"]
-    assert any(step in code for code in found), found

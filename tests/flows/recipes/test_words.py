@@ -41,12 +41,6 @@ def warm_up(**settings: Any) -> Phase:
     return from_scratch(**(fields | settings))
 
 
-def test_every_word_is_there_and_says_what_it_is():
-    for name in words.__all__:
-        word = getattr(words, name)
-        assert word.__doc__ or not callable(word), name
-
-
 def test_a_recipe_of_words_is_run_as_it_is_written():
     end = continued(
         warm_up(),
@@ -96,11 +90,6 @@ def test_what_a_shape_leaves_out_follows_from_it(given: dict[str, Any], found: t
     assert qwen(num_layers=3, d_model=128, **given) == llama(num_layers=3, d_model=128, qk_norm=True, **given)
 
 
-def test_a_misspelt_part_of_a_model_is_refused():
-    with pytest.raises(ValidationError, match="num_layer"):
-        llama(num_layers=2, d_model=64, num_layer=3)
-
-
 @pytest.mark.parametrize(
     ("rates", "step", "rate"),
     [
@@ -119,7 +108,6 @@ def test_a_rate_has_its_shape(rates: Any, step: int, rate: float):
 
 
 def test_what_a_word_is_given_is_what_it_makes():
-    """Each of these values, left out on the way, would train something else without a word."""
     assert adamw(weight_decay=0.3, beta1=0.1, beta2=0.2, epsilon=1e-3).model_dump() == {
         "kind": "adamw", "weight_decay": 0.3, "beta1": 0.1, "beta2": 0.2, "epsilon": 1e-3,
     }  # fmt: skip

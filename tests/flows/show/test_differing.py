@@ -38,12 +38,6 @@ def test_kestrel_and_ocelot():
     assert "batch 1" not in found
 
 
-def test_across_recipes():
-    found = fields("marin-8b", "kestrel", "marin-32b/phase-1")
-    assert found["model.d_model"] == [4096, 5120]
-    assert found["parameters"][0] == 8_030_261_248
-
-
 def test_a_phase_does_not_differ_from_itself():
     assert fields("marin-8b", "phoenix", "phoenix") == {}
 

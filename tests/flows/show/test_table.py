@@ -19,7 +19,6 @@ Show = Callable[..., str]
 
 @pytest.fixture
 def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
-    """What `show` prints at a width, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
 
@@ -49,11 +48,6 @@ def test_no_number_is_cut(show: Show, recipe: str, width: int):
         assert {phase.name, f"{phase.start_step:,}", f"{phase.stop_step:,}", *sizes} <= words, phase.name
     assert not [word for word in words if word.endswith("…")]
     assert {"0.0017", "1.7e-05"} <= words or recipe == "marin-32b"
-
-
-def test_branches_are_shown_where_they_are_asked_for(show: Show):
-    assert "sft" not in show("marin-8b", "--scale", "full").split()
-    assert "sft" in show("marin-8b", "--scale", "full", "--branches").split()
 
 
 def test_the_first_line_says_the_scale_and_where_the_record_s_numbers_are(show: Show):

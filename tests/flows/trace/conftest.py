@@ -17,12 +17,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def copied(world: World, tmp_path: Path) -> World:
-    """A copy that a test may change; the sources are those of the first."""
     return World(world.recipe, Home.open(str(shutil.copytree(world.home.root, tmp_path / "home"))))
 
 
 @pytest.fixture(scope="session")
 def forward(world: World) -> Counter[Piece]:
-    """Every piece of every row of three phases, in the order of training."""
     steps = ((name, step) for name, (start, stop) in PHASES.items() for step in range(start + 1, stop + 1))
     return Counter(key(row) for name, step in steps for row in world.ask(f"/{name}", step=step)["rows"])

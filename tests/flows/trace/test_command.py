@@ -25,15 +25,6 @@ def test_a_step_of_another_phase_says_which_has_it(world: World, phase: str, ste
     assert world.invoke(f"/{phase}", "--step", str(step))[::2] == (2, f"phasewise: {said}\n")
 
 
-def test_an_unknown_phase_or_recipe_is_refused(world: World):
-    assert "tiny has no phase 'nowhere'; it has kestrel" in world.invoke("/nowhere", "--step", "1")[2]
-    assert world.invoke("x", "--step", "1")[0] == 2
-
-
-def test_a_row_beyond_the_batch_is_refused(world: World):
-    assert "step 41 of ocelot has a batch of 6 rows, 0 to 5; found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]
-
-
 def test_without_caches_it_says_how_to_make_them(world: World, tmp_path: Path, copied: World):
     nowhere = World(world.recipe, Home(tmp_path / "nowhere"))
     for question in (["--step", "41"], ["--document", "0123456789"]):
@@ -89,3 +80,7 @@ def test_a_spike_in_a_report_names_the_command_that_shows_its_batch(expectation:
 
 def test_the_checks_that_a_batch_may_fail_are_named_as_verdicts_name_them():
     assert {check.name for check in checks_of(HEALTH_SUITE, LIMITS.model_dump(mode="json"))} >= AT_A_BATCH
+
+
+def test_a_row_beyond_the_batch_is_refused(world: World):
+    assert "step 41 of ocelot has a batch of 6 rows, 0 to 5; found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]

@@ -43,7 +43,6 @@ def test_a_passage_is_found_inside_a_document_with_the_tokens_that_hold_it(world
 
 
 def test_a_file_of_several_documents_says_that_it_was_looked_for_as_one(world: World, tmp_path: Path):
-    """Each of them trains, and the file as a whole is nowhere."""
     some = texts(world, "flan")[:3]
     for name, content in {
         "lines.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in some),
@@ -73,7 +72,6 @@ def test_what_is_held_out_says_so_and_is_no_refusal(world: World, tmp_path: Path
 
 
 def test_what_no_phase_draws_says_so(world: World):
-    """Documents of a component that was not drawn to its end, and those in the rest that fills no row."""
     shown = {one: world.ask(document=one)["documents"][0] for one in world.documents("dolmino_stackexchange")}
     silent = [document for document in shown.values() if not document["rows"]]
     assert silent
@@ -84,7 +82,6 @@ def test_what_no_phase_draws_says_so(world: World):
 
 
 def test_the_rest_that_fills_no_row_is_said_to_train_nowhere(world: World):
-    """`flan` is drawn to its end, so that nothing else is left."""
     flan = world.documents("flan")
     shown = [world.ask(document=one)["documents"][0] for one in flan]
     assert sum(document["tokens"] - document["tokens_trained"] for document in shown) == sum(map(len, flan.values())) % 128

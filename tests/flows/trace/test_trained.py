@@ -16,11 +16,8 @@ from tests.flows.trace.world import World, prepare, run_of, traced_recipe, write
 
 
 class TestTrained:
-    """A run in the home is compared with what the recipe gives now."""
-
     @pytest.fixture
     def trained(self, copied: World) -> RunConfig:
-        """`ocelot` as it would be written down when it begins."""
         run = run_of(copied.recipe, copied.home, "ocelot")
         write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
         contents = {name: cache["content"] for name, cache in Loader(run).contract()["components"].items()}
@@ -40,7 +37,6 @@ class TestTrained:
         assert "ocelot (trained on this)" in out
 
     def test_what_was_passed_over_is_not_said_to_have_trained(self, copied: World, trained: RunConfig):
-        """Neither where the step is asked for, nor where a document of it is; all else is as before."""
         before = {step: copied.ask("/ocelot", step=step)["rows"] for step in (41, 42, 43)}
         document = before[42][0]["document"]
         trained_at = {(row["phase"], row["step"]) for row in copied.ask("", document=document)["rows"]}
@@ -98,7 +94,6 @@ class TestTrained:
         assert answer["remarks"] == ["This home has ocelot trained at full scale, and this is proxy scale: --scale full traces that run."]
 
     def test_what_trained_is_answered_when_the_sources_are_gone(self, copied: World, trained: RunConfig, tmp_path: Path):
-        """By the only caches of the home, with a line that says so; another cache beside them, and nobody knows which is meant."""
         moved = copied.recipe.read_text().replace((copied.recipe.parent / "text").as_uri(), (tmp_path / "gone").as_uri())
         (tmp_path / "moved.json").write_text(moved)
         gone = World(tmp_path / "moved.json", copied.home)

@@ -32,7 +32,6 @@ OTHER_MIXTURE = {"medu_science_qa": 20.0, "flan": 80.0}
 
 
 def prose(seed: int) -> str:
-    """A document of 4 to 123 words, some of them beyond ASCII, that no other seed has."""
     draw = random.Random(seed)
     return f"Document {seed}: " + " ".join(draw.choice([*WORDS, "Žluťoučký", "kůň"]) for _ in range(draw.randint(1, 120))) + "."
 
@@ -42,7 +41,6 @@ def rate(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def traced_recipe(sources: Path) -> Recipe:
-    """Two batches; a switch of the mixture within a block; a new order with another permutation; two branches beside them."""
     raw: dict[str, Any] = tiny_recipe().model_dump(mode="json")
     first, second = raw["phases"]
     second["mixture"] = [[0, COMPONENTS], [47, OTHER_MIXTURE]]
@@ -82,7 +80,6 @@ def traced_recipe(sources: Path) -> Recipe:
 
 
 def write_sources(folder: Path) -> None:
-    """Two files a component; the second one of `flan`, of which phases draw more than it has, is all copies."""
     for place, name in enumerate(sorted(COMPONENTS)):
         texts = [prose(1000 * place + number) for number in range(20 if name == "flan" else 90)]
         for part, chosen in (("one", texts[:50]), ("two", texts[50:])):
@@ -93,7 +90,6 @@ def write_sources(folder: Path) -> None:
 
 
 def prepare(recipe: Recipe, home: Home) -> DataPlan:
-    """Documents, tokenizer and caches, task by task and without Dask."""
     plan = data_plan(recipe, home)
     for component in plan.components.values():
         write_documents(component.source, component.documents.folder, max_part_bytes=1 << 13)
@@ -111,7 +107,6 @@ def prepare(recipe: Recipe, home: Home) -> DataPlan:
 
 
 def write_world(root: Path) -> tuple[Path, Home]:
-    """The recipe's file, and a prepared home."""
     write_sources(root / "text")
     path = root / "traced.json"
     path.write_text(traced_recipe(root / "text").model_dump_json())
@@ -121,7 +116,6 @@ def write_world(root: Path) -> tuple[Path, Home]:
 
 
 def run_of(recipe_file: Path, home: Home, phase: str) -> RunConfig:
-    """A phase as the trainer reads its data."""
     recipe = at_scale(Recipe.model_validate_json(recipe_file.read_text()), "proxy", str(recipe_file))
     plan = data_plan(recipe, home)
     return build_run(recipe, recipe.phase(phase), home, plan.folders("train"), needs_parent=False)
@@ -133,8 +127,6 @@ Piece = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class World:
-    """A recipe's file and a prepared home: to be read, not changed."""
-
     recipe: Path
     home: Home
 
@@ -151,7 +143,8 @@ class World:
         return {document.id: document.tokens for document in TokenCache.open(folder).documents()}
 
 
+KEY = ("phase", "step", "row", "component", "document", "file", "offset", "tokens", "at", "epoch", "cache_row", "buffer_row")
+
+
 def key(row: dict[str, Any]) -> Piece:
-    return tuple(
-        row[name] for name in ("phase", "step", "row", "component", "document", "file", "offset", "tokens", "at", "epoch", "cache_row")
-    )
+    return tuple(row[name] for name in KEY)
