@@ -1,9 +1,6 @@
-"""Compare `library_values.yaml` of the published runs with the libraries themselves.
+"""Compare `library_values.yaml` of the published runs with the libraries: `python -m experiments.lab.library_values CLONES`.
 
-    python -m experiments.lab.library_values CLONES
-
-CLONES has a clone of each library, called `owner+name`, or a released package unpacked as `name-version`. A library that is not there is
-passed over. Exit 1 if a library does not have what is written down of it.
+CLONES has a clone of each library, called `owner+name`, or an unpacked release `name-version`. A library that is not there is passed over.
 """
 
 import ast
@@ -18,81 +15,61 @@ from phasewise.flows.recipes.facts import FACTS, LibraryValue, library_values
 
 
 @cache
-def source(root: Path, repository: str, commit: str, path: str) -> ast.Module:
-    released = root / f"{repository.rpartition('/')[2]}-{commit}"
-    if released.is_dir():
-        return ast.parse((released / path).read_text(encoding="utf-8"))
-    clone = root / repository.replace("/", "+")
-    clone = clone / "repo" if (clone / "repo").is_dir() else clone
-    shown = subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{path}"], capture_output=True, text=True, check=True)
-    return ast.parse(shown.stdout)
+def source(root: Path, repository: str, commit: str, path: str) -> ast.Module | None:
+    clone, released = root / repository.replace("/", "+"), root / f"{repository.rpartition('/')[2]}-{commit}" / path
+    if released.is_file():
+        return ast.parse(released.read_text(encoding="utf-8"))
+    if not clone.is_dir():
+        return None
+    return ast.parse(
+        subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{path}"], capture_output=True, text=True, check=True).stdout
+    )
 
 
-def definitions(module: ast.Module, name: str) -> list[Any]:
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(module) if isinstance(node, kinds) and node.name == name]
-
-
-def fields_of(module: ast.Module, name: str) -> dict[str, ast.expr | None]:
-    found: dict[str, ast.expr | None] = {}
-    for node in definitions(module, name):
-        assert isinstance(node, ast.ClassDef)
-        for base in node.bases:
-            found |= fields_of(module, ast.unparse(base))
-        found |= {ast.unparse(line.target): line.value for line in node.body if isinstance(line, ast.AnnAssign)}
-    return found
-
-
-def parameters_of(node: ast.FunctionDef) -> dict[str, ast.expr | None]:
-    positional = node.args.args[len(node.args.args) - len(node.args.defaults) :]
-    named = [*zip(positional, node.args.defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+def defaults_of(module: ast.Module, of: Any) -> dict[str, ast.expr | None]:
+    """The fields of a class, of its bases in the file too, or the parameters of a function, with their defaults."""
+    if isinstance(of, ast.ClassDef):
+        bases = [node for base in of.bases for node in ast.walk(module) if getattr(node, "name", "") == ast.unparse(base)]
+        found = {name: value for base in bases for name, value in defaults_of(module, base).items()}
+        return found | {ast.unparse(line.target): line.value for line in of.body if isinstance(line, ast.AnnAssign)}
+    positional = of.args.args[len(of.args.args) - len(of.args.defaults) :]
+    named = [*zip(positional, of.args.defaults, strict=True), *zip(of.args.kwonlyargs, of.args.kw_defaults, strict=True)]
     return {argument.arg: default for argument, default in named}
 
 
-def calls(tree: ast.AST, name: str) -> list[ast.Call]:
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in found if ast.unparse(call.func).rpartition(".")[2] == name]
-
-
 def is_true(value: LibraryValue, module: ast.Module) -> bool:
+    """Whether a file of a library shows what is written down of it."""
     owner, _, name = value.name.rpartition(".")
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    whole, owners = ([node for node in ast.walk(module) if isinstance(node, kinds) and node.name == one] for one in (value.name, owner))
+
+    def calls(tree: ast.AST, of: str) -> list[ast.Call]:
+        return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == of]
+
     match value.evidence:
         case "exists":
-            return bool(definitions(module, value.name))
+            return bool(whole)
         case "absent":
-            return bool(definitions(module, owner)) and name not in fields_of(module, owner)
+            return bool(owners) and not any(name in defaults_of(module, of) for of in owners)
         case "argument":
             return any(keyword.arg == name for call in calls(module, owner) for keyword in call.keywords)
         case "literal":
-            numbers = (node.value for of in definitions(module, value.name) for node in ast.walk(of) if isinstance(node, ast.Constant))
-            return value.value in numbers
+            return value.value in [node.value for of in whole for node in ast.walk(of) if isinstance(node, ast.Constant)]
         case "never_calls":
-            return bool(definitions(module, owner)) and not any(calls(of, name) for of in definitions(module, owner))
+            return bool(owners) and not any(calls(of, name) for of in owners)
         case "default":
-            defaults = [
-                fields_of(module, owner) if isinstance(of, ast.ClassDef) else parameters_of(of) for of in definitions(module, owner)
-            ]
-            found = [ast.literal_eval(one[name]) for one in defaults if one.get(name) is not None]  # pyright: ignore[reportArgumentType]
-            return bool(found) and found[0] == value.value and type(found[0] == value.value) is bool
+            found = [default for of in owners if (default := defaults_of(module, of).get(name)) is not None]
+            return bool(found) and ast.literal_eval(found[0]) == value.value
 
 
 def main(root: Path) -> int:
-    checked = failed = 0
-    done: set[tuple[str, str, str, str]] = set()
-    for recipe, file in FACTS.items():
-        for phase in load_record(recipe, "full").phases:
-            for value, repository, commit in library_values(file.partition("/")[0]).of(f"{recipe}/{phase.name}"):
-                key = (repository, commit, value.path, value.name)
-                names = (repository.replace("/", "+"), f"{repository.rpartition('/')[2]}-*")
-                if key in done or not any(True for name in names for _ in root.glob(name)):
-                    continue
-                done.add(key)
-                checked += 1
-                if not is_true(value, source(root, repository, commit, value.path)):
-                    failed += 1
-                    print(f"{repository} {commit} {value.path}: not so: {value.in_words}")
-    print(f"{checked} values compared, {failed} otherwise")
-    return int(failed > 0)
+    named = [(FACTS[recipe], f"{recipe}/{phase.name}") for recipe in FACTS for phase in load_record(recipe, "full").phases]
+    found = {(one, *place) for file, target in named for one, *place in library_values(file.partition("/")[0]).of(target)}
+    read = [(one, *place, source(root, *place, one.path)) for one, *place in sorted(found, key=str)]
+    for value, repository, commit, module in read:
+        if module and not is_true(value, module):
+            print(f"{repository} {commit} {value.path}: not so: {value.in_words}")
+    return int(any(module and not is_true(value, module) for value, *_, module in read))
 
 
 if __name__ == "__main__":
