@@ -155,6 +155,6 @@ def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: H
     checkpoint = checkpoint_path(folder, step)
     if step == recipe.phase(parent).stop_step:
         return str(checkpoint), result["params_digest"]
-    from phasewise.trainer.checkpoints.checkpointer import saved_params_digest  # it imports JAX
+    from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
 
     return str(checkpoint), saved_params_digest(checkpoint)

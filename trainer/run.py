@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def execute(run: RunConfig) -> dict[str, Any]:
         drop_changed(programs)
     jax.config.update("jax_compilation_cache_dir", str(programs))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a restart then compiles nothing, however small
-    watchdog = Watchdog(stall_limits(run.execution), end_stalled(run.phase))
+    watchdog = Watchdog(stall_limits(run.execution), partial(end_stalled, run.phase))
     if not distributed.is_first():
         with watchdog:
             return train(run, Guards(watchdog))

@@ -293,7 +293,7 @@ def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOpti
 
 def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
     from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer
-    from phasewise.trainer.checkpoints.checkpointer import read_about
+    from phasewise.trainer.checkpoints.state import read_about
 
     given = Path(options.tokenizer) if options.tokenizer else None
     run, root = read_about(place)["run"], Home.open(home).root if home else None

@@ -95,7 +95,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     """
     if not isinstance(phase.start, HandOff) or run.start is None:
         return HandOffFacts(None, {})
-    from phasewise.trainer.checkpoints.checkpointer import read_about  # it imports JAX
+    from phasewise.trainer.checkpoints.state import read_about  # it imports JAX
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), RunFolder.of_checkpoint(checkpoint).run_file)

@@ -34,8 +34,7 @@ from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.checkpoints.checkpointer import read_about, read_params, saved_params_digest
-from phasewise.trainer.checkpoints.state import average_of_last, kept_steps, last_steps
+from phasewise.trainer.checkpoints.state import average_of_last, kept_steps, last_steps, read_about, read_params, saved_params_digest
 from phasewise.trainer.config import Component, ModelConfig, RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import counted

@@ -19,7 +19,7 @@ from phasewise.tasks.data.tokenizer import (
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.checkpoints.checkpointer import read_about, read_params
+from phasewise.trainer.checkpoints.state import read_about, read_params
 from phasewise.trainer.config import Mesh, ModelConfig
 from phasewise.trainer.data.manifest import Manifest, read_manifest
 from phasewise.trainer.model.hugging_face import read_folder, read_settings

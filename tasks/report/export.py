@@ -16,8 +16,7 @@ from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.identity import digest_of_file, write_sealed
 from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.checkpoints.checkpointer import read_params
-from phasewise.trainer.checkpoints.state import average_of_last
+from phasewise.trainer.checkpoints.state import average_of_last, read_params
 from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, read_folder, read_settings, write_folder
 from phasewise.trainer.model.hugging_face_config import DTypeName, to_hugging_face

@@ -20,8 +20,6 @@ from phasewise.trainer.base.storage import file_system_of
 
 ABSENT = "0"
 """The generation of an object that is not there."""
-CONDITION_FAILED = FileExistsError
-"""gcsfs's word for a precondition that does not hold."""
 
 
 class Version(NamedTuple):
@@ -32,81 +30,36 @@ class Version(NamedTuple):
 
 
 def bucket_and_name(place: Path) -> tuple[Any, str, str]:
-    """The file system, the bucket and the object's name of a URL on a store."""
-    store = file_system_of(place)
-    assert store is not None
-    return (store[0], *store[1].split("/", 1))  # pyright: ignore[reportReturnType]  # two parts
+    """Return the file system, the bucket and the object's name of a URL on a store.
 
-
-class AnotherVersion(Exception):
-    """The object is not the version any more that was to be replaced."""
-
-
-@dataclass(frozen=True)
-class VersionedObject:
-    """The object. It is read by its name; no listing is asked.
-
-    Attributes:
-        place: its URL.
+    Raises:
+        ConfigError: the store cannot replace an object on the condition that it is still a certain version.
     """
+    store = file_system_of(place)
+    if store is None or "gs" not in store[0].protocol:
+        raise ConfigError(
+            f"training needs a store that replaces an object only if it is still the version that was read, found {place}: that is "
+            "known for gs:// alone. Take a home on gs://, or a local folder."
+        )
+    bucket, name = store[1].split("/", 1)
+    return store[0], bucket, name
 
-    place: Path
 
-    @classmethod
-    def at(cls, place: Path) -> "VersionedObject":
-        """The object at this URL.
-
-        Raises:
-            ConfigError: the store cannot replace an object on the condition that it is still a certain version.
-        """
-        store = file_system_of(place)
-        if store is None or "gs" not in store[0].protocol:
-            raise ConfigError(
-                f"training needs a store that replaces an object only if it is still the version that was read, found {place}: that is "
-                "known for gs:// alone. Take a home on gs://, or a local folder."
-            )
-        return cls(place)
-
-    def read(self, known: str | None = None) -> Version | None:
-        """What it holds; None where it is not there, or still has the generation `known`."""
-        file_system, bucket, name = bucket_and_name(self.place)
-        while True:
-            try:
-                _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
-                generation = str(json.loads(about)["generation"])
-                if generation == known:
-                    return None
-                _, content = file_system.call("GET", "b/{}/o/{}", bucket, name, alt="media", ifGenerationMatch=generation)
-                return Version(content, generation)
-            except FileNotFoundError:
-                return None
-            except CONDITION_FAILED:
-                continue  # replaced between the two requests
-
-    def replace(self, content: bytes, generation: str) -> str:
-        """Put `content` in the place of the version `generation`, and return the new one. Contents that are to differ must differ.
-
-        Raises:
-            AnotherVersion: another one is there.
-        """
-        file_system, bucket, name = bucket_and_name(self.place)
-        upload = f"{file_system._location}/upload/storage/v1/b/{quote(bucket)}/o"  # gcsfs has no public word for it
+def read_version(place: Path, known: str | None = None) -> Version | None:
+    """Read an object by its name, without a listing; None if it is missing, or still has the generation `known`."""
+    file_system, bucket, name = bucket_and_name(place)
+    while True:
         try:
-            _, answer = file_system.call(
-                "POST",
-                upload,
-                uploadType="media",
-                name=name,
-                ifGenerationMatch=generation,
-                headers={"Content-Type": "application/octet-stream"},
-                data=content,
-            )
-            return str(json.loads(answer)["generation"])
-        except CONDITION_FAILED:
-            found = self.read()
-            if found is not None and found.content == content:  # the answer to our first request was lost, and gcsfs asked again
-                return found.generation
-            raise AnotherVersion from None
+            _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
+            generation = str(json.loads(about)["generation"])
+            if generation == known:
+                return None
+            _, content = file_system.call("GET", "b/{}/o/{}", bucket, name, alt="media", ifGenerationMatch=generation)
+            return Version(content, generation)
+        except FileNotFoundError:
+            return None
+        except FileExistsError:  # gcsfs's word for a precondition that does not hold: replaced between the two requests
+            continue
 
 
 class Piece(Frozen):
@@ -121,7 +74,7 @@ class Piece(Frozen):
 
 
 Files = Mapping[str, tuple[Piece, ...]]
-"""Name below the home → its pieces in order. Of a checkpoint the list of its files alone is named, which names the others."""
+"""Name below the home → its pieces in order. Of a checkpoint only the list of its files is named, which names the others."""
 
 
 class Head(Frozen):
@@ -142,71 +95,52 @@ class Head(Frozen):
     files: dict[str, tuple[Piece, ...]] = Field(default_factory=dict)
 
     def taken(self) -> "Head":
-        """The same files under a new holder."""
+        """Return the same files under a new holder."""
         return Head(number=self.number + 1, holder=uuid.uuid4().hex, commit=uuid.uuid4().hex, files=self.files)
 
     def followed(self, files: Files, launch: str = "") -> "Head":
-        """The next commit of the same holder."""
+        """Return the next commit of the same holder."""
         return Head(number=self.number, holder=self.holder, commit=uuid.uuid4().hex, launch=launch, files=dict(files))
-
-    def written(self) -> bytes:
-        """As it is on the store. A head without a launch reads as it did before there were any."""
-        return self.model_dump_json(exclude=None if self.launch else {"launch"}).encode()
 
 
 @dataclass(frozen=True)
 class HeadObject:
-    """The object. It is read by its name; no listing is asked.
-
-    Attributes:
-        place: its URL.
-    """
+    """The object, at its URL."""
 
     place: Path
 
-    @classmethod
-    def at(cls, place: Path) -> "HeadObject":
-        """The head at this URL.
-
-        Raises:
-            ConfigError: the store cannot replace an object on the condition that it is still a certain version.
-        """
-        VersionedObject.at(place)
-        return cls(place)
-
     def read(self) -> tuple[Head, str]:
-        """The head and its generation; an empty one and 0 where nothing was ever committed.
+        """Return the head and its generation; an empty one and 0 if nothing was ever committed."""
+        return self.read_changed(None) or (Head(), ABSENT)
 
-        Raises:
-            StorageError: what is there is no head of this version.
-        """
-        found = VersionedObject(self.place).read()
-        return (Head(), ABSENT) if found is None else (self._parsed(found.content), found.generation)
-
-    def read_changed(self, known: str) -> tuple[Head, str] | None:
-        """The head and its generation where that is not `known` any more: little is asked where it is."""
-        found = VersionedObject(self.place).read(known)
-        return found and (self._parsed(found.content), found.generation)
-
-    def replace(self, head: Head, generation: str) -> str:
-        """Put `head` in the place of the version `generation`, and return the new one.
-
-        Raises:
-            TakenOver: another version is there, so somebody else works there now.
-        """
+    def read_changed(self, known: str | None) -> tuple[Head, str] | None:
+        """Return the head and its generation, if that is not `known` any more."""
+        if (found := read_version(self.place, known)) is None:
+            return None
         try:
-            return VersionedObject(self.place).replace(head.written(), generation)
-        except AnotherVersion:
-            raise TakenOver(
-                f"{self.place} is another's: this one has number {head.number}, the store has {self.read()[0].number}. Nothing more of "
-                "this one is kept; the other one goes on."
-            ) from None
-
-    def _parsed(self, content: bytes) -> Head:
-        try:
-            return Head.model_validate_json(content)
+            return Head.model_validate_json(found.content), found.generation
         except ValidationError as error:
             raise StorageError(
                 f"{self.place} must say which files are committed, and does not read: {error.errors()[0]['msg']}. Bring back an earlier "
                 "version of this object."
             ) from error
+
+    def replace(self, head: Head, generation: str) -> str:
+        """Put `head` in the place of the version `generation`, and return the new one."""
+        content = head.model_dump_json(exclude=None if head.launch else {"launch"}).encode()  # as before there were launches
+        file_system, bucket, name = bucket_and_name(self.place)
+        upload = f"{file_system._location}/upload/storage/v1/b/{quote(bucket)}/o"  # gcsfs has no public word for it
+        binary = {"Content-Type": "application/octet-stream"}
+        try:
+            _, answer = file_system.call(
+                "POST", upload, uploadType="media", name=name, ifGenerationMatch=generation, headers=binary, data=content
+            )
+            return str(json.loads(answer)["generation"])
+        except FileExistsError:
+            found = read_version(self.place)
+            if found is not None and found.content == content:  # the answer to our first request was lost, and gcsfs asked again
+                return found.generation
+            raise TakenOver(
+                f"{self.place} is another's: this one has number {head.number}, the store has {self.read()[0].number}. Nothing more of "
+                "this one is kept; the other one goes on."
+            ) from None

@@ -1,20 +1,22 @@
 """Trains a phase by a launcher, attempt by attempt: each resumes where the one before stopped. The same for all launchers.
 
-A phase whose slice changes on the way is trained in segments, each on its slice by its own plan, all on the same batches.
+An attempt is monitored by the files of the run's folder; the launcher only says when its processes have ended. A phase whose slice changes
+on the way is trained in segments, each on its slice by its own plan, all on the same batches.
 """
 
 import errno
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.execution import mesh_words
-from phasewise.tasks.training.launchers import Attempt, Launcher, ending, last_words, size_of
+from phasewise.tasks.training.launchers import Attempt, Launcher, ending, last_words, size_of, write_reason
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.tasks.training.monitor import ReplannedEvents, check_unowned, owned, start_and_monitor
 from phasewise.tasks.training.run_identity import (
     archive_another_run,
     damage_of_finished,
@@ -30,6 +32,7 @@ from phasewise.trainer.base.errors import (
     ExitCode,
     PhasewiseError,
     StorageError,
+    TakenOver,
     TrainingDiverged,
     TrainingError,
     VerdictError,
@@ -40,24 +43,27 @@ from phasewise.trainer.base.errors import (
 )
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_result
+from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_events, read_result
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.instability import check_answered
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.passed_over import read_passed_over
 from phasewise.trainer.process.child_process import ending_with_reason
+from phasewise.trainer.process.signals import stop_seconds
+from phasewise.trainer.process.watchdog import read_heartbeat, signature
 
 MAX_RESTARTS = 3
+"""Of attempts in a row that save nothing new. A newer checkpoint resets the count."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0
-LOOK_SECONDS = 0.5
+"""The first attempt after progress follows at once. Then each wait is twice the one before."""
+LOOK_SECONDS, POLL_SECONDS = 0.5, 0.5
+SILENT_SECONDS = 60.0
+"""A trainer that stands still as a whole has no watchdog: if its heartbeat does not change for so long, it is killed. Before its first beat
+it imports and opens its data, for which there is no limit."""
 
 
 class PlannedSegment(Frozen):
-    """The run of a phase on one slice.
-
-    Attributes:
-        run: with the execution that was planned for the slice. All segments but the last have an `until_step`.
-    """
+    """The run of a phase on one slice, with the execution that was planned for it; all but the last have an `until_step`."""
 
     run: RunConfig
     slice_name: str
@@ -65,19 +71,13 @@ class PlannedSegment(Frozen):
 
 @dataclass(frozen=True)
 class SliceSegment:
-    """The updates of a phase that are made on one slice.
-
-    Attributes:
-        run: as in `PlannedSegment`.
-        slice_name: empty if it is not known.
-    """
+    """The updates of a phase that are made on one slice, by its launcher; the name of the slice is empty if it is not known."""
 
     run: RunConfig
     launcher: Launcher = field(default_factory=LocalLauncher)
     slice_name: str = ""
 
-    @property
-    def words(self) -> str:
+    def __str__(self) -> str:
         """For people: `cpu-2: 2 devices (fsdp 2)`."""
         return f"{self.slice_name or self.launcher.kind}: {mesh_words(self.run.execution)}"
 
@@ -85,41 +85,6 @@ class SliceSegment:
 def segment_at(segments: Sequence[SliceSegment], step: int) -> SliceSegment:
     """Return the segment that makes the update after `step` of them."""
     return next((segment for segment in segments if step < segment.run.last_step), segments[-1])
-
-
-@dataclass
-class Restarts:
-    """Counts attempts that saved nothing new: `MAX_RESTARTS` such in a row are the last. A newer checkpoint resets the count.
-
-    The first attempt after progress follows at once. Then each wait is twice the one before.
-
-    Attributes:
-        saved_step: the newest checkpoint when the first attempt began.
-    """
-
-    saved_step: int | None
-    without_progress: int = 0
-
-    def allow(self, saved_step: int | None) -> bool:
-        """Return whether there is another attempt after one that ended with this checkpoint."""
-        if saved_step is not None and (self.saved_step is None or saved_step > self.saved_step):
-            self.saved_step = saved_step
-            self.without_progress = 0
-        self.without_progress += 1
-        return self.without_progress <= MAX_RESTARTS
-
-    @property
-    def wait_seconds(self) -> float:
-        """How long to wait before the attempt that was allowed."""
-        number = self.without_progress - 1
-        return 0.0 if number <= 0 else min(BACKOFF_SECONDS * 2.0 ** (number - 1), MAX_BACKOFF_SECONDS)
-
-    def wait(self, check: Callable[[], None]) -> None:
-        """Wait so long. An exception of `check` ends it."""
-        until = time.monotonic() + self.wait_seconds
-        while (left := until - time.monotonic()) > 0:
-            check()
-            time.sleep(min(left, LOOK_SECONDS))
 
 
 def launch_trainer(
@@ -131,9 +96,9 @@ def launch_trainer(
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
-    A trainer that was killed or preempted, or that stalled, is started again, as often as `Restarts` allows. One that was refused or
-    diverged would do so again. `events.jsonl` of the run's folder says what happened. An exception while it trains, by a signal or by
-    `check`, stops it first: it saves the state after its last update, for which it has `trainer.process.signals.stop_seconds`.
+    A trainer that was killed or preempted, or that stalled, is started again. One that was refused or diverged would do so again.
+    `events.jsonl` of the run's folder says what happened. An exception while it trains, by a signal or by `check`, stops it first: it saves
+    the state after its last update, for which it has `trainer.process.signals.stop_seconds`.
 
     Args:
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.
@@ -149,85 +114,104 @@ def launch_trainer(
         TrainingError: the process ended otherwise, more often than that; or another launcher is at work on this run.
     """
     segments = segments or [SliceSegment(run, launcher) if launcher else SliceSegment(run)]
-    folder, launcher = Path(run.output), segment_at(segments, run.start_step).launcher
+    folder, launcher = RunFolder.at(run.output), segment_at(segments, run.start_step).launcher
+    another = f"a run has one launcher at a time, found {{}} at work on {run.output}: wait for it, or stop it."
     with refused_by_system(run.output):
-        check_unowned(folder)
-        launcher.clear(folder)
+        if holder := holder_of(folder.launcher_lock):
+            raise TrainingError(another.format(holder))
+        launcher.clear(folder.path)
         if result := finished_result(run):
-            if not RunFolder(folder).caches.exists():  # an older run
-                note_caches(run, read_run(folder))
+            if not folder.caches.exists():  # an older run
+                note_caches(run, read_run(folder.path))
             return result
         archive_another_run(run)
-        with owned(folder, launcher):
-            try:  # start nothing, and take no slice, if a person must decide, or has rejected it
-                check_answered(run, read_passed_over(folder))
-            except AsksPerson as waits:
-                raise WaitsForPerson(str(waits), str(RunFolder(folder).question)) from None
-            if RunFolder(folder).result.exists():  # it does not count any more: killed before the next one, the run must not look finished
-                if damage := damage_of_finished(run):
-                    say(f"{run.phase}: its last checkpoint {damage}")
-                RunFolder(folder).result.unlink()
-            note_caches(run)
-            _train(run, on_rows, check, segments)
-        result = read_result(folder)
+        try:
+            with holding(folder.launcher_lock, f"the {launcher.kind} launcher"):
+                try:  # start nothing, and take no slice, if a person must decide, or has rejected it
+                    check_answered(run, read_passed_over(folder.path))
+                except AsksPerson as waits:
+                    raise WaitsForPerson(str(waits), str(folder.question)) from None
+                if folder.result.exists():  # it does not count any more: killed before the next one, the run must not look finished
+                    if damage := damage_of_finished(run):
+                        say(f"{run.phase}: its last checkpoint {damage}")
+                    folder.result.unlink()
+                note_caches(run)
+                _train(run, on_rows, check, segments)
+        except AlreadyHeld as held:
+            raise TrainingError(another.format(held.holder)) from None
+        result = read_result(folder.path)
         if result is None:
-            raise TrainingError(
-                f"{run.phase} was trained, and {RunFolder(folder).result} does not read: start it again, which writes it again."
-            )
-        here = {"checkpoint": str(RunFolder(folder).checkpoint(run.stop_step))}  # a host has another path for it
+            raise TrainingError(f"{run.phase} was trained, and {folder.result} does not read: start it again, which writes it again.")
+        here = {"checkpoint": str(folder.checkpoint(run.stop_step))}  # a host has another path for it
         return {name: here.get(name, said) for name, said in result.items()}
 
 
 def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], segments: Sequence[SliceSegment]) -> None:
-    """Make attempts until one is done.
-
-    Raises:
-        PhasewiseError: the last one failed.
-    """
-    log = RunFolder.at(run.output).log()
-    saved = last_saved_step(run)
+    """Make attempts until one is done."""
+    log, clock, without_progress = RunFolder.at(run.output).log(), Clock(Path(run.output)), 0
+    saved = newest = last_saved_step(run)
     if saved is not None:
         text = f"going on from step {saved:,} of {run.stop_step:,}"
         say(f"{run.phase}: {text}")
         append_event(run.output, "resumed", saved, text)
-    restarts = Restarts(saved)
-    clock = Clock(Path(run.output))
     while True:
-        log_before = size_of(log)
-        saved = last_saved_step(run)
+        log_before, saved = size_of(log), last_saved_step(run)
         segment = segment_at(segments, run.start_step if saved is None else saved)
         code = _attempt(segment, on_rows, check, clock)
-        if code == ExitCode.MOVES and last_saved_step(run) == segment.run.until_step:
+        words, saved = last_words(log, log_before), last_saved_step(run)
+        if code == ExitCode.MOVES and saved == segment.run.until_step:
             step, after = segment.run.last_step, segment_at(segments, segment.run.last_step)
-            text = f"trained to step {step:,} on {segment.words}, and saved; going on on {after.words}, on the same batches"
+            text = f"trained to step {step:,} on {segment}, and saved; going on on {after}, on the same batches"
             say(f"{run.phase}: {text}")
             append_event(run.output, "moved", step, text)
             continue
         if code >= 0 and code not in GOES_ON and code != ExitCode.MOVES:
             break
-        _note_ending(run, code, last_words(log, log_before))
-        if not restarts.allow(last_saved_step(run)):
+        kinds: dict[int, EventKind] = {ExitCode.STALLED: "stalled", ExitCode.PREEMPTED: "preempted"}
+        if kind := kinds.get(code):
+            append_event(run.output, kind, trained_step(run), words or f"the trainer {ending(code)}")
+        start = "its beginning" if saved is None else f"its last checkpoint, step {saved:,}"
+        is_why = words is not None and (code in (ExitCode.STALLED, ExitCode.LOST) or words.startswith("host "))
+        text = f"the trainer {ending(code)}{f' ({words})' if is_why else ''}; going on from {start}"
+        say(f"{run.phase}: {text}")
+        append_event(run.output, "restart", saved, text)
+        if saved is not None and (newest is None or saved > newest):
+            newest, without_progress = saved, 0
+        without_progress += 1
+        if without_progress > MAX_RESTARTS:
             break
-        restarts.wait(check)
+        pause = 0.0 if without_progress == 1 else min(BACKOFF_SECONDS * 2.0 ** (without_progress - 2), MAX_BACKOFF_SECONDS)
+        until = time.monotonic() + pause
+        while (left := until - time.monotonic()) > 0:
+            check()
+            time.sleep(min(left, LOOK_SECONDS))
     if code:
         raise _failure(run, code, log, log_before)
 
 
 def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
-    run, launcher = segment.run, segment.launcher
-    saved = last_saved_step(run)
+    """Make one attempt and return its exit code. The trainer finds out whether it resumes under other conditions; that is reported."""
+    run, saved = segment.run, last_saved_step(segment.run)
     run_file = RunFolder.at(run.output).run_file
+    reported = sum(event.get("kind") == "replanned" for event in read_events(run.output))
     write_sealed(run_file, run.model_dump(mode="json"))
-    replanned = ReplannedEvents(run)
+
+    def report_replanned() -> None:
+        nonlocal reported
+        texts = [event.get("text") for event in read_events(run.output) if event.get("kind") == "replanned"]
+        for text in texts[reported:]:
+            say(f"{run.phase}: {text}")
+        reported = len(texts)
+
     try:
         with clock.attempt(run.start_step if saved is None else saved, slice_name=segment.slice_name) as note:
 
             def look() -> None:
                 note()
-                replanned.look()
+                report_replanned()
                 check()
 
-            return start_and_monitor(launcher, Attempt(run, run_file), on_rows, look)
+            return start_and_monitor(segment.launcher, Attempt(run, run_file), on_rows, look)
     except BaseException:
         trained, saved = trained_step(run), last_saved_step(run)
         append_event(run.output, "preempted", trained, "stopped from where it was started")
@@ -243,26 +227,61 @@ def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check:
         say(f"{run.phase}: {report}")
         raise
     finally:
-        replanned.look()
+        report_replanned()
+
+
+def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:
+    """Start one attempt of a run and return its exit code. An exception of `check` or a signal stops the hosts first: they save and end."""
+    folder, metrics = attempt.folder, RunFolder(attempt.folder).metrics
+    hosts, code, is_back = launcher.start(attempt), None, False
+    try:
+        seen = len(read_metrics(metrics))
+        beat = first_beat = signature(folder)
+        beat_at = time.monotonic()
+        try:
+            while True:
+                code = hosts.look()
+                if code is not None and hosts.remote:
+                    hosts.remote.take_back(needs_weights=code in (ExitCode.DONE, ExitCode.MOVES))
+                    is_back = True
+                rows = read_metrics(metrics)
+                if len(rows) > seen:
+                    on_rows(rows[seen:])
+                seen = len(rows)
+                if code is not None:
+                    return code
+                check()
+                now, found = time.monotonic(), signature(folder)
+                if found != beat:
+                    beat, beat_at = found, now
+                if beat != first_beat and now - beat_at > SILENT_SECONDS:
+                    hosts.kill()
+                    work = read_heartbeat(folder).get("work", "nothing")
+                    silent = f"gave no sign of life for {now - beat_at:.0f} s (limit {SILENT_SECONDS:g} s); it was last seen at: {work}"
+                    write_reason(folder, [f"the trainer {silent}. It was ended."])
+                    return ExitCode.STALLED
+                hosts.wait(POLL_SECONDS)
+        except BaseException:
+            try:
+                hosts.stop()
+                until = time.monotonic() + stop_seconds() + (hosts.remote.send_seconds if hosts.remote else 0.0)
+                while hosts.look() is None and (left := until - time.monotonic()) > 0:
+                    hosts.wait(min(left, POLL_SECONDS))
+            finally:  # also if a second interruption asks for it
+                if (code := hosts.look()) is None:
+                    hosts.kill()
+            raise
+    finally:
+        hosts.close()
+        if hosts.remote and not is_back:
+            with suppress(TakenOver, StorageError):  # the reason for the end is raised
+                hosts.remote.take_back(needs_weights=code in (ExitCode.DONE, ExitCode.MOVES))
 
 
 def trained_step(run: RunConfig) -> int:
     """Return the last update that has a row."""
     rows = read_metrics(RunFolder.at(run.output).metrics)
     return rows[-1]["step"] if rows else run.start_step
-
-
-def _note_ending(run: RunConfig, code: int, words: str | None) -> None:
-    saved = last_saved_step(run)
-    kinds: dict[int, EventKind] = {ExitCode.STALLED: "stalled", ExitCode.PREEMPTED: "preempted"}
-    if kind := kinds.get(code):
-        append_event(run.output, kind, trained_step(run), words or f"the trainer {ending(code)}")
-    start = "its beginning" if saved is None else f"its last checkpoint, step {saved:,}"
-    is_why = words is not None and (code in (ExitCode.STALLED, ExitCode.LOST) or words.startswith("host "))
-    why = f" ({words})" if is_why else ""
-    text = f"the trainer {ending(code)}{why}; going on from {start}"
-    say(f"{run.phase}: {text}")
-    append_event(run.output, "restart", saved, text)
 
 
 def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:

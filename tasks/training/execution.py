@@ -23,10 +23,7 @@ ONE_DEVICE = Execution(mesh=Mesh(replica=1, fsdp=1, tensor=1))
 
 
 class Machine(NamedTuple):
-    """Attributes:
-    platform: `cpu`, `gpu` or `tpu`.
-    kind: as its maker calls a device.
-    """
+    """What a trainer computes on: `cpu`, `gpu` or `tpu`, the kind as its maker calls a device, and how many."""
 
     platform: str
     kind: str
@@ -37,17 +34,8 @@ CPU = Machine("cpu", "CPU", 1)
 """All cores of a CPU are one device: its bits then do not depend on how many there are."""
 
 
-def machine_here() -> Machine:
-    """Return what a trainer that is started here computes on. If there is an accelerator, a process of its own asks jax, once.
-
-    Raises:
-        TrainingError: jax does not start.
-    """
-    return find_machine(os.environ, Path("/"))
-
-
-def find_machine(environment: Mapping[str, str], root: Path) -> Machine:
-    """Return the same for another environment; `root` is where devices are looked for."""
+def machine_here(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
+    """Return what a trainer that is started here computes on. If there is an accelerator, a process of its own asks jax, once."""
     platforms = environment.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or (not platforms and not has_accelerator(environment, root)):
         return CPU
@@ -81,11 +69,7 @@ def execution_here(run: RunConfig, machine: Machine) -> Execution:
 
 
 def in_words(run: RunConfig, machine: Machine) -> str:
-    """Return what a run computes on, and with what: `1 × CPU, float32, XLA attention`.
-
-    Raises:
-        ConfigError: the attention that is named cannot run there.
-    """
+    """Return what a run computes on, and with what: `1 × CPU, float32, XLA attention`."""
     from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
 
     count = run.execution.mesh.devices
@@ -104,14 +88,7 @@ def mesh_words(execution: Execution) -> str:
 
 
 def execution_summary(folder: Path, slice_name: str) -> str:
-    """Return how a phase was computed, as its run's folder says it: slice, mesh, precision, kernel, remat, micro-batches, variables that
-    may
-    change bits, earlier slices, and the steps from which it resumed. Empty if nothing has begun.
-
-    Args:
-        folder: of the run.
-        slice_name: of its last updates.
-    """
+    """Return how a phase was computed, and where it resumed, by its run's folder; empty if nothing has begun."""
     run = read_run(folder)
     if run is None:
         return ""

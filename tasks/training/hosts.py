@@ -28,7 +28,6 @@ from typing import Any
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.store.content import ARRIVING, Changing, bring_checkpoint, bring_here, content_of, is_list_of_checkpoint, take_snapshot
-from phasewise.tasks.store.head import Files
 from phasewise.tasks.store.publisher import Kept, named_digests, publish_seconds
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TakenOver, print_refusal, refusal_of
 from phasewise.trainer.base.identity import read_sealed, write_sealed
@@ -56,11 +55,7 @@ OF_LAUNCHER = (".log", SPENT_NAME, LIFE_NAME)
 
 
 def send_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """Return how long a host that was asked to stop may upload.
-
-    Raises:
-        ConfigError: the variable is not a number above 0.
-    """
+    """Return how long a host that was asked to stop may upload."""
     return positive_seconds(environment, SEND_VARIABLE, SEND_SECONDS)
 
 
@@ -97,11 +92,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class HostWork:
-    """The work on a phase on this host.
-
-    Attributes:
-        launchers_root: root of the working folder on the launcher's machine, which the paths in `run.json` are below.
-    """
+    """The work on a phase on this host; `launchers_root` is the working folder of the launcher, which paths in `run.json` are below."""
 
     kept: Kept
     phase: str
@@ -120,11 +111,6 @@ class HostWork:
         """The run's, on this host."""
         return RunFolder(self.kept.work / self.folder)
 
-    @property
-    def run_file(self) -> Path:
-        """The run with the paths of this host; it is not uploaded."""
-        return self.run.path / ".run-on-host.json"
-
     def download(self) -> RunConfig:
         """Download what the trainer needs: run, verdict and rows, the newest whole checkpoint, and the lists of the older ones.
 
@@ -133,60 +119,48 @@ class HostWork:
             StorageError: something that is committed is missing or damaged.
             ConfigError: the run needs a folder that this host does not see.
         """
-        head, _ = self.kept.head.read()
+        kept = self.kept
+        head, _ = kept.head.read()
         if head.launch != self.launch:
             raise TakenOver(
-                f"host {self.host} of the launch {self.launch}: expected its launch in {self.kept.head.place}, found "
+                f"host {self.host} of the launch {self.launch}: expected its launch in {kept.head.place}, found "
                 f"'{head.launch}' (number {head.number}). It begins nothing."
             )
-        folders = (self.folder, f"verdicts/{self.kept.run_name}/{self.phase}")
+        folders = (self.folder, f"verdicts/{kept.run_name}/{self.phase}")
         below = tuple(f"{one}/" for one in folders)
         files = {name: pieces for name, pieces in head.files.items() if name.startswith(below) and not name.endswith(OF_LAUNCHER)}
-        bring_here(self.kept.work, folders, files, self.kept.objects, weights_below=None)
+        bring_here(kept.work, folders, files, kept.objects, weights_below=None)
         said = read_sealed(self.run.run_file)
-        run = RunConfig.model_validate(_moved(said, self.launchers_root, str(self.kept.work)))
+        run = RunConfig.model_validate(_moved(said, self.launchers_root, str(kept.work)))
         if run.digest != RunConfig.model_validate(said).digest:
             raise ConfigError(f"{self.run.run_file} is another run where its places are others: name its caches by their digests.")
-        held_out = run.evaluation.caches if run.evaluation else {}
-        unseen = [
-            place for place in (*run.caches.values(), *held_out.values()) if file_system_of(place) is None and not Path(place).exists()
-        ]
-        if unseen:
+        read = (*run.caches.values(), *(run.evaluation.caches.values() if run.evaluation else ()))
+        if unseen := [place for place in read if file_system_of(place) is None and not Path(place).exists()]:
             raise ConfigError(f"{run.phase} reads {unseen[0]}, which this host does not see: keep the caches in the home on the store.")
-        named = sorted((name for name in files if is_list_of_checkpoint(name)), key=lambda name: -int(name.split("/")[-2]))
         is_here = False
-        for name in named:
-            listed = self.kept.work / name
+        for name in sorted(filter(is_list_of_checkpoint, files), key=lambda name: -int(name.split("/")[-2])):
+            listed = kept.work / name
             if is_here:
-                write_atomically(listed, content_of(self.kept.work / ARRIVING, files[name], self.kept.objects))
+                write_atomically(listed, content_of(kept.work / ARRIVING, files[name], kept.objects))
                 continue
             try:
-                bring_checkpoint(listed, tuple(files[name]), self.kept.objects)
+                bring_checkpoint(listed, tuple(files[name]), kept.objects)
                 is_here = True
             except StorageError as damage:
                 remove_checkpoint(listed.parent)
                 print(f"checkpoint {listed.parent} is left out: {damage}", flush=True)
-        if not is_here:
-            self._download_parents(run, head.files)
-        write_sealed(self.run_file, run.model_dump(mode="json"))
+        parents = [run.start.checkpoint, *(graft.checkpoint for graft in run.start.graft)] if run.start and not is_here else []
+        for parent in dict.fromkeys(parents):
+            listed = Path(parent) / DIGESTS_NAME
+            name = os.path.relpath(listed, kept.work)
+            if name not in head.files:
+                raise StorageError(f"{run.phase} starts from {name}, and the head of {kept.store} does not name it. Start it again.")
+            bring_checkpoint(listed, tuple(head.files[name]), kept.objects)
         return run
-
-    def _download_parents(self, run: RunConfig, files: Files) -> None:
-        places = [] if run.start is None else [run.start.checkpoint, *(graft.checkpoint for graft in run.start.graft)]
-        for place in dict.fromkeys(places):
-            listed = Path(place) / DIGESTS_NAME
-            name = os.path.relpath(listed, self.kept.work)
-            if name not in files:
-                raise StorageError(f"{run.phase} starts from {name}, and the head of {self.kept.store} does not name it. Start it again.")
-            bring_checkpoint(listed, tuple(files[name]), self.kept.objects)
 
 
 class Committer:
-    """Commits what the trainer of the first host writes, from a thread, and uploads its heartbeat.
-
-    Attributes:
-        lost: why this host must end: its launch is over.
-    """
+    """Commits what the trainer of the first host writes, from a thread, and uploads its heartbeat; `lost` says why it must end."""
 
     def __init__(self, work: HostWork) -> None:
         self._work, self._kept = work, work.kept
@@ -203,12 +177,7 @@ class Committer:
         self._thread.start()
 
     def finish(self) -> None:
-        """Commit the rest.
-
-        Raises:
-            TakenOver: the launch is over.
-            StorageError: the store does not take it.
-        """
+        """Commit the rest."""
         self._ended.set()
         self._thread.join()
         for number in range(TRIES):
@@ -222,12 +191,7 @@ class Committer:
                     raise StorageError(f"what host 0 wrote is not on {self._kept.store} yet: {error}") from error
 
     def commit(self) -> None:
-        """Upload content, replace the head, and delete content of checkpoints that the trainer deleted.
-
-        Raises:
-            TakenOver: another program has replaced the head.
-            Changing: files were replaced while they were read, each time.
-        """
+        """Upload content, replace the head, and delete content of checkpoints that the trainer deleted."""
         if self.lost:
             raise self.lost
         with suppress(FileNotFoundError):
@@ -249,15 +213,11 @@ class Committer:
             self._content = set(snapshot.sources)
         self._unneeded -= self._content | self._of_others
         if self._unneeded:
-            unneeded = self._kept.objects.versions(self._unneeded)
-            if not self._is_saving(snapshot.files):  # else a host may have just uploaded the same content for the new checkpoint
+            unneeded, folder = self._kept.objects.versions(self._unneeded), self._work.run.checkpoints
+            here = {path.name for path in folder.glob("[!.]*")}
+            if here == {name.split("/")[-2] for name in snapshot.files if is_list_of_checkpoint(name)}:
                 self._kept.objects.delete(unneeded)
-                self._unneeded.clear()
-
-    def _is_saving(self, files: Files) -> bool:
-        folder = self._work.run.checkpoints
-        here = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set[str]()
-        return here != {name.split("/")[-2] for name in files if is_list_of_checkpoint(name)}
+                self._unneeded.clear()  # while a checkpoint is saved, a host may have just uploaded the same content for it
 
     def _run(self) -> None:
         reported = ""
@@ -312,6 +272,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _train(work: HostWork, python: str, stop: Stop) -> int:
     run = work.download()
+    run_file = work.run.path / ".run-on-host.json"  # with the paths of this host; it is not uploaded
+    write_sealed(run_file, run.model_dump(mode="json"))
     committer = Committer(work) if work.host == 0 else None
     environment = {name: value for name, value in os.environ.items() if name != SILENT_VARIABLE}
     environment |= {
@@ -322,7 +284,7 @@ def _train(work: HostWork, python: str, stop: Stop) -> int:
     }
     print(f"host {work.host} of {work.hosts} ({socket.gethostname()}) trains {run.phase} in {work.run.path}", flush=True)
     stop.trainer = trainer = subprocess.Popen(
-        python_command("phasewise.trainer", str(work.run_file), "--with-parent", python=python),
+        python_command("phasewise.trainer", str(run_file), "--with-parent", python=python),
         stdin=subprocess.PIPE,
         env=environment,
         pass_fds=[LOCK_DESCRIPTOR] if Path(f"/dev/fd/{LOCK_DESCRIPTOR}").exists() else [],
@@ -342,6 +304,7 @@ def _train(work: HostWork, python: str, stop: Stop) -> int:
 
 
 def _moved(said: Any, before: str, now: str) -> Any:
+    """The same with all paths below one folder below another."""
     if isinstance(said, Mapping):
         return {name: _moved(one, before, now) for name, one in said.items()}
     if isinstance(said, list):

@@ -17,8 +17,8 @@ from phasewise.tasks.store.publisher import Kept, keeper_of
 from phasewise.tasks.training import kubernetes_cluster
 from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, ClusterSettings, build_manifest
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict, JobSet, Pod, PodLog, Unreachable, with_retries
-from phasewise.tasks.training.launchers import Attempt, ending, last_words, order_of, size_of, write_reason
-from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
+from phasewise.tasks.training.launchers import Attempt, Launcher, ProcessGroup, ending, last_words, order_of, size_of, write_reason
+from phasewise.tasks.training.remote_hosts import start_remote
 from phasewise.trainer.base.errors import ExitCode, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_atomically
@@ -32,7 +32,7 @@ KILLED_BY_SIGNAL = 128
 """A container that a signal ended has this exit code plus the signal."""
 
 
-class JobSetLauncher:
+class JobSetLauncher(Launcher):
     """A cluster that has the slices."""
 
     kind = "jobset"
@@ -45,14 +45,14 @@ class JobSetLauncher:
         if (folder / NAME_FILE).exists() and (found := self._cluster.read(jobset_name(folder))):
             remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
 
-    def start(self, attempt: Attempt) -> "_JobSetHosts | RemoteHosts":
+    def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`. If the home is on a store the pods are hosts without the launcher's folder."""
         self.clear(attempt.folder)
         if (keeper := keeper_of(attempt.folder)) is not None:
             return start_remote(keeper, attempt, lambda kept: self._create(attempt, kept))
         return self._create(attempt, None)
 
-    def _create(self, attempt: Attempt, kept: Kept | None) -> "_JobSetHosts":
+    def _create(self, attempt: Attempt, kept: Kept | None) -> ProcessGroup:
         name = jobset_name(attempt.folder)
         forget_meetings(attempt.folder)
         logs_before = [size_of(RunFolder(attempt.folder).log(number)) for number in range(self._slices.hosts)]
@@ -65,57 +65,59 @@ class JobSetLauncher:
             if found is None or annotations.get(LAUNCH) != attempt.name:
                 raise TrainingError(f"JobSet {name} was created by another launcher just now: wait for it, or stop it.") from None
         say(f"{attempt.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
-        return _JobSetHosts(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)
+        return ProcessGroup(attempt.folder, [_JobSet(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)])
 
 
-class _JobSetHosts:
-    """A JobSet and its pods.
+class _JobSet:
+    """A JobSet and its pods, as one process (`launchers.ProcessGroup`)."""
 
-    Args:
-        reads_logs: whether pods see no folder of the launcher, which then reads their logs from the cluster.
-    """
-
-    send_seconds = 0.0
-
-    def __init__(self, cluster: Cluster, found: JobSet, attempt: Attempt, logs_before: list[int], *, reads_logs: bool = False) -> None:
+    def __init__(self, cluster: Cluster, found: JobSet, attempt: Attempt, logs_before: list[int], *, reads_logs: bool) -> None:
         self._cluster, self._found, self._attempt, self._logs_before = cluster, found, attempt, logs_before
         self._name, self._reads_logs = str(found["metadata"]["name"]), reads_logs
+        self.wait = time.sleep
         self._pods: dict[str, Pod] = {}
         self._logs: dict[str, PodLog] = {}
         self._looked = 0.0
         self._reported = ""
         self._code: int | None = None
 
-    def look(self) -> int | None:
-        """See `Hosts`. The cluster is asked every few seconds.
-
-        Raises:
-            TrainingError: another launcher has replaced the JobSet.
-        """
+    def code(self) -> int | None:
+        """Ask the cluster every few seconds."""
         if self._code is not None or time.monotonic() - self._looked < PODS_SECONDS:
             return self._code
-        self._looked = time.monotonic()
+        self._looked, run = time.monotonic(), RunFolder(self._attempt.folder)
         try:
             found = self._cluster.read(self._name)
             for pod in (pods := own_pods(self._cluster, self._found)):
                 name = pod["metadata"]["name"]
                 if self._reads_logs and name not in self._pods:
-                    self._logs[name] = PodLog(self._cluster, name, CONTAINER, RunFolder(self._attempt.folder).log(host_of(pod)))
+                    self._logs[name] = PodLog(self._cluster, name, CONTAINER, run.log(host_of(pod)))
                 self._pods[name] = pod
-            self._report(trouble_of(pods))
+            trouble = trouble_of(pods)
         except Unreachable as error:
-            self._report(f"{error}; asking again")
-            return None
+            found, trouble = self._found, f"{error}; asking again"
+        if trouble and trouble != self._reported:
+            say(f"{self._attempt.run.phase}: {trouble}")
+        self._reported = trouble
         if found is not None and found["metadata"]["uid"] != self._found["metadata"]["uid"]:
             self._code = ExitCode.TAKEN_OVER
             raise TrainingError(f"JobSet {self._name} was replaced by another launcher: this one follows it no more.")
-        if found is None or (condition(found, "Completed") is not None or condition(found, "Failed") is not None):
-            self._finish_logs()
-            self._code = self._ended(found)
+        if found is not None and not condition(found, "Completed") and not condition(found, "Failed"):
+            return None
+        self._finish_logs()
+        reasons = reasons_of(self._pods.values())
+        if reasons:
+            self._code, number = reasons[0].code, reasons[0].host
+            together = "; which of them first is not known" if len(reasons) > 1 and self._code < 0 else ""
+            words = last_words(run.log(number), self._logs_before[number])
+            named = " and ".join(f"host {one.host} ({one.name})" for one in reasons)
+            write_reason(run.path, [f"{named} {ending(self._code)}{together}{f': {words}' if words else ''}"])
+        elif condition(found, "Completed"):
+            self._code = ExitCode.DONE
+        else:
+            self._code, why = ExitCode.LOST, condition(found, "Failed") or "it was deleted"
+            write_reason(run.path, [f"JobSet {self._name} ended, and no pod says why: {why}"])
         return self._code
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     def stop(self) -> None:
         """Delete the JobSet: that asks all pods to stop, and gives them their time to save."""
@@ -125,7 +127,7 @@ class _JobSetHosts:
     def kill(self) -> None:
         self._cluster.delete(self._found)
         self._cluster.delete_pods(own_pods(self._cluster, self._found))
-        wait_until_gone(self._cluster, self._found, GONE_SECONDS)
+        remove(self._cluster, self._found, GONE_SECONDS)
         self._finish_logs()
 
     def close(self) -> None:
@@ -140,26 +142,6 @@ class _JobSetHosts:
         until = time.monotonic() + kubernetes_cluster.REST_SECONDS
         while self._logs:
             self._logs.popitem()[1].join(until)
-
-    def _report(self, trouble: str) -> None:
-        if trouble and trouble != self._reported:
-            say(f"{self._attempt.run.phase}: {trouble}")
-        self._reported = trouble
-
-    def _ended(self, found: JobSet | None) -> int:
-        reasons = reasons_of(self._pods.values())
-        if found is not None and condition(found, "Completed") and not reasons:
-            return ExitCode.DONE
-        if not reasons:
-            why = condition(found, "Failed") or "it was deleted"
-            write_reason(self._attempt.folder, [f"JobSet {self._name} ended, and no pod says why: {why}"])
-            return ExitCode.LOST
-        code, number = reasons[0].code, reasons[0].host
-        together = "; which of them first is not known" if len(reasons) > 1 and code < 0 else ""
-        words = last_words(RunFolder(self._attempt.folder).log(number), self._logs_before[number])
-        named = " and ".join(f"host {one.host} ({one.name})" for one in reasons)
-        write_reason(self._attempt.folder, [f"{named} {ending(code)}{together}{f': {words}' if words else ''}"])
-        return code
 
 
 class ExitStatus(NamedTuple):
@@ -176,19 +158,14 @@ def reasons_of(pods: Iterable[Pod]) -> list[ExitStatus]:
 
     More than one if they ended alike in the same second. Empty if all ended well, or none has ended.
     """
-
-    def order(one: ExitStatus) -> tuple[int, str, bool]:
-        return order_of(one.code), one.finished_at, one.code == -signal.SIGTERM  # a cluster sends SIGTERM to the others
-
     failed = [
         ExitStatus(host_of(pod), pod["metadata"]["name"], code, (_terminated(pod) or {}).get("finishedAt") or "")
         for pod in pods
         if (code := exit_code(pod))
-    ]
-    if not failed:
-        return []
-    first = min(failed, key=order)
-    return sorted(one for one in failed if (order(one), one.code) == (order(first), first.code))
+    ]  # a cluster sends SIGTERM to the others
+    orders = [(order_of(one.code), one.finished_at, one.code == -signal.SIGTERM, one.code) for one in failed]
+    first = min(orders, key=lambda order: order[:3], default=None)
+    return sorted(one for one, order in zip(failed, orders, strict=True) if order == first)
 
 
 def host_of(pod: Pod) -> int:
@@ -205,6 +182,11 @@ def exit_code(pod: Pod) -> int | None:
     code = int(ended["exitCode"])
     is_signal = code > KILLED_BY_SIGNAL and code - KILLED_BY_SIGNAL in set(signal.Signals)
     return KILLED_BY_SIGNAL - code if is_signal else code
+
+
+def _terminated(pod: Pod) -> dict[str, Any] | None:
+    states = [(status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or ()]
+    return next(filter(None, states), None)
 
 
 def jobset_name(folder: Path) -> str:
@@ -244,15 +226,6 @@ def own_pods(cluster: Cluster, found: JobSet) -> list[Pod]:
 def remove(cluster: Cluster, found: JobSet, seconds: float) -> None:
     """Delete a JobSet and wait until it and its pods are gone. Another one of its name stays."""
     cluster.delete(found)
-    wait_until_gone(cluster, found, seconds)
-
-
-def wait_until_gone(cluster: Cluster, found: JobSet, seconds: float) -> None:
-    """Wait until neither the JobSet nor a pod of it is there.
-
-    Raises:
-        TrainingError: it does not go.
-    """
     until, name = time.monotonic() + seconds, found["metadata"]["name"]
     while True:
         now = with_retries(lambda: cluster.read(name))
@@ -262,8 +235,3 @@ def wait_until_gone(cluster: Cluster, found: JobSet, seconds: float) -> None:
         if time.monotonic() > until:
             raise TrainingError(f"JobSet {name} was deleted, and is still there after {seconds:.0f} s: look at its pods with kubectl.")
         time.sleep(LOOK_SECONDS)
-
-
-def _terminated(pod: Pod) -> dict[str, Any] | None:
-    states = [(status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or ()]
-    return next(filter(None, states), None)

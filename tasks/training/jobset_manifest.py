@@ -43,13 +43,9 @@ IN_MEMORY = "memory"
 CLUSTER_JOIN_SECONDS = 600
 """Nodes of a cluster fetch the image at different speeds. Hosts name the missing ones after 45 seconds (`trainer.process.rendezvous`)."""
 
-ACCELERATORS: Mapping[str, str] = {
-    "v4": "tpu-v4-podslice",
-    "v5e": "tpu-v5-lite-podslice",
-    "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice",
-    "tpu7x": "tpu7x",
-}
+ACCELERATORS: Mapping[str | None, str] = {
+    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice", "tpu7x": "tpu7x",
+}  # fmt: skip
 """A chip's kind → the label `cloud.google.com/gke-tpu-accelerator` of its nodes (cloud.google.com/kubernetes-engine/docs/concepts/tpus)."""
 
 
@@ -85,10 +81,13 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
     Args:
         name: of the JobSet, at most 40 letters; the names of its pods begin with it.
         kept: where the work is on a store, and here; None is that pods see the run's folder.
-
-    Raises:
-        ConfigError: the slice is not one of TPUs that GKE has.
     """
+    topology = slices.chip.topology
+    if topology not in ACCELERATORS:
+        raise ConfigError(
+            f"a JobSet on GKE needs a slice of TPUs ({', '.join(filter(None, ACCELERATORS))}), found {slices.name} of "
+            f"{slices.chip.device_kind}: name one that deployments/slices.toml has, or choose another launcher."
+        )
     hosts = slices.hosts // slices.count
     volumes, container = _container(attempt, slices, settings, name, kept)
     pod = {
@@ -97,7 +96,7 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": math.ceil(settings.stop_seconds + (0.0 if kept is None else settings.send_seconds)),
             "nodeSelector": {
-                "cloud.google.com/gke-tpu-accelerator": _accelerator(slices),
+                "cloud.google.com/gke-tpu-accelerator": ACCELERATORS[topology],
                 "cloud.google.com/gke-tpu-topology": "x".join(map(str, slices.torus)),
             },
             **({"serviceAccountName": settings.service_account} if settings.service_account else {}),
@@ -180,13 +179,3 @@ def host_names(name: str, slices: Slice) -> list[str]:
     """Return the pods' names for one another, in the order of the processes."""
     each = slices.hosts // slices.count
     return [f"{name}-{JOB_NAME}-{one}-{host}.{name}" for one in range(slices.count) for host in range(each)]
-
-
-def _accelerator(slices: Slice) -> str:
-    topology = slices.chip.topology
-    if topology is None or topology not in ACCELERATORS:
-        raise ConfigError(
-            f"a JobSet on GKE needs a slice of TPUs ({', '.join(ACCELERATORS)}), found {slices.name} of {slices.chip.device_kind}: name "
-            "one that deployments/slices.toml has, or choose another launcher."
-        )
-    return ACCELERATORS[topology]

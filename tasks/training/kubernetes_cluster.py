@@ -52,12 +52,14 @@ class Cluster:
     def __init__(self, namespace: str, *, host: str | None = None) -> None:
         try:
             import kubernetes
+            import urllib3
         except ImportError:
             raise ConfigError(
                 "the jobset launcher needs the Kubernetes client, which is not installed: pip install 'phasewise[gke]'."
             ) from None
         self.namespace = namespace
         self._client: Any = kubernetes.client
+        self._transport_errors = (urllib3.exceptions.HTTPError, OSError)
         if host is None:
             config = kubernetes.config
             try:
@@ -76,12 +78,7 @@ class Cluster:
         self._where = (GROUP, VERSION, namespace, PLURAL)
 
     def create(self, manifest: JobSet) -> JobSet:
-        """Create a JobSet.
-
-        Raises:
-            Conflict: there is one of that name.
-            ConfigError: the server rejects it.
-        """
+        """Create a JobSet."""
         return self._request(self._objects.create_namespaced_custom_object, *self._where, manifest)
 
     def read(self, name: str) -> JobSet | None:
@@ -109,16 +106,7 @@ class Cluster:
         return self._api.sanitize_for_serialization(found)["items"]
 
     def log_lines(self, pod: str, container: str, *, follows: bool) -> Iterator[bytes]:
-        """Yield the lines of a pod's log from its beginning, with the time in front of each.
-
-        Args:
-            follows: whether to read until the container has ended, or the connection does.
-
-        Raises:
-            NotStarted: the container has not begun.
-            Missing: there is no such pod any more.
-            Unreachable: the server or the node does not answer, or ended in the middle.
-        """
+        """Yield the lines of a pod's log from its beginning, with the time in front of each."""
         answer = self._request(
             self._core.read_namespaced_pod_log,
             pod,
@@ -135,7 +123,7 @@ class Cluster:
                 *lines, rest = (rest + piece).split(b"\n")
                 yield from lines
             yield from [rest] if rest and not follows else []
-        except _transport_errors() as error:
+        except self._transport_errors as error:
             raise Unreachable(f"the log of {pod} was cut: {error}") from None
         finally:
             answer.close()
@@ -148,7 +136,7 @@ class Cluster:
             kinds: dict[int, type[Exception]] = {400: NotStarted, 404: Missing, 409: Conflict}
             kind = ConfigError if error.status in (401, 403, 422) else kinds.get(error.status, Unreachable)
             raise kind(f"{said}. Look at the cluster's settings, and start again." if issubclass(kind, ConfigError) else said) from None
-        except _transport_errors() as error:
+        except self._transport_errors as error:
             raise Unreachable(f"the Kubernetes API cannot be reached: {error}") from None
 
 
@@ -160,14 +148,11 @@ class PodLog:
 
     def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:
         self._cluster, self._pod, self._container, self._path = cluster, pod, container, path
-        self._after = b""
         self._ended = threading.Event()
+        self.end = self._ended.set
+        """Says that the pod has ended: its log is read once more."""
         self._thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self._thread.start()
-
-    def end(self) -> None:
-        """Say that the pod has ended: its log is read once more."""
-        self._ended.set()
 
     def join(self, until: float) -> None:
         """Wait for the rest of the log, until a monotonic time."""
@@ -177,7 +162,7 @@ class PodLog:
 
     def _run(self) -> None:
         self._write(f"log of {self._pod}:".encode())
-        is_last = has_reported = False
+        is_last, has_reported, after = False, False, b""
         while not is_last:
             is_last = self._ended.is_set()
             try:
@@ -185,9 +170,9 @@ class PodLog:
                     stamp, _, said = line.partition(b" ")
                     if not stamp[:4].isdigit():  # a node answers 200 with an error's words if it has no log any more
                         raise Unreachable(f"the node says: {line.decode(errors='replace')[:300]}")
-                    if stamp > self._after:
+                    if stamp > after:
                         self._write(said)
-                        self._after = stamp
+                        after = stamp
                 has_reported = False
             except NotStarted:
                 pass
@@ -214,9 +199,3 @@ def with_retries(request: Callable[[], T]) -> T:
         except Unreachable:
             time.sleep(RETRY_SECONDS)
     return request()
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    import urllib3
-
-    return (urllib3.exceptions.HTTPError, OSError)

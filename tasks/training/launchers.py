@@ -1,6 +1,6 @@
-"""What all launchers share: they start the program of a run on every host, watch it end, and stop it.
+"""What all launchers share: they start the program of a run on every host, see it end, and stop it.
 
-The progress of a run and its heartbeat are in the files of the run's folder; `tasks.training.monitor` reads them for all launchers.
+The progress of a run and its heartbeat are in the files of the run's folder; `tasks.training.attempts` reads them for all launchers.
 """
 
 import os
@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from phasewise.trainer.base.errors import ExitCode
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process import child_process
 from phasewise.trainer.process.signals import stop_seconds
+
+if TYPE_CHECKING:
+    from phasewise.tasks.training.remote_hosts import RemoteFolder
 
 GRACE_SECONDS = 5.0
 """How long the others have to say why after one process ended early: they cannot continue."""
@@ -53,58 +56,6 @@ class Attempt:
     def folder(self) -> Path:
         """The run's folder."""
         return self.run_file.parent
-
-
-class Hosts(Protocol):
-    """The program of an attempt on all its hosts, at work.
-
-    Attributes:
-        send_seconds: how long the hosts may upload after they were asked to stop and have saved; 0 if they share the run's folder.
-    """
-
-    send_seconds: float
-
-    def look(self) -> int | None:
-        """Return the exit code of the run, or minus a signal (`trainer.base.exit_codes`); None while any host is at work."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Return after so long, or before if a host ended."""
-        ...
-
-    def stop(self) -> None:
-        """Ask all hosts to save and to end. Return at once."""
-        ...
-
-    def kill(self) -> None:
-        """End all hosts now, and return when they have ended."""
-        ...
-
-    def close(self) -> None:
-        """Release resources after all hosts have ended. The logs of all hosts are in the run's folder then."""
-        ...
-
-
-class Launcher(Protocol):
-    """Where and how the processes of a run are started."""
-
-    @property
-    def kind(self) -> str:
-        """Its name: `local`, `jobset` or `tpu_vm`."""
-        ...
-
-    def start(self, attempt: Attempt) -> Hosts:
-        """Start the program on every host.
-
-        Raises:
-            ConfigError: it cannot be started with these settings.
-            TrainingError: other programs have the machines, or these do not answer.
-        """
-        ...
-
-    def clear(self, folder: Path) -> None:
-        """End the hosts of the run of this folder that outlived their launcher."""
-        ...
 
 
 def env_passthrough(environment: Mapping[str, str]) -> dict[str, str]:
@@ -151,95 +102,99 @@ def write_reason(folder: Path, lines: Iterable[str]) -> None:
         log.writelines(f"trainer: {line}\n" for line in lines)
 
 
-class Process(Protocol):
-    """The process on one host.
-
-    Attributes:
-        log_before: how many bytes its log had before it.
-    """
-
-    name: str
-    log_before: int
-
-    def code(self) -> int | None:
-        """Return its exit code or minus its signal; None while it is at work."""
-        ...
-
-    def wait(self, seconds: float) -> None: ...  # noqa: D102  # until it ends
-    def stop(self) -> None: ...  # noqa: D102  # ask it to save and to end
-    def kill(self) -> None: ...  # noqa: D102  # with what it started, and return when it has ended
-    def close(self) -> None: ...  # noqa: D102
-
-
 class ProcessGroup:
-    """Several processes that are one program: if one ends early, all end, and the one that was the reason is named.
+    """Processes on all hosts that are one program: if one ends early, all end, and the one that was the reason is named.
 
     Args:
         done_seconds: how long the others have to end after one that is done.
+        on_close: called when all are closed.
+
+    Attributes:
+        processes: each has a `name`, the size of its log before it (`log_before`), `code()`, `wait(seconds)`, `stop()`, `kill()`, which
+            returns when it and what it started have ended, and `close()`.
+        remote: the run's folder, if the hosts do not see it, and have folders of their own.
     """
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic, done_seconds: float = DONE_SECONDS) -> None:
-        self._folder, self._clock, self._done_seconds = folder, clock, done_seconds
-        self.send_seconds = 0.0
-        self.processes: list[Process] = []
+    def __init__(
+        self,
+        folder: Path,
+        processes: Sequence[Any] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        done_seconds: float = DONE_SECONDS,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder, self._clock, self._done_seconds, self._on_close = folder, clock, done_seconds, on_close
+        self.processes: list[Any] = [*processes]
+        self.remote: RemoteFolder | None = None
         self._cut: set[int] = set()
         self._first_ended: float | None = None
         self._has_reported = False
 
     def look(self) -> int | None:
-        """See `Hosts`."""
-        codes = [process.code() for process in self.processes]
+        """Return the exit code of the run, or minus a signal (`trainer.base.errors`); None while any process is at work."""
+        codes: list[int | None] = [process.code() for process in self.processes]
         ended = [code for code in codes if code is not None]
-        if len(ended) == len(codes):
-            own = {number: code for number, code in enumerate(ended) if number not in self._cut}
-            code = decisive(own.values())
-            if not code and self._cut:
-                code = ExitCode.LOST
-            if len(codes) > 1 and not self._has_reported:
-                self._has_reported = True
-                self._report(own, code)
-            return code
-        if ended:
-            self._first_ended = self._clock() if self._first_ended is None else self._first_ended
-            if self._clock() - self._first_ended > grace_seconds(ended, self._done_seconds):
-                self._cut |= {number for number, code in enumerate(codes) if code is None}
-                for number in self._cut:
-                    self.processes[number].kill()
-        return None
+        if len(ended) < len(codes):
+            if ended:
+                grace = stop_seconds() if decisive(ended) == ExitCode.PREEMPTED else GRACE_SECONDS
+                if all(code in (ExitCode.DONE, ExitCode.MOVES) for code in ended):
+                    grace = self._done_seconds
+                self._first_ended = self._clock() if self._first_ended is None else self._first_ended
+                if self._clock() - self._first_ended > grace:
+                    self._cut |= {number for number, code in enumerate(codes) if code is None}
+                    for number in self._cut:
+                        self.processes[number].kill()
+            return None
+        own = {number: code for number, code in enumerate(ended) if number not in self._cut}
+        code = decisive(own.values())
+        if not code and self._cut:
+            code = ExitCode.LOST
+        if len(codes) > 1 and not self._has_reported:
+            self._has_reported = True
+            names = [f"host {number} ({process.name})" for number, process in enumerate(self.processes)]
+            lines = [f"{names[number]} did not end with the others" for number in sorted(self._cut)] if code == ExitCode.LOST else []
+            for number in [number for number, one in own.items() if one == code and code][:1]:
+                words = last_words(RunFolder(self._folder).log(number), self.processes[number].log_before)
+                lines.append(f"{names[number]} {ending(code)}{f': {words}' if words else ''}")
+            write_reason(self._folder, lines)
+        return code
 
     def wait(self, seconds: float) -> None:
-        """See `Hosts`."""
+        """Return after so long, or before if a process ended."""
         if running := next((process for process in self.processes if process.code() is None), None):
             running.wait(seconds)
 
     def stop(self) -> None:
-        """See `Hosts`."""
+        """Ask all to save and to end. Return at once."""
         for process in self.processes:
             process.stop()
 
     def kill(self) -> None:
-        """See `Hosts`."""
+        """End all now, and return when they have ended."""
         for process in self.processes:
             process.kill()
 
     def close(self) -> None:
-        """See `Hosts`."""
+        """Release resources after all have ended. Their logs are in the run's folder then."""
         for process in self.processes:
             process.close()
-
-    def _report(self, own: Mapping[int, int], code: int) -> None:
-        def named(number: int) -> str:
-            return f"host {number} ({self.processes[number].name})"
-
-        lines = [f"{named(number)} did not end with the others" for number in sorted(self._cut)] if code == ExitCode.LOST else []
-        for number in [number for number, one in own.items() if one == code and code][:1]:
-            words = last_words(RunFolder(self._folder).log(number), self.processes[number].log_before)
-            lines.append(f"{named(number)} {ending(code)}{f': {words}' if words else ''}")
-        write_reason(self._folder, lines)
+        self._on_close()
 
 
-def grace_seconds(ended: Sequence[int], done_seconds: float = DONE_SECONDS) -> float:
-    """Return how long the other processes may continue after these have ended."""
-    if all(code in (ExitCode.DONE, ExitCode.MOVES) for code in ended):
-        return done_seconds
-    return stop_seconds() if decisive(ended) == ExitCode.PREEMPTED else GRACE_SECONDS
+class Launcher:
+    """Where and how the processes of a run are started; `kind` is `local`, `jobset` or `tpu_vm`."""
+
+    kind: str
+
+    def start(self, attempt: Attempt) -> ProcessGroup:
+        """Start the program on every host.
+
+        Raises:
+            ConfigError: it cannot be started with these settings.
+            TrainingError: other programs have the machines, or these do not answer.
+        """
+        raise NotImplementedError
+
+    def clear(self, folder: Path) -> None:
+        """End the hosts of the run of this folder that outlived their launcher; most end with it."""

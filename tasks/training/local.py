@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.training.launchers import Attempt, ProcessGroup, size_of
+from phasewise.tasks.training.launchers import Attempt, Launcher, ProcessGroup, size_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.process.child_process import python_command
@@ -26,7 +26,7 @@ GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Processes of this machine. They end with this process, which holds the other end of their inputs.
 
     Args:
@@ -39,9 +39,6 @@ class LocalLauncher:
 
     def __init__(self, processes: int | None = None, *, root: Path = Path("/"), python: str | None = None) -> None:
         self._processes, self._root, self._python = processes, root, python
-
-    def clear(self, folder: Path) -> None:
-        """Do nothing: processes end with their launcher."""
 
     def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`."""
@@ -59,16 +56,19 @@ class LocalLauncher:
         return group
 
     def environments(self, attempt: Attempt, given: Mapping[str, str]) -> list[dict[str, str]]:
-        """Return the environment of each process.
-
-        Raises:
-            ConfigError: the mesh does not fit the GPUs or the processes.
-        """
+        """Return the environment of each process."""
         devices = attempt.run.execution.mesh.devices
         found = {"TF_CPP_MIN_LOG_LEVEL": "3", **given}
         if not has_accelerator(found, self._root):
             found = {"JAX_PLATFORMS": "cpu", **found}
-        gpus = self._gpus(found)
+        gpus: list[str] = []
+        if re.search(r"cuda|gpu", found.get("JAX_PLATFORMS", "cuda")):
+            gpus = [str(number) for number, _ in enumerate(self._root.glob("dev/nvidia[0-9]*"))]
+            if gpus and not any(find_spec(name) for name in GPU_PLUGINS):
+                say("there is a GPU, and jax has no plugin for it: this trains on the CPU (pip install 'jax[cuda13]')")
+                gpus = []
+            elif (chosen := found.get(VISIBLE)) is not None:
+                gpus = [name for name in chosen.split(",") if name]
         count = self._processes or (devices if gpus else 1)
         if devices % count:
             raise ConfigError(
@@ -95,16 +95,6 @@ class LocalLauncher:
         joined = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), LAUNCH_VARIABLE: attempt.name, HOSTS_VARIABLE: names}
         return [environment | joined | {"JAX_PROCESS_ID": str(number)} for number, environment in enumerate(own)]
 
-    def _gpus(self, environment: Mapping[str, str]) -> list[str]:
-        if not re.search(r"cuda|gpu", environment.get("JAX_PLATFORMS", "cuda")):
-            return []
-        there = list(self._root.glob("dev/nvidia[0-9]*"))
-        if there and not any(find_spec(name) for name in GPU_PLUGINS):
-            say("there is a GPU, and jax has no plugin for it: this trains on the CPU (pip install 'jax[cuda13]')")
-            return []
-        chosen = environment.get(VISIBLE)
-        return [str(number) for number in range(len(there))] if chosen is None else [name for name in chosen.split(",") if name]
-
 
 class _LocalProcess:
     """One trainer, in its own process group."""
@@ -113,17 +103,13 @@ class _LocalProcess:
         self.name, self.log_before = f"process {number}", size_of(log)
         with open(log, "ab") as said:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=environment, process_group=0)
-
-    def code(self) -> int | None:
-        return self._process.poll()
+        self.code = self._process.poll
+        self.stop = self._process.terminate
+        """SIGTERM; its standard input stays open, because the end of that would end it at once."""
 
     def wait(self, seconds: float) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-
-    def stop(self) -> None:
-        """Send SIGTERM; its standard input stays open, because the end of that would end it at once."""
-        self._process.terminate()
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):

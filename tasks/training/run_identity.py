@@ -26,10 +26,9 @@ from phasewise.trainer.data.manifest import Manifest, read_manifest
 
 def read_run(folder: Path) -> RunConfig | None:
     """Return the run that was written down in the folder; None if there is none, or it was changed after it was written."""
-    try:
+    with suppress(FileNotFoundError, ValueError):
         return RunConfig.model_validate(read_sealed(RunFolder(folder).run_file, may_lack_seal=True))
-    except (FileNotFoundError, ValueError):
-        return None
+    return None
 
 
 def has_result_of(folder: Path, run: RunConfig) -> bool:
@@ -47,23 +46,21 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: Known
     """Return the result of exactly this run, if it has one; a result of other data or settings doesn't count.
 
     A result names the digest of its run; an older one the digest of its `run.json` with the paths in it. Wherever the home was moved,
-    these two belong together, and `run.json` says which run it is.
-
-    Nor does a result count whose last checkpoint is damaged: the launcher resumes from the one before. A folder that somebody deleted to
-    make room is not damage; who needs its weights misses it.
+    these two belong together, and `run.json` says which run it is. Nor does a result count whose last checkpoint is damaged: the launcher
+    resumes from the one before. A folder that somebody deleted to make room is not damage; who needs its weights misses it.
 
     Args:
         plan: caches that it lacks only for a change of their code do not speak against a result; None is that all caches are there.
         digests: known digests of files; None reads what looks changed.
     """
     folder = as_path(run.output)
-    result = read_result(folder)
+    result, written = read_result(folder), read_run(folder)
     if result is None:
         return None
-    written = read_run(folder)
-    if written is not None and result.get("run_digest") not in (written.digest, written.digest_with_places):
+    digest = result.get("run_digest")
+    if written is not None and digest not in (written.digest, written.digest_with_places):
         return None
-    if result.get("run_digest") != run.digest and (written is None or not is_same(written, run, plan)):
+    if digest != run.digest and (written is None or not is_same(written, run, plan)):
         return None
     if damage_of_finished(run, digests):
         return None
@@ -85,9 +82,7 @@ def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> s
     known = digests or KnownDigests()
     if damage := find_damage(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
         return damage
-    if not known.has_changed(folder.metrics, folder.result):
-        return None
-    return find_other_rows(checkpoint, folder.metrics)
+    return find_other_rows(checkpoint, folder.metrics) if known.has_changed(folder.metrics, folder.result) else None
 
 
 def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
@@ -98,8 +93,7 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
 
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
-    """Write down the content of the run's caches, before they can be deleted. A cache that cannot be read is left out: its reader reports
-    it.
+    """Write down the content of the run's caches, before they can be deleted. A cache that cannot be read is left out.
 
     Args:
         written: the run in `run.json`, if that is the same run with caches of other names; None is the run itself.
@@ -110,11 +104,11 @@ def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
 
 def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
     """Return component → content of its cache, as noted when the run began; nothing if the note is of another run or was changed."""
-    try:
+    with suppress(FileNotFoundError, NotAsWritten):
         noted = read_sealed(RunFolder(folder).caches, may_lack_seal=True)
-    except (FileNotFoundError, NotAsWritten):
-        return {}
-    return noted["contents"] if noted.get("run_digest") == written.digest else {}
+        if noted.get("run_digest") == written.digest:
+            return noted["contents"]
+    return {}
 
 
 def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) -> bool:
@@ -130,34 +124,25 @@ def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) ->
     if written.caches.keys() != run.caches.keys() or RunConfig.model_validate(with_caches_of_run).digest != run.digest:
         return False
     noted = noted_caches(as_path(run.output), written)
-
-    def content_now(component: str) -> str | None:
-        if plan is None or plan.components[component].train.is_built:
-            manifest = _manifest(as_path(run.caches[component]))
-            return manifest.content if manifest else None
-        before = _manifest_as_written(written, run, component)
-        return before.content if before and differs_in_code_alone(plan.components[component], before) else None
-
-    def is_same_cache(component: str) -> bool:
+    for component in run.caches:
         if written.cache_name(component) == run.cache_name(component):
-            return True
-        manifest = None if component in noted else _manifest_as_written(written, run, component)
-        content = noted.get(component) or (manifest.content if manifest else None)
-        return content is not None and content == content_now(component)
-
-    return all(is_same_cache(component) for component in run.caches)
-
-
-def _manifest_as_written(written: RunConfig, run: RunConfig, component: str) -> Manifest | None:
-    folder_name = written.caches[component].rstrip("/").rpartition("/")[2]
-    name = written.cache_name(component)
-    for folder in (as_path(run.caches[component]).parent / folder_name, as_path(written.caches[component])):
-        manifest = _manifest(folder)
-        if manifest is None or manifest.component != component:
             continue
-        if name in (manifest.digest, f"{manifest.split}-{manifest.key[:16]}", written.caches[component]):
-            return manifest
-    return None
+        name, folder_name = written.cache_name(component), written.caches[component].rstrip("/").rpartition("/")[2]
+        before = None  # the manifest of the cache that was trained on, in the home of now or of then
+        for place in (as_path(run.caches[component]).parent / folder_name, as_path(written.caches[component])):
+            found = _manifest(place)
+            names = (found.digest, f"{found.split}-{found.key[:16]}", written.caches[component]) if found else ()
+            if found and found.component == component and name in names:
+                before = found
+                break
+        if plan is None or plan.components[component].train.is_built:
+            now = _manifest(as_path(run.caches[component]))
+        else:
+            now = before if before and differs_in_code_alone(plan.components[component], before) else None
+        content = noted.get(component) or (before.content if before else None)
+        if content is None or now is None or content != now.content:
+            return False
+    return True
 
 
 def _manifest(folder: Path) -> Manifest | None:

@@ -23,11 +23,7 @@ KINDS: tuple[LauncherKind, ...] = get_args(LauncherKind)
 
 
 def chosen_kind(environment: Mapping[str, str] = os.environ) -> LauncherKind:
-    """Return the kind that `PHASEWISE_LAUNCHER` says.
-
-    Raises:
-        ConfigError: there is no such launcher.
-    """
+    """Return the kind that `PHASEWISE_LAUNCHER` says."""
     kind = environment.get(LAUNCHER_VARIABLE) or HERE
     if kind not in KINDS:
         raise ConfigError(f"{LAUNCHER_VARIABLE} must be one of {', '.join(KINDS)}, found '{kind}'. Correct it, or leave it unset.")
@@ -35,11 +31,7 @@ def chosen_kind(environment: Mapping[str, str] = os.environ) -> LauncherKind:
 
 
 def select_launcher(run: RunConfig, slice_name: str, environment: Mapping[str, str] = os.environ) -> Launcher:
-    """Return the launcher of a run on a slice.
-
-    Raises:
-        ConfigError: a setting is missing or does not read, or mesh, slice and hosts do not fit one another.
-    """
+    """Return the launcher of a run on a slice."""
     kind = chosen_kind(environment)
     devices = run.execution.mesh.devices
     if slice_name == HERE or kind == HERE:

@@ -40,40 +40,29 @@ SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, t
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
 def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
-    """Train one phase, in processes of its own, and return its result.
-
-    Args:
-        run: as it ends.
-        planned: the same on each slice, in order.
-    """
+    """Train one phase, in processes of its own, and return its result."""
     segments = [SliceSegment(one.run, select_launcher(one.run, one.slice_name), one.slice_name) for one in planned]
     key = f"{run.recipe}-{run.scale}-{run.phase}"
-    artifact = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
+    artifact: Any = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
     recent: deque[Row] = deque(maxlen=RATE_ROWS)
     reported = paged = time.monotonic()
 
-    def show_page() -> None:
-        nonlocal paged
-        paged = time.monotonic()
-        page = training_markdown(run, recent[-1] if recent else {}, tokens_per_second(recent))
-        requests.ask("page", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))
-
-    def show_progress(percent: float) -> None:
-        nonlocal reported
-        reported = time.monotonic()
-        requests.ask("progress", lambda: update_progress_artifact(artifact, percent))  # pyright: ignore[reportArgumentType]  # a UUID in a flow
-
     def on_rows(rows: list[Row]) -> None:
+        nonlocal reported, paged
         recent.extend(rows)
-        last = rows[-1]
-        total = run.stop_step - run.start_step
-        done = last["step"] - run.start_step
+        last, now = rows[-1], time.monotonic()
+        total, done = run.stop_step - run.start_step, last["step"] - run.start_step
         loss = "no number" if last["loss"] is None else f"{last['loss']:.3f}"
-        advance(f"train {run.phase}", done, total, f"loss {loss}  {tokens_per_second(recent):,.0f} tokens/s")
-        if time.monotonic() - reported >= ARTIFACT_SECONDS or done == total:
-            show_progress(100.0 * done / total)
-        if time.monotonic() - paged >= PAGE_SECONDS or done == total:
-            show_page()
+        # Return the rate over these rows, which are of one process; 0 where they tell nothing
+        seconds = recent[-1]["seconds"] - recent[0]["seconds"] if recent else 0.0
+        rate = sum(row["tokens"] for row in list(recent)[1:]) / seconds if seconds > 0 else 0.0
+        advance(f"train {run.phase}", done, total, f"loss {loss}  {rate:,.0f} tokens/s")
+        if now - reported >= ARTIFACT_SECONDS or done == total:
+            reported = now
+            requests.ask("progress", lambda: update_progress_artifact(artifact, 100.0 * done / total))
+        if now - paged >= PAGE_SECONDS or done == total:
+            paged, page = now, training_markdown(run, last, rate)
+            requests.ask("page", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))
 
     def check() -> None:
         check_not_taken_over()
@@ -101,54 +90,43 @@ class SuspensionWatch:
     """
 
     def __init__(self, client: SyncPrefectClient, requests: Background) -> None:
-        self._client = client
-        self._requests = requests
+        self._client, self._requests = client, requests
         self._found: State | None = None
-        self._root = current.root_flow_run_id
+        self._root: Any = current.root_flow_run_id  # a UUID as text
         self._looked = time.monotonic()
 
     def look(self) -> None:
         """Raise what Prefect ends a suspended run by, where it is suspended."""
+
+        def read() -> None:
+            self._found = self._client.read_flow_run(self._root).state
+
         if self._root is None or time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         if (state := self._found) is not None and state.is_paused() and state.name == "Suspended":
             say("the flow run was suspended: the trainer saves and stops")
             raise Pause(state=state)
-        self._requests.ask("state", self._read)
-
-    def _read(self) -> None:
-        self._found = self._client.read_flow_run(self._root).state  # pyright: ignore[reportArgumentType]  # a UUID as text
+        self._requests.ask("state", read)
 
     def end_subflows(self) -> None:
         """What runs below the suspended run ends here; once it is resumed, it begins new ones."""
-        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[self._root]))  # pyright: ignore[reportArgumentType]
+        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[self._root]))
         for run in self._client.read_flow_runs(flow_run_filter=below):
             if run.state is not None and not run.state.is_final():
                 self._client.set_flow_run_state(run.id, Cancelled(message=SUSPENDED), force=True)
 
 
 def is_answering(client: SyncPrefectClient) -> bool:
-    """Whether the server answers now."""
+    """Return whether the server answers now."""
     try:
         return client.hello().is_success
     except httpx.HTTPError:
         return False
 
 
-def tokens_per_second(rows: Sequence[Row]) -> float:
-    """Over these rows, which are of one process; 0 where they tell nothing."""
-    seconds = rows[-1]["seconds"] - rows[0]["seconds"] if rows else 0.0
-    return sum(row["tokens"] for row in list(rows)[1:]) / seconds if seconds > 0 else 0.0
-
-
 def training_markdown(run: RunConfig, last: Mapping[str, Any], rate: float) -> str:
-    """Return the page of a training, with a link to the page that has every measure live.
-
-    Args:
-        last: the newest row of the metrics; empty if there is none.
-        rate: tokens a second.
-    """
+    """Return the page of a training, with a link to the page that has every measure live."""
     done, total = last.get("step", run.start_step) - run.start_step, run.stop_step - run.start_step
     page = site_address(run.recipe, run.scale, run.phase)
     loss = last.get("loss")

@@ -9,8 +9,10 @@ While an attempt goes on, `life.json` says what is known of it. A launcher that 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from pydantic import Field
@@ -55,12 +57,7 @@ class AttemptTime(Frozen, extra="ignore"):
 
 
 class TimeBreakdown(Frozen):
-    """Where the time of a phase's training went. The seconds add up to `wall_seconds`.
-
-    Attributes:
-        lives: how many attempts there were.
-        slices: slice → seconds of the attempts there; empty if they are not known.
-    """
+    """Where the time of a phase's training went: the seconds add up to `wall_seconds`; `lives` are its attempts."""
 
     wall_seconds: float
     lives: int
@@ -69,39 +66,26 @@ class TimeBreakdown(Frozen):
     slices: dict[str, float] = Field(default={})
 
 
-class OpenAttempt(Frozen):
-    """An attempt that goes on, as `life.json` says it: what was known of it when this was written."""
-
-    life: AttemptTime
-
-
 class Clock:
     """Counts the attempts of a run that one launcher starts. No training fails because the account cannot be written."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = RunFolder(folder)
         self._ended: float | None = None
 
     @contextmanager
     def attempt(self, from_step: int, *, slice_name: str = "") -> Iterator[Callable[[], None]]:
-        """Count one attempt, however it ends. Yield a function that notes how far it is; call it often.
-
-        Args:
-            slice_name: as in `AttemptTime`.
-        """
-        found = read_open_attempt(self._folder)
-        if found and found.life.started_at not in [one.started_at for one in read_attempts(self._folder)]:
-            away = max(0.0, time.time() - found.life.started_at - found.life.wall_seconds)
-            self._append(found.life.but(away_seconds=away))
-        began, started_at = time.monotonic(), time.time()
+        """Count one attempt, however it ends. Yield a function that notes how far it is; call it often."""
+        if lost := read_open_attempt(self._folder.path):
+            self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
+        began, started_at, noted = time.monotonic(), time.time(), -NOTE_SECONDS
         pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
-        said_before = read_heartbeat(self._folder)
-        before = [said_before.get("time"), said_before.get("pid")]
-        noted: float | None = None
+        before = read_heartbeat(self._folder.path)
 
         def so_far() -> AttemptTime:
-            said = read_heartbeat(self._folder)
-            said = said if [said.get("time"), said.get("pid")] != before else {}
+            said = read_heartbeat(self._folder.path)
+            if all(said.get(name) == before.get(name) for name in ("time", "pid")):  # of the attempt before
+                said = {}
             return AttemptTime(
                 wall_seconds=time.monotonic() - began,
                 pause_seconds=pause,
@@ -116,11 +100,10 @@ class Clock:
 
         def note() -> None:
             nonlocal noted
-            now = time.monotonic()
-            if noted is None or now - noted >= NOTE_SECONDS:
+            if (now := time.monotonic() - began) - noted >= NOTE_SECONDS:
                 noted = now
                 with suppress(OSError):
-                    write_json(RunFolder(self._folder).life, OpenAttempt(life=so_far()).model_dump(mode="json"))
+                    write_json(self._folder.life, {"life": so_far().model_dump(mode="json")})
 
         note()
         try:
@@ -129,33 +112,42 @@ class Clock:
             self._ended = time.monotonic()
             self._append(so_far().but(is_whole=True))
             with suppress(OSError):
-                RunFolder(self._folder).life.unlink(missing_ok=True)
+                self._folder.life.unlink(missing_ok=True)
 
     def _append(self, attempt: AttemptTime) -> None:
-        with suppress(OSError), open(RunFolder(self._folder).spent, "a", encoding="utf-8") as file:
+        with suppress(OSError), open(self._folder.spent, "a", encoding="utf-8") as file:
             file.write(attempt.model_dump_json() + "\n")
 
 
 def read_time_breakdown(folder: Path) -> TimeBreakdown | None:
     """Return the account of all attempts of the run in a folder, also of one that goes on; None if there is none."""
     attempts = read_attempts(folder)
-    if (now := read_open_attempt(folder)) and now.life.started_at not in [one.started_at for one in attempts]:
-        attempts.append(now.life)
+    if now := read_open_attempt(folder):
+        attempts.append(now)
     if not attempts:
         return None
-    seconds: dict[str, float] = {}
-    slices: dict[str, float] = {}
-    for attempt, after in zip(attempts, [*attempts[1:], None], strict=True):
-        for work, spent in _parts(attempt, after).items():
-            seconds[work] = seconds.get(work, 0.0) + spent
-        if attempt.slice_name:
-            slices[attempt.slice_name] = slices.get(attempt.slice_name, 0.0) + attempt.wall_seconds
+    seconds, slices = Counter[str](), Counter[str]()
+    for attempt, after in zip_longest(attempts, attempts[1:]):
+        parts = {
+            **attempt.seconds,
+            "process": max(0.0, attempt.wall_seconds - sum(attempt.seconds.values())),
+            "pause": attempt.pause_seconds,
+            "away": attempt.away_seconds,
+        }
+        updates, lost = attempt.to_step - attempt.from_step, attempt.to_step - after.from_step if after else 0
+        if updates > 0 and lost > 0:
+            share = min(1.0, lost / updates)
+            replayed = {work: parts[work] * share for work in STEPPING if work in parts}
+            parts |= {work: parts[work] - spent for work, spent in replayed.items()}
+            parts["replay"] = sum(replayed.values())
+        seconds.update(parts)
+        slices.update({attempt.slice_name: attempt.wall_seconds} if attempt.slice_name else {})
     return TimeBreakdown(
         wall_seconds=sum(one.wall_seconds + one.pause_seconds + one.away_seconds for one in attempts),
         lives=len(attempts),
         seconds={work: spent for work, spent in seconds.items() if spent},
         peak_memory_bytes=max((one.peak_memory_bytes for one in attempts if one.peak_memory_bytes), default=None),
-        slices=slices,
+        slices=dict(slices),
     )
 
 
@@ -168,10 +160,12 @@ def read_attempts(folder: Path) -> list[AttemptTime]:
     return found
 
 
-def read_open_attempt(folder: Path) -> OpenAttempt | None:
-    """Return the attempt that goes on, or whose end was not seen; None if there is none."""
-    with suppress(OSError, ValueError):
-        return OpenAttempt.model_validate(read_json(RunFolder(folder).life))
+def read_open_attempt(folder: Path) -> AttemptTime | None:
+    """Return what `life.json` says of the attempt that goes on, or whose end was not seen; None if there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = AttemptTime.model_validate(read_json(RunFolder(folder).life)["life"])
+        if found.started_at not in [one.started_at for one in read_attempts(folder)]:
+            return found
     return None
 
 
@@ -181,19 +175,3 @@ def words_of(spent: TimeBreakdown) -> str:
     parts = ", ".join(f"{work} {share:.0%}".replace("%", " %") for share, work in shares if share >= LEAST_SHARE)
     where = ", ".join(f"{name} {about(seconds)}" for name, seconds in spent.slices.items()) if len(spent.slices) > 1 else ""
     return f"{about(spent.wall_seconds)}: {parts}{f'; on {where}' if where else ''}"
-
-
-def _parts(attempt: AttemptTime, after: AttemptTime | None) -> dict[str, float]:
-    parts = {
-        **attempt.seconds,
-        "process": max(0.0, attempt.wall_seconds - sum(attempt.seconds.values())),
-        "pause": attempt.pause_seconds,
-        "away": attempt.away_seconds,
-    }
-    updates = attempt.to_step - attempt.from_step
-    lost = attempt.to_step - after.from_step if after else 0
-    if updates <= 0 or lost <= 0:
-        return parts
-    share = min(1.0, lost / updates)
-    kept = {work: parts[work] * (1 - share) for work in STEPPING if work in parts}
-    return {**parts, **kept, "replay": sum(parts[work] * share for work in kept)}

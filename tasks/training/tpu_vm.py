@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 from phasewise.tasks.home import SCRATCH_VARIABLE
 from phasewise.tasks.store.publisher import Kept, keeper_of
 from phasewise.tasks.training.hosts import SEND_VARIABLE, send_seconds
-from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, ProcessGroup, env_passthrough, size_of
-from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
+from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, Launcher, ProcessGroup, env_passthrough, size_of
+from phasewise.tasks.training.remote_hosts import start_remote
 from phasewise.trainer.base.errors import ConfigError, ExitCode, TrainingError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
@@ -54,11 +54,7 @@ class Host(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Host":
-        """Parse `[user@]name[:port]`.
-
-        Raises:
-            ConfigError: it does not read.
-        """
+        """Parse `[user@]name[:port]`."""
         user, _, place = text.strip().rpartition("@")
         name, _, port = place.partition(":")
         if not name or (port and not port.isdecimal()):
@@ -98,7 +94,7 @@ class Workers(Frozen):
         return [Host.parse(name) for one in self.slices for name in one]
 
 
-class TpuVmLauncher:
+class TpuVmLauncher(Launcher):
     """Workers that are reached by ssh."""
 
     kind = "tpu_vm"
@@ -106,70 +102,63 @@ class TpuVmLauncher:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    def clear(self, folder: Path) -> None:
-        """Do nothing: hosts end with their connection."""
-
-    def start(self, attempt: Attempt) -> "SshGroup | RemoteHosts":
+    def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`. If the home is on a store, hosts have their own folders."""
         keeper = keeper_of(attempt.folder)
         if keeper is None:
-            return self._start_hosts(attempt, None, DONE_SECONDS)
-        return start_remote(keeper, attempt, lambda kept: self._start_hosts(attempt, kept, SENT_SECONDS))
+            return self._start_hosts(attempt, None)
+        return start_remote(keeper, attempt, lambda kept: self._start_hosts(attempt, kept))
 
-    def _start_hosts(self, attempt: Attempt, kept: Kept | None, done_seconds: float) -> "SshGroup":
+    def _start_hosts(self, attempt: Attempt, kept: Kept | None) -> ProcessGroup:
         loop = Loop()
         forget_meetings(attempt.folder)
 
-        async def start_all() -> list[_SshProcess]:
-            commands = list(zip(self._workers.hosts, self.commands(attempt, kept), strict=True))
-            found = await asyncio.gather(
-                *(self._start(attempt, loop, number, host, command) for number, (host, command) in enumerate(commands)),
-                return_exceptions=True,
-            )
+        async def start_all() -> "list[_SshProcess]":
+            commands = zip(self._workers.hosts, self.commands(attempt, kept), strict=True)
+            starting = (self._start(attempt, loop, number, host, command) for number, (host, command) in enumerate(commands))
+            found = await asyncio.gather(*starting, return_exceptions=True)
+            started = [one for one in found if isinstance(one, _SshProcess)]
             if failed := [one for one in found if isinstance(one, BaseException)]:
-                for process in [one for one in found if isinstance(one, _SshProcess)]:
+                for process in started:
                     await process.kill_on_host()
                     await process.disconnect()
                 raise failed[0]
-            return [one for one in found if isinstance(one, _SshProcess)]
+            return started
 
         try:
-            return SshGroup(attempt.folder, loop, loop.run(start_all()), done_seconds)
+            seconds = DONE_SECONDS if kept is None else SENT_SECONDS
+            return ProcessGroup(attempt.folder, loop.run(start_all()), done_seconds=seconds, on_close=loop.close)
         except BaseException:
             loop.close()
             raise
 
     async def _start(self, attempt: Attempt, loop: "Loop", number: int, host: Host, command: str) -> "_SshProcess":
         connection = await connect(host, self._workers.known_hosts, self._workers.key)
-        log = RunFolder(attempt.folder).log(number)
         # how long the last attempt of this launcher may still have a host: until it hears nothing, and has saved
         patience = PARENT_SECONDS + stop_seconds() + send_seconds()
         until = time.monotonic() + patience
-
-        async def begin() -> tuple[Any, int]:
-            while True:
-                process = await connection.create_process(command, encoding=None, stderr=asyncio.subprocess.STDOUT)
-                said = (await process.stdout.readline()).decode(errors="replace").strip()
-                if said.startswith("pid "):
-                    return process, int(said.removeprefix("pid "))
-                await process.wait_closed()
-                if process.exit_status != BUSY:
-                    raise TrainingError(f"{host} did not start the trainer: it said '{said}' and ended with {process.exit_status}.")
-                other = said.removeprefix("busy ") or "another program"
-                if other != attempt.owner or time.monotonic() > until:
-                    raise TrainingError(
-                        f"{host} has a trainer already, of {other}: a TPU has one program at a time. Wait for it, or stop it."
-                    )
-                await asyncio.sleep(BUSY_LOOK_SECONDS)
-
         try:
-            process, pid = await asyncio.wait_for(begin(), START_SECONDS + patience)
+            async with asyncio.timeout(START_SECONDS + patience):
+                while True:
+                    process = await connection.create_process(command, encoding=None, stderr=asyncio.subprocess.STDOUT)
+                    said = (await process.stdout.readline()).decode(errors="replace").strip()
+                    if said.startswith("pid "):
+                        pid = int(said.removeprefix("pid "))
+                        return _SshProcess(loop, connection, process, host, RunFolder(attempt.folder).log(number), pid)
+                    await process.wait_closed()
+                    if process.exit_status != BUSY:
+                        raise TrainingError(f"{host} did not start the trainer: it said '{said}' and ended with {process.exit_status}.")
+                    other = said.removeprefix("busy ") or "another program"
+                    if other != attempt.owner or time.monotonic() > until:
+                        raise TrainingError(
+                            f"{host} has a trainer already, of {other}: a TPU has one program at a time. Wait for it, or stop it."
+                        )
+                    await asyncio.sleep(BUSY_LOOK_SECONDS)
         except BaseException as error:
             connection.abort()
             if isinstance(error, TimeoutError):
                 raise TrainingError(f"{host} did not start the trainer within {START_SECONDS:.0f} s: look at it by ssh.") from None
             raise
-        return _SshProcess(loop, connection, process, host, log, pid)
 
     def commands(self, attempt: Attempt, kept: Kept | None = None) -> list[str]:
         """Return the command of each host, for its shell, which becomes the trainer, or `tasks.training.hosts` if there is a store."""
@@ -216,11 +205,7 @@ class Loop:
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
         """Run it and return its result."""
-        return self.begin(work).result(seconds)
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> Any:
-        """Begin it without waiting."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     def close(self) -> None:
         """End the thread, and cancel its tasks."""
@@ -238,13 +223,11 @@ class Loop:
 
 
 async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any:
-    """Open a connection to a host.
-
-    Raises:
-        ConfigError: the host's key is not known, or the host refuses the user.
-        TrainingError: the host does not answer.
-    """
-    asyncssh = _asyncssh()
+    """Open a connection to a host."""
+    try:
+        import asyncssh
+    except ImportError:
+        raise ConfigError("the tpu_vm launcher needs asyncssh, which is not installed: pip install 'phasewise[tpu-vm]'.") from None
     options: dict[str, Any] = {} if known_hosts is None else {"known_hosts": str(known_hosts)}
     if key is not None:
         options["client_keys"] = [str(key)]
@@ -272,36 +255,29 @@ async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any
 
 
 class _SshProcess:
-    """The trainer on one host. It ends when the connection does, for it watches its standard input."""
+    """The trainer on one host. It ends when the connection does, for it watches its standard input. Make it in the loop's thread."""
 
     def __init__(self, loop: Loop, connection: Any, process: Any, host: Host, log: Path, pid: int) -> None:
         self.name, self.log_before = str(host), size_of(log)
         self._loop, self._connection, self._process, self._log, self._pid = loop, connection, process, log, pid
         self._ended = threading.Event()
         self._code: int | None = None
-        loop.begin(self._follow())
-        loop.begin(self._stay_alive())
+        self.wait = self._ended.wait
+        self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._stay_alive())]
 
     def code(self) -> int | None:
         return self._code
-
-    def wait(self, seconds: float) -> None:
-        self._ended.wait(seconds)
 
     def stop(self) -> None:
         """Send a byte: not every server passes signals on."""
         self._loop.run(self._write(STOP))
 
     def kill(self) -> None:
-        """See `Process`. A host that cannot be reached ends its process itself, when it has heard nothing for long enough."""
-
-        async def abort() -> None:
-            self._connection.abort()
-
+        """See `ProcessGroup`. A host that cannot be reached ends its process itself, when it has heard nothing for long enough."""
         with suppress(TimeoutError):
             self._loop.run(self.kill_on_host(), END_SECONDS)
         if not self._ended.wait(END_SECONDS):
-            self._loop.run(abort())
+            self._loop.run(self.disconnect(at_once=True))
             self._ended.wait(END_SECONDS)
 
     def close(self) -> None:
@@ -309,17 +285,23 @@ class _SshProcess:
 
     async def kill_on_host(self) -> None:
         """Kill the process by its id, in the loop's thread."""
-        with suppress(OSError, _asyncssh().Error):
+        import asyncssh
+
+        with suppress(OSError, asyncssh.Error):
             await self._connection.run(f"kill -KILL {self._pid}", check=False)
 
-    async def disconnect(self) -> None:
+    async def disconnect(self, *, at_once: bool = False) -> None:
         """Close the connection, in the loop's thread."""
+        if at_once:
+            self._connection.abort()
+            return
         self._connection.close()
         await self._connection.wait_closed()
 
     async def _follow(self) -> None:
-        code = int(ExitCode.LOST)
-        process = self._process
+        import asyncssh
+
+        code, process = int(ExitCode.LOST), self._process
         with open(self._log, "ab") as log:
             try:
                 while said := await process.stdout.read(2**16):
@@ -332,7 +314,7 @@ class _SshProcess:
                     code = int(process.exit_status)
                 elif process.exit_status is None:
                     log.write(f"trainer: the connection to {self.name} was lost\n".encode())
-            except (OSError, _asyncssh().Error) as error:
+            except (OSError, asyncssh.Error) as error:
                 log.write(f"trainer: the connection to {self.name} broke off: {error}\n".encode())
         self._code = code
         self._ended.set()
@@ -345,25 +327,3 @@ class _SshProcess:
     async def _write(self, said: bytes) -> None:
         with suppress(OSError):  # it has ended meanwhile
             self._process.stdin.write(said)
-
-
-class SshGroup(ProcessGroup):
-    """The trainers on all hosts, and the thread that talks to them."""
-
-    def __init__(self, folder: Path, loop: Loop, processes: list[_SshProcess], done_seconds: float = DONE_SECONDS) -> None:
-        super().__init__(folder, done_seconds=done_seconds)
-        self._loop = loop
-        self.processes.extend(processes)
-
-    def close(self) -> None:
-        """See `Hosts`."""
-        super().close()
-        self._loop.close()
-
-
-def _asyncssh() -> Any:
-    try:
-        import asyncssh
-    except ImportError:
-        raise ConfigError("the tpu_vm launcher needs asyncssh, which is not installed: pip install 'phasewise[tpu-vm]'.") from None
-    return asyncssh

@@ -41,11 +41,7 @@ def is_written(path: Path, *, approves: bool, reason: str, who: str) -> bool:
 
 
 def read_verdict_file(path: Path) -> dict[str, Any]:
-    """A verdict as JSON.
-
-    Raises:
-        VerdictError: there is none, or it does not read.
-    """
+    """A verdict as JSON."""
     try:
         return read_sealed(path)
     except FileNotFoundError:

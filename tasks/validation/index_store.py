@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
-from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, DataError, refused_by_system
-from phasewise.trainer.base.identity import NotAsWritten, code_digest, content_digest, digest_of_json, read_sealed
+from phasewise.trainer.base.identity import code_digest, content_digest, digest_of_json
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.process.child_process import python_command
 from phasewise.validations.evidence import leakage
@@ -29,84 +27,64 @@ WARM_UP = f"{leakage.__name__}.scan"
 
 @cache
 def leakage_version() -> str:
-    """Changes with the code that reads items, makes an index of them, and decides what a scan finds."""
+    """Return a digest of the code that reads items, makes an index of them, and decides what a scan finds."""
     return code_digest("validations/evidence/leakage/*.py")
 
 
 def index_store(home: Home | None) -> Path:
-    """Where this machine keeps its indexes: in a home that is a folder here, else in the user's cache folder."""
+    """Return where this machine keeps its indexes: in a home that is a folder here, else in the user's cache folder."""
     if home is not None and home.is_local:
         return home.root / "evidence" / "indexes"
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache").expanduser() / "phasewise" / "indexes"
 
 
 def index_of_folder(folder: str, store: Path) -> Path:
-    """The kept index of the items in a file or folder of benchmarks, made if it is not there.
-
-    Raises:
-        ConfigError: there are no items, or a file does not read as items.
-    """
+    """Return the kept index of the items in a file or folder of benchmarks, made if it is missing."""
     path = as_path(folder)
     if not path.exists():
         raise ConfigError(f"there is no {folder}: --benchmarks needs a folder with a folder for each benchmark, or one of its files.")
-
-    def read() -> Sequence[BenchmarkItem]:
-        try:
-            return read_benchmarks(path)
-        except DataError as error:
-            raise ConfigError(f"--benchmarks needs a folder of benchmark items: {error}") from None
-
-    return keep_index(folder_digest(path), read, store)
-
-
-def index_of_list(path: Path, key: str, store: Path) -> Path:
-    """The kept index of a written list of items, by the key of the list."""
-    return keep_index(key, lambda: read_list(path), store)
-
-
-def read_list(path: Path) -> list[BenchmarkItem]:
-    """Items that were written as JSON."""
-    rows: list[dict[str, Any]] = read_sealed(path)["items"]
-    return [BenchmarkItem(**row)._replace(choices=tuple(row["choices"]), solutions=tuple(row["solutions"])) for row in rows]
-
-
-def is_kept(path: Path, key: str) -> bool:
-    """Whether the list of items of this key is there, as it was written."""
     try:
-        return read_sealed(path).get("key") == key
-    except FileNotFoundError:
-        return False
-    except NotAsWritten as error:
-        say(f"{error}: it is made again")
-        return False
+        return keep_index(folder_digest(path), lambda: read_benchmarks(path), store)
+    except DataError as error:
+        raise ConfigError(f"--benchmarks needs a folder of benchmark items: {error}") from None
 
 
 def folder_digest(path: Path) -> str:
-    """Names the items in a file or folder by its files' names and contents, and by the code that reads them."""
+    """Return a name of the items in a file or folder by its files' names and contents, and by the code that reads them."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     contents = [[str(file.relative_to(path)) if path.is_dir() else file.name, content_digest(file)[1]] for file in files]
     return digest_of_json({"reader": leakage_version(), "place": path.name, "files": contents})
 
 
 def index_folder(key: str, store: Path) -> Path:
-    """Where the index of the items of this key is kept."""
+    """Return where the index of the items of this key is kept."""
     return store / digest_of_json({"items": key, "index": leakage_version()})[:16]
 
 
 def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Path) -> Path:
-    """The folder of the index that this key and the code name; it appears there whole or not at all, and is built by one process."""
+    """Return the folder of the index that this key and the code name; it appears there whole or not at all, and one process builds it."""
     folder = index_folder(key, store)
-    if not folder.exists():
-        with held(store / f"{folder.name}.lock"):
-            if not folder.exists():
-                with _compiling_ahead():
-                    _save(LeakageIndex.build(read()), folder)
+    if folder.exists():
+        return folder
+    with held(store / f"{folder.name}.lock"):
+        if folder.exists():
+            return folder
+        with _compiling_ahead():
+            built = LeakageIndex.build(read())
+            making = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+            try:
+                with refused_by_system(folder):
+                    making.mkdir(parents=True)
+                    built.save(making)
+                    os.replace(making, folder)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
     return folder
 
 
 @contextmanager
 def _compiling_ahead() -> Iterator[None]:
-    """Where nothing is compiled yet, have another process compile the loops of the scan while this one builds the index.
+    """Have another process compile the loops of the scan while this one builds the index, if nothing is compiled yet.
 
     It is no fault if that fails: whoever scans first compiles what is missing.
     """
@@ -124,16 +102,5 @@ def _compiling_ahead() -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def open_index(folder: Path) -> LeakageIndex:
-    """The index in a folder; a process maps it once."""
+    """Return the index in a folder; a process maps it once."""
     return LeakageIndex.load(folder)
-
-
-def _save(built: LeakageIndex, folder: Path) -> None:
-    making = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        with refused_by_system(folder):
-            making.mkdir(parents=True)
-            built.save(making)
-            os.replace(making, folder)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)

@@ -1,13 +1,14 @@
 """Gathers the evidence about a phase's data, and about its training, and has it judged."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 import pandas as pd
 
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.data.verify import Difference, check_caches, verify_component
+from phasewise.tasks.data.verify import check_caches, verify_component
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.scan_caches import scan_caches, scan_key
 from phasewise.trainer.base.errors import DataError
@@ -16,7 +17,7 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.data.manifest import Manifest, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 from phasewise.trainer.metrics import read_metrics
@@ -56,21 +57,30 @@ def judge_phase_data(
     Raises:
         DataError: a cache is not there, so that there is nothing to judge.
     """
-    names = sorted(run.caches)
-    check_caches([name for name in names if not _is_there(plan.components[name].train.folder)], plan, home)
-    caches = {name: plan.components[name].train.folder for name in names}
-    manifests = {name: read_manifest(folder) for name, folder in caches.items()}
-    differences = {name: verify_component(name, plan, home) for name in names}
-    whole = {name: folder for name, folder in caches.items() if not _is_damaged(differences[name])}
+    caches = {name: plan.components[name].train.folder for name in sorted(run.caches)}
+    manifests: dict[str, Manifest] = {}
+    for name, folder in caches.items():
+        with suppress(DataError):
+            manifests[name] = read_manifest(folder)
+    check_caches([name for name in caches if name not in manifests], plan, home)
+    differences = {name: verify_component(name, plan, home) for name in caches}
+    damaged = {name for name, found in differences.items() if any(one.what == DAMAGED for one in found)}  # a scan would say nothing
+    whole = {name: folder for name, folder in caches.items() if name not in damaged}
     scans = scan_caches(whole, plan, limits.leakage, home)
     order, shifts = order_evidence(run, limits.order)
     packed = packing_evidence(run)
-    rows = dict(zip(packed["component"], packed["rows"], strict=True))
     expected = {name: scan_key(manifest.digest, scans.items.digest, limits.leakage) for name, manifest in manifests.items()}
     evidence = DataEvidence(
         caches=cache_evidence(caches),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
-        mixture=_mixture(run, rows, {name: epochs_of(drawn, caches[name]) for name, drawn in rows_before.items() if name in caches}),
+        mixture=mixture_evidence(
+            MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order),
+            start_step=run.start_step,
+            stop_step=run.stop_step,
+            rows=dict(zip(packed["component"], packed["rows"], strict=True)),
+            seq_len=run.model.seq_len,
+            epochs_before={name: epochs_of(drawn, caches[name]) for name, drawn in rows_before.items() if name in caches},
+        ),
         order=order,
         shifts=shifts,
         leakage=leakage_evidence(scans.scans, scans.items, limits.leakage, scan_keys=scans.keys, expected_scan_keys=expected),
@@ -115,23 +125,3 @@ def epochs_of(drawn: Iterable[DrawnRows], folder: Path) -> float:
             rows = RowsOfTokens(cache, one.packing, one.seq_len).num_rows
         epochs += one.sequences / rows if rows else 0.0
     return epochs
-
-
-def _mixture(run: RunConfig, rows: Mapping[str, int], epochs_before: Mapping[str, float]) -> pd.DataFrame:
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    return mixture_evidence(
-        schedule, start_step=run.start_step, stop_step=run.stop_step, rows=rows, seq_len=run.model.seq_len, epochs_before=epochs_before
-    )
-
-
-def _is_there(folder: Path) -> bool:
-    try:
-        read_manifest(folder)
-    except DataError:
-        return False
-    return True
-
-
-def _is_damaged(found: Iterable[Difference]) -> bool:
-    """Whether a shard is not what was written: its scan would say nothing about the bytes that the verdict names."""
-    return any(difference.what == DAMAGED for difference in found)

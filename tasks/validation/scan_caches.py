@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -13,15 +13,7 @@ from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
 from phasewise.tasks.evaluation.settings import real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
-from phasewise.tasks.validation.index_store import (
-    folder_digest,
-    index_folder,
-    index_of_list,
-    index_store,
-    is_kept,
-    leakage_version,
-    open_index,
-)
+from phasewise.tasks.validation.index_store import folder_digest, index_folder, index_store, keep_index, leakage_version, open_index
 from phasewise.tasks.validation.scan_pieces import CachePiece, cache_pieces, find_tokenizer, open_detokenizer
 from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.data.manifest import Shard, read_manifest
@@ -46,8 +38,13 @@ class KeptItems(NamedTuple):
     store: Path
 
     def open(self) -> LeakageIndex:
-        """The index of these items; every process maps the same files."""
-        return open_index(index_of_list(self.path, self.key, self.store))
+        """Return the index of these items; every process maps the same files."""
+
+        def read() -> list[BenchmarkItem]:
+            rows: list[dict[str, Any]] = read_sealed(self.path)["items"]
+            return [BenchmarkItem(**row)._replace(choices=tuple(row["choices"]), solutions=tuple(row["solutions"])) for row in rows]
+
+        return open_index(keep_index(self.key, read, self.store))
 
 
 class CacheScans(NamedTuple):
@@ -59,65 +56,48 @@ class CacheScans(NamedTuple):
 
 
 def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimits, home: Home) -> CacheScans:
-    """Scan each component's cache; a scan of the same bytes for the same items is kept and used again.
-
-    Raises:
-        DataError: a cache, or what was held out, is damaged.
-    """
+    """Scan each component's cache; a scan of the same bytes for the same items is kept and used again."""
     items = keep_items(plan, caches, home)
     index = items.open()
     keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
     kept = {name: home.evidence("leakage", key) / "scan.json" for name, key in keys.items()}
-    scans = {name: scan for name, path in kept.items() if (scan := _read_scan(path, keys[name]))}
+    scans: dict[str, Scan] = {}
+    for name, path in kept.items():
+        try:
+            record = read_sealed(path)
+            if record.get("key") != keys[name]:
+                raise NotAsWritten(f"{path} is the scan of something else")
+            scans[name] = Scan.model_validate(record["scan"])
+        except FileNotFoundError:
+            pass
+        except (NotAsWritten, KeyError, ValidationError) as error:
+            say(f"{error}: the cache is scanned again")
     missing = {name: shards_of(caches[name], plan) for name in caches if name not in scans}
     if missing:
         benchmarks = ", ".join(name for name in index.items_per_benchmark if not name.startswith(HELD_OUT))
         asked = sum(index.items_per_benchmark.values())
         say(f"scanning {len(missing)} token caches for {asked:,} test items: what is held out, {benchmarks}")
-    shards = [shard for of_cache in missing.values() for shard in of_cache]
-    calls = [(shard, items, limits) for shard in shards]
-    made = iter(_scan_all(calls, sum(shard.size_bytes for shard in shards)))
+    calls = [(shard, items, limits) for of_cache in missing.values() for shard in of_cache]
+    if sum(shard.size_bytes for shard, *_ in calls) < MIN_CLUSTER_BYTES:  # done before a cluster is up
+        made = iter([scan_shard(*call) for call in calls])
+    else:
+        from phasewise.tasks.data.cluster import run_all  # a second is spent on Dask's import: who only asks what is there does without
+
+        made = iter(run_all(STAGE, scan_shard, calls))
     for name, of_cache in missing.items():
         scans[name] = merge_scans([next(made) for _ in of_cache])
         write_sealed(kept[name], {"component": name, "key": keys[name], "scan": scans[name].model_dump(mode="json")})
     return CacheScans(index, {name: scans[name] for name in caches}, keys)
 
 
-def _read_scan(path: Path, key: str) -> Scan | None:
-    """The scan of this key; None if it is missing or was changed, which is said: then the cache is scanned again."""
-    try:
-        record = read_sealed(path)
-        if record.get("key") != key:
-            raise NotAsWritten(f"{path} is the scan of something else")
-        return Scan.model_validate(record["scan"])
-    except FileNotFoundError:
-        return None
-    except (NotAsWritten, KeyError, ValidationError) as error:
-        say(f"{error}: the cache is scanned again")
-        return None
-
-
-def _scan_all(calls: list[tuple[CachePiece, KeptItems, LeakageLimits]], size_bytes: int) -> list[Scan]:
-    """The scans in the order of the calls; here, where they are done before a cluster is up."""
-    if size_bytes < MIN_CLUSTER_BYTES:
-        return [scan_shard(*call) for call in calls]
-    from phasewise.tasks.data.cluster import run_all  # a second is spent on Dask's import: who only asks what is there does without
-
-    return run_all(STAGE, scan_shard, calls)
-
-
 def scan_key(manifest_digest: str, items_digest: str, limits: LeakageLimits) -> str:
-    """Digest of everything that decides the result of a scan: one that was kept under it need not be made again."""
+    """Return a digest of everything that decides the result of a scan: one that was kept under it need not be made again."""
     rule = limits.model_dump(mode="json", exclude={"max_items"})
     return digest_of_json({"cache": manifest_digest, "items": items_digest, "rule": rule, "scanner": leakage_version()})
 
 
 def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimits, home: Home) -> Iterator[Path]:
-    """The sealed files of what a phase's data were scanned for and of what was found, as far as they are kept.
-
-    Raises:
-        ConfigError, DataError: as `items_key`.
-    """
+    """Yield the sealed files of what a phase's data were scanned for and of what was found, as far as they are kept."""
     components = sorted(components)
     key = items_key(plan, components)
     yield home.evidence("items", key) / "items.json"
@@ -131,42 +111,30 @@ def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimi
 
 
 def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
-    """Scan one shard; runs in a Dask worker.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Scan one shard; runs in a Dask worker."""
     check_shard(shard.folder, read_manifest(shard.folder).shards[shard.shard])
     documents = cache_documents(shard.folder, open_detokenizer(shard.tokenizer), shard.shard)
     return scan_documents(documents, items.open(), limits)
 
 
 def check_shard(folder: Path, shard: Shard) -> None:
-    """Refuse a shard that is not the one that was written: what is found in it would be kept under the digest of another.
-
-    Raises:
-        DataError: with the file.
-    """
+    """Refuse a shard that is not the one that was written: what is found in it would be kept under the digest of another."""
     for name, expected in shard.files.items():
         check_file(folder / name, expected, f"Delete {folder} and prepare the data again.")
 
 
 def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
-    """The shards of a cache, with the tokenizer that made it: of a pinned cache it may be another than the plan's."""
+    """Return the shards of a cache, with the tokenizer that made it: of a pinned cache it may be another than the plan's."""
     manifest = read_manifest(folder)
     return cache_pieces(folder, manifest, find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3]))
 
 
 def items_key(plan: DataPlan, components: Iterable[str]) -> str:
-    """Digest of everything that decides what must not be trained on: benchmarks, held-out documents, and the code that reads them.
+    """Return a digest of everything that decides what must not be trained on: benchmarks, held-out documents, and the code that reads them.
 
     Args:
         components: those that the phase draws from. What is held out of them and of the main line counts; other branches that are planned
             beside it change nothing.
-
-    Raises:
-        ConfigError: the real benchmarks that are named are not there.
-        DataError: a held-out cache is not there.
     """
     real = real_benchmarks()
     held_out = {name: read_manifest(folder).digest for name, folder in _held_out_of(plan, components).items()}
@@ -175,46 +143,44 @@ def items_key(plan: DataPlan, components: Iterable[str]) -> str:
 
 
 def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptItems:
-    """The items in the home, written once for the same key."""
+    """Keep the items in the home, written once for the same key."""
     components = sorted(components)
     key = items_key(plan, components)
-    path = home.evidence("items", key) / "items.json"
-    if not is_kept(path, key):
+    path, found = home.evidence("items", key) / "items.json", None
+    try:
+        found = read_sealed(path).get("key")
+    except FileNotFoundError:
+        pass
+    except NotAsWritten as error:
+        say(f"{error}: it is made again")
+    if found != key:
         write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, components)]})
     return KeptItems(path, key, index_store(home))
 
 
 def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:
-    """What must not be trained on: benchmarks made from held-out text, made-up word problems, real benchmarks if they are named, and
+    """Return what must not be trained on: benchmarks made from held-out text, made-up word problems, real benchmarks if they are named, and
     every document that is held out of these components and of the main line.
     """
     made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
+    made += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
     real = real_benchmarks()
     held_out = (item for name, folder in _held_out_of(plan, components).items() for item in held_out_items(name, folder, plan))
-    return [*made, *word_problem_items(), *(read_benchmarks(real) if real else []), *held_out]
+    return [*made, *(read_benchmarks(real) if real else []), *held_out]
 
 
 def _held_out_of(plan: DataPlan, components: Iterable[str]) -> dict[str, Path]:
     return {name: plan.components[name].held_out.folder for name in sorted({*plan.benchmark_components, *components})}
 
 
-def word_problem_items() -> Iterator[BenchmarkItem]:
-    """The word problems that stand in for a benchmark, in their parts."""
-    for problem in word_problems():
-        yield BenchmarkItem(BENCHMARK, BENCHMARK, problem.id, problem.question, (), str(problem.answer), (problem.solution,))
-
-
-def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterable[BenchmarkItem]:
-    """Documents of a held-out cache as items of a benchmark of their own; the shortest say nothing about where they are from.
-
-    Raises:
-        DataError: the cache is damaged.
-    """
+def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterator[BenchmarkItem]:
+    """Yield documents of a held-out cache as items of a benchmark of their own; the shortest say nothing about where they are from."""
     manifest = read_manifest(folder)
     for shard in manifest.shards:
         check_shard(folder, shard)
-    detokenize = open_detokenizer(shards_of(folder, plan)[0].tokenizer) if manifest.shards else None
+    if not manifest.shards:
+        return
     benchmark = f"{HELD_OUT}{component}"
-    for document in cache_documents(folder, detokenize) if detokenize else ():
+    for document in cache_documents(folder, open_detokenizer(shards_of(folder, plan)[0].tokenizer)):
         if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
             yield BenchmarkItem(benchmark, benchmark, document.id, document.text.decode(), is_excerpt=True)

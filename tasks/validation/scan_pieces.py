@@ -7,9 +7,10 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,22 +30,24 @@ from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from phasewise.validations.evidence.leakage.detokenize import Detokenize, build_detokenizer
-from phasewise.validations.evidence.leakage.scan import Hit, Scan, cache_documents, merge_scans, scan_documents
+from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
 from phasewise.validations.limits import LeakageLimits
+
+PIECE_BYTES = 32 * 2**20
+LOOK_THREADS = 8
+STAGE = "leakage scan"
+MIN_CLUSTER_BYTES = 128 * 2**20
+PIECES_AT_ONCE = 1024
 
 
 def open_detokenizer(path: Path) -> Detokenize:
-    """From token ids to text, by the tokenizer in a file."""
+    """Return what turns token ids to text, by the tokenizer in a file."""
     return _detokenizer(path, tokenizer_digest(path))
 
 
 @lru_cache(maxsize=4)
 def _detokenizer(path: Path, _digest: str) -> Detokenize:
     return build_detokenizer(load_tokenizer(path))
-
-
-PIECE_BYTES = 32 * 2**20
-LOOK_THREADS = 8
 
 
 class CachePiece(NamedTuple):
@@ -81,7 +84,7 @@ class Selection:
 def select(
     paths: Iterable[str], *, tokenizer: Path | None = None, homes: Sequence[Path] = (), exclude: tuple[str, ...] = ()
 ) -> Selection:  # fmt: skip
-    """The pieces of everything that the paths name, each once.
+    """Return the pieces of everything that the paths name, each once.
 
     Args:
         paths: files, folders (with all that is in them and not hidden), globs, or URLs of these.
@@ -121,16 +124,12 @@ def select(
 
 
 def cache_pieces(folder: Path, manifest: Manifest, tokenizer: Path) -> list[CachePiece]:
-    """The shards of a cache."""
+    """Return the shards of a cache."""
     return [CachePiece(folder, number, tokenizer, 2 * shard.tokens) for number, shard in enumerate(manifest.shards)]
 
 
 def find_tokenizer(folder: Path, manifest: Manifest, homes: Iterable[Path] = ()) -> Path:
-    """The tokenizer that made a cache, by its digest, among those of the home that it lies in and of `homes`.
-
-    Raises:
-        DataError: none of them is it.
-    """
+    """Find the tokenizer that made a cache, by its digest, among those of the home that it lies in and of `homes`."""
     roots = dict.fromkeys([*folder.parents[2:3], *homes])
     for path in (path for root in roots for path in sorted((root / "tokenizers").glob("*/tokenizer.json"))):
         if digest_of_file(path) == manifest.tokenizer_digest:
@@ -152,7 +151,7 @@ class _File(NamedTuple):
 
 
 def _places(given: str) -> Iterator["_File | Path | Unread"]:
-    """The files and the folders of token caches that a path, a glob or a URL names, and what else is there."""
+    """Yield the files and the folders of token caches that a path, a glob or a URL names, and what else is there."""
     try:
         file_system, path = fsspec.core.url_to_fs(given)
         if isinstance(file_system, LocalFileSystem):
@@ -173,12 +172,8 @@ def _local(path: str) -> Iterator["_File | Path | Unread"]:
             yield _local_file(path, os.path.basename(path))
         return
     entered: set[str] = set()  # links may go in circles
-    closed: list[Unread] = []
-
-    def say_closed(error: OSError) -> None:
-        closed.append(Unread(printable(str(error.filename)), f"this folder cannot be listed: {error.strerror}", is_fault=True))
-
-    for folder, folders, files in os.walk(path, followlinks=True, onerror=say_closed):
+    closed: list[OSError] = []
+    for folder, folders, files in os.walk(path, followlinks=True, onerror=closed.append):
         real = os.path.realpath(folder)
         if real in entered or _is_cache(Path(folder), files):
             folders.clear()
@@ -193,11 +188,12 @@ def _local(path: str) -> Iterator["_File | Path | Unread"]:
         for name in sorted(name for name in files if not name.startswith(".")):
             whole = os.path.join(folder, name)
             yield _local_file(whole, os.path.relpath(whole, path))
-    yield from closed
+    for error in closed:
+        yield Unread(printable(str(error.filename)), f"this folder cannot be listed: {error.strerror}", is_fault=True)
 
 
 def _local_file(path: str, below: str) -> "_File | Unread":
-    """A file, or what it is that could be opened and never read to its end."""
+    """Return a file, or what it is that could be opened and never read to its end."""
     if os.path.isfile(path):
         return _File(printable(path), os.path.abspath(path), below, os.path.getsize(path))
     what = "a pipe, a socket or a device, and no file" if os.path.exists(path) else "a link that leads nowhere"
@@ -226,40 +222,25 @@ def _remote(file_system: Any, path: str) -> Iterator["_File | Path | Unread"]:
 
 
 def _is_cache(folder: Path, names: Iterable[str]) -> bool:
-    """Whether a folder has the manifest of a token cache: other folders have manifests, too."""
-    if MANIFEST_NAME not in names:
-        return False
-    try:
-        content = read_json(folder / MANIFEST_NAME)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and {"tokenizer_digest", "shards", "split"} <= set(content)
+    """Return whether a folder has the manifest of a token cache: other folders have manifests, too."""
+    with suppress(ValueError):
+        content = read_json(folder / MANIFEST_NAME) if MANIFEST_NAME in names else None
+        return isinstance(content, dict) and {"tokenizer_digest", "shards", "split"} <= set(content)
+    return False
 
 
 def _file_pieces(file: _File, exclude: tuple[str, ...]) -> list[FilePiece]:
-    """A large plain file of JSON lines by ranges of one size, so that no worker waits long for another; all else whole."""
-    whole = FilePiece(file.name, file.url, file.below, file.size_bytes, exclude=exclude)
-    if file.size_bytes <= PIECE_BYTES or not _has_plain_lines(file):
+    """Cut a large plain file of JSON lines into ranges of one size, so that no worker waits long for another; all else stays whole."""
+    whole, has_lines = FilePiece(file.name, file.url, file.below, file.size_bytes, exclude=exclude), False
+    if file.size_bytes > PIECE_BYTES:
+        with suppress(OSError, DataError), open_watched(file.url) as opened:  # whoever reads it says why it cannot be read
+            kind, stream = recognise(opened)
+            has_lines = kind.nature == "text" and (is_called_lines(file.below) or has_lines_of_json(stream.read(PEEK_BYTES)))
+    if not has_lines:
         return [whole]
     count = -(-file.size_bytes // PIECE_BYTES)
     cuts = [file.size_bytes * cut // count for cut in range(count + 1)]
-    ranges = list(pairwise(cuts))
-    return [whole._replace(size_bytes=stop - start, start=start, stop=stop) for start, stop in ranges]
-
-
-def _has_plain_lines(file: _File) -> bool:
-    """Whether a file is JSON lines and not packed. One that cannot be read is none: whoever reads it says why."""
-    try:
-        with open_watched(file.url) as opened:
-            kind, stream = recognise(opened)
-            return kind.nature == "text" and (is_called_lines(file.below) or has_lines_of_json(stream.read(PEEK_BYTES)))
-    except (OSError, DataError):
-        return False
-
-
-STAGE = "leakage scan"
-MIN_CLUSTER_BYTES = 128 * 2**20
-PIECES_AT_ONCE = 1024
+    return [whole._replace(size_bytes=stop - start, start=start, stop=stop) for start, stop in pairwise(cuts)]
 
 
 class PieceScan(Frozen):
@@ -292,54 +273,33 @@ def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits) -> PieceSca
 
 
 def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits, *, workers: int | None = None) -> Scanned:
-    """All pieces scanned. With `workers` None a cluster is started only where it pays."""
+    """Scan all pieces, and number the documents of a file through. With `workers` None a cluster is started only if it pays."""
     scans, unread, counted = dict[Path | None, Scan](), list[Unread](), dict[str, int]()
     is_here = workers == 1 or len(pieces) == 1 or (workers is None and sum(piece.size_bytes for piece in pieces) < MIN_CLUSTER_BYTES)
-    left, done = iter(pieces), 0
-    while some := list(islice(left, PIECES_AT_ONCE)):
-        found = _scan_here(some, index, limits, done, len(pieces)) if is_here else _scan_side_by_side(some, index, limits, workers)
-        done += len(some)
-        unread += [one for of_piece in found for one in of_piece.unread]
+    for start in range(0, len(pieces), PIECES_AT_ONCE):
+        some, found = pieces[start : start + PIECES_AT_ONCE], list[PieceScan]()
+        if is_here:
+            for piece in some:
+                found.append(scan_piece(piece, index, limits))
+                advance(STAGE, start + len(found), len(pieces))
+        else:
+            from phasewise.tasks.data.cluster import WORKERS_VARIABLE, run_all  # it takes seconds to import
+
+            os.environ |= {} if workers is None else {WORKERS_VARIABLE: str(workers)}
+            found = run_all(STAGE, scan_piece, [(piece, index, limits) for piece in some])
         by_place: dict[Path | None, list[Scan]] = {}
-        for piece, scan in zip(some, _numbered(some, found, counted), strict=True):
-            by_place.setdefault(piece.folder if isinstance(piece, CachePiece) else None, []).append(scan)
+        for piece, one in zip(some, found, strict=True):
+            unread += one.unread
+            if isinstance(piece, CachePiece):
+                by_place.setdefault(piece.folder, []).append(one.scan)
+                continue
+            before = counted.get(piece.url, 0)
+            counted[piece.url] = before + one.numbers
+            hits = tuple(
+                hit if hit.id and not before else replace(hit, document=hit.document + before, id=hit.id or f"#{hit.document + before}")
+                for hit in one.scan.hits
+            )
+            by_place.setdefault(None, []).append(Scan(documents=one.scan.documents, bytes=one.scan.bytes, hits=hits))
         for place, new in by_place.items():
             scans[place] = merge_scans([*([scans[place]] if place in scans else []), *new])
     return Scanned(scans, unread)
-
-
-def _scan_here(some: Sequence[ScanPiece], index: Path, limits: LeakageLimits, done: int, total: int) -> list[PieceScan]:
-    found: list[PieceScan] = []
-    for piece in some:
-        found.append(scan_piece(piece, index, limits))
-        advance(STAGE, done + len(found), total)
-    return found
-
-
-def _scan_side_by_side(some: Sequence[ScanPiece], index: Path, limits: LeakageLimits, workers: int | None) -> list[PieceScan]:
-    from phasewise.tasks.data.cluster import WORKERS_VARIABLE, run_all  # it takes seconds to import
-
-    if workers is not None:
-        os.environ[WORKERS_VARIABLE] = str(workers)
-    return run_all(STAGE, scan_piece, [(piece, index, limits) for piece in some])
-
-
-def _numbered(pieces: Sequence[ScanPiece], found: Iterable[PieceScan], counted: dict[str, int]) -> list[Scan]:
-    """The scans with documents numbered through their files; `counted` holds how many each file had in pieces before."""
-    scans: list[Scan] = []
-    for piece, of_piece in zip(pieces, found, strict=True):
-        scan = of_piece.scan
-        if isinstance(piece, FilePiece):
-            before = counted.get(piece.url, 0)
-            counted[piece.url] = before + of_piece.numbers
-            scan = Scan(documents=scan.documents, bytes=scan.bytes, hits=tuple(_moved(hit, before) for hit in scan.hits))
-        scans.append(scan)
-    return scans
-
-
-def _moved(hit: Hit, before: int) -> Hit:
-    """A hit with its document's number in the whole file; a document without an id is named by it."""
-    if not before and hit.id:
-        return hit
-    number = hit.document + before
-    return replace(hit, document=number, id=hit.id or f"#{number}")

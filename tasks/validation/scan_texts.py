@@ -1,16 +1,17 @@
-"""WARC files record by record: what a crawler fetched, without the heads of its records and of HTTP, which are not what a page says.
+"""Texts, JSON and WARC files as texts to be scanned: what does not parse is scanned as it is.
 
-The format is that of ISO 28500: a line with the version, lines `Name: value`, an empty line, a block of `Content-Length` bytes, two line
-ends. Of HTTP the body is taken out of its chunks (RFC 9112, section 7.1) and unpacked as `Content-Encoding` says.
+A WARC is read record by record: what a crawler fetched, without the heads of its records and of HTTP, which are not what a page says. The
+format is that of ISO 28500: a line with the version, lines `Name: value`, an empty line, a block of `Content-Length` bytes, two line ends.
+Of HTTP the body is taken out of its chunks (RFC 9112, section 7.1) and unpacked as `Content-Encoding` says.
 """
 
 import codecs
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import orjson
 
@@ -22,15 +23,16 @@ from phasewise.tasks.validation.scan_values import Text, as_utf8, text_of_line, 
 
 MAX_JSON_BYTES = MAX_DOCUMENT_BYTES
 PEEK_BYTES = 2**16
-
-
-def begins_with_json(start: bytes) -> bool:
-    """Whether a text begins as objects and lists do: what is called JSON, or lines of it, may have any name."""
-    return start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[")
+MAX_HEAD_BYTES = 2**20
+MAX_LINE_BYTES = 2**16
+VERSION = re.compile(rb"WARC/[01]\.\d+\s*$")
+CHUNK = re.compile(rb"[0-9A-Fa-f]+[ \t]*(?:;[^\n]*)?\r?\n")
+NO_TEXT_TYPES = {"warcinfo": "about the crawl", "request": "what the crawler asked", "revisit": "a page that stands elsewhere"}
+ENCODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "zlib", "br": "brotli", "zstd": "zstd"}
 
 
 def has_lines_of_json(start: bytes) -> bool:
-    """Whether the first line that is not blank, which is in `start`, is JSON."""
+    """Return whether the first line that is not blank, which is in `start`, is JSON."""
     line, end, _ = start.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     if not end or line[:1] not in (b"{", b"["):
         return False
@@ -42,7 +44,7 @@ def has_lines_of_json(start: bytes) -> bool:
 
 
 def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = None) -> Iterator[Text]:
-    """The lines that begin in `[start, stop)`. One that is too long to be held comes in pieces."""
+    """Yield the lines that begin in `[start, stop)`. One that is too long to be held comes in pieces."""
     end, at = sys.maxsize if stop is None else stop, start
     if start:
         stream.seek(start - 1)
@@ -60,9 +62,20 @@ def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = Non
 
 
 def read_json(stream: io.BufferedReader) -> Iterator[Text]:
-    """A list's elements, else one value, else lines, else a text: files that are called .json are any of these."""
+    """Yield a list's elements, else one value, else lines, else a text: files that are called .json are any of these."""
     content, failure = _read_up_to(stream, MAX_JSON_BYTES + 1)
-    rest = _Joined(content, stream, failure)
+    left = memoryview(content)
+
+    def read(size: int) -> bytes:
+        """What was read, and the rest of the stream, or what failed there."""
+        nonlocal left
+        if left:
+            chunk, left = bytes(left[:size]), left[size:] or memoryview(b"")  # which lets go of the content
+            return chunk
+        if failure:
+            raise failure
+        return stream.read1(size)
+
     if len(content) <= MAX_JSON_BYTES and not failure:
         try:
             value = loads(content.removeprefix(BYTE_ORDER_MARK))
@@ -71,15 +84,14 @@ def read_json(stream: io.BufferedReader) -> Iterator[Text]:
         else:
             yield from map(text_of_value, cast("list[object]", value) if isinstance(value, list) else [value])
             return
-    start = content[:MAX_DOCUMENT_BYTES]
+    again: io.BufferedReader = io.BufferedReader(_Fed(read))
+    is_lines = has_lines_of_json(content[:MAX_DOCUMENT_BYTES])
     del content
-    is_lines = has_lines_of_json(start)
-    del start
-    yield from read_lines(io.BufferedReader(rest)) if is_lines else read_text(io.BufferedReader(rest))
+    yield from read_lines(again) if is_lines else read_text(again)
 
 
 def read_text(stream: io.BufferedReader) -> Iterator[Text]:
-    """A text as one document; one too long to be held is cut at line ends, and the pieces are neighbours."""
+    """Yield a text as one document; one too long to be held is cut at line ends, and the pieces are neighbours."""
     rest, failure = b"", None
     while not failure:
         chunk, failure = _read_up_to(stream, MAX_DOCUMENT_BYTES - len(rest))
@@ -96,7 +108,7 @@ def read_text(stream: io.BufferedReader) -> Iterator[Text]:
 
 
 def _read_up_to(stream: io.BufferedReader, size: int) -> tuple[bytes, Exception | None]:
-    """So many bytes, or those before the end, or before what fails: a text that is cut off is scanned up to there."""
+    """Return so many bytes, or those before the end, or before what fails: a text that is cut off is scanned up to there."""
     chunks: list[bytes] = []
     try:
         while size and (chunk := stream.read1(min(size, SKIP_BYTES))):
@@ -107,99 +119,75 @@ def _read_up_to(stream: io.BufferedReader, size: int) -> tuple[bytes, Exception 
     return b"".join(chunks), None
 
 
-class Transcoded(io.RawIOBase):
-    """Text of another encoding as UTF-8."""
+def transcoded(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
+    """Return text of another encoding as UTF-8."""
+    decoder, ready, has_ended = codecs.getincrementaldecoder(encoding)(errors="replace"), b"", False
 
-    def __init__(self, stream: io.BufferedReader, encoding: str):
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-        self._ready = b""
-        self._ended = False
+    def read(size: int) -> bytes:
+        nonlocal ready, has_ended
+        while not ready and not has_ended:
+            raw = stream.read(SKIP_BYTES)
+            has_ended = not raw
+            ready = decoder.decode(raw, final=has_ended).encode(errors="replace")
+        chunk, ready = ready[:size], ready[size:]
+        return chunk
 
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: "memoryview | bytearray", /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # a buffer
-        """Fill `buffer`, or less of it; how many bytes came."""
-        while not self._ready and not self._ended:
-            raw = self._stream.read(SKIP_BYTES)
-            self._ended = not raw
-            self._ready = self._decoder.decode(raw, final=self._ended).encode(errors="replace")
-        into = memoryview(buffer).cast("B")
-        chunk, self._ready = self._ready[: len(into)], self._ready[len(into) :]
-        into[: len(chunk)] = chunk
-        return len(chunk)
+    return io.BufferedReader(_Fed(read), BUFFER_BYTES)
 
 
-class _Joined(io.RawIOBase):
-    """What was read of a stream, and the rest of it, or what failed there."""
+class _Fed(io.RawIOBase):
+    """What `read` gives as a stream."""
 
-    def __init__(self, start: bytes, stream: io.BufferedReader, failure: Exception | None):
-        self._start: memoryview | None = memoryview(start)
-        self._stream = stream
-        self._failure = failure
+    def __init__(self, read: Callable[[int], bytes]):
+        self._read = read
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: "memoryview | bytearray", /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # a buffer
         into = memoryview(buffer).cast("B")
-        if self._start:
-            count = min(len(self._start), len(into))
-            into[:count] = self._start[:count]
-            self._start = self._start[count:] or None
-            return count
-        if self._failure:
-            raise self._failure
-        chunk = self._stream.read1(len(into))
+        chunk = self._read(len(into))
         into[: len(chunk)] = chunk
         return len(chunk)
-
-
-MAX_HEAD_BYTES = 2**20
-MAX_LINE_BYTES = 2**16
-VERSION = re.compile(rb"WARC/[01]\.\d+\s*$")
-NO_TEXT_TYPES = {"warcinfo": "about the crawl", "request": "what the crawler asked", "revisit": "a page that stands elsewhere"}
-ENCODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "zlib", "br": "brotli", "zstd": "zstd"}
-
-
-class _Record(NamedTuple):
-    heads: Mapping[str, str]
-    block: "_Block"
 
 
 def warc_records(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
-    """The records' blocks, in order; `name` is the address that was fetched, else the record's own.
+    """Yield the records' blocks, in order; `name` is the address that was fetched, else the record's own."""
+    left = 0
 
-    Raises:
-        FileFault: what follows is no record, or the file ends inside one.
-    """
-    while (record := _next_record(stream)) is not None:
-        heads = record.heads
+    def read(size: int) -> bytes:
+        """What is left of the block of this record."""
+        nonlocal left
+        chunk = stream.read(min(size, left))
+        if left and size and not chunk:
+            raise FileFault("truncated", f"the file ends {left} bytes before the end of this record")
+        left -= len(chunk)
+        return chunk
+
+    while line := stream.readline(MAX_LINE_BYTES):
+        if not line.strip():
+            continue
+        if not VERSION.match(line):
+            raise FileFault("unreadable", f"a record of a WARC begins with its version, found {line[:40]!r}")
+        heads = _read_heads(stream)
+        length = heads.get("content-length", "")
+        if not length.isdecimal():
+            raise FileFault("unreadable", f"a record of the WARC has a Content-Length of {length[:40]!r}")
+        left = int(length[:20])
         name = heads.get("warc-target-uri") or heads.get("warc-record-id") or "a record without a name"
         no_text = NO_TEXT_TYPES.get(heads.get("warc-type", ""), "")
         is_http = heads.get("content-type", "").lower().startswith("application/http")
-        yield Member(name.strip("<>"), partial(_open_block, file, record.block, is_http=is_http), no_text)
-        record.block.finish()
+        yield Member(name.strip("<>"), partial(_open_http if is_http else Measured, file, read), no_text)
+        while left:  # what nobody has read
+            read(2**18)
 
 
-def _next_record(stream: io.BufferedReader) -> _Record | None:
-    while (line := stream.readline(MAX_LINE_BYTES)) and not line.strip():
-        pass
-    if not line:
-        return None
-    if not VERSION.match(line):
-        raise FileFault("unreadable", f"a record of a WARC begins with its version, found {line[:40]!r}")
-    heads = _read_heads(stream)
-    length = heads.get("content-length", "")
-    if not length.isdecimal():
-        raise FileFault("unreadable", f"a record of the WARC has a Content-Length of {length[:40]!r}")
-    return _Record(heads, _Block(stream, int(length[:20])))
+def _read_heads(stream: io.BufferedReader, *, may_end: bool = False) -> dict[str, str]:
+    """Return names in small letters → values, up to the empty line. A line that begins with a space goes on with the one before.
 
-
-def _read_heads(stream: io.BufferedReader) -> dict[str, str]:
-    """Names in small letters → values, up to the empty line. A line that begins with a space goes on with the one before."""
+    Args:
+        may_end: whether the stream may end before that line: there are no heads then.
+    """
     heads: dict[str, str] = {}
     name, taken = "", 0
     while (line := stream.readline(MAX_LINE_BYTES)).strip():
@@ -213,76 +201,40 @@ def _read_heads(stream: io.BufferedReader) -> dict[str, str]:
         name, _, value = text.partition(":")
         name = name.strip().lower()
         heads[name] = value.strip()
-    if not line:
+    if not line and not may_end:
         raise FileFault("truncated", "the file ends inside a record's head")
-    return heads
+    return heads if line else {}
 
 
-class _Block:
-    """The next `size` bytes of a stream."""
-
-    def __init__(self, stream: io.BufferedReader, size: int):
-        self._stream = stream
-        self._left = size
-
-    def read(self, size: int) -> bytes:
-        chunk = self._stream.read(min(size, self._left))
-        if self._left and size and not chunk:
-            raise FileFault("truncated", f"the file ends {self._left} bytes before the end of this record")
-        self._left -= len(chunk)
-        return chunk
-
-    def finish(self) -> None:
-        """Pass over what nobody has read."""
-        while self._left:
-            self.read(2**18)
-
-
-def _open_block(file: WatchedFile, block: _Block, *, is_http: bool) -> io.RawIOBase:
-    if not is_http:
-        return Measured(file, block.read)
-    message: io.BufferedReader = io.BufferedReader(Measured(file, block.read), BUFFER_BYTES)
+def _open_http(file: WatchedFile, read: Callable[[int], bytes]) -> io.RawIOBase:
+    message: io.BufferedReader = io.BufferedReader(Measured(file, read), BUFFER_BYTES)
     message.readline(MAX_LINE_BYTES)  # the status, or the request
-    heads = _read_http_heads(message)
-    body = message
-    if "chunked" in heads.get("transfer-encoding", "").lower() and re.match(rb"[0-9A-Fa-f]+[ \t]*(?:;[^\n]*)?\r?\n", message.peek(64)[:64]):
-        body: io.BufferedReader = io.BufferedReader(Measured(file, _Chunks(message).read), BUFFER_BYTES)
-    encoding = ENCODINGS.get(heads.get("content-encoding", "").strip().lower(), "")
-    if encoding == "brotli":  # the others say by their first bytes whether they are still packed
-        return Measured(file, unpacking(body, encoding))
-    return Measured(file, body.read1)
+    heads = _read_heads(message, may_end=True)  # of an answer of heads alone the block ends with them
+    left, has_ended = 0, False
 
-
-def _read_http_heads(message: io.BufferedReader) -> dict[str, str]:
-    try:
-        return _read_heads(message)
-    except FileFault as fault:
-        if fault.reason == "truncated" and "record's head" in str(fault):
-            return {}  # an answer of heads alone: its block ends with them
-        raise
-
-
-class _Chunks:
-    """A body that is sent in chunks, each after its length in hexadecimal digits."""
-
-    def __init__(self, message: io.BufferedReader):
-        self._message = message
-        self._left = 0
-        self._ended = False
-
-    def read(self, size: int) -> bytes:
-        while not self._left and not self._ended:
-            line = self._message.readline(MAX_LINE_BYTES)
+    def read_chunked(size: int) -> bytes:
+        """The body, which is sent in chunks, each after its length in hexadecimal digits."""
+        nonlocal left, has_ended
+        while not left and not has_ended:
+            line = message.readline(MAX_LINE_BYTES)
             digits = line.split(b";")[0].strip()
             if not line:
                 raise FileFault("truncated", "the answer ends before its last chunk")
             if not re.fullmatch(rb"[0-9A-Fa-f]{0,15}", digits):
                 raise FileFault("unreadable", f"a chunk begins with its length, found {line[:40]!r}")
             if digits:  # an empty line ends the chunk before
-                self._left = int(digits, 16)
-                self._ended = self._left == 0
-        chunk = self._message.read1(min(size, self._left)) if self._left else b""
-        if self._left and not chunk:
+                left = int(digits, 16)
+                has_ended = left == 0
+        chunk = message.read1(min(size, left)) if left else b""
+        if left and not chunk:
             raise FileFault("truncated", "the answer ends inside a chunk")
-        self._left -= len(chunk)
+        left -= len(chunk)
         return chunk
+
+    body = message
+    if "chunked" in heads.get("transfer-encoding", "").lower() and CHUNK.match(message.peek(64)[:64]):
+        body: io.BufferedReader = io.BufferedReader(Measured(file, read_chunked), BUFFER_BYTES)
+    encoding = ENCODINGS.get(heads.get("content-encoding", "").strip().lower(), "")
+    if encoding == "brotli":  # the others say by their first bytes whether they are still packed
+        return Measured(file, unpacking(body, encoding))
+    return Measured(file, body.read1)

@@ -16,13 +16,7 @@ MAX_TEXT_CHARACTERS = 2**24  # of a row: with four bytes each 64 MiB
 
 
 class Text(NamedTuple):
-    """A document as it is scanned.
-
-    Attributes:
-        id: its own, if it has one.
-        text: UTF-8.
-        readable: whether it is text; what is not is scanned as it is, and named.
-    """
+    """A document as it is scanned: its own id, if it has one, its text in UTF-8, and whether that is readable."""
 
     id: str
     text: bytes
@@ -30,7 +24,7 @@ class Text(NamedTuple):
 
 
 def text_of_line(line: bytes) -> Text:
-    """A line of JSON; one that does not parse, or would take too much memory, as it is."""
+    """Return a line of JSON as a text; one that does not parse, or would take too much memory, as it is."""
     try:
         return text_of_value(loads(line.removeprefix(BYTE_ORDER_MARK)))
     except (orjson.JSONDecodeError, FileFault):
@@ -38,7 +32,7 @@ def text_of_line(line: bytes) -> Text:
 
 
 def text_of_value(value: object) -> Text:
-    """A row's own id, and all its strings: the field `text` first, the others in their order, an id that is a text itself last."""
+    """Return a row's own id, and all its strings: the field `text` first, the others in their order, an id that is a text itself last."""
     if not isinstance(value, dict):
         return Text("", joined(strings(value)))
     row = cast("dict[str, object]", value)
@@ -57,7 +51,7 @@ def text_of_value(value: object) -> Text:
 
 
 def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHARACTERS) -> Iterator[Text]:
-    """The id as a name, and the text, which an id of several words belongs to. A text too long to be held comes in pieces."""
+    """Yield the id as a name, and the text, which an id of several words belongs to. A text too long to be held comes in pieces."""
     is_name = isinstance(id, str | int) and len(str(id).split()) <= 1
     if not is_name:
         found = [*found, *strings(id)]
@@ -66,7 +60,7 @@ def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHA
         yield Text(name, joined(found))
         return
     held: list[str] = []
-    for part in _parts(found):
+    for part in (one[start : start + MAX_TEXT_CHARACTERS] for one in found for start in range(0, len(one), MAX_TEXT_CHARACTERS)):
         if held and sum(map(len, held)) + len(part) > max_characters:
             yield Text(name, joined(held))
             held = []
@@ -74,18 +68,13 @@ def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHA
     yield Text(name, joined(held))
 
 
-def _parts(found: list[str]) -> Iterator[str]:
-    for one in found:
-        yield from (one[start : start + MAX_TEXT_CHARACTERS] for start in range(0, len(one), MAX_TEXT_CHARACTERS))
-
-
 def joined(found: Iterable[str]) -> bytes:
-    """Strings with line ends between."""
+    """Return strings with line ends between."""
     return "\n".join(found).encode(errors="replace")
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in a value, in order. Keys that are sentences are strings, too: some files have the question for a key.
+    """Yield every string in a value, in order. Keys that are sentences are strings, too: some files have the question for a key.
 
     A stack of our own: JSON may be nested more deeply than Python calls itself.
     """
@@ -109,7 +98,7 @@ def _is_sentence(key: str) -> bool:
 
 
 def as_utf8(raw: bytes) -> bytes:
-    """The bytes, with the mark for what cannot be read in place of what is not UTF-8."""
+    """Return the bytes, with the mark for what cannot be read in place of what is not UTF-8."""
     try:
         raw.decode()
     except UnicodeDecodeError:

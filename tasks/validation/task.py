@@ -44,15 +44,7 @@ def data_gate(
 ) -> Verdict:
     """Gather the evidence on the phase's data, judge it, write the verdict."""
     verdict = judge_phase_data(
-        run,
-        plan,
-        limits,
-        home,
-        hand_off=hand_off,
-        rows_before=rows_before,
-        decided_by=decided_by,
-        accepts=accepts,
-        asks_people=asks_people,
+        run, plan, limits, home, hand_off=hand_off, rows_before=rows_before, decided_by=decided_by, accepts=accepts, asks_people=asks_people
     )
     publish(verdict, run.verdict)
     return verdict
@@ -97,11 +89,7 @@ def ask_about_training(path: str | Path) -> Verdict:
 
 
 def publish(verdict: Verdict, path: str | Path) -> None:
-    """Lines for people, and a page in the Prefect UI; a verdict that does not let the phase go on gets its report at once.
-
-    Args:
-        path: the verdict's file, `…/RUN/PHASE/GATE.json`; what people decided of it is beside it.
-    """
+    """Publish lines for people and a page in the Prefect UI; a verdict that does not let the phase go on gets its report at once."""
     ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     report = report_folder_of(verdict)
     if not verdict.passes or ruling.state != "passes" or as_path(report).exists():

@@ -4,14 +4,14 @@ A checkpoint named N is the state after N updates. Its content is described in `
 `trainer.checkpoints.files`.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -32,7 +32,6 @@ from phasewise.trainer.checkpoints.files import (
     find_damage,
     is_committed,
     remove_checkpoint,
-    remove_unfinished,
     saved_steps,
     write_digests,
 )
@@ -46,8 +45,6 @@ from phasewise.trainer.checkpoints.state import (
     placed,
     read_about,
     read_leaves,
-    read_params,
-    saved_params_digest,
     tree_like,
     types_of,
 )
@@ -60,7 +57,6 @@ from phasewise.trainer.process.distributed import decided_by_first, is_first, is
 from phasewise.trainer.process.lease import Alone, no_check
 from phasewise.trainer.state import TrainState, init_state
 
-__all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest"]
 MIN_KEPT = 2
 """The newest, and one to fall back on should it be damaged."""
 NONE_SAVED, NONE_WHOLE = -1, -2
@@ -102,7 +98,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.wait()
         finally:
@@ -110,7 +106,7 @@ class Checkpoints:
             self._writer.close()
 
     def due(self, step: int) -> bool:
-        """Whether the state after `step` updates is to be saved: by steps, or by minutes since the last save, unless that is still written.
+        """Return whether to save the state after `step` updates: by steps, or by minutes since the last save, unless that is still written.
 
         All processes get the same answer, so all must ask.
         """
@@ -134,14 +130,24 @@ class Checkpoints:
                     remove_checkpoint(path)
 
     def latest_step(self, at_most: int | None = None) -> int | None:
-        """The newest whole checkpoint, of a step up to `at_most`. Each one that is not whole is named on standard error.
+        """Return the newest whole checkpoint, of a step up to `at_most`. Each one that is not whole is named on standard error.
 
-        None where nothing is saved, and where the very first save was cut short: nothing is lost that was ever committed.
+        None if nothing is saved, or the very first save was cut short: nothing is lost that was ever committed.
 
         Raises:
             CheckpointError: there are checkpoints, and none of them is whole.
         """
-        step = _agreed(self._newest_whole(at_most) if is_first() else 0)
+        found = NONE_SAVED
+        steps = [step for step in saved_steps(self.folder) if at_most is None or step <= at_most] if is_first() else []
+        for step in reversed(steps):
+            path = self.folder / str(step)
+            if (damage := find_damage(path)) is None:
+                found = step
+                break
+            self._damaged.add(step)
+            found = NONE_SAVED if damage == UNCOMMITTED and len(steps) == 1 else NONE_WHOLE
+            _say(f"checkpoint {path} {damage}; {'the one before it is used' if step != steps[0] else 'there is none before it'}")
+        step = _agreed(found)
         if step == NONE_WHOLE:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole. "
@@ -154,9 +160,6 @@ class Checkpoints:
 
         A state without the rows of its updates would be judged by half of its training. One of several processes does not look: they might
         not see the same.
-
-        Raises:
-            CheckpointError: there is none.
         """
         if jax.process_count() > 1:
             return step
@@ -184,22 +187,18 @@ class Checkpoints:
         return found
 
     def save(self, step: int, state: TrainState, contract: Mapping[str, Any], *, rows: str | None = None) -> None:
-        """Copy the state out and write it in the background, after the save before has ended. Saving a step twice does nothing.
-
-        Args:
-            rows: digest of the rows of all updates up to here.
-
-        Raises:
-            CheckpointError: the save before failed.
-        """
+        """Copy the state out and write it in the background, after the save before has ended. Saving a step twice does nothing."""
         self.wait()
         path = self.folder / str(step)
         if _agreed(int(step not in self._damaged and is_committed(path))):  # the first process has just committed it, or not yet
             return
         if self._has_folder:
-            with self._alone():
-                remove_unfinished(self.folder)
-                remove_checkpoint(path)
+            with self._alone():  # what killed writers left goes: Orbax's temporary folders, and folders that were never committed
+                for left in self.folder.glob("*.orbax-checkpoint-tmp*"):
+                    shutil.rmtree(left, ignore_errors=True)
+                for left in [path, *(self.folder / str(step) for step in saved_steps(self.folder))]:
+                    if left == path or not is_committed(left):
+                        remove_checkpoint(left)
         self._damaged.discard(step)
         self._saved_at = self._clock()
         leaves = leaves_of(state)
@@ -219,21 +218,13 @@ class Checkpoints:
             self._writing = self._background.submit(self._commit, step)
 
     def wait(self) -> None:
-        """Until the save in the background is committed and what it replaces is gone.
-
-        Raises:
-            CheckpointError: it failed.
-        """
+        """Wait until the save in the background is committed and what it replaces is gone. Raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def restore(self, step: int, contract: Mapping[str, Any], shardings: TrainState | None = None) -> TrainState:
-        """The state of this run at `step`, each leaf where `shardings` says, whatever mesh it was saved on; None is the first device.
-
-        Raises:
-            CheckpointError: the run's settings or its data order have changed since, or the state has other leaves than the run's.
-        """
+        """Return the state of this run at `step`, each leaf where `shardings` says, whatever mesh saved it; None is the first device."""
         path = self.folder / str(step)
         about = read_about(path)
         check_same_run(path, about["run"], self._run)
@@ -249,18 +240,6 @@ class Checkpoints:
         check_types(path, about["leaves"], types_of(leaves_of(wanted)))
         return tree_like(wanted, read_leaves(path, about["leaves"].keys(), placed(shardings)))
 
-    def _newest_whole(self, at_most: int | None) -> int:
-        steps = [step for step in saved_steps(self.folder) if at_most is None or step <= at_most]
-        for step in reversed(steps):
-            damage = find_damage(self.folder / str(step))
-            if damage is None:
-                return step
-            self._damaged.add(step)
-            before = "the one before it is used" if step != steps[0] else "there is none before it"
-            _say(f"checkpoint {self.folder / str(step)} {damage}; {before}")
-        never_committed = len(steps) <= 1 and all(find_damage(self.folder / str(step)) == UNCOMMITTED for step in steps)
-        return NONE_SAVED if never_committed else NONE_WHOLE
-
     def _commit(self, step: int, begin: Callable[[], None] = lambda: None) -> None:
         try:
             with self._watch():
@@ -270,8 +249,15 @@ class Checkpoints:
                     self._check()
                     path = self.folder / str(step)
                     write_digests(path, None if self._store is None else upload_shards(path, self._store))
+                    steps, policy = saved_steps(self.folder), self._run.checkpoints
+                    whole = [one for one in steps if one not in self._damaged and is_committed(self.folder / str(one))]
+                    kept = {*whole[-MIN_KEPT:], *filter(policy.keeps, whole)}
+                    if (recovery := self._run.recovery) is not None:  # if one is gone, the updates since an older one are done again
+                        kept |= {*[one for one in whole if one % policy.every_steps == 0][-(recovery.checkpoints_back + 1) :]}
                     with self._alone():
-                        self._prune()
+                        for one in set(steps) - kept:
+                            with cleaning_up(self.folder, _say):
+                                remove_checkpoint(self.folder / str(one))
         except TakenOver:
             raise
         except Exception as error:  # what a file system or a store raises
@@ -279,17 +265,6 @@ class Checkpoints:
                 raise
             reason = refusal_of(error, self.folder) or f"{error}. Look after the storage, and start again."
             raise StorageError(f"checkpoint {self.folder / str(step)} could not be written, the one before it is kept: {reason}") from error
-
-    def _prune(self) -> None:
-        steps = saved_steps(self.folder)
-        whole = [step for step in steps if step not in self._damaged and is_committed(self.folder / str(step))]
-        kept = {*sorted(whole)[-MIN_KEPT:], *filter(self._run.checkpoints.keeps, whole)}
-        if (recovery := self._run.recovery) is not None:  # if one is gone, the updates since an older one are done again first
-            regular = sorted(step for step in whole if step % self._run.checkpoints.every_steps == 0)
-            kept |= set(regular[-(recovery.checkpoints_back + 1) :])
-        for step in set(steps) - kept:
-            with cleaning_up(self.folder, _say):
-                remove_checkpoint(self.folder / str(step))
 
 
 @partial(jax.jit, donate_argnums=1, keep_unused=True)
@@ -319,37 +294,31 @@ def check_resume(run: RunConfig) -> None:
     """Refuse to resume a run with other settings than its newest checkpoint was trained with. Nothing is written.
 
     A field that only one version of the code knows is not compared: standard error names it, once.
-
-    Raises:
-        CheckpointError: the fields, with both values.
     """
-
-    def has_its_record(path: Path) -> bool:
+    folder = RunFolder.at(run.output).checkpoints
+    for path in (folder / str(step) for step in reversed(saved_steps(folder))):
         files = committed_files(path)
         items = () if isinstance(files, str) else files.items()
         record = {path / name: digest for name, (_, digest) in items if name.startswith(f"{ABOUT}/")}
-        return bool(record) and all(name.is_file() and digest_of_file(name) == digest for name, digest in record.items())
-
-    folder = RunFolder.at(run.output).checkpoints
-    path = next((folder / str(step) for step in reversed(saved_steps(folder)) if has_its_record(folder / str(step))), None)
-    if path is None:
-        return
-    saved = read_about(path)["run"]
-    check_same_run(path, saved, run)
-    if unknown := [one.field for one in _compared(saved, run)[1]]:
-        _say(f"{path} was written by another version of the code: {name_some(unknown, MAX_NAMED, ', ')} cannot be compared")
+        if record and all(name.is_file() and digest_of_file(name) == digest for name, digest in record.items()):
+            saved = read_about(path)["run"]
+            check_same_run(path, saved, run)
+            if unknown := [one.field for one in _compared(saved, run)[1]]:
+                _say(f"{path} was written by another version of the code: {name_some(unknown, MAX_NAMED, ', ')} cannot be compared")
+            return
 
 
 def check_same_run(path: Path, saved: Any, run: RunConfig) -> None:
-    """Refuse a checkpoint that was trained with other settings than the run has.
-
-    Args:
-        saved: the run that the checkpoint holds.
-
-    Raises:
-        CheckpointError: the fields, with both values.
-    """
-    if found := [*_compared(saved, run)[0], *_past_learning_rate(saved, run, int(path.name))]:
+    """Refuse a checkpoint that was trained with other settings than the run has; `saved` is the run that it holds."""
+    found, before = _compared(saved, run)[0], tuple[LearningRateSegment, ...]()
+    with suppress(ValidationError, KeyError):  # another version's
+        before = _SEGMENTS.validate_python(saved["learning_rate"] if isinstance(saved, Mapping) else ())
+    for update in range(run.start_step, int(path.name)) if before else ():  # how the segments are cut does not count
+        was, now = learning_rate_at(before, update), learning_rate_at(run.learning_rate, update)
+        if np.float32(was) != np.float32(now):
+            found.append(Difference(f"learning_rate of update {update + 1}", f"{was:g}", f"{now:g}"))
+            break
+    if found:
         named = name_some([f"{one.field} is {one.before} in the checkpoint and {one.now} in run.json" for one in found], MAX_NAMED, "; ")
         raise CheckpointError(
             f"{path} was trained with other settings: {named}. Restore the checkpoint's values in run.json, or move {run.output} away to "
@@ -366,18 +335,3 @@ def _compared(saved: Any, run: RunConfig) -> tuple[list[Difference], list[Differ
         unknown = [one for one in found if NOTHING in (one.before, one.now)]
         return [one for one in found if one not in unknown], unknown
     return list(differences_between(bound_by_checkpoint(before), now)), []
-
-
-def _past_learning_rate(saved: Any, run: RunConfig, step: int) -> list[Difference]:
-    """Return the first update before the checkpoint that would have another learning rate now. How the segments are cut does not count."""
-    try:
-        before = _SEGMENTS.validate_python(saved["learning_rate"] if isinstance(saved, Mapping) else ())
-    except (ValidationError, KeyError):  # another version's
-        return []
-    if not before:
-        return []
-    for update in range(run.start_step, step):
-        was, now = learning_rate_at(before, update), learning_rate_at(run.learning_rate, update)
-        if np.float32(was) != np.float32(now):
-            return [Difference(f"learning_rate of update {update + 1}", f"{was:g}", f"{now:g}")]
-    return []

@@ -15,12 +15,6 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.metrics import read_metrics, rows_digest
 
-
-def checkpoint_path(run_folder: str | Path, step: int) -> Path:
-    """The checkpoint of a step."""
-    return RunFolder.at(run_folder).checkpoint(step)
-
-
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
 DIGESTING_THREADS = 8
@@ -29,13 +23,18 @@ Digests = Mapping[str, tuple[int, str]]
 """Name of a file below the checkpoint → its size in bytes and its SHA-256."""
 
 
+def checkpoint_path(run_folder: str | Path, step: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
+    return RunFolder.at(run_folder).checkpoint(step)
+
+
 def saved_steps(folder: Path) -> list[int]:
-    """The steps that have a folder here, whole or not, oldest first."""
+    """Return the steps that have a folder here, whole or not, oldest first."""
     return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()) if folder.exists() else []
 
 
 def is_committed(checkpoint: Path) -> bool:
-    """Whether its writing came to an end."""
+    """Return whether its writing came to an end."""
     return (checkpoint / DIGESTS_NAME).exists()
 
 
@@ -47,7 +46,7 @@ def write_digests(checkpoint: Path, files: Digests | None = None) -> None:
 
 
 def digests_here(checkpoint: Path) -> Digests:
-    """Every file that is here, as it is now. Every byte is read."""
+    """Return every file that is here, as it is now. Every byte is read."""
     names = [str(path.relative_to(checkpoint)) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     names = [name for name in names if name != DIGESTS_NAME]
     with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
@@ -78,16 +77,13 @@ def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequenc
 
 
 def has_its_files(checkpoint: Path) -> bool:
-    """Whether all files that its list names are here in their sizes. One whose list does not read is damaged, and lacks none."""
+    """Return whether all files that its list names are here in their sizes. One whose list does not read is damaged, and lacks none."""
     wanted = committed_files(checkpoint)
     return isinstance(wanted, str) or _missing_or_cut(checkpoint, wanted) is None
 
 
 def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
-    """Words that follow the checkpoint's name where the metrics have not the rows any more that it was saved with.
-
-    Where the checkpoint does not name its rows, nothing is compared.
-    """
+    """Return words that follow the checkpoint's name if the metrics lack the rows that it was saved with."""
     said = read_json(checkpoint / "about" / "metadata").get("rows")
     if said is None or (metrics.exists() and rows_digest(read_metrics(metrics)) == said):
         return None
@@ -95,7 +91,7 @@ def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
 
 
 def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:
-    """Size and SHA-256 of every file as it was committed, or what is wrong with the list."""
+    """Return size and SHA-256 of every file as it was committed, or what is wrong with the list."""
     if not is_committed(checkpoint):
         return UNCOMMITTED
     try:
@@ -119,12 +115,3 @@ def remove_checkpoint(checkpoint: Path) -> None:
     """Delete it; killed on the way, it is one that was never committed."""
     (checkpoint / DIGESTS_NAME).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Delete what killed writers left: Orbax's temporary folders, and folders that were never committed."""
-    for path in folder.glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for step in saved_steps(folder):
-        if not is_committed(folder / str(step)):
-            remove_checkpoint(folder / str(step))

@@ -7,12 +7,11 @@
 | all else | the parent's checkpoint |
 
 The parts are `ema`, `optimizer`, `rolling` (the windows of norms and losses), `balancing` (the momentum of the routers' biases; the biases
-are weights), and `qk_norm`: QK-norm's gains with their moments and
-averages, which a model of the Llama family gets when it becomes one of the Qwen3 family. A leaf that is not where it is said to come from
-is an error, and so is a leaf of the parent that would be dropped without a word.
+are weights), and `qk_norm`: QK-norm's gains with their moments and averages, which a model of the Llama family gets when it becomes one of
+the Qwen3 family. A leaf that is not where it is said to come from is an error, and so is a leaf of the parent that would be dropped without
+a word.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -35,17 +34,15 @@ from phasewise.trainer.checkpoints.state import (
     type_in_words,
     types_of,
 )
-from phasewise.trainer.config import RunConfig, StartFrom
+from phasewise.trainer.config import RunConfig
 from phasewise.trainer.state import TrainState, init_state
 
 QK_NORM_WEIGHTS = ("query_norm", "key_norm")
 DECLARABLE = ("ema", "optimizer", "rolling", "balancing", "qk_norm")
-Origin = str | None
-"""The checkpoint that a leaf comes from; None where it is fresh."""
 
 
 def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> TrainState:
-    """The first state of a phase: fresh weights, or the parent's state with the declared parts made fresh or grafted.
+    """Return the first state of a phase: fresh weights, or the parent's state with the declared parts made fresh or grafted.
 
     A parent's moving average, windows or momentum of balancing that the phase does not keep are let go: that they are no longer kept is a
     change of `ema`, `max_update_norm`, `skip_step` or `balancing`, which the recipe must declare. Each leaf is placed where `shardings`
@@ -59,19 +56,9 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
         return jax.device_put(init_state(run), first_device())
     if run.start is None:
         return jax.jit(lambda: init_state(run), out_shardings=shardings)()
-    start = run.start
     template = jax.eval_shape(lambda: init_state(run))
     wanted = types_of(leaves_of(template))
-    found = _checked(run, start)
-    origins = {name: _origin(name, start) for name in wanted}
-    there = {part for name in wanted for part in _parts(name)}
-    declared = [*start.fresh, *(graft.part for graft in start.graft)]
-    twice = sorted({part for part in declared if declared.count(part) > 1})
-    problems = [f"{part!r} is declared, and the phase's state has no such part: take it out" for part in declared if part not in there]
-    problems += [f"{part!r} is declared twice: make it fresh or graft it from one checkpoint" for part in twice]
-    problems += [*_missing(wanted, origins, found), *_dropped(wanted, start, found[start.checkpoint])]
-    if problems:
-        raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {name_some(problems, MAX_NAMED, '; ')}.")
+    origins = _origins(run, wanted)
     place = placed(shardings)
     leaves: Leaves = {}
     for checkpoint in sorted({origin for origin in origins.values() if origin is not None}):
@@ -88,58 +75,53 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     return tree_like(template, leaves | {name: jnp.copy(weight) for name, weight in averages.items()})  # a step takes the memory of both
 
 
-def _checked(run: RunConfig, start: StartFrom) -> dict[str, LeafTypes]:
-    declared = {start.checkpoint: start.params_digest, **{graft.checkpoint: graft.params_digest for graft in start.graft}}
-    for checkpoint, expected in declared.items():
+def _origins(run: RunConfig, wanted: LeafTypes) -> dict[str, str | None]:
+    """Return the checkpoint that each leaf comes from; None is fresh."""
+    start = run.start
+    assert start is not None
+    planned = {start.checkpoint: start.params_digest, **{graft.checkpoint: graft.params_digest for graft in start.graft}}
+    found: dict[str, LeafTypes] = {}
+    for checkpoint, expected in planned.items():
         check_whole(Path(checkpoint))
-        found = saved_params_digest(Path(checkpoint))
-        if found != expected:
+        if (digest := saved_params_digest(Path(checkpoint))) != expected:
             raise CheckpointError(
                 f"{checkpoint} holds other weights than phase {run.phase} was planned from: expected {expected[:12]}, "
-                f"found {found[:12]}. Run the recipe again."
+                f"found {digest[:12]}. Run the recipe again."
             )
-    return {checkpoint: read_about(Path(checkpoint))["leaves"] for checkpoint in declared}
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    field = name.split(".", 1)[0]
-    return ("qk_norm", field) if name.rsplit(".", 1)[-1] in QK_NORM_WEIGHTS else (field,)
-
-
-def _origin(name: str, start: StartFrom) -> Origin:
-    grafts = {graft.part: graft.checkpoint for graft in start.graft}
-    for part in _parts(name):
-        if part in start.fresh:
-            return None
-        if part in grafts:
-            return grafts[part]
-    return start.checkpoint
-
-
-def _missing(wanted: LeafTypes, origins: Mapping[str, Origin], found: Mapping[str, LeafTypes]) -> list[str]:
-    problems: list[str] = []
-    for name, origin in origins.items():
-        if origin is None or (there := found[origin].get(name)) == wanted[name]:
+        found[checkpoint] = read_about(Path(checkpoint))["leaves"]
+    there = {part for name in wanted for part in _parts(name)}
+    declared = [*start.fresh, *(graft.part for graft in start.graft)]
+    problems = [f"{part!r} is declared, and the phase's state has no such part: take it out" for part in declared if part not in there]
+    twice = sorted({part for part in declared if declared.count(part) > 1})
+    problems += [f"{part!r} is declared twice: make it fresh or graft it from one checkpoint" for part in twice]
+    places: dict[str, str | None] = {graft.part: graft.checkpoint for graft in start.graft} | dict.fromkeys(start.fresh)
+    origins: dict[str, str | None] = {}
+    for name, kind in wanted.items():
+        parts = _parts(name)
+        origin = origins[name] = next((places[part] for part in parts if part in places), start.checkpoint)
+        if origin is None or (saved := found[origin].get(name)) == kind:
             continue
-        part = next((part for part in _parts(name) if part in DECLARABLE), None)
-        what = f"{name} is {type_in_words(there)} in {origin}, not {type_in_words(wanted[name])}"
+        part = next((part for part in parts if part in DECLARABLE), None)
         todo = f"declare {part!r} in the hand-off's `fresh`, or graft it" if part else "the model must have the parent's weights"
-        problems.append(f"{what}: {todo}")
-    return problems
-
-
-def _dropped(wanted: LeafTypes, start: StartFrom, parent: LeafTypes) -> list[str]:
-    declared = {*start.fresh, *(graft.part for graft in start.graft)}
-    kept = {_group(name) for name in wanted}
-    problems: list[str] = []
-    for name in parent.keys() - wanted.keys():
+        problems.append(f"{name} is {type_in_words(saved)} in {origin}, not {type_in_words(kind)}: {todo}")
+    kept, dropped = {_group(name) for name in wanted}, list[str]()
+    for name in found[start.checkpoint].keys() - wanted.keys():
         field = name.split(".", 1)[0]
         let_go = field in ("ema", "rolling", "balancing") and _group(name) not in kept
         if not let_go and field not in declared:
-            part = next((part for part in _parts(name) if part in DECLARABLE and part != "qk_norm"), None)
+            part = field if field in DECLARABLE else None
             todo = f"declare {part!r} in the hand-off's `fresh`" if part else "a phase cannot leave out weights"
-            problems.append(f"{name} of {start.checkpoint} would be dropped: {todo}")
-    return sorted(problems)
+            dropped.append(f"{name} of {start.checkpoint} would be dropped: {todo}")
+    problems += sorted(dropped)
+    if problems:
+        raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {name_some(problems, MAX_NAMED, '; ')}.")
+    return origins
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts that a leaf belongs to, the narrower one first."""
+    field = name.split(".", 1)[0]
+    return ("qk_norm", field) if name.rsplit(".", 1)[-1] in QK_NORM_WEIGHTS else (field,)
 
 
 def _group(name: str) -> str:

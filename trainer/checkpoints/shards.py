@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,13 +57,7 @@ def build_writer(*, has_shared_folder: bool) -> ocp.AsyncCheckpointer:
 
 
 def upload_shards(checkpoint: Path, store: Path) -> Digests:
-    """Upload what this host wrote under the names of its digests, and return the files of all hosts.
-
-    Raises:
-        StorageError: the store does not take a file, two hosts wrote different shards under one name, or a shard is missing.
-        TrainingError: a host is at another checkpoint.
-        JaxRuntimeError: a host is gone.
-    """
+    """Upload what this host wrote under the names of its digests, and return the files of all hosts."""
     share = digests_here(checkpoint)
     with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
         list(threads.map(lambda item: put_file(checkpoint / item[0], store / item[1][1]), share.items()))
@@ -80,30 +74,14 @@ def upload_shards(checkpoint: Path, store: Path) -> Digests:
 
 
 def united(checkpoint: Path, shares: Sequence[Digests]) -> Digests:
-    """Return the files of the whole checkpoint: of a file that several hosts wrote the first one's counts, unless it is a shard.
-
-    Raises:
-        StorageError: two hosts wrote different shards under one name, or a shard is missing.
-    """
+    """Return the files of the whole checkpoint: of a file that several hosts wrote the first one's counts, unless it is a shard."""
     files: dict[str, tuple[int, str]] = {}
     for number, share in enumerate(shares):
         for name, said in share.items():
-            if files.setdefault(name, said) != said and _is_shard(name):
+            folder, *parts = name.split("/")
+            is_shard = folder == STATE and len(parts) == 2 and all(part.isdecimal() for part in parts[1].split("."))
+            if files.setdefault(name, said) != said and is_shard:
                 raise StorageError(f"{checkpoint}/{name} was written by host {number}, too, with other bytes. Start the run again.")
-    if missing := _missing_shards(checkpoint, files):
-        raise StorageError(
-            f"{checkpoint} lacks shards that no host wrote: {name_some(missing, MAX_NAMED)}. The checkpoint before it is kept. Start the "
-            "run again."
-        )
-    return dict(sorted(files.items()))
-
-
-def _is_shard(name: str) -> bool:
-    parts = name.split("/")
-    return len(parts) == 3 and parts[0] == STATE and all(part.isdecimal() for part in parts[2].split("."))
-
-
-def _missing_shards(checkpoint: Path, files: Mapping[str, object]) -> list[str]:
     missing: list[str] = []
     for described in sorted((checkpoint / STATE).glob(f"*/{ARRAY_NAME}")):
         leaf = read_json(described)
@@ -111,4 +89,9 @@ def _missing_shards(checkpoint: Path, files: Mapping[str, object]) -> list[str]:
         places = [".".join(map(str, place)) for place in itertools.product(*map(range, counts))]
         names = [f"{STATE}/{described.parent.name}/{place or '0'}" for place in places]
         missing += [name for name in names if name not in files]
-    return missing
+    if missing:
+        raise StorageError(
+            f"{checkpoint} lacks shards that no host wrote: {name_some(missing, MAX_NAMED)}. The checkpoint before it is kept. Start the "
+            "run again."
+        )
+    return dict(sorted(files.items()))

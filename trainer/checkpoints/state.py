@@ -30,26 +30,22 @@ MAX_NAMED = 3
 
 
 def leaves_of(tree: Any) -> Leaves:
-    """The leaves of a tree by name, in the tree's order."""
+    """Return the leaves of a tree by name, in the tree's order."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def tree_like(template: Any, leaves: Mapping[str, Any]) -> Any:
-    """The tree that has the template's structure and these leaves."""
+    """Return the tree that has the template's structure and these leaves."""
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in leaves_of(template)])
 
 
 def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
-    """What `about` says of each leaf."""
+    """Return what `about` says of each leaf."""
     return {name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in leaves.items()}
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What is saved beside the state: `run`, `contract` and `leaves`.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or one that does not say what it is.
-    """
+    """Read what is saved beside the state: `run`, `contract` and `leaves`."""
     if not (path / ABOUT).exists():
         raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
     try:
@@ -63,11 +59,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a checkpoint that was not written to its end, or is not as it was written.
-
-    Raises:
-        CheckpointError: it is not there, or not whole.
-    """
+    """Refuse a checkpoint that is missing, was not written to its end, or is not as it was written."""
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
     if damage := find_damage(path):
@@ -75,7 +67,7 @@ def check_whole(path: Path) -> None:
 
 
 def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.sharding.Sharding | None]) -> Leaves:
-    """The named leaves; `place` says where each shall be, None is as a NumPy array on the host."""
+    """Read the named leaves; `place` says where each shall be, None is as a NumPy array on the host."""
     types: LeafTypes = read_about(path)["leaves"]
     wanted: Leaves = {}
     arguments: dict[str, ocp.RestoreArgs] = {}
@@ -95,14 +87,7 @@ def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.s
 
 
 def read_params(path: Path, config: ModelConfig, *, ema: bool = False, shardings: Params | None = None) -> Params:
-    """The weights alone, or their moving average, from a whole checkpoint.
-
-    Args:
-        shardings: where each shall be, in a tree like theirs; None is all on the first device.
-
-    Raises:
-        CheckpointError: there is no whole checkpoint, no moving average in it, or the weights have other shapes than the model's.
-    """
+    """Read only the weights, or their moving average, from a whole checkpoint."""
     check_whole(path)
     field = "ema" if ema else "params"
     types = read_about(path)["leaves"]
@@ -115,7 +100,7 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False, shardings
 
 
 def saved_params_digest(path: Path) -> str:
-    """`params_digest` of the weights in a checkpoint, whichever model they are of."""
+    """Return `params_digest` of the weights in a checkpoint, whichever model they are of."""
     names = [name for name in read_about(path)["leaves"] if name.startswith("params.")]
     params: dict[str, Any] = {}
     for name, leaf in read_leaves(path, names, lambda _: None).items():
@@ -128,11 +113,7 @@ def saved_params_digest(path: Path) -> str:
 
 
 def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
-    """Refuse leaves that are missing, too many, or of other shapes and types.
-
-    Raises:
-        CheckpointError: names the first three.
-    """
+    """Refuse leaves that are missing, too many, or of other shapes and types, and name the first three."""
     differing = [
         f"{name} is {type_in_words(found.get(name))}, not {type_in_words(wanted.get(name))}"
         for name in wanted | found
@@ -146,7 +127,7 @@ def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
 
 
 def type_in_words(leaf: Mapping[str, Any] | None) -> str:
-    """A leaf's type in words."""
+    """Return a leaf's type in words."""
     return f"{leaf['dtype']}{leaf['shape']}" if leaf else "nothing"
 
 
@@ -169,11 +150,7 @@ def kept_steps(folder: Path, run: RunConfig) -> list[int]:
 
 
 def last_steps(folder: Path, run: RunConfig, count: int) -> tuple[int, ...]:
-    """Return the steps of the run's last `count` checkpoints, oldest first. The last is `stop_step`; those of other runs never count.
-
-    Raises:
-        CheckpointError: fewer are kept, or one was written by another run or model.
-    """
+    """Return the steps of the run's last `count` checkpoints, oldest first. The last is `stop_step`; those of other runs never count."""
     steps = kept_steps(folder, run)
     if len(steps) < max(count, 1):
         raise CheckpointError(

@@ -28,12 +28,9 @@ _FRAME = re.compile(r"\s|Traceback \(most recent|During handling of|The above ex
 
 
 def python_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
-    """Return the command that runs a module of this project in a Python of its own.
+    """Return the command that runs a module of this project in a Python of its own; None is the interpreter of this process.
 
     With `-P` the current folder is not on the module path: a user's `numbers.py` there is not imported in place of the library's.
-
-    Args:
-        python: the interpreter; None is that of this process.
     """
     return [python or sys.executable, "-P", "-m", module, *arguments]
 
@@ -53,26 +50,18 @@ def wait_for_end_of_input() -> None:
 
 
 def end_with_parent(exit_code: int, seconds_left: Callable[[], float] = lambda: 0.0) -> None:
-    """End this process when its parent is gone: at once, or after the time that it has left to finish.
-
-    Raises:
-        ConfigError: the time in which the parent must speak is not a number above 0.
-    """
+    """End this process when its parent is gone: at once, or after the time that it has left to finish."""
     limit = positive_seconds(os.environ, SILENT_VARIABLE, None)
     standard_input = sys.stdin.fileno()
 
-    def next_byte() -> bytes:
-        if limit is not None and not select.select([standard_input], [], [], limit)[0]:
-            print(
-                f"trainer: the launcher gave no sign of life for {limit:g} s ({SILENT_VARIABLE}): this process ends.",
-                file=sys.stderr,
-                flush=True,
-            )
-            return b""
-        return os.read(standard_input, 1)
-
     def watch() -> None:
-        while said := next_byte():
+        while True:
+            if limit is not None and not select.select([standard_input], [], [], limit)[0]:
+                silent = f"trainer: the launcher gave no sign of life for {limit:g} s ({SILENT_VARIABLE}): this process ends."
+                print(silent, file=sys.stderr, flush=True)
+                break
+            if not (said := os.read(standard_input, 1)):
+                break
             if said == STOP:
                 os.kill(os.getpid(), signal.SIGTERM)
         while seconds_left() > 0:

@@ -60,16 +60,21 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
         run: what all of them train; if a launcher started them they are compared before they join (`trainer.process.rendezvous`).
 
     Raises:
-        ConfigError: the environment contradicts itself, or is left over from another launch, or the hosts are not alike.
-        HostMissing: a host does not come.
-        TrainingError: the others do not come.
+        ConfigError: the environment contradicts itself, or the hosts are not alike.
+        TrainingError: a host does not come.
     """
     check_environment(environment)
     address = environment.get("JAX_COORDINATOR_ADDRESS") or None
     is_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "") or environment.get("MEGASCALE_COORDINATOR_ADDRESS")
     if not address and not is_pod:
         return Process(0, 1)
-    count, index = _place(environment)
+    names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    given = [name for name in names if environment.get(name)]
+    if len(given) == 1:
+        raise ConfigError(f"{' and '.join(names)} must be set both or not at all, found only {given[0]}: set the other one, too.")
+    count, index = (_number(environment, name, 0) for name in names) if given else (None, None)
+    if count is not None and index is not None and index >= count:
+        raise ConfigError(f"JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found {index} of {count}: processes count from 0.")
     if run is not None and count is not None and index is not None:
         meet(run, (index, count), environment)
     heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
@@ -90,19 +95,6 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"the processes of this run did not come together: {error}") from error
     return Process(jax.process_index(), jax.process_count())
-
-
-def _place(environment: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
-    names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    given = [name for name in names if environment.get(name)]
-    if not given:
-        return None, None
-    if len(given) == 1:
-        raise ConfigError(f"{' and '.join(names)} must be set both or not at all, found only {given[0]}: set the other one, too.")
-    count, index = (_number(environment, name, 0) for name in names)
-    if not index < count:
-        raise ConfigError(f"JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found {index} of {count}: processes count from 0.")
-    return count, index
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -128,11 +120,7 @@ def stop_agreed(_step: int) -> bool:
 
 
 def decided_by_first(name: str, step: int, value: bool) -> bool:
-    """Return the value of process 0; every process asks, at the same steps. For decisions by a clock. Only hosts talk, no device waits.
-
-    Raises:
-        TrainingError: process 0 does not answer.
-    """
+    """Return the value of process 0; every process asks, at the same steps. For decisions by a clock. Only hosts talk, no device waits."""
     if jax.process_count() == 1:
         return value
     client = coordinator_client()

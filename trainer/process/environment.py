@@ -30,13 +30,9 @@ MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE
 OF_ONE_LAUNCH = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE)
 """What a launcher gives to every process anew: in its own environment these are left over."""
 USUAL = {
-    "JAX_ENABLE_X64": "0",
-    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
-    "JAX_THREEFRY_PARTITIONABLE": "1",
-    "JAX_RANDOM_SEED_OFFSET": "0",
-    "JAX_NUMPY_DTYPE_PROMOTION": "standard",
-    "JAX_NUMPY_RANK_PROMOTION": "allow",
-}
+    "JAX_ENABLE_X64": "0", "JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": "1", "JAX_RANDOM_SEED_OFFSET": "0",
+    "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow",
+}  # fmt: skip
 """The defaults of jax. With another value a run would begin with other weights, or compute in other types, under the same digest."""
 TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off", "")
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -58,13 +54,7 @@ TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COOR
 
 
 class Conditions(Frozen):
-    """What a run's updates were computed under.
-
-    Attributes:
-        platform, device: as jax names them; of a CPU its processor.
-        versions: of `LIBRARIES` and Python.
-        variables: those of `deciding_variables`.
-    """
+    """What a run's updates were computed under."""
 
     platform: str
     device: str
@@ -86,19 +76,10 @@ class Conditions(Frozen):
 
 
 def check_usual(environment: Mapping[str, str]) -> None:
-    """Refuse variables that would make another run of it.
-
-    Raises:
-        ConfigError: a variable has a value other than the default of jax.
-    """
-
-    def plain(value: str) -> str:
-        word = value.strip().lower()
-        return "1" if word in TRUE else "0" if word in FALSE else word
-
-    if unusual := [
-        f"{name}={environment[name]}" for name, usual in USUAL.items() if name in environment and plain(environment[name]) != usual
-    ]:
+    """Refuse variables that would make another run of it: their value is not the default of jax."""
+    words = {name: environment[name].strip().lower() for name in USUAL if name in environment}
+    plain = {name: "1" if word in TRUE else "0" if word in FALSE else word for name, word in words.items()}
+    if unusual := [f"{name}={environment[name]}" for name, word in plain.items() if word != USUAL[name]]:
         raise ConfigError(
             f"{', '.join(unusual)} would change what a run begins with or computes in, and no result would say so: unset "
             f"{'it' if len(unusual) == 1 else 'them'}."
@@ -106,11 +87,7 @@ def check_usual(environment: Mapping[str, str]) -> None:
 
 
 def check_nothing_left_over(environment: Mapping[str, str]) -> None:
-    """Check the environment of a program that starts all processes of a run itself.
-
-    Raises:
-        ConfigError: the environment names hosts of another launch; or as `check_usual`.
-    """
+    """Check that the environment of a program that starts all processes of a run itself names no hosts of another launch."""
     check_usual(environment)
     found = [name for name in OF_ONE_LAUNCH if environment.get(name)]
     found += sorted(name for name in environment if name.startswith("MEGASCALE_"))
@@ -125,11 +102,7 @@ def check_nothing_left_over(environment: Mapping[str, str]) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Check the environment of a process of a run, before it joins others.
-
-    Raises:
-        ConfigError: a variable is left over from another launch, or one of a group is missing; or as `check_usual`.
-    """
+    """Check the environment of a process of a run, before it joins others: nothing is left over from another launch, or missing."""
     check_usual(environment)
     several = any(environment.get(name) for name in ("JAX_COORDINATOR_ADDRESS", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"))
     if not several and environment.get("JAX_NUM_PROCESSES", "1") != "1":
@@ -173,7 +146,7 @@ def versions() -> dict[str, str]:
 
 
 def conditions_of(environment: Mapping[str, str], *, platform_name: str, device: str, processes: int) -> Conditions:
-    """Return the conditions of this process; what jax computes on is an argument, because asking jax takes the devices."""
+    """Return the conditions of this process; what jax computes on is given, because asking jax takes the devices."""
     if platform_name == "cpu":
         device = platform.processor() or platform.machine()
         with suppress(OSError):
@@ -187,12 +160,7 @@ def conditions_of(environment: Mapping[str, str], *, platform_name: str, device:
 def note_conditions(
     run: RunConfig, saved_step: int | None, *, alone: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> str | None:
-    """Write down the conditions of this process and return how they differ from those of the checkpoint that the run resumes from.
-
-    Args:
-        saved_step: of that checkpoint; None if the run begins.
-        alone: no process takes the folder over within it.
-    """
+    """Write down the conditions of this process and return how they differ from those of the checkpoint that the run resumes from."""
     import jax
 
     if jax.process_index():
@@ -237,14 +205,8 @@ def has_accelerator(environment: Mapping[str, str], root: Path) -> bool:
     return any(name in environment for name in TPU_VARIABLES) or has_device or GOOGLE in vendors
 
 
-def print_devices() -> int:
-    """Print platform, kind and number of jax's devices as JSON, for programs that should not hold the devices."""
+if __name__ == "__main__":  # for programs that should not hold the devices
     import jax
 
     devices = jax.devices()
     print(json.dumps({"platform": jax.default_backend(), "kind": devices[0].device_kind, "devices": len(devices)}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(print_devices())

@@ -69,11 +69,7 @@ class Lease:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other trainers from taking the folder over while files are replaced or deleted. It does not nest.
-
-        Raises:
-            TakenOver: as `check`.
-        """
+        """Keep other trainers from taking the folder over while files are replaced or deleted. It does not nest."""
         self.check()  # a folder that was moved away is not made again
         with locked(RunFolder(self._folder).writing_lock, wait=True):
             self.check()
@@ -91,44 +87,42 @@ def only_one_trainer(folder: Path) -> Iterator[Lease]:
     Raises:
         TrainingError: another trainer holds it and is alive, or stands still in the middle of a write.
     """
-    place = RunFolder(folder).trainer_lock
+    run = RunFolder(folder)
     while True:
-        with open(place, "a") as file:
+        with open(run.trainer_lock, "a") as file:
             if not try_lock(file):
-                _wait_for_silence(folder)
-                with _nobody_writes(folder):
-                    _replace(place, file)
-            elif _is_at(place, file):  # else another trainer took it over between opening and locking
+                before, since = signature(folder), time.monotonic()
+                while time.monotonic() - since < SILENT_SECONDS:
+                    time.sleep(LOOK_SECONDS)
+                    if signature(folder) != before:
+                        said = read_heartbeat(folder)
+                        raise TrainingError(
+                            f"another trainer is at work in {folder} (process {said.get('pid', 'unknown')}, {said.get('work', 'at work')} "
+                            f"after step {said.get('step', 'unknown')}): wait for it, or stop it."
+                        )
+                with _nobody_writes(folder), locked(run.take_over_lock, wait=True):
+                    if not _is_at(run.trainer_lock, file):  # another one was first
+                        continue
+                    fresh = run.trainer_lock.with_name(f".{LOCK_NAME}.{uuid.uuid4().hex}")
+                    fresh.touch()
+                    os.replace(fresh, run.trainer_lock)
+                said = read_heartbeat(folder)
+                print(
+                    f"trainer: the trainer that holds {folder} (process {said.get('pid', 'unknown')}) has shown no sign of life for "
+                    f"{SILENT_SECONDS:g} s, last seen at: {said.get('work', 'nothing')}. It is shut out, and this one goes on.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            elif _is_at(run.trainer_lock, file):  # else another trainer took it over between opening and locking
                 with _nobody_writes(folder):
                     lease = Lease.take(folder)
                 yield lease
                 return
 
 
-def _wait_for_silence(folder: Path) -> None:
-    """Wait until the holder has shown no heartbeat for long enough, by the clock of this process.
-
-    Raises:
-        TrainingError: it shows one.
-    """
-    before, since = signature(folder), time.monotonic()
-    while time.monotonic() - since < SILENT_SECONDS:
-        time.sleep(LOOK_SECONDS)
-        if signature(folder) != before:
-            said = read_heartbeat(folder)
-            raise TrainingError(
-                f"another trainer is at work in {folder} (process {said.get('pid', 'unknown')}, {said.get('work', 'at work')} after step "
-                f"{said.get('step', 'unknown')}): wait for it, or stop it."
-            )
-
-
 @contextmanager
 def _nobody_writes(folder: Path) -> Iterator[None]:
-    """Wait for the end of a write of the trainer that has the folder; writes are short.
-
-    Raises:
-        TrainingError: it stands still in one.
-    """
+    """Wait for the end of a write of the trainer that has the folder; writes are short."""
     since = time.monotonic()
     with open(RunFolder(folder).writing_lock, "a") as file:
         while not try_lock(file):
@@ -140,22 +134,6 @@ def _nobody_writes(folder: Path) -> Iterator[None]:
                 )
             time.sleep(LOOK_SECONDS)
         yield
-
-
-def _replace(place: Path, held: IO[str]) -> None:
-    with locked(RunFolder(place.parent).take_over_lock, wait=True):
-        if not _is_at(place, held):
-            return
-        fresh = place.with_name(f".{LOCK_NAME}.{uuid.uuid4().hex}")
-        fresh.touch()
-        os.replace(fresh, place)
-    said = read_heartbeat(place.parent)
-    print(
-        f"trainer: the trainer that holds {place.parent} (process {said.get('pid', 'unknown')}) has shown no sign of life for "
-        f"{SILENT_SECONDS:g} s, last seen at: {said.get('work', 'nothing')}. It is shut out, and this one goes on.",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _is_at(place: Path, file: IO[str]) -> bool:

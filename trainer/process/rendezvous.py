@@ -28,11 +28,8 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process.environment import DECIDING, HOSTS_VARIABLE, LAUNCH_VARIABLE, versions
 from phasewise.trainer.process.signals import positive_seconds
 
-JOIN_VARIABLE, RENDEZVOUS_VARIABLE, CHECKPOINT_STORE_VARIABLE = (
-    "PHASEWISE_JOIN_SECONDS",
-    "PHASEWISE_RENDEZVOUS",
-    "PHASEWISE_CHECKPOINT_STORE",
-)
+JOIN_VARIABLE, RENDEZVOUS_VARIABLE = "PHASEWISE_JOIN_SECONDS", "PHASEWISE_RENDEZVOUS"
+CHECKPOINT_STORE_VARIABLE = "PHASEWISE_CHECKPOINT_STORE"
 DEFAULT_JOIN_SECONDS = 50.0
 NAMED_AFTER_SECONDS = 45.0
 """After so long a host that waits names the missing hosts, also if it may wait longer."""
@@ -45,12 +42,7 @@ OWN = frozenset({"JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_COMPILATION_CACH
 
 
 class Presence(Frozen):
-    """What a host says of itself. All but name and process id must be the same on all.
-
-    Attributes:
-        code: digest of the trainer's code, without comments and layout.
-        run, execution: digests of what is trained, and of how, and how far, it is carried out.
-    """
+    """What a host says of itself. All but name and process id must be the same on all."""
 
     host: str
     pid: int
@@ -85,15 +77,7 @@ def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> P
 def meet(
     run: RunConfig, place: tuple[int, int] | None, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Say that this process is there, wait for all others, and compare. Without a launch, or alone, there is nothing to do.
-
-    Args:
-        place: which of how many processes this is.
-
-    Raises:
-        HostMissing: one does not come in time; it is named.
-        ConfigError: one is not like the first; the differences are named.
-    """
+    """Say that this process is there, wait for all others, and compare. Without a launch, or alone, there is nothing to do."""
     launch = environment.get(LAUNCH_VARIABLE)
     if not launch or place is None or place[1] == 1:
         return
@@ -125,19 +109,12 @@ def meet(
 
 
 def check_alike(hosts: list[Presence], names: list[str]) -> None:
-    """Refuse hosts that would not compute the same.
-
-    Raises:
-        ConfigError: with each that differs from the first, and in what.
-    """
-    first = hosts[0].compared
-    first_name = _named_host(0, names, hosts[0])
-    differing: list[str] = []
+    """Refuse hosts that would not compute the same, and name each that differs from the first, and in what."""
+    first, first_name, differing = hosts[0].compared, _named_host(0, names, hosts[0]), list[str]()
     for number, host in enumerate(hosts):
         other = host.compared
-        name = _named_host(number, names, host)
         differing += [
-            f"{name} has {what} {other.get(what, 'not set')}, {first_name} {first.get(what, 'not set')}"
+            f"{_named_host(number, names, host)} has {what} {other.get(what, 'not set')}, {first_name} {first.get(what, 'not set')}"
             for what in sorted({**first, **other})
             if other.get(what) != first.get(what)
         ]
@@ -153,11 +130,7 @@ def forget_meetings(folder: Path) -> None:
 
 
 def check_without_shared_folder(run: RunConfig) -> None:
-    """Refuse a phase that hosts without a shared file system cannot train.
-
-    Raises:
-        ConfigError: the phase rolls back. For that every host would need whole checkpoints, and each has only its shards.
-    """
+    """Refuse a phase that rolls back: for that every host would need whole checkpoints, and each has only its shards."""
     if run.recovery is not None:
         raise ConfigError(
             f"{run.phase} rolls back where its loss jumps (recovery), and hosts without a common folder cannot: a host has its own shards "

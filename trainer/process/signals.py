@@ -11,27 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import overload
+from typing import TypeVar
 
 from phasewise.trainer.base.errors import ConfigError, ExitCode
 
 STOP_VARIABLE = "PHASEWISE_STOP_SECONDS"
 DEFAULT_STOP_SECONDS = 30.0
+Default = TypeVar("Default", float, None)
 
 _deadlines: list[float] = []
 """When a process that was asked to stop must be done with saving, by its own clock; empty if it was not asked."""
 
 
-@overload
-def positive_seconds(environment: Mapping[str, str], name: str, default: float) -> float: ...
-@overload
-def positive_seconds(environment: Mapping[str, str], name: str, default: None) -> float | None: ...
-def positive_seconds(environment: Mapping[str, str], name: str, default: float | None) -> float | None:
-    """Return the seconds that a variable says.
-
-    Raises:
-        ConfigError: the variable is not a number above 0.
-    """
+def positive_seconds(environment: Mapping[str, str], name: str, default: Default) -> float | Default:
+    """Return the seconds that a variable says."""
     value = environment.get(name)
     if not value:
         return default
@@ -42,11 +35,7 @@ def positive_seconds(environment: Mapping[str, str], name: str, default: float |
 
 
 def stop_seconds() -> float:
-    """Return how long a trainer that was asked to stop may take to save.
-
-    Raises:
-        ConfigError: the variable is not a number above 0.
-    """
+    """Return how long a trainer that was asked to stop may take to save."""
     return positive_seconds(os.environ, STOP_VARIABLE, DEFAULT_STOP_SECONDS)
 
 
@@ -64,8 +53,7 @@ def end_where_asked_to_stop() -> None:
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Yield whether this process was asked to stop, by SIGTERM or by Ctrl-C. A second Ctrl-C interrupts it without saving."""
-    limit_seconds = stop_seconds()
-    interrupts = 0
+    limit_seconds, interrupts = stop_seconds(), 0
 
     def note(number: int, _frame: FrameType | None) -> None:
         nonlocal interrupts

@@ -8,11 +8,7 @@ from phasewise.trainer.data.manifest import read_manifest
 
 
 def check_verdict(run: RunConfig) -> None:
-    """Refuse unless the verdict passes, or a person waived it as it is now, and it names exactly the caches that the run would read.
-
-    Raises:
-        VerdictError: no verdict, one that fails or waits for a person, or one that was given for other bytes.
-    """
+    """Refuse unless the verdict passes, or a person waived it as it is now, and it names exactly the caches that the run would read."""
     try:
         verdict = read_sealed(run.verdict)
     except FileNotFoundError:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, get_args
 
 from phasewise.trainer.base.errors import ConfigError, ExitCode
@@ -31,16 +30,10 @@ STALL_VARIABLE = "PHASEWISE_STALL_SECONDS"
 Work = Literal["start", "restore", "data", "compile", "first step", "step", "evaluation", "barrier", "save", "finish"]
 """`compile` is of each new batch shape. In `barrier` several processes wait for one another."""
 FIELD_OF: Mapping[Work, str] = {
-    "start": "stall_seconds",
-    "compile": "stall_seconds",
-    "first step": "stall_seconds",
-    "evaluation": "stall_seconds",
-    "finish": "stall_seconds",
+    **dict.fromkeys(("start", "compile", "first step", "evaluation", "finish"), "stall_seconds"),
     "restore": "restore_stall_seconds",
     "save": "save_stall_seconds",
-    "step": "step_stall_seconds",
-    "data": "step_stall_seconds",
-    "barrier": "step_stall_seconds",
+    **dict.fromkeys(("step", "data", "barrier"), "step_stall_seconds"),
 }
 """The field of `execution` that is the limit of a work."""
 NAMED: tuple[Work, ...] = ("compile", "restore", "save", "step")
@@ -52,11 +45,7 @@ STOPPED_SECONDS = 5.0
 
 
 def stall_limits(execution: Execution, environment: Mapping[str, str] = os.environ) -> dict[Work, float | None]:
-    """Return the limit in seconds of every work; None is no limit.
-
-    Raises:
-        ConfigError: the variable does not read.
-    """
+    """Return the limit in seconds of every work; None is no limit."""
     fields: dict[str, float | None] = {FIELD_OF[work]: getattr(execution, FIELD_OF[work]) for work in NAMED}
     text = environment.get(STALL_VARIABLE, "")
     for part in filter(None, map(str.strip, text.split(","))):
@@ -122,7 +111,7 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -173,20 +162,16 @@ class Watchdog:
                 return
 
 
-def end_stalled(phase: str) -> Callable[[Doing], None]:
-    """Return what prints the stack of every thread on standard error and ends the process: a process that hangs cannot be asked to stop."""
-
-    def end(doing: Doing) -> None:
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        print(
-            f"trainer: phase {phase} stalled in {doing} (execution.{FIELD_OF[doing.work]}). "
-            "The stacks above say where. Start it again to go on from its last checkpoint.",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(ExitCode.STALLED)
-
-    return end
+def end_stalled(phase: str, doing: Doing) -> None:
+    """Print the stack of every thread on standard error and end the process: a process that hangs cannot be asked to stop."""
+    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    print(
+        f"trainer: phase {phase} stalled in {doing} (execution.{FIELD_OF[doing.work]}). "
+        "The stacks above say where. Start it again to go on from its last checkpoint.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(ExitCode.STALLED)
 
 
 class Heartbeat:
@@ -208,7 +193,6 @@ class Heartbeat:
         spent: Callable[[], Mapping[Work, float]] = dict,
     ) -> None:
         self._path, self._doing, self._token, self._check, self._spent = RunFolder(folder).heartbeat, doing, token, check, spent
-        self._beats = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -216,38 +200,36 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(HEARTBEAT_SECONDS)
 
     def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            self._check()
-            self._write()
+        is_over, beats = False, 0
+        while True:
+            if not is_over:
+                self._check()
+            (doing, step), beats = self._doing(), beats + 1
+            said = {
+                "beat": beats,
+                "pid": os.getpid(),
+                "token": self._token,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "step": step,
+                "work": doing.work,
+                "seconds": round(doing.seconds, 1),
+                "limit_seconds": doing.limit_seconds,
+                "peak_memory_bytes": peak_memory_bytes(),
+                "spent": {work: round(seconds, 3) for work, seconds in self._spent().items()},
+            }
+            try:
+                write_atomically(self._path, json.dumps(said).encode())
+            except OSError:  # as on a full disk: at least the file's time changes
+                with suppress(OSError):
+                    os.utime(self._path)
+            if is_over:
+                return
             is_over = self._ended.wait(HEARTBEAT_SECONDS)
-        self._write()
-
-    def _write(self) -> None:
-        self._beats += 1
-        doing, step = self._doing()
-        said = {
-            "beat": self._beats,
-            "pid": os.getpid(),
-            "token": self._token,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "step": step,
-            "work": doing.work,
-            "seconds": round(doing.seconds, 1),
-            "limit_seconds": doing.limit_seconds,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "spent": {work: round(seconds, 3) for work, seconds in self._spent().items()},
-        }
-        try:
-            write_atomically(self._path, json.dumps(said).encode())
-        except OSError:  # as on a full disk: at least the file's time changes
-            with suppress(OSError):
-                os.utime(self._path)
 
 
 def peak_memory_bytes() -> int | None:
@@ -260,11 +242,10 @@ def peak_memory_bytes() -> int | None:
 
 def signature(folder: Path) -> tuple[int, int] | None:
     """Return what changes with every beat; None if there was none."""
-    try:
+    with suppress(OSError):
         found = RunFolder(folder).heartbeat.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
+        return found.st_mtime_ns, found.st_ino
+    return None
 
 
 def read_heartbeat(folder: Path) -> dict[str, Any]:

@@ -335,7 +335,7 @@ def test_a_local_home_keeps_nothing_elsewhere(tmp_path: Path):
 
 
 def test_of_two_who_replace_the_head_the_second_is_refused(gcs: Path):
-    place = HeadObject.at(gcs / "head.json")
+    place = HeadObject(gcs / "head.json")
     assert place.read() == (Head(), ABSENT)
     first, second = Head().taken(), Head().taken()
     generation = place.replace(first, ABSENT)
@@ -352,7 +352,7 @@ def test_of_two_who_replace_the_head_the_second_is_refused(gcs: Path):
 
 
 def test_a_lost_answer_is_no_refusal(faulty_store: FaultyStore):
-    place, head = HeadObject.at(faulty_store.root / "head.json"), Head().taken()
+    place, head = HeadObject(faulty_store.root / "head.json"), Head().taken()
     faulty_store.faults.drop_reply(method="POST", where="head.json")
     generation = place.replace(head, ABSENT)
     assert faulty_store.faults.happened
@@ -361,4 +361,4 @@ def test_a_lost_answer_is_no_refusal(faulty_store: FaultyStore):
 
 def test_a_store_without_preconditions_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"found memory://.*gs:// alone"):
-        HeadObject.at(as_path("memory://bucket/head.json"))
+        HeadObject(as_path("memory://bucket/head.json")).read()

@@ -23,7 +23,7 @@ from phasewise.tasks.training.run_identity import finished_result, last_saved_st
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.identity import read_sealed
-from phasewise.trainer.base.run_folder import RunFolder, read_events
+from phasewise.trainer.base.run_folder import RunFolder, append_event, read_events
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
@@ -43,7 +43,7 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)
-        patch.setattr("phasewise.tasks.training.monitor.POLL_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.attempts.POLL_SECONDS", 0.01)
         yield
 
 
@@ -224,7 +224,10 @@ def test_what_may_go_on_is_started_again(
     assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its beginning") == MAX_RESTARTS
 
 
-def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(
+    build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
     before, folder = build_run("otherwise"), trained_at / "otherwise"
     write_json(folder / "run.json", before.model_dump(mode="json"))
     (folder / "checkpoints" / "30").mkdir(parents=True)
@@ -235,6 +238,7 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
     def look(run_file: Path) -> int:
         found.append(RunConfig.model_validate(read_sealed(run_file)))
         assert (run_file.parent / "checkpoints" / "30").is_dir()
+        append_event(run_file.parent, "replanned", 30, "going on under other conditions")
         write_json(run_file.parent / "result.json", {"run_digest": after.digest})
         return 0
 
@@ -242,6 +246,7 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
     assert launch_trainer(after, ignore) == {"run_digest": before.digest}
     assert found == [after]
     assert not list(trained_at.glob("otherwise.superseded-*"))
+    assert caplog.text.count("otherwise: going on under other conditions") == 1
 
 
 NO_SPACE = r"No space left on device \(the trainer ended with code 7: its log says nothing"

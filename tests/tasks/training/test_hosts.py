@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.2")
     monkeypatch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr("phasewise.tasks.training.monitor.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("phasewise.tasks.training.attempts.POLL_SECONDS", 0.02)
 
 
 @pytest.mark.timeout(600)  # a guard against hanging

@@ -10,11 +10,11 @@ import pytest
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.store.publisher import Kept
 from phasewise.tasks.training import jobset, kubernetes_cluster
+from phasewise.tasks.training.attempts import start_and_monitor
 from phasewise.tasks.training.jobset import JobSetLauncher, exit_code, jobset_name, reasons_of, trouble_of
 from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest, host_names
 from phasewise.tasks.training.kubernetes_cluster import Cluster
-from phasewise.tasks.training.launchers import Attempt, Hosts
-from phasewise.tasks.training.monitor import start_and_monitor
+from phasewise.tasks.training.launchers import Attempt, ProcessGroup
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path
@@ -165,7 +165,7 @@ def launcher(served: tuple[ApiServer, str], stand_in: Path, monkeypatch: pytest.
     return JobSetLauncher(Cluster("default", host=served[1]), find_slice("v5p-16"), settings)
 
 
-def ends_with(attempt: Hosts, life: Attempt, code: int) -> None:
+def ends_with(attempt: ProcessGroup, life: Attempt, code: int) -> None:
     (life.folder / "end-1").write_text(str(code))
     until(lambda: attempt.look() is not None)
     assert attempt.look() == code

@@ -42,7 +42,7 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)
-        patch.setattr("phasewise.tasks.training.monitor.POLL_SECONDS", 0.02)
+        patch.setattr("phasewise.tasks.training.attempts.POLL_SECONDS", 0.02)
         yield
 
 

@@ -13,7 +13,7 @@ from phasewise.flows.plan import build_run as build_run_of_recipe
 from phasewise.tasks.home import Home
 from phasewise.tasks.training import execution as execution_module
 from phasewise.tasks.training import local
-from phasewise.tasks.training.execution import CPU, ONE_DEVICE, Machine, execution_here, execution_summary, find_machine, in_words
+from phasewise.tasks.training.execution import CPU, ONE_DEVICE, Machine, execution_here, execution_summary, in_words, machine_here
 from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, ProcessGroup, decisive
 from phasewise.tasks.training.local import LocalLauncher
 from phasewise.trainer.base.errors import ConfigError, TrainingError
@@ -182,15 +182,15 @@ def llama_run(batch: int = 8, **model: Any) -> RunConfig:
 def test_jax_is_asked_where_there_is_an_accelerator_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(execution_module, "_devices_of_jax", lambda environment: pytest.fail("jax was asked"))
-        assert find_machine({}, tmp_path) == CPU
+        assert machine_here({}, tmp_path) == CPU
         (tmp_path / "dev").mkdir()
         (tmp_path / "dev" / "nvidia0").touch()
-        assert find_machine({"JAX_PLATFORMS": "cpu"}, tmp_path) == CPU
+        assert machine_here({"JAX_PLATFORMS": "cpu"}, tmp_path) == CPU
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TPU_SKIP_MDS_QUERY": "1"}
     environment.pop("JAX_PLATFORMS", None)
-    assert find_machine(environment, tmp_path) == CPU
+    assert machine_here(environment, tmp_path) == CPU
     with pytest.raises(TrainingError, match=r"jax does not start here \(ended with code 1\): .* Set JAX_PLATFORMS=cpu to train on the CPU"):
-        find_machine({**environment, "JAX_PLATFORMS": "nonsense"}, tmp_path)
+        machine_here({**environment, "JAX_PLATFORMS": "nonsense"}, tmp_path)
 
 
 def test_several_devices_are_used_where_they_cut_every_batch():

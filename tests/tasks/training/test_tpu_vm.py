@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from phasewise.tasks.training.launchers import Hosts
+from phasewise.tasks.training.launchers import ProcessGroup
 from phasewise.tasks.training.tpu_vm import Host, TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -29,7 +29,7 @@ def workers(hosts: SshHosts, stand_in: Path, tmp_path: Path, monkeypatch: pytest
     return Workers(slices=(tuple(hosts.names),), python=str(stand_in), project=str(tmp_path), known_hosts=hosts.known_hosts, key=hosts.key)
 
 
-def ended(group: Hosts) -> int:
+def ended(group: ProcessGroup) -> int:
     until(lambda: group.look() is not None)
     code = group.look()
     group.close()
@@ -72,7 +72,7 @@ def test_what_is_left_of_the_own_last_life_is_waited_for(hosts: SshHosts, worker
     (life.folder / "end-0").write_text("deaf")
     first = TpuVmLauncher(workers).start(life)
     until(lambda: are_here(life))
-    pids, group = [pid_said_by(life, number) for number in (0, 1)], list[Hosts]()
+    pids, group = [pid_said_by(life, number) for number in (0, 1)], list[ProcessGroup]()
     thread = threading.Thread(target=lambda: group.append(TpuVmLauncher(workers).start(bare_life())))
     thread.start()
     until(lambda: len(hosts.processes) > 2)

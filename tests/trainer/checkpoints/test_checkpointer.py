@@ -14,10 +14,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from phasewise.trainer.base.errors import CheckpointError, StorageError
-from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params, saved_params_digest
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.checkpoints.files import digests_here, saved_steps
 from phasewise.trainer.checkpoints.shards import build_writer, united
-from phasewise.trainer.checkpoints.state import average_of_last
+from phasewise.trainer.checkpoints.state import average_of_last, read_params, saved_params_digest
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.state import TrainState, params_digest
 from tests.trainer.checkpoints.conftest import WINDOWS, assert_equal, random_state

@@ -16,8 +16,8 @@ import pytest
 from phasewise.trainer import recorder
 from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.checkpoints.checkpointer import read_params
 from phasewise.trainer.checkpoints.files import checkpoint_path
+from phasewise.trainer.checkpoints.state import read_params
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process import distributed

@@ -97,7 +97,7 @@ def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyP
     codes = list[int]()
     monkeypatch.setattr("phasewise.trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
-    end_stalled("kestrel")(Doing("save", 65.0, 60.0))
+    end_stalled("kestrel", Doing("save", 65.0, 60.0))
     said = capfd.readouterr().err
     assert codes == [ExitCode.STALLED]
     assert "test_a_stalled_process_says_where_it_is_and_ends" in said
