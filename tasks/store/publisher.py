@@ -1,6 +1,5 @@
 """Keeps the work on a recipe on the store while it goes on here: what is new is uploaded, and the head then names it."""
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from phasewise.tasks.store.content import (
 from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject, bucket_and_name
 from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
-from phasewise.trainer.base.storage import locked, read_json, write_json
+from phasewise.trainer.base.storage import locked, parse_json, read_json, write_json
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, has_its_files, remove_checkpoint
 from phasewise.trainer.process.signals import positive_seconds
 
@@ -312,5 +311,5 @@ def named_digests(files: Files, objects: Objects) -> set[str]:
     for name in filter(is_list_of_checkpoint, files):
         with suppress(StorageError, ValueError, KeyError, TypeError, AttributeError):  # damaged there: it is left out here
             content = b"".join(objects.content(piece.sha256) for piece in files[name])
-            named |= {str(said["sha256"]) for said in json.loads(content)["files"].values()}
+            named |= {str(said["sha256"]) for said in parse_json(content)["files"].values()}
     return named
