@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from phasewise.tasks.report.card_documents import README_NAME, render_documents
 from phasewise.tasks.report.claims import (
     GATES,
     MAX_READ_BYTES,
@@ -25,51 +24,45 @@ from phasewise.tasks.report.claims import (
     ruling_word,
     shown,
 )
-from phasewise.tasks.report.export import differing_weights
+from phasewise.tasks.report.export import README_NAME, build_model_card, differing_weights, templates
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.tasks.report.signature import sign, signature_problem
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
-from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, read_sealed
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, digest_of_json, read_sealed
 from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.base.wording import name_some
 
+BOM_NAME, CROISSANT_NAME = "ml-bom.cdx.json", "croissant.json"
+NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")
+"""For serial numbers: equal claims have equal ones."""
 STATEMENT_NAME, ENVELOPE_NAME = "statement.json", "statement.dsse.json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:phasewise:card:2"
 """Names the shape of the predicate; `docs/reference/card.md` describes it."""
 NEEDED = ("lineage", "training", "mixture", "order", "data", "evaluation", "checkpoint")
+NAMED = ("recipe", "scale", "phase")
 SAID = "said"
 """Words of the author, such as the licence: only a signature speaks for them."""
 _NOTHING = object()
 
 
 class CardOptions(NamedTuple):
-    """Options of a card.
+    """Options of a card."""
 
-    Attributes:
-        key: a private key to sign with.
-        export: an exported folder of the phase, to be listed in the card.
-        licence: as the author says it.
-        source_folders: component → folder of its source files, if that is not in the home.
-    """
-
-    key: Path | None = None
-    export: Path | None = None
+    key: Path | None = None  # a private key to sign with
+    export: Path | None = None  # an exported folder of the phase, to be listed in the card
     licence: str | None = None
-    source_folders: Mapping[str, Path] = {}
+    source_folders: Mapping[str, Path] = {}  # component → folder of its source files, if that is not in the home
 
 
 def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
-    """Read every claim from the home and write the card; return a summary.
-
-    Args:
-        work: as in `HomeFiles`.
+    """Read every claim from the home, of which `work` has the runs (`HomeFiles`), and write the card; return a summary.
 
     Raises:
         ConfigError: the folder is not empty, or the key cannot be used.
         VerdictError: the home lacks something that a card needs, or contradicts itself.
     """
-    check_free(out)
+    _check_free(out)
     files = HomeFiles(home, work=work)
     claims = read_claims(files, subject, source_folders=options.source_folders)
     if options.export is not None:
@@ -86,7 +79,7 @@ def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *,
         )
     return {
         "card": str(out.resolve()),
-        **{name: claims[name] for name in ("recipe", "scale", "phase")},
+        **{name: claims[name] for name in NAMED},
         "step": claims["checkpoint"]["step"],
         "signed": options.key is not None,
         "passes": all(ruling_word(gate) in ("passes", "approved") for gate in claims["gates"].values()),
@@ -95,22 +88,35 @@ def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *,
     }
 
 
-def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> tuple[str, ...]:
-    """Write the files of the card; the folder appears when it is complete. Return the names.
+def render_documents(claims: Mapping[str, Any]) -> dict[str, bytes]:
+    """Render name → content."""
+    facts: list[tuple[str, Any]] = [(name, claims["training"][name]) for name in ("run_digest", "params_digest")]
+    facts += [("lineage", " → ".join(one["phase"] for one in claims["lineage"])), ("seed", claims["order"]["seed"])]
+    facts += [("tokenizer", claims["tokenizer"]["digest"])]
+    words = {"passes": "passes", "approved": "let pass by a person"}
+    facts += [(f"gate:{gate}", words.get(ruling_word(verdict), "fails")) for gate, verdict in claims["gates"].items()]
+    for step, shares in claims["mixture"]["at_step"].items():
+        facts += [(f"mixture:{step}:{name}", f"{share!r} %") for name, share in shares.items()]
+    values = {"said": None, "export": None, **claims, "facts": facts, "serial": uuid.uuid5(NAMESPACE, digest_of_json(claims))}
+    made: dict[str, bytes] = {}
+    for name in (BOM_NAME, CROISSANT_NAME):
+        made[name] = _as_json(json.loads(templates().get_template(f"{name}.jinja").render(values)))
+    return {**made, README_NAME: build_model_card(claims).encode()}
 
-    Equal claims give equal bytes: no file has the day on which it was written.
+
+def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> tuple[str, ...]:
+    """Write the files of the card; the folder appears when it is complete. Return the names. Equal claims give equal bytes.
 
     Raises:
         ConfigError: the folder is not free, or the key cannot be used.
     """
-    check_free(folder)
+    _check_free(folder)
     documents = render_documents(claims)
-    digests = {name: digest_of_bytes(content) for name, content in documents.items()}
-    # An in-toto Statement v1. `documents` are the SHA-256 of the other files of the card, which say the same in other words
-    named = {name: claims[name] for name in ("recipe", "scale", "phase")}
-    listed = {name: value for name, value in claims.items() if name not in named}
-    predicate = {**named, "claims": listed, "documents": dict(digests)}
-    payload = _as_json({"_type": STATEMENT_TYPE, "subject": _subjects(claims), "predicateType": PREDICATE_TYPE, "predicate": predicate})
+    predicate: dict[str, Any] = {name: claims[name] for name in NAMED}
+    predicate["claims"] = {name: value for name, value in claims.items() if name not in NAMED}
+    predicate["documents"] = {name: digest_of_bytes(content) for name, content in documents.items()}
+    statement = {"_type": STATEMENT_TYPE, "subject": _subjects(claims), "predicateType": PREDICATE_TYPE, "predicate": predicate}
+    payload = _as_json(statement)
     staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         staged.mkdir(parents=True)
@@ -126,18 +132,12 @@ def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> t
     return tuple(sorted(path.name for path in folder.iterdir()))
 
 
-def check_free(folder: Path) -> None:
-    """Refuse a folder with something in it.
-
-    Raises:
-        ConfigError: the folder is not new or empty.
-    """
+def _check_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"the folder for the card must be new or empty, and {folder} is not: choose another, or remove it.")
 
 
 def _subjects(claims: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The files of the checkpoint by their paths in the home, and those of the exported folder."""
     checkpoint, export = claims.get("checkpoint") or {}, claims.get("export") or {}
     digests = {f"{checkpoint.get('where')}/{name}": file["sha256"] for name, file in checkpoint.get("files", {}).items()}
     digests |= {f"export/{name}": file["sha256"] for name, file in export.get("files", {}).items()}
@@ -149,33 +149,19 @@ def _as_json(value: Any) -> bytes:
 
 
 class Against(NamedTuple):
-    """The material that a card is checked against; None is not at hand.
-
-    Attributes:
-        home: the folder that training wrote.
-        work: as in `HomeFiles`.
-        export: the exported folder.
-        public_key: of the person who signed.
-        source_folders: component → folder of its source files, if that is not in the home.
-        max_read_bytes: bytes that are read for digests.
-    """
+    """The material that a card is checked against, as in `CardOptions` and `HomeFiles`; None is not at hand."""
 
     home: Path | None = None
     work: Path | None = None
     export: Path | None = None
-    public_key: Path | None = None
+    public_key: Path | None = None  # of the person who signed
     source_folders: Mapping[str, Path] = {}
     max_read_bytes: int = MAX_READ_BYTES
 
 
 @dataclass
 class Verification:
-    """The outcome. It passes only if nothing disagrees and everything was checked.
-
-    Attributes:
-        signed: whether the card has an envelope.
-        checked: what was checked, in words.
-    """
+    """The outcome. It passes only if nothing disagrees and everything was checked; `checked` names each check in words."""
 
     signed: bool = False
     disagreements: list[Disagreement] = field(default_factory=list)
@@ -195,11 +181,11 @@ class Verification:
 
 
 def subject_of(folder: Path) -> Subject | None:
-    """The phase that a card names, before anything of it is checked; None if its names are not those of folders."""
+    """Return the phase that a card names, before anything of it is checked; None if its names are not those of folders."""
     try:
         said = parse_json((folder / STATEMENT_NAME).read_bytes())["predicate"]
         named = Subject(said["recipe"], said["scale"], said["phase"], None)
-        return named if all(NAME.fullmatch(name) for name in (named.recipe, named.scale, named.phase)) else None
+        return named if all(NAME.fullmatch(name) for name in named[:3]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -210,22 +196,51 @@ def verify_card(folder: Path, against: Against) -> Verification:
     Raises:
         ConfigError: the folder has no card, or the card's names lead out of the home.
     """
-    path = folder / STATEMENT_NAME
-    if not path.is_file():
+    if not (folder / STATEMENT_NAME).is_file():
         raise ConfigError(f"{folder} is no card: it has no {STATEMENT_NAME}. `phasewise card` writes one.")
-    payload = path.read_bytes()
-    found = Verification()
-    _check_signature(folder, payload, against.public_key, found)
+    payload = (folder / STATEMENT_NAME).read_bytes()
+    found = Verification(signed=(folder / ENVELOPE_NAME).is_file())
+    if found.signed:
+        try:
+            envelope = parse_json((folder / ENVELOPE_NAME).read_bytes())
+        except ValueError:
+            found.add("signature", f"{ENVELOPE_NAME} is no JSON")
+        else:
+            if problem := signature_problem(envelope, payload, against.public_key):
+                found.add("signature", problem)
+            elif against.public_key is None:
+                words = "who signed was not checked: --public-key names the key to expect"
+                found.unchecked.append(Disagreement("signature", words))
+            else:
+                found.checked.append(f"the signature, by the key in {against.public_key.name}")
+    elif against.public_key is not None:
+        found.add("signature", f"a key was given, and the card is not signed: it has no {ENVELOPE_NAME}")
     try:
         statement = parse_json(payload)
         for name, expected in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
             if statement[name] != expected:
                 found.add(name, f"must be {expected}, found {statement[name]!r}")
         predicate = statement["predicate"]
-        claims = {**{name: predicate[name] for name in ("recipe", "scale", "phase")}, **predicate["claims"]}
+        claims = {**{name: predicate[name] for name in NAMED}, **predicate["claims"]}
         for one in _differences(statement["subject"], _subjects(claims), "subject", "its files give"):
             found.add(*one)
-        _check_documents(folder, claims, predicate["documents"], found)
+        noted, before = predicate["documents"], len(found.disagreements)
+        rendered = render_documents(claims)  # again, to be compared byte by byte
+        for name, expected in rendered.items():
+            if not (folder / name).is_file():
+                found.add(name, "the card has no such file")
+                continue
+            content = (folder / name).read_bytes()
+            if noted.get(name) != (digest := digest_of_bytes(content)):
+                found.add(f"documents.{name}", f"the statement names {str(noted.get(name))[:16]}, its bytes have {digest[:16]}")
+            if content != expected:
+                pairs = zip(content.splitlines(), expected.splitlines(), strict=False)
+                line = next((number for number, (one, another) in enumerate(pairs, 1) if one != another), "the end")
+                found.add(f"{name}:{line}", "the document says something else than the statement")
+        for name in sorted({path.name for path in folder.iterdir()} - {*rendered, STATEMENT_NAME, ENVELOPE_NAME}):
+            found.add(name, "is no file of a card, and nothing speaks for it")
+        if len(found.disagreements) == before:
+            found.checked.append("the card's other documents against the statement")
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, TemplateError) as error:
         found.add("statement", f"a part is missing or of another kind: {type(error).__name__} {error}")
         return found
@@ -238,49 +253,6 @@ def verify_card(folder: Path, against: Against) -> Verification:
     else:
         _check_home(claims, HomeFiles(against.home, work=against.work, max_read_bytes=against.max_read_bytes), against, found)
     return found
-
-
-def _check_signature(folder: Path, payload: bytes, public_key: Path | None, found: Verification) -> None:
-    path = folder / ENVELOPE_NAME
-    found.signed = path.is_file()
-    if not found.signed:
-        if public_key is not None:
-            found.add("signature", f"a key was given, and the card is not signed: it has no {ENVELOPE_NAME}")
-        return
-    try:
-        envelope = parse_json(path.read_bytes())
-    except ValueError:
-        found.add("signature", f"{ENVELOPE_NAME} is no JSON")
-        return
-    if problem := signature_problem(envelope, payload, public_key):
-        found.add("signature", problem)
-    elif public_key is None:
-        found.unchecked.append(Disagreement("signature", "who signed was not checked: --public-key names the key to expect"))
-    else:
-        found.checked.append(f"the signature, by the key in {public_key.name}")
-
-
-def _check_documents(folder: Path, claims: Mapping[str, Any], noted: Mapping[str, Any], found: Verification) -> None:
-    """Render the other documents from the claims again, and compare them byte by byte."""
-    before = len(found.disagreements)
-    rendered = render_documents(claims)
-    for name, expected in rendered.items():
-        if not (folder / name).is_file():
-            found.add(name, "the card has no such file")
-            continue
-        content = (folder / name).read_bytes()
-        if noted.get(name) != digest_of_bytes(content):
-            found.add(
-                f"documents.{name}", f"the statement names {str(noted.get(name))[:16]}, its bytes have {digest_of_bytes(content)[:16]}"
-            )
-        if content != expected:
-            pairs = zip(content.splitlines(), expected.splitlines(), strict=False)
-            line = next((number for number, (one, another) in enumerate(pairs, 1) if one != another), "the end")
-            found.add(f"{name}:{line}", "the document says something else than the statement")
-    for name in sorted({path.name for path in folder.iterdir()} - {*rendered, STATEMENT_NAME, ENVELOPE_NAME}):
-        found.add(name, "is no file of a card, and nothing speaks for it")
-    if len(found.disagreements) == before:
-        found.checked.append("the card's other documents against the statement")
 
 
 def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, found: Verification) -> None:
@@ -308,29 +280,23 @@ def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, f
 
 
 def _differences(said: Any, found: Any, place: str = "", speaker: str = "the home says") -> Iterator[Disagreement]:
-    """Each field in which the card differs from the bytes, the deepest one that can be named."""
+    """Name each field in which the card differs from the bytes, the deepest one that can be named."""
+    lists = [isinstance(value, Sequence) and not isinstance(value, str) for value in (said, found)]
     if isinstance(said, Mapping) and isinstance(found, Mapping):
         for name in dict.fromkeys([*said, *found]):
             below = f"{place}[{name}]" if str(name).isdecimal() else f"{place}.{name}".lstrip(".")
             yield from _differences(said.get(name, _NOTHING), found.get(name, _NOTHING), below, speaker)
-    elif _is_list(said) and _is_list(found) and len(said) == len(found):
+    elif all(lists) and len(said) == len(found):
         for number, (one, another) in enumerate(zip(said, found, strict=True)):
             yield from _differences(one, another, f"{place}[{number}]", speaker)
-    elif not (said == found and isinstance(said, bool) == isinstance(found, bool)) and not _are_nan(said, found):
+    elif all(isinstance(value, float) and math.isnan(value) for value in (said, found)):
+        return
+    elif said != found or isinstance(said, bool) != isinstance(found, bool):
         mine, theirs = ("nothing" if value is _NOTHING else shown(value) for value in (said, found))
         yield Disagreement(place, f"the card says {mine}, {speaker} {theirs}")
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _are_nan(*values: Any) -> bool:
-    return all(isinstance(value, float) and math.isnan(value) for value in values)
-
-
 def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
-    """The files of an exported folder by digest. Weights other than the checkpoint's are a problem."""
     named = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     found = {name: {"size_bytes": path.stat().st_size, "sha256": digest_of_file(path)} for name, path in named.items()}
     if ORIGIN_NAME not in named:
@@ -342,7 +308,7 @@ def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
     for name, digest in origin.get("files", {}).items():
         if name != README_NAME:  # people write into it
             files.agree(f"export.files.{name}", "the folder's file has", digest, found.get(name, {}).get("sha256"))
-    for name in ("recipe", "scale", "phase"):
+    for name in NAMED:
         files.agree(f"export.origin.{name}", "the card is of", origin.get(name), getattr(subject, name))
     if trained := read_trained(files, subject.run_name, subject.phase, "training"):
         try:

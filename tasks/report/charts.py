@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,11 @@ Points = Sequence[tuple[float, float]]
 Range = tuple[float, float]
 
 
+def short(value: float) -> str:
+    """Write a value at an axis: `12 k`, `0.25`."""
+    return count(int(value)) if value >= 10_000 and value == int(value) else number(value)
+
+
 class Axes:
     """A plot in CSS pixels: the box, the ranges of its values, and its parts as SVG. Values beyond a range are drawn at its end."""
 
@@ -23,56 +27,56 @@ class Axes:
         self.parts: list[Markup] = []
 
     def x(self, value: float) -> float:
-        """Pixels from the left of the picture."""
+        """Return pixels from the left of the picture."""
         low, high = self.across
         return round(self.left + self.width * (min(max(value, low), high) - low) / (high - low), 1)
 
     def y(self, value: float) -> float:
-        """Pixels from the top of the picture."""
+        """Return pixels from the top of the picture."""
         low, high = self.up
         return round(self.top + self.height * (high - min(max(value, low), high)) / (high - low), 1)
 
     def line(self, parts: Iterable[Points], css: str) -> None:
-        """A line through each part."""
+        """Draw a line through each part."""
         path = " ".join("M" + " ".join(f"{self.x(x)},{self.y(y)}" for x, y in part) for part in parts if len(part))
         self.parts.append(Markup('<path class="{}" d="{}"/>').format(css, path))
 
     def dots(self, points: Points, css: str, radius: float = 3) -> None:
-        """A dot each."""
+        """Draw a dot each."""
         self.parts += [Markup('<circle class="{}" cx="{}" cy="{}" r="{}"/>').format(css, self.x(x), self.y(y), radius) for x, y in points]
 
     def level(self, value: float, css: str) -> None:
-        """A horizontal line."""
+        """Draw a horizontal line."""
         self.line([[(self.across[0], value), (self.across[1], value)]], css)
 
     def text(self, place: tuple[float, float], text: str, css: str = "", anchor: str = "start", turn: str = "") -> None:
-        """Text at a place in pixels."""
+        """Write text at a place in pixels."""
         x, y = round(place[0], 1), round(place[1], 1)
         turned = Markup(' transform="rotate({} {} {})"').format(turn, x, y) if turn else ""
         self.parts.append(Markup('<text class="{}" x="{}" y="{}" text-anchor="{}"{}>{}</text>').format(css, x, y, anchor, turned, text))
 
-    def grid(self, most: int, form: Callable[[float], str] | None = None) -> None:
-        """Horizontal lines at round values, with the values at the left."""
+    def grid(self, most: int, form: Callable[[float], str] = short) -> None:
+        """Draw horizontal lines at round values, with the values at the left."""
         for tick in ticks(*self.up, most=most):
             self.level(tick, "grid")
-            self.text((self.left - 6, self.y(tick) + 4), (form or _tick)(tick), anchor="end")
+            self.text((self.left - 6, self.y(tick) + 4), form(tick), anchor="end")
 
     def steps(self, most: int) -> None:
-        """Round values below the plot."""
+        """Write round values below the plot."""
         for tick in ticks(*self.across, most=most):
-            self.text((self.x(tick), self.top + self.height + 18), _tick(tick), anchor="middle")
+            self.text((self.x(tick), self.top + self.height + 18), short(tick), anchor="middle")
         self.level(self.up[0], "axis")
 
 
 def svg(pixels: float, height: float, axes: Iterable[Axes], *, label: str = "") -> Markup:
-    """The picture; without a label it is hidden from screen readers."""
+    """Put the plots into one picture; without a label it is hidden from screen readers."""
     about = Markup('role="img" aria-label="{}"').format(label) if label else Markup('aria-hidden="true"')
     body = Markup("").join(part for one in axes for part in one.parts)
     return Markup('<svg viewBox="0 0 {} {}" {}>{}</svg>').format(round(pixels), round(height), about, body)
 
 
 def ticks(low: float, high: float, *, most: int) -> list[float]:
-    """Round numbers within the range, at most so many and one more."""
+    """Return round numbers within the range, at most `most` + 1."""
     raw = (high - low) / most
     if not math.isfinite(raw) or raw <= 0:
         return []
@@ -81,23 +85,17 @@ def ticks(low: float, high: float, *, most: int) -> list[float]:
     return [round(place * step, 12) for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _tick(value: float) -> str:
-    return count(int(value)) if value >= 10_000 and value == int(value) else number(value)
-
-
 def padded(values: Sequence[float], room: float = 0.05) -> Range:
-    """The range of the values with room at both ends; one value has a range around it."""
+    """Return the range of the values with room at both ends; one value has a range around it."""
     low, high = min(values), max(values)
-    if low == high:
-        half = abs(low) / 10 or 1.0
-        return low - half, high + half
-    return low - room * (high - low), high + room * (high - low)
+    half = abs(low) / 10 or 1.0
+    return (low - half, high + half) if low == high else (low - room * (high - low), high + room * (high - low))
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[list[tuple[float, float]]]:
-    """The curve in at most about twice `most` points: the least and the greatest value of every stretch, in the order of the steps.
+    """Thin the curve to at most about twice `most` points: the least and the greatest value of every stretch, in the order of the steps.
 
-    A run of numbers is one part; a missing value begins another.
+    A run of numbers is one part; a missing value starts a new part.
     """
     stretch = max(1, math.ceil(len(steps) / most))
     parts: list[list[tuple[float, float]]] = [[]]
@@ -112,15 +110,8 @@ def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[l
     return [part for part in parts if part]
 
 
-@dataclass(frozen=True)
-class Line:
-    """One curve of a figure.
-
-    Attributes:
-        parts: a curve with gaps has several.
-        place: its style: 0 the first, 1 the one that is compared with it.
-        is_dots: measured now and then: a dot each.
-    """
+class Line(NamedTuple):
+    """One curve of a figure; with gaps it has several parts. `place` is its style: 0 the first, 1 the compared one."""
 
     name: str
     parts: Sequence[Points]
@@ -129,23 +120,21 @@ class Line:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """Those of all parts."""
+        """The points of all parts."""
         return [point for part in self.parts for point in part]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A picture with its title, and the same in words."""
+class Figure(NamedTuple):
+    """A picture with its title; screen readers get the same in words."""
 
     title: str
-    words: str
     svg: Markup
-    legend: tuple[tuple[int, str], ...] = ()
-    note: str = ""
+    legend: tuple[tuple[int, str], ...]
+    note: str
 
 
 def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") -> Figure | None:
-    """A figure of the lines over steps; None if there is nothing to draw."""
+    """Draw the lines over steps; None if there is nothing to draw."""
     drawn = [line for line in lines if line.points]
     if not drawn:
         return None
@@ -162,10 +151,9 @@ def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") 
         (first, begin), (last, end) = line.points[0], line.points[-1]
         least, greatest = min(y for _, y in line.points), max(y for _, y in line.points)
         words.append(f"{line.name} {begin:.4g} at step {first:,.0f}, {end:.4g} at step {last:,.0f}, between {least:.4g} and {greatest:.4g}")
-    said = ". ".join(words)
     legend = tuple((line.place, line.name) for line in drawn) if len(drawn) > 1 else ()
-    picture = svg(440, 190, [axes], label=f"{title}: {said}")
-    return Figure(f"{title}{f', {unit}' if unit else ''}", said, picture, legend, note)
+    picture = svg(440, 190, [axes], label=f"{title}: {'. '.join(words)}")
+    return Figure(f"{title}{f', {unit}' if unit else ''}", picture, legend, note)
 
 
 class Node(NamedTuple):
@@ -179,9 +167,24 @@ class Node(NamedTuple):
 
 
 def tree(nodes: Sequence[Node]) -> Markup:
-    """The tree of phases, from left to right; a second child of one phase goes down a row. Each box is a link."""
+    """Draw the tree of phases, from left to right; a second child of one phase goes down a row. Each box is a link."""
+    parents = {node.name: node.parent for node in nodes}
+    children: dict[str | None, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent if parent in parents and parent != name else None, []).append(name)
+    places: dict[str, tuple[int, int]] = {}  # column and row; the first child is in its parent's row
+    next_row = 0
+    waiting = [(name, 0, True) for name in reversed(children.get(None, []))]
+    while waiting:
+        name, column, is_new_row = waiting.pop()
+        row = next_row if is_new_row else places[parents[name] or ""][1]
+        next_row = max(next_row, row + 1)
+        places[name] = (column, row)
+        waiting += [(child, column + 1, place > 0) for place, child in reversed(list(enumerate(children.get(name, []))))]
+    lost = [name for name in parents if name not in places]  # phases that start from each other, in a damaged home
+    places |= {name: (0, next_row + number) for number, name in enumerate(lost)}
+
     width, height, column_pixels, row_pixels, margin = 196, 46, 228, 62, 4
-    places = _places(nodes)
     corners = {name: (margin + column * column_pixels, margin + row * row_pixels) for name, (column, row) in places.items()}
     parts: list[Markup] = []
     for node in nodes:
@@ -204,27 +207,5 @@ def tree(nodes: Sequence[Node]) -> Markup:
 
 
 def cut(text: str, most: int) -> str:
-    """The text, cut at so many characters."""
+    """Cut the text at `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _places(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
-    """Column and row of each phase. The first child is in its parent's row."""
-    parents = {node.name: node.parent for node in nodes}
-    children: dict[str | None, list[str]] = {}
-    for name, parent in parents.items():
-        children.setdefault(parent if parent in parents and parent != name else None, []).append(name)
-    places: dict[str, tuple[int, int]] = {}
-    next_row = 0
-    waiting = [(name, 0, True) for name in reversed(children.get(None, []))]
-    while waiting:
-        name, column, is_new_row = waiting.pop()
-        row = next_row if is_new_row else places[parents[name] or ""][1]
-        next_row = max(next_row, row + 1)
-        places[name] = (column, row)
-        waiting += [(child, column + 1, place > 0) for place, child in reversed(list(enumerate(children.get(name, []))))]
-    for name in parents:  # phases that start from each other, in a damaged home
-        if name not in places:
-            places[name] = (0, next_row)
-            next_row += 1
-    return places

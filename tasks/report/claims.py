@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,13 @@ from phasewise.validations.verdict import Verdict, judged_by_gate
 
 MAX_READ_BYTES = 64 * 2**30
 SHOWN_CHARACTERS = 64
+Gate = Literal["data", "health", "model"]
+GATES: tuple[Gate, ...] = ("data", "health", "model")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""The name of one folder: a card from elsewhere must not lead out of the home."""
+SOURCE_DIGESTS = ("sha256", "md5")
+STAMPS = "_CHECKPOINT_METADATA"
+FOREIGN_PATH = re.compile(r"(?<![\w.])/(?:[^\s\"',/]+/)+[^\s\"',]*")
 
 
 class Disagreement(NamedTuple):
@@ -46,28 +54,22 @@ class HomeFiles:
     Args:
         work: the folder of runs, verdicts and reports, if it is not below `root`: those of a home on a store are brought to this machine.
         max_read_bytes: shards and checkpoint files beyond this bound are listed in `unread`.
-
-    Attributes:
-        digests: path in the home → SHA-256 of each file that was read.
-        problems: contradictions between files, by the field of the card that they decide.
-        unread: files and fields that could not be checked. They never count as checked.
-        read_bytes: bytes that were read for digests only.
     """
 
     def __init__(self, root: Path, *, work: Path | None = None, max_read_bytes: int = MAX_READ_BYTES) -> None:
         self.root, self._work = root, work or root
-        self.digests: dict[str, str] = {}
-        self.problems: list[Disagreement] = []
-        self.unread: list[Disagreement] = []
-        self.read_bytes = 0
+        self.digests: dict[str, str] = {}  # path in the home → SHA-256 of each file that was read
+        self.problems: list[Disagreement] = []  # contradictions between files, by the field of the card that they decide
+        self.unread: list[Disagreement] = []  # files and fields that could not be checked: they never count as checked
+        self.read_bytes = 0  # for digests only
         self._max_read_bytes = max_read_bytes
 
     def place(self, path: str) -> Path:
-        """The file or folder at a path in the home."""
+        """Return the file or folder at a path in the home."""
         return (self._work if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
-        """The fields of a JSON file; None if the file is missing or was changed, which is a problem of the field."""
+        """Read the fields of a JSON file; None if the file is missing or was changed, which is a problem of the field."""
         if not self.place(path).is_file():
             self.problem(field, f"the home has no {path}")
             return None
@@ -76,7 +78,7 @@ class HomeFiles:
         return self.tried(field, lambda: unsealed(parse_json(content, allows_nan=True), path, may_lack_seal=True), NotAsWritten, ValueError)
 
     def check(self, field: str, path: str, expected: str | None = None) -> str | None:
-        """The SHA-256 of a file. A file with another digest than `expected` is a problem of the field, and so is a missing one."""
+        """Return the SHA-256 of a file. A digest other than `expected` is a problem of the field, and so is a missing file."""
         place = self.place(path)
         if not place.is_file():
             self.problem(field, f"the home has no {path}")
@@ -106,7 +108,7 @@ class HomeFiles:
         self.unread.append(Disagreement(field, words))
 
     def tried(self, field: str, read: Callable[[], Any], *errors: type[Exception]) -> Any:
-        """The result of `read`; None if it raises one of these errors, which is a problem of the field."""
+        """Return the result of `read`; None if it raises one of these errors, which is a problem of the field."""
         try:
             return read()
         except errors as error:
@@ -115,26 +117,18 @@ class HomeFiles:
 
 
 def shown(value: Any) -> str:
-    """A value in one line."""
+    """Write a value in one line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-Gate = Literal["data", "health", "model"]
-GATES: tuple[Gate, ...] = ("data", "health", "model")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""The name of one folder: a card from elsewhere must not lead out of the home."""
-SOURCE_DIGESTS = ("sha256", "md5")
-STAMPS = "_CHECKPOINT_METADATA"
-FOREIGN_PATH = re.compile(r"(?<![\w.])/(?:[^\s\"',/]+/)+[^\s\"',]*")
+def ruling_word(gate: Mapping[str, Any]) -> str:
+    """Return the ruling on a verdict of a card: passes, approved, waits, rejected or fails."""
+    return str(gate.get("ruling") or ("passes" if gate["passes"] else "fails"))
 
 
 class Subject(NamedTuple):
-    """A phase.
-
-    Attributes:
-        held_out_tokens: the bound on held-out text. The evaluation has it in a digest only, which proves it.
-    """
+    """A phase. Its evaluation has `held_out_tokens`, the bound on held-out text, in a digest only, which proves it."""
 
     recipe: str
     scale: str
@@ -157,10 +151,7 @@ class Trained(NamedTuple):
 
 
 def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
-    """The claims; problems of the home, and files that could not be read, are noted in `files`.
-
-    Args:
-        source_folders: component → folder of its source files, if that is not in the home.
+    """Read the claims; problems of the home, and files that could not be read, are noted in `files`.
 
     Raises:
         ConfigError: a name is not that of a folder.
@@ -172,31 +163,55 @@ def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[s
     trained = read_trained(files, subject.run_name, subject.phase, "training")
     if trained is None:
         return claims
-    run = trained.run
+    run, result, folder, checkpoint = trained
     for name in ("phase", "recipe", "scale"):
         files.agree(name, "its run says", claims[name], getattr(run, name))
-    about = files.json("order", f"{trained.checkpoint}/about/metadata") or {}
+    about = files.json("order", f"{checkpoint}/about/metadata") or {}
     order = about.get("contract") if isinstance(about, dict) else None
     if not isinstance(order, dict):
         files.problem("order", "the checkpoint holds no data order contract")
         order = {}
-    verdicts: dict[Gate, Verdict] = {gate: verdict for gate in GATES if (verdict := _read_verdict(files, subject, gate))}
+    verdict_folder = f"verdicts/{subject.run_name}/{subject.phase}"
+    verdicts: dict[Gate, Verdict] = {}
+    for gate in GATES:
+        content = files.json(f"gates.{gate}", f"{verdict_folder}/{gate}.json")
+        if content is not None:
+            verdict = files.tried(f"gates.{gate}.passes", partial(Verdict.model_validate, content), ValidationError)
+            verdicts |= {gate: verdict} if verdict else {}
     data = _data(files, verdicts["data"].judged if "data" in verdicts else {}, order, source_folders or {})
-    evaluation = files.json("evaluation", f"{trained.folder}/{EVALUATION_NAME}")
-    _check_judged(files, trained, subject, verdicts, evaluation)
+    evaluation = files.json("evaluation", f"{folder}/{EVALUATION_NAME}")
+    if "health" in verdicts and files.place(f"{folder}/{METRICS_NAME}").is_file():
+        metrics = files.check("gates.health.judged", f"{folder}/{METRICS_NAME}")
+        files.agree("gates.health.judged", "metrics.jsonl has", sorted(verdicts["health"].judged.values()), [metrics])
+    if "model" in verdicts and evaluation is not None:
+        parent = f"runs/{subject.run_name}/{_named_in(run.start.checkpoint)[0]}/{EVALUATION_NAME}" if run.start else None
+        before = files.json("gates.model.judged", parent) if parent and files.place(parent).is_file() else None
+        judged, found = verdicts["model"].judged, judged_by_gate(evaluation, before)
+        for name in {**judged, **found}:
+            files.agree(f"gates.model.judged.{name}", "the evaluations have", judged.get(name), found.get(name))
+    lineage = _lineage(files, trained, subject.run_name)
+    files.check("training.metrics", f"{folder}/{METRICS_NAME}")
+    stamp = (files.json("training.finished", f"{checkpoint}/{STAMPS}") or {}).get("commit_timestamp_nsecs")
+    finished = datetime.fromtimestamp(stamp // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(stamp, int) else None
+    kept = ("params_digest", "tokens", *(["counted_tokens"] if "counted_tokens" in result else []), "final_loss")
+    results = {name: result.get(name) for name in kept}  # tokens are places of rows, counted_tokens those predicted
+    changes: list[dict[str, Any]] | None = None  # against the parent, as the verdict on the data judged them
+    if (hand_off := files.place(f"{verdict_folder}/data/hand_off.parquet")).is_file():
+        table = files.tried("hand_off", lambda: pd.read_parquet(hand_off), ValueError, OSError)
+        names = ["name", "declared", "found", "before", "after"]
+        changes = [] if table is None else json.loads(table[names].to_json(orient="records"))
     claims |= {
-        "lineage": _lineage(files, trained, subject.run_name),
-        "training": _training(files, trained),
+        "lineage": lineage,
+        "training": {"settings": without_added(run.decisive), "run_digest": run.digest, **results, "finished": finished},
         "mixture": {"unit": "percent of sequences", "at_step": {str(step): dict(shares) for step, shares in run.mixture.root}},
         "order": {name: value for name, value in order.items() if name != "mixture"},
         "data": data,
         "tokenizer": _tokenizer(files, data),
-        "hand_off": _hand_off(files, subject),
-        "gates": {gate: _gate(files, subject, gate, verdict) for gate, verdict in verdicts.items()},
+        "hand_off": {} if changes is None else {"changes": {str(row.pop("name")): row for row in changes}},
+        "gates": {gate: _gate(files, gate, f"{verdict_folder}/{gate}", verdict) for gate, verdict in verdicts.items()},
         **({"evaluation": _evaluation(files, trained, evaluation, subject.held_out_tokens)} if evaluation else {}),
         "checkpoint": _checkpoint(files, trained),
     }
-    _check_weights(files, trained)
     claims["digests"] = dict(sorted(files.digests.items()))
     plain = json.loads(json.dumps(claims, ensure_ascii=False))
     told = {name: plain[name] for name in ("gates", "hand_off")}  # words of verdicts and tables may name a folder of this machine
@@ -204,7 +219,7 @@ def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[s
 
 
 def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Trained | None:
-    """The run and its result; None if a file is missing or damaged."""
+    """Read the run and its result; None if a file is missing or damaged."""
     folder = f"runs/{run_name}/{phase}"
     written = files.json(f"{field}.settings", f"{folder}/{RUN_NAME}")
     result = files.json(field, f"{folder}/{RESULT_NAME}")
@@ -216,60 +231,47 @@ def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Tra
     return Trained(run, result, folder, f"{folder}/{CHECKPOINTS_NAME}/{run.stop_step}")
 
 
-def _training(files: HomeFiles, trained: Trained) -> dict[str, Any]:
-    """Settings and result. `run_digest` is the digest of `settings`. `tokens` are places of rows, `counted_tokens` those predicted."""
-    run, result, folder, checkpoint = trained
-    files.check("training.metrics", f"{folder}/{METRICS_NAME}")
-    stamp = (files.json("training.finished", f"{checkpoint}/{STAMPS}") or {}).get("commit_timestamp_nsecs")
-    finished = datetime.fromtimestamp(stamp // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(stamp, int) else None
-    names = ("params_digest", "tokens", *(["counted_tokens"] if "counted_tokens" in result else []), "final_loss")
-    kept = {name: result.get(name) for name in names}
-    return {"settings": without_added(run.decisive), "run_digest": run.digest, **kept, "finished": finished}
-
-
 def _lineage(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str, Any]]:
-    """The phases that led here, the first one first: each with the weights that the next one started from."""
-    lineage = [_lineage_entry(trained, trained.run.stop_step)]
-    current = trained
-    while (start := current.run.start) is not None:
+    """Return the ancestors and the phase, the first one first: each with the weights that the next one started from."""
+    lineage: list[dict[str, Any]] = []
+    current, left_at, params_digest = trained, trained.run.stop_step, trained.result.get("params_digest")
+    while True:
+        run, start = current.run, current.run.start
+        entry: dict[str, Any] = {"phase": run.phase, "start_step": run.start_step, "stop_step": run.stop_step, "left_at_step": left_at}
+        entry |= {"seed": run.seed, "start": None, "run_digest": run.digest, "params_digest": params_digest}
+        lineage.insert(0, entry)
+        if start is None:
+            return lineage
         parent, step = _named_in(start.checkpoint)
+        grafts = [(*_named_in(one.checkpoint), one.part) for one in start.graft]
+        entry["start"] = {
+            "parent": parent,
+            "step": step,
+            "params_digest": start.params_digest,
+            "fresh": list(start.fresh),
+            "graft": [{"phase": phase, "step": at, "part": part} for phase, at, part in grafts],
+        }
         field = f"lineage.{parent}"
         found = read_trained(files, run_name, parent, field)
         if found is None:
-            break
+            return lineage
         if step == found.run.stop_step:
-            found_digest = found.result.get("params_digest")
-            files.agree(f"{field}.params_digest", f"{current.run.phase} started from", found_digest, start.params_digest)
+            of_result = found.result.get("params_digest")
+            files.agree(f"{field}.params_digest", f"{run.phase} started from", of_result, start.params_digest)
         else:
             files.skip(f"{field}.params_digest", f"the weights of its step {step}, before its end, were not read")
-        for graft in start.graft:
-            place = "/".join(map(str, _named_in(graft.checkpoint)))
-            files.skip(f"lineage.{current.run.phase}.start.graft", f"the {graft.part} in {place} was not read")
-        lineage.insert(0, _lineage_entry(found, step) | {"params_digest": start.params_digest})
-        current = found
-    return lineage
-
-
-def _lineage_entry(trained: Trained, left_at: int) -> dict[str, Any]:
-    run = trained.run
-    start = None
-    if run.start is not None:
-        parent, step = _named_in(run.start.checkpoint)
-        grafts = [{**dict(zip(("phase", "step"), _named_in(one.checkpoint), strict=True)), "part": one.part} for one in run.start.graft]
-        start = {"parent": parent, "step": step, "params_digest": run.start.params_digest, "fresh": list(run.start.fresh), "graft": grafts}
-    steps = {"start_step": run.start_step, "stop_step": run.stop_step, "left_at_step": left_at}
-    digests = {"run_digest": run.digest, "params_digest": trained.result.get("params_digest")}
-    return {"phase": run.phase, **steps, "seed": run.seed, "start": start, **digests}
+        for phase, at, part in grafts:
+            files.skip(f"lineage.{run.phase}.start.graft", f"the {part} in {phase}/{at} was not read")
+        current, left_at, params_digest = found, step, start.params_digest
 
 
 def _named_in(checkpoint: str) -> tuple[str, int]:
-    """Phase and step of a checkpoint, by its path: `…/PHASE/checkpoints/STEP`."""
-    parts = PurePosixPath(checkpoint).parts
+    parts = PurePosixPath(checkpoint).parts  # …/PHASE/checkpoints/STEP
     return parts[-3], int(parts[-1])
 
 
 def _checkpoint(files: HomeFiles, trained: Trained) -> dict[str, Any]:
-    """Every file of the last checkpoint. Its bytes are read here."""
+    """List every file of the last checkpoint, read its bytes, and compare the digest of its weights with the result's."""
     folder = trained.checkpoint
     named: dict[str, Any] = (files.json("checkpoint", f"{folder}/digests.json") or {}).get("files", {})
     for name in sorted(named):
@@ -278,25 +280,20 @@ def _checkpoint(files: HomeFiles, trained: Trained) -> dict[str, Any]:
     there = {path.relative_to(whole).as_posix(): path for path in whole.rglob("*") if path.is_file()}
     for name in sorted(set(there) - set(named) - {"digests.json"}):
         files.problem(f"checkpoint.files.{name}", "the checkpoint's digests.json does not name this file")
+    if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):
+        files.skip("training.params_digest", "the weights were not read: the checkpoint's files are damaged or were not all read")
+    else:
+        from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
+
+        found = files.tried("training.params_digest", lambda: saved_params_digest(whole), CheckpointError, ValueError, OSError)
+        if found is not None:
+            files.agree("training.params_digest", "the weights in the checkpoint have", trained.result.get("params_digest"), found)
     sizes = {name: {"size_bytes": there[name].stat().st_size, "sha256": named[name]["sha256"]} for name in sorted(named) if name in there}
     return {"step": trained.run.stop_step, "where": folder, "files": sizes}
 
 
-def _check_weights(files: HomeFiles, trained: Trained) -> None:
-    """Compare the digest of the weights in the checkpoint with the result's."""
-    from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
-
-    if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):
-        files.skip("training.params_digest", "the weights were not read: the checkpoint's files are damaged or were not all read")
-        return
-    path = files.place(trained.checkpoint)
-    found = files.tried("training.params_digest", lambda: saved_params_digest(path), CheckpointError, ValueError, OSError)
-    if found is not None:
-        files.agree("training.params_digest", "the weights in the checkpoint have", trained.result.get("params_digest"), found)
-
-
 def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Component → its cache: the one whose manifest the verdict on the data judged, and whose content the checkpoint's contract names."""
+    """Return component → its cache: the one whose manifest the verdict on the data judged, and whose content the contract names."""
     trained: Mapping[str, Any] = order.get("components", {})
     claims: dict[str, Any] = {}
     for name in sorted({*judged, *trained}):
@@ -331,7 +328,7 @@ def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any],
 def _find_cache(
     files: HomeFiles, field: str, component: str, split: Split, is_wanted: Callable[[Manifest], bool]
 ) -> tuple[str, Manifest] | None:
-    """The wanted cache of a component, with each of its shards compared with the manifest. A cache that was edited is not found."""
+    """Find the wanted cache of a component, and compare its shards with the manifest. A cache that was edited is not found."""
     for path in sorted(files.place(f"tokens/{component}").glob(f"{split}-*/{MANIFEST_NAME}")):
         try:
             manifest = read_manifest(path.parent)
@@ -349,7 +346,6 @@ def _find_cache(
 
 
 def _tokenizer(files: HomeFiles, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer of every cache."""
     digests = {cache["manifest"]["tokenizer_digest"] for cache in data.values()}
     if len(digests) != 1:
         files.problem("tokenizer.digest", f"the caches were made with {len(digests)} tokenizers")
@@ -364,14 +360,7 @@ def _tokenizer(files: HomeFiles, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": digest}
 
 
-def _read_verdict(files: HomeFiles, subject: Subject, gate: Gate) -> Verdict | None:
-    content = files.json(f"gates.{gate}", f"verdicts/{subject.run_name}/{subject.phase}/{gate}.json")
-    return None if content is None else files.tried(f"gates.{gate}.passes", lambda: Verdict.model_validate(content), ValidationError)
-
-
-def _gate(files: HomeFiles, subject: Subject, gate: Gate, verdict: Verdict) -> dict[str, Any]:
-    """One verdict: whether it passes, who let it pass, its limits, the digests that it judged, and each check."""
-    folder = f"verdicts/{subject.run_name}/{subject.phase}/{gate}"
+def _gate(files: HomeFiles, gate: Gate, folder: str, verdict: Verdict) -> dict[str, Any]:
     for name, digest in verdict.tables.items():
         files.check(f"gates.{gate}.evidence.{name}", f"{folder}/{name}.parquet", digest)
     if files.place(f"{folder}.decision.json").is_file():
@@ -394,46 +383,25 @@ def _gate(files: HomeFiles, subject: Subject, gate: Gate, verdict: Verdict) -> d
     }
 
 
-def ruling_word(gate: Mapping[str, Any]) -> str:
-    """The ruling on a verdict of a card: passes, approved, waits, rejected or fails."""
-    return str(gate.get("ruling") or ("passes" if gate["passes"] else "fails"))
-
-
-def _hand_off(files: HomeFiles, subject: Subject) -> dict[str, Any]:
-    """What the phase changed against its parent: declared or not, before and after, as the verdict on its data judged it."""
-    path = f"verdicts/{subject.run_name}/{subject.phase}/data/hand_off.parquet"
-    if not files.place(path).is_file():
-        return {}
-    table = files.tried("hand_off", lambda: pd.read_parquet(files.place(path)), ValueError, OSError)
-    rows: list[dict[str, Any]] = [] if table is None else json.loads(table.to_json(orient="records"))
-    return {"changes": {str(row["name"]): {name: row[name] for name in ("declared", "found", "before", "after")} for row in rows}}
-
-
-def _check_judged(files: HomeFiles, trained: Trained, subject: Subject, verdicts: Mapping[Gate, Verdict], evaluation: Any) -> None:
-    """Compare the digests that the verdicts on training and model judged with the metrics and evaluations in the home."""
-    if "health" in verdicts and files.place(f"{trained.folder}/{METRICS_NAME}").is_file():
-        found = files.check("gates.health.judged", f"{trained.folder}/{METRICS_NAME}")
-        files.agree("gates.health.judged", "metrics.jsonl has", sorted(verdicts["health"].judged.values()), [found])
-    if "model" in verdicts and evaluation is not None:
-        parent = None
-        if trained.run.start is not None:
-            path = f"runs/{subject.run_name}/{_named_in(trained.run.start.checkpoint)[0]}/{EVALUATION_NAME}"
-            parent = files.json("gates.model.judged", path) if files.place(path).is_file() else None
-        judged, found = verdicts["model"].judged, judged_by_gate(evaluation, parent)
-        for name in {**judged, **found}:
-            files.agree(f"gates.model.judged.{name}", "the evaluations have", judged.get(name), found.get(name))
-
-
 def _evaluation(files: HomeFiles, trained: Trained, evaluation: Mapping[str, Any], held_out_tokens: int | None) -> dict[str, Any]:
-    """Scores with their errors, bits per byte, and the benchmarks and held-out text that they were measured on."""
     files.agree("evaluation.params_digest", "the result has", evaluation.get("params_digest"), trained.result.get("params_digest"))
-    _check_benchmarks(files, evaluation)
+    said, field = str(evaluation["benchmarks_digest"]), "evaluation.benchmarks_digest"
+    for path in sorted(files.place("benchmarks").glob(f"*/{MANIFEST_NAME}")):
+        try:
+            chosen = read_benchmark_folder(path.parent).only(made_of(evaluation["benchmarks"]))
+        except DataError:
+            continue
+        if chosen.digest == said:
+            for name in (MANIFEST_NAME, *(f"{one.name}.{kind}" for one in chosen.benchmarks for kind in ("jsonl", "yaml"))):
+                if (path.parent / name).is_file():
+                    files.check(field, f"benchmarks/{path.parent.name}/{name}")
+            break
+    else:
+        files.problem(field, f"no whole benchmarks in the home have the digest {said[:16]} that was measured")
     held_out: dict[str, str] = {}
     for name, noted in sorted(evaluation["measured_on"].items()):
         field = f"evaluation.held_out.{name}"
-        cache = _find_cache(
-            files, field, name, "held_out", lambda found, noted=noted: digest_of_json([found.key, held_out_tokens]) == noted
-        )
+        cache = _find_cache(files, field, name, "held_out", lambda one, noted=noted: digest_of_json([one.key, held_out_tokens]) == noted)
         if cache is None:
             files.problem(field, f"no held-out cache in the home gives {noted[:16]}, which the evaluation was measured on")
         else:
@@ -450,20 +418,3 @@ def _evaluation(files: HomeFiles, trained: Trained, evaluation: Mapping[str, Any
         "held_out_tokens": held_out_tokens,
         "held_out": held_out,
     }
-
-
-def _check_benchmarks(files: HomeFiles, evaluation: Mapping[str, Any]) -> None:
-    """Find the items that were measured by the digest that the evaluation names."""
-    for path in sorted(files.place("benchmarks").glob(f"*/{MANIFEST_NAME}")):
-        try:
-            chosen = read_benchmark_folder(path.parent).only(made_of(evaluation["benchmarks"]))
-        except DataError:
-            continue
-        if chosen.digest == evaluation["benchmarks_digest"]:
-            named = [MANIFEST_NAME, *(f"{one.name}.{kind}" for one in chosen.benchmarks for kind in ("jsonl", "yaml"))]
-            for name in named:
-                if (path.parent / name).is_file():
-                    files.check("evaluation.benchmarks_digest", f"benchmarks/{path.parent.name}/{name}")
-            return
-    said = str(evaluation["benchmarks_digest"])
-    files.problem("evaluation.benchmarks_digest", f"no whole benchmarks in the home have the digest {said[:16]} that was measured")

@@ -6,12 +6,11 @@ whole, the index last: a reader meanwhile finds a page as it was or as it is.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -21,18 +20,14 @@ from phasewise.trainer.base.storage import as_path, file_system_of, locked, writ
 from phasewise.validations.expectations.suites import SUITES
 from phasewise.validations.outcomes import STANDINGS, sum_counts, verdicts_in_words
 from phasewise.validations.report.failures import SHOWN_CASES, accepted_of, failures_of
-from phasewise.validations.report.judged_again import Judge, JudgedAgain, ShownTable, judge_again, show_rows, show_table
+from phasewise.validations.report.judged_again import Judge, ShownTable, judge_again, show_rows, show_table
 from phasewise.validations.verdict import Verdict, read_tables, unused_of
 
 INDEX, LOCK = "index.html", ".lock"
 
 
-@dataclass(frozen=True)
-class TableLinks:
-    """One evidence table and its pages, relative to the index.
-
-    `evidence` is empty if the table is gone, `judged` if no check judges it.
-    """
+class TableLinks(NamedTuple):
+    """One evidence table and its pages, relative to the index: `evidence` is empty if the table is gone, `judged` if no check judges it."""
 
     table: str
     rows: int
@@ -68,10 +63,11 @@ def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
     """Write the report of these verdicts, in place of the one in the folder; return the index page.
 
     Of several verdicts on one subject by one suite, the last counts. The index says which evidence is gone or cannot be judged again.
+    Builders on one machine wait for each other; on an object store, the last one's pages stay.
     """
     folder = as_path(folder)
     latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
-    with _held(folder):
+    with locked(folder / LOCK, wait=True) if file_system_of(folder) is None else nullcontext():
         pages = {STYLE_SHEET: static_files()[STYLE_SHEET].decode()}
         judge = Judge.open()
         cards = [_add_pages(pages, judge, name, verdict) for name, verdict in latest.items()]
@@ -86,23 +82,14 @@ def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
     return folder / INDEX
 
 
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Builders on one machine wait for each other; on an object store, the last one's pages stay."""
-    if file_system_of(folder) is not None:
-        yield
-        return
-    with locked(folder / LOCK, wait=True):
-        yield
-
-
 def index_page(cards: Sequence[Card]) -> str:
-    """The first page: failures, then warnings, then verdicts that pass."""
+    """Render the first page: failures, then warnings, then verdicts that pass."""
     counts = [card.counts for card in cards]
     in_order = sorted(cards, key=lambda card: STANDINGS.index(card.counts.standing))
     folders = zip(*(card.verdict.subject.split("/")[:-1] for card in cards), strict=False)
-    return _render(
-        "docs_index.html",
+    page = environment().get_template("docs_index.html")
+    return page.render(
+        depth="",
         cards=in_order,
         passing=[card for card in in_order if card.counts.standing == "passed"],
         worst=in_order[0].counts.standing if in_order else None,
@@ -120,42 +107,33 @@ def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict)
     tables: dict[str, pd.DataFrame] = {}
     names = list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks)]))
     for table in names:
-        with suppress(OSError, ValueError, KeyError):  # gone, or changed: the index says that it is not there
+        with suppress(OSError, ValueError, KeyError):  # gone, or changed: the index says that it is missing
             tables |= read_tables(verdict.evidence, {table: verdict.tables[table]})
     judged = judge_again(judge, verdict, tables)
     links: list[TableLinks] = []
     for table in names:
         file = f"{anchor}/" + re.sub(r"[^\w-]+", "-", table)
         counts = len(tables.get(table, ())), len(judged.failing_rows(table)), len(judged.accepted_rows(table))
-        has_pages = table in tables, table in judged.tables
-        links.append(TableLinks(table, *counts, f"{file}.html" * has_pages[0], f"{file}-expectations.html" * has_pages[1]))
+        links.append(TableLinks(table, *counts, f"{file}.html" * (table in tables), f"{file}-expectations.html" * (table in judged.tables)))
     particulars = {
         check: show_rows(found.table, tables[found.table], found.rows[:SHOWN_CASES], found.rows)
         for check, found in judged.particulars.items()
     }
-    card = Card(anchor, verdict, links, particulars, _note(verdict, judged))
+    outcomes: dict[str, tuple[bool, bool]] = {}
+    for check in verdict.checks:
+        passes, is_settled = outcomes.get(check.table, (True, True))
+        outcomes[check.table] = (passes and check.kind == "passed", is_settled and check.kind in ("passed", "accepted"))
+    note = ""
+    if judged.problem:
+        note = f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
+    elif outcomes != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
+        note = "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
+    card = Card(anchor, verdict, links, particulars, note)
+    rows, expectations = (environment().get_template(f"docs_{kind}.html") for kind in ("evidence", "expectations"))
     for link in links:
         if link.evidence:
             table = show_table(link.table, tables[link.table], judged.failing_rows(link.table), judged.accepted_rows(link.table))
-            pages[link.evidence] = _render("docs_evidence.html", card=card, table=table, depth="../")
+            pages[link.evidence] = rows.render(card=card, table=table, depth="../")
         if link.judged:
-            found = judged.tables[link.table]
-            pages[link.judged] = _render("docs_expectations.html", card=card, table=link.table, judged=found, depth="../")
+            pages[link.judged] = expectations.render(card=card, table=link.table, judged=judged.tables[link.table], depth="../")
     return card
-
-
-def _note(verdict: Verdict, judged: JudgedAgain) -> str:
-    """A warning if the pages do not say the same as the verdict."""
-    if judged.problem:
-        return f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
-    found: dict[str, tuple[bool, bool]] = {}
-    for check in verdict.checks:
-        passes, is_settled = found.get(check.table, (True, True))
-        found[check.table] = (passes and check.kind == "passed", is_settled and check.kind in ("passed", "accepted"))
-    if found != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
-        return "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
-    return ""
-
-
-def _render(template: str, *, depth: str = "", **values: Any) -> str:
-    return environment().get_template(template).render(depth=depth, **values)

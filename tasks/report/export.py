@@ -1,17 +1,20 @@
 """A phase's weights as a folder that `transformers` reads, with the tokenizer that they were trained with, and a page about the model."""
 
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jinja2
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from phasewise.tasks.data.template import ChatTemplate, turn_end_ids
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer, special_tokens
-from phasewise.tasks.report.card_documents import README_NAME, build_model_card
+from phasewise.tasks.report.claims import ruling_word
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.identity import digest_of_file, write_sealed
@@ -23,7 +26,12 @@ from phasewise.trainer.model.hugging_face_config import DTypeName, to_hugging_fa
 from phasewise.trainer.model.params import Params, count_parameters
 from phasewise.trainer.state import params_digest
 
+README_NAME = "README.md"
+PARTS = {"lineage": "lineage", "mixture": "mixture", "evaluation": "evaluation", "gates": "verdicts", "data": "data"}
 LAST, EMA, AVERAGE = "last", "ema", "average:"
+DType = Literal["float32", "bfloat16"]
+GenerationPrompt = Literal["add", "none"]
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 def check_weights(weights: str) -> None:
@@ -38,7 +46,6 @@ def check_weights(weights: str) -> None:
 
 
 def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params, tuple[int, ...]]:
-    """The weights, and the steps that they were made of."""
     check_weights(weights)
     if weights.startswith(AVERAGE):
         return average_of_last(checkpoint.parent, run, int(weights.removeprefix(AVERAGE)))
@@ -46,7 +53,7 @@ def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params,
 
 
 def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Mapping[str, Any]) -> str | None:
-    """Why the tensors of an exported folder are not the weights that it says, in words; None where they are.
+    """Return the reason why the tensors of an exported folder are not the weights that it names; None if they are.
 
     Raises:
         PhasewiseError: the folder or a checkpoint does not read.
@@ -70,15 +77,10 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
 
 
 def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list[str]:
-    """The fields of an exported folder's `config.json` that are not as they would be written for this model."""
+    """Name the fields of an exported folder's `config.json` that are not as they would be written for this model."""
     expected = json.loads(json.dumps(to_hugging_face(model, dtype)))
     found = read_settings(folder / "config.json")
     return sorted(name for name, value in expected.items() if found.get(name) != value)
-
-
-DType = Literal["float32", "bfloat16"]
-GenerationPrompt = Literal["add", "none"]
-CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 def export_phase(
@@ -93,22 +95,18 @@ def export_phase(
     chats: Sequence[ChatTemplate] = (),
     generation_prompt: GenerationPrompt | None = None,
 ) -> dict[str, Any]:
-    """Write the folder, and say what is in it.
+    """Write the folder; return a summary.
 
     Args:
-        result: the trainer's result of this phase.
-        tokenizer: the `tokenizer.json` of the recipe.
         weights: `last`, their moving average as `ema`, or `average:N` for the mean of the last N checkpoints.
-        claims: what is known of the phase, for the page about the model; None is no more than its run says.
-        chats: the chat templates of the conversations that the phase was trained on. One goes with the tokenizer; of several none does,
-            for it cannot be told which one a question is meant for.
+        claims: facts about the phase, for the page about the model; None is no more than its run says.
+        chats: the chat templates of the training conversations. Of several none goes with the tokenizer: each is for other questions.
         generation_prompt: of a template that opens no answer: add what does, or leave it.
 
     Raises:
-        CheckpointError: the checkpoint is not whole, has no moving average, or holds other weights than the result names; or
-            fewer than N are kept.
+        CheckpointError: the checkpoint is not whole, has no moving average, or has other weights than the result; or fewer than N are kept.
         ConfigError: there are no such weights, the folder is not empty, `transformers` has no class for such a model, or the chat template
-            opens no answer and it is not said what to do about it.
+            opens no answer and `generation_prompt` is None.
         DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
     """
     check_weights(weights)
@@ -124,7 +122,6 @@ def export_phase(
         )
     which = {"weights": weights, "steps": list(steps), "dtype": dtype, "params_digest": digest}
     origin = {"recipe": run.recipe, "scale": run.scale, "phase": run.phase, "step": run.stop_step, **which}
-    chat = _shared(chats)
     about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(claims or {}, origin)}
     beside = tokenizer_files(tokenizer, run.model.seq_len, chats)
     beside = beside._replace(files={**beside.files, **{name: text.encode() for name, text in about.items()}})
@@ -132,6 +129,7 @@ def export_phase(
     digests = {path.name: digest_of_file(path) for path in sorted(folder.iterdir()) if path.name != ORIGIN_NAME}
     write_sealed(folder / ORIGIN_NAME, {**origin, "files": digests})
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    chat = _shared(chats)
     return {
         "folder": str(folder.resolve()),
         "architecture": read_json(folder / "config.json")["architectures"][0],
@@ -146,7 +144,11 @@ def export_phase(
 
 
 def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None) -> Sequence[ChatTemplate]:
-    """The templates, of which one that opens no answer does so from now on, or is left as it is."""
+    """Make a template that opens no answer open one, or leave it.
+
+    Raises:
+        ConfigError: the template opens no answer, and `how` is None.
+    """
     chat = _shared(chats)
     if chat is None or not (opening := chat.missing_generation_prompt()) or how == "none":
         return chats
@@ -159,19 +161,18 @@ def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None)
 
 
 def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:
-    """The one that all are; None of several, and where there is none."""
     return chats[0] if len({chat.text for chat in chats}) == 1 else None
 
 
 def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()) -> TokenizerFiles:
-    """The tokenizer, with what tells `transformers` which tokens begin and end a document.
+    """Prepare the tokenizer, with the fields that tell `transformers` which tokens begin and end a document.
 
-    Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so that the exported one does it
+    Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so the exported one does it
     by itself, as Llama 3's does; one that has rules of its own keeps them.
 
     Args:
-        chats: the templates that made text of what was trained on. With one, `apply_chat_template` gives what was trained on, without the
-            token that ends a document. What a model writes ends with the token that ends an answer of any of them.
+        chats: the templates of the training text. With one, `apply_chat_template` gives that text, without the token that ends a document.
+            Generation ends with the token that ends an answer of any of them.
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -194,3 +195,30 @@ def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()
             about["eos_token"] = turn_end
     files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"
     return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, turn_end_ids(tokenizer, chats))
+
+
+def build_model_card(claims: Mapping[str, Any], origin: Mapping[str, Any] | None = None) -> str:
+    """Render the page about a model, in Markdown.
+
+    Args:
+        origin: the weights of an exported folder. Its page has the fields that the hub reads at its head, and names the parts of which the
+            home knows nothing.
+    """
+    changes = {name: one for name, one in (claims.get("hand_off") or {}).get("changes", {}).items() if one["found"]}
+    known = {name: claims.get(name) for name in ("training", "said", "order", *PARTS)}
+    missing = [word for name, word in PARTS.items() if not known[name] or (name == "mixture" and not known["order"])] if origin else []
+    named = {name: claims.get(name) or (origin or {}).get(name) for name in ("recipe", "phase", "scale")}
+    text = templates().get_template("model_card.md.jinja").render(**named, **known, origin=origin, changes=changes, missing=missing)
+    return text.rstrip("\n") + "\n"
+
+
+@functools.cache
+def templates() -> jinja2.Environment:
+    """Open the templates of Markdown and JSON: words of people are escaped by `plain` and `tojson`."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    plain = functools.partial(re.sub, r"[\\`*_\[\]<>#|]", r"\\\g<0>")
+    environment.filters.update(thousands="{:,}".format, ruling_word=ruling_word, plain=plain)
+    return environment

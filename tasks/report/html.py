@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -10,20 +11,26 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from phasewise.tasks.report.contents import PhaseReport, Report
-from phasewise.tasks.report.pictures import LEVELS, across_picture, balance_picture, heat_map, macro_picture, training_picture
+from phasewise.tasks.report.charts import cut
+from phasewise.tasks.report.contents import Report
+from phasewise.tasks.report.pictures import (
+    LEVELS,
+    across_picture,
+    balance_picture,
+    heat_map,
+    in_both_widths,
+    macro_picture,
+    training_picture,
+)
 from phasewise.tasks.report.sections import (
-    batch_of,
+    NEUTRAL,
     busiest_in_words,
     component_rows,
     gauges_of,
-    headline_of,
-    legend_of,
     macro_row,
     measured_phases,
     spans_of,
     standing_of,
-    standing_of_counts,
     tiles_of,
 )
 from phasewise.trainer.base import wording
@@ -37,9 +44,7 @@ OPEN_FAILURES = 3
 """Failures of a verdict that are shown before the others are folded away."""
 CLIPPED_CHARACTERS = 600
 GATE_WORDS = {"data": "data", "health": "training", "model": "model"}
-"""What each gate judges, in words."""
-
-
+"""Gate → the judged thing."""
 SIGNS = {"text-success": ("passed", "✓ passes"), "text-warning": ("warned", "! not checked"), "text-danger": ("failed", "✗ fails")}
 LINE_BREAK = re.compile(r"\s*<br\s*/?>\s*")
 TAG = re.compile(r"</?[a-zA-Z][^>]*>")
@@ -47,7 +52,7 @@ TAG = re.compile(r"</?[a-zA-Z][^>]*>")
 
 @cache
 def environment() -> jinja2.Environment:
-    """The templates. Everything that comes from a run is escaped; a name that is missing is an error."""
+    """Open the templates. Everything that comes from a run is escaped; a name that is missing is an error."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([HERE / "templates", HERE / "static"]),
         autoescape=True,
@@ -55,13 +60,19 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    words: dict[str, Any] = {"marks": MARKS, "kinds": KIND_WORDS, "gate_words": GATE_WORDS}
+    words: dict[str, Any] = {"marks": {**MARKS, "waiting": wording.MISSING}, "kinds": KIND_WORDS, "gate_words": GATE_WORDS}
     limits: dict[str, Any] = {"open_failures": OPEN_FAILURES, "shown_cases": SHOWN_CASES}
-    made.globals.update(**words, **limits)  # imported macros see these, too, and nothing that a page is rendered with
+    made.globals.update(**words, **limits)  # imported macros see these, too
     formats = ("count", "decimal", "moment", "percent", "rate", "signed", "tokens")
     made.filters.update({name: getattr(wording, name) for name in formats})
-    made.filters.update(thousands="{:,}".format, with_code=with_code, clipped=clipped, breakable=_breakable)
-    made.filters.update(block_text=_block_text, without_tags=_without_tags)
+    made.filters.update(
+        thousands="{:,}".format,
+        with_code=_with_code,
+        clipped=clipped,
+        breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
+        block_text=_block_text,
+        without_tags=lambda block: TAG.sub("", str(block)),
+    )
     return made
 
 
@@ -71,24 +82,17 @@ def static_files() -> dict[str, bytes]:
 
 
 def clipped(text: object, most: int = CLIPPED_CHARACTERS) -> str:
-    """The text, cut at a length beyond which nobody reads on."""
-    said = str(text)
-    return said if len(said) <= most else f"{said[: most - 1]}…"
+    """Cut the text at a length beyond which nobody reads on."""
+    return cut(str(text), most)
 
 
-def with_code(text: str) -> Markup:
-    """The text, with the parts between backticks as code."""
+def _with_code(text: str) -> Markup:
     pieces = (escape(piece) for piece in text.split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
-def _breakable(name: str) -> Markup:
-    """The name, which may break over two lines after an underscore."""
-    return escape(name).replace("_", Markup("_<wbr>"))
-
-
 def _block_text(block: Mapping[str, Any]) -> Markup:
-    """A template of Great Expectations' with its values. An icon becomes a word with its sign."""
+    """Fill a template of Great Expectations' with its values. An icon becomes a word with its sign."""
     template: Mapping[str, Any] = block["string_template"]
     params: Mapping[str, Any] = template.get("params") or {}
     if "icon" in params or "html_success_icon" in params:
@@ -99,10 +103,6 @@ def _block_text(block: Mapping[str, Any]) -> Markup:
     lines = [Template(line).safe_substitute(values) for line in LINE_BREAK.split(str(template["template"])) if line.strip()]
     html, tag = Markup("<br>").join(lines), str(template.get("tag") or "")
     return Markup(f"<{tag}>{html}</{tag}>") if tag in ("code", "strong", "em", "pre") else html
-
-
-def _without_tags(block: Mapping[str, Any]) -> str:
-    return TAG.sub("", str(dict(block)))
 
 
 def write_report(path: Path, report: Report) -> Path:
@@ -116,42 +116,15 @@ def render(report: Report) -> str:
     verdicts = [(phase, verdict) for phase in report.phases for verdict in phase.verdicts]
     passes = [(phase, verdict) for phase, verdict in verdicts if verdict.passes]
     columns = tuple(phase for phase in report.phases if phase.bits_per_byte)
+    first, _, rest = report.headline.partition(" ")
+    says_status = first.strip(".,:").lower() == report.status
+    batches = {phase.name: [str(size) for size, _ in groupby(size for _, size in phase.batch_sequences)] for phase in report.phases}
     spans = spans_of(report)
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            report=report,
-            headline=headline_of(report),
-            tiles=tiles_of(report),
-            standings={phase.name: standing_of(phase) for phase in report.phases},
-            batches={phase.name: batch_of(phase) for phase in report.phases},
-            training=training_picture(report),
-            routing=_routing(report),
-            levels=[words for _, words in LEVELS],
-            spans=spans,
-            components=sorted({name for span in spans for name in span.shares}),
-            legend=legend_of(spans),
-            has_average=any(phase.ema_macro_bits_per_byte is not None for phase in report.phases),
-            macro=macro_picture(report),
-            columns=columns,
-            rows=[macro_row(columns, report.macro_over), *component_rows(columns)] if columns else [],
-            gauges=gauges_of(report),
-            across=across_picture(report),
-            measured=measured_phases(report),
-            failures=[(phase, verdict) for phase, verdict in verdicts if not verdict.passes],
-            passes=passes,
-            standing_of_counts=standing_of_counts,
-            all_passed=sum_counts(verdict.counts for _, verdict in passes),
-        )
-    )
-
-
-def _routing(report: Report) -> list[dict[str, Any]]:
-    """A card for each phase of a sparse model: the course of the balance, and a map of the load at its end."""
-    sparse: list[tuple[PhaseReport, Any]] = [(phase, phase.routing) for phase in report.phases if phase.routing]
+    blocks = {block.name: block.segments[0].colour for span in spans for block in span.blocks}
+    legend = {name: colour for name, colour in blocks.items() if not name.startswith("other (")}
+    sparse = [(phase, phase.routing) for phase in report.phases if phase.routing]
     tops = [value for _, routing in sparse for value in (routing.limit or 0.0, *(value for _, value in routing.max_violation))]
-    return [
+    cards = [
         {
             "phase": phase,
             "routing": routing,
@@ -162,3 +135,27 @@ def _routing(report: Report) -> list[dict[str, Any]]:
         }
         for phase, routing in sparse
     ]
+    page = environment().get_template("report.html")
+    return page.render(
+        report=report,
+        headline=(first, rest) if says_status else (f"{report.status.capitalize()}.", report.headline),
+        tiles=tiles_of(report),
+        standings={phase.name: standing_of(phase) for phase in report.phases},
+        batches={name: " → ".join(sizes) or wording.MISSING for name, sizes in batches.items()},
+        training=in_both_widths(training_picture, report),
+        routing=cards,
+        levels=[words for _, words in LEVELS],
+        spans=spans,
+        components=sorted({name for span in spans for name in span.shares}),
+        legend=legend | ({"other": NEUTRAL} if len(legend) < len(blocks) else {}),
+        has_average=any(phase.ema_macro_bits_per_byte is not None for phase in report.phases),
+        macro=in_both_widths(macro_picture, report),
+        columns=columns,
+        rows=[macro_row(columns, report.macro_over), *component_rows(columns)] if columns else [],
+        gauges=gauges_of(report),
+        across=in_both_widths(across_picture, report),
+        measured=measured_phases(report),
+        failures=[(phase, verdict) for phase, verdict in verdicts if not verdict.passes],
+        passes=passes,
+        all_passed=sum_counts(verdict.counts for _, verdict in passes),
+    )

@@ -25,11 +25,10 @@ def sign(payload: bytes, key: Path) -> dict[str, Any]:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"the key to sign with must be a private key in PEM without a password, {key} is not: {error}.") from None
-    message = _encode(payload)
     if isinstance(private, ed25519.Ed25519PrivateKey):
-        made = private.sign(message)
+        made = private.sign(_encode(payload))
     elif isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP256R1):
-        made = private.sign(message, ec.ECDSA(hashes.SHA256()))
+        made = private.sign(_encode(payload), ec.ECDSA(hashes.SHA256()))
     else:
         raise ConfigError(f"the key to sign with must be Ed25519 or ECDSA on P-256, {key} is {type(private).__name__}.")
     public = private.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -38,7 +37,7 @@ def sign(payload: bytes, key: Path) -> dict[str, Any]:
 
 
 def signature_problem(envelope: Any, payload: bytes, public_key: Path | None) -> str | None:
-    """Why the envelope is not a signature of these bytes by that key, in words; None if it is.
+    """Return the reason why the envelope is not a signature of these bytes by that key; None if it is.
 
     Args:
         public_key: None checks only the payload.
@@ -58,17 +57,8 @@ def signature_problem(envelope: Any, payload: bytes, public_key: Path | None) ->
         return "the envelope was made for another statement than statement.json"
     if not made:
         return "the envelope has no signature"
-    if public_key is None or any(_verifies(public_key, one, _encode(payload)) for one in made):
+    if public_key is None:
         return None
-    return f"no signature of the statement is by the key in {public_key.name}"
-
-
-def _encode(payload: bytes) -> bytes:
-    kind = PAYLOAD_TYPE.encode()
-    return b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload])
-
-
-def _verifies(public_key: Path, signature: bytes, message: bytes) -> bool:
     hashes, serialization, ec, ed25519 = _cryptography()
     from cryptography.exceptions import InvalidSignature
 
@@ -76,16 +66,23 @@ def _verifies(public_key: Path, signature: bytes, message: bytes) -> bool:
         public = serialization.load_pem_public_key(public_key.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"the key to check with must be a public key in PEM, {public_key} is not: {error}.") from None
-    try:
-        if isinstance(public, ed25519.Ed25519PublicKey):
-            public.verify(signature, message)
-        elif isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1):
-            public.verify(signature, message, ec.ECDSA(hashes.SHA256()))
-        else:
-            raise ConfigError(f"the key to check with must be Ed25519 or ECDSA on P-256, {public_key} is {type(public).__name__}.")
-    except InvalidSignature:
-        return False
-    return True
+    options: tuple[Any, ...] = ()
+    if isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1):
+        options = (ec.ECDSA(hashes.SHA256()),)
+    elif not isinstance(public, ed25519.Ed25519PublicKey):
+        raise ConfigError(f"the key to check with must be Ed25519 or ECDSA on P-256, {public_key} is {type(public).__name__}.")
+    for signature in made:
+        try:
+            public.verify(signature, _encode(payload), *options)
+            return None
+        except InvalidSignature:
+            continue
+    return f"no signature of the statement is by the key in {public_key.name}"
+
+
+def _encode(payload: bytes) -> bytes:
+    kind = PAYLOAD_TYPE.encode()
+    return b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload])
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:

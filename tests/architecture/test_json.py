@@ -31,7 +31,7 @@ OTHERS: dict[str, str] = {
     "tasks/evaluation/sandbox.py": MADE_HERE,
     "tasks/evaluation/sandbox_child.py": MADE_HERE,
     "flows/recipes/waivers.py": MADE_HERE,
-    "tasks/report/card_documents.py": MADE_HERE,
+    "tasks/report/card.py": MADE_HERE,
     "tasks/report/claims.py": MADE_HERE,
     "tasks/report/export.py": MADE_HERE,
     "validations/evidence/leakage/detokenize.py": "a tokenizer that the library tokenizers has read and written again",

@@ -11,8 +11,17 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from phasewise.flows.cli.main import main
-from phasewise.tasks.report.card import ENVELOPE_NAME, STATEMENT_NAME, Against, CardOptions, verify_card, write_card
-from phasewise.tasks.report.card_documents import BOM_NAME, CROISSANT_NAME, build_model_card
+from phasewise.tasks.report.card import (
+    BOM_NAME,
+    CROISSANT_NAME,
+    ENVELOPE_NAME,
+    STATEMENT_NAME,
+    Against,
+    CardOptions,
+    verify_card,
+    write_card,
+)
+from phasewise.tasks.report.export import build_model_card
 from phasewise.trainer.base.errors import ConfigError, VerdictError
 from tests.tasks.report.card.conftest import SUBJECT, Carded, claims_of
 
