@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.hostile_makers import designed, mutations
-from tests.shared_data import shared_folder
 
 pytestmark = pytest.mark.timeout(180)  # a guard against hanging
 MAX_SECONDS = 30.0
@@ -166,10 +165,3 @@ def test_mutations_of_good_files_end_well(every_end: list[End]):
     assert [end for end in mutated if end.is_bad] == []
     counts = Counter((end.reader == "scan", end.outcome) for end in mutated)
     assert min(counts[True, "read"], counts[True, "quarantined"], counts[True, "refused"], counts[False, "read"]) >= 1
-
-
-@pytest.mark.long
-def test_the_corpora_of_others_end_well(tmp_path: Path):
-    corpus = shared_folder("hostile")
-    files = sorted(path for path in corpus.rglob("*") if path.is_file() and ("crash-" in path.name or ".encrypted" in path.name))
-    assert [end for end in ends(files, ("scan", "parquet", "arrow"), tmp_path) if end.is_bad] == []
