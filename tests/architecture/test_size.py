@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 80_000,
-    "files": 710,
-    "small files with one importer": 220,
-    "functions per 100 lines of code": 9.5,
-    "lines of experiments": 8_200,
-    "lines of tests": 68_000,
+    "lines": 64_400,
+    "files": 345,
+    "small files with one importer": 15,
+    "functions per 100 lines of code": 8.9,
+    "lines of experiments": 8_100,
+    "lines of tests": 50_000,
 }
 """Of product code, but for the last two."""
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|Users|work)/\.?\w+")
@@ -48,10 +48,22 @@ def one_importer(files: dict[str, str]) -> list[str]:
     return [path for path in small if len(importers["phasewise." + path.removesuffix(".py").replace("/", ".")]) == 1]
 
 
+def code_lines(source: str) -> int:
+    """The number of lines that are not empty, a comment or a part of a docstring."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and number not in docstrings for number, line in lines)
+
+
 def house(files: dict[str, str]) -> dict[str, float]:
     """The figures that BUDGET limits, of files by path."""
-    code = sum(bool(line.strip()) and not line.lstrip().startswith("#") for source in files.values() for line in source.splitlines())
-    functions = sum(source.count("def ") for source in files.values())
+    code = sum(code_lines(source) for source in files.values())
+    functions = sum(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for source in files.values() for node in ast.walk(ast.parse(source))
+    )
     return {
         "lines": sum(source.count("\n") for source in files.values()),
         "files": len(files),

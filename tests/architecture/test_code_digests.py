@@ -1,0 +1,30 @@
+"""Lists of files that go into a code digest name files that exist: a moved file can't leave a list in silence."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("trainer", "validations", "tasks", "flows")
+FOLDERS = (ROOT, ROOT / "trainer", ROOT / "validations/evidence")
+"""The lists name their files below one of these folders."""
+SOURCE = re.compile(r"[\w*]+(?:/[\w*]+)*\.py")
+IN_THEIR_FOLDER = {"sandbox.py", "sandbox_child.py"}
+"""Programs that a module starts from its own folder."""
+
+
+def missing_sources(code: str) -> list[str]:
+    """The names of source files in a module that match no file."""
+    constants = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    names = [name for name in constants if SOURCE.fullmatch(name) and name not in IN_THEIR_FOLDER]
+    return [name for name in names if not any(any(folder.glob(name)) for folder in FOLDERS)]
+
+
+def test_named_source_files_exist():
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    missing = [f"{path.relative_to(ROOT)}: {name}" for path in paths for name in missing_sources(path.read_text(encoding="utf-8"))]
+    assert not missing, "\n".join(missing)
+
+
+def test_a_missing_source_file_is_found():
+    assert missing_sources('CODE = ("tasks/data/gone.py", "step.py", "trainer/**/*.py")') == ["tasks/data/gone.py"]
