@@ -1,4 +1,4 @@
-"""Builds of token caches by the project's own tasks, as the benchmarks time them."""
+"""Builds of token caches by the project's own tasks, for the benchmarks."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What both sides of the evaluation benchmark are given: a model's folder, and requests as JSON lines. Items are real if the benchmarks
+"""Inputs of the evaluation benchmark: a model's folder, and requests as JSON lines. Items are real if the benchmarks
 are available.
 
 PEERS_BENCHDATA names the folder of the benchmarks. Without the variable, synthetic items have equal shapes.

@@ -1,7 +1,7 @@
 """A layer of experts, forward and backward, against a dense MLP of the same products, on one core.
 
 The sizes of the model that `train_step` trains: 4096 tokens, d_model 256, and a token's experts together as wide as the dense MLP (704).
-The layer is routing, sorting, experts, and the gradients of all of them with respect to tokens and weights.
+The layer is routing, sorting, experts, and the gradients with respect to tokens and weights.
 
 python -m experiments.bench.experts TURNS    measures, in this process, and prints a line of JSON
 """

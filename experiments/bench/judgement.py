@@ -1,4 +1,4 @@
-"""Everything that a proxy phase validates, together: its data, how it trained, its gate, in a new process with nothing kept."""
+"""All validations of a proxy phase (data, training health, gate) in a new process without caches."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""One process that judges one phase of a proxy recipe, with nothing kept: its data, how it trained, its gate. Prints the seconds of each.
+"""Judge one phase of a proxy recipe (data, training health, gate) in a process without caches. Prints the seconds of each.
 
 python -m experiments.bench.judgement_process HOME OTHER_HOME PHASE
 

@@ -59,7 +59,7 @@ def _open(path: Path, is_packed: bool) -> IO[bytes]:
 
 
 def _paths(folders: tuple[Path, ...]) -> list[Path]:
-    """Every folder's own files: packages installed into a standard library are left to the folder that is named for them."""
+    """Files per folder, without packages that are installed into a standard library."""
     found = [path for folder in folders for path in _text_files(folder) if "site-packages" not in path.relative_to(folder).parts]
     if not found:
         raise FileNotFoundError(f"no Python file of {MIN_FILE_BYTES} to {MAX_FILE_BYTES} bytes under {', '.join(map(str, folders))}")

@@ -34,7 +34,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Scanned:
-    """A scan: of how much, and the most resident memory before it, after the imports, and at its end."""
+    """Scan, and return the amount and the peak resident memory after the imports and at the end."""
 
     bytes: int
     hits: int

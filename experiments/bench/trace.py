@@ -95,7 +95,7 @@ def write_component(component: ComponentPlan, tokens: int, documents: int, token
 
 
 def write_shard(folder: Path, number: int, tokens: int, documents: int) -> tuple[Shard, np.ndarray]:
-    """A shard of zeros that takes no room, with an index of documents of all lengths, and their digests."""
+    """A sparse shard of zeros with an index of documents of all lengths, and the digests."""
     name, draw = shard_name(number), np.random.default_rng(number)
     short = np.arange(min(SHORT_DOCUMENTS, documents)) * SHORT_TOKENS
     offsets = np.unique(

@@ -1,6 +1,6 @@
 """Compare `library_values.yaml` of the published runs with the libraries: `python -m experiments.lab.library_values CLONES`.
 
-CLONES has a clone of each library, called `owner+name`, or an unpacked release `name-version`. A library that is not there is passed over.
+CLONES has a clone of each library, called `owner+name`, or an unpacked release `name-version`. Missing libraries are skipped.
 """
 
 import ast
@@ -38,7 +38,7 @@ def defaults_of(module: ast.Module, of: Any) -> dict[str, ast.expr | None]:
 
 
 def is_true(value: LibraryValue, module: ast.Module) -> bool:
-    """Whether a file of a library shows what is written down of it."""
+    """Whether a file of a library agrees with the value in `library_values.yaml`."""
     owner, _, name = value.name.rpartition(".")
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     whole, owners = ([node for node in ast.walk(module) if isinstance(node, kinds) and node.name == one] for one in (value.name, owner))

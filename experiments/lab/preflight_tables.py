@@ -1,4 +1,4 @@
-"""`python -m experiments.lab.preflight_tables [--home URL] [--table NAME]`: compile every setup of the record; write their tables."""
+"""`python -m experiments.lab.preflight_tables [--home URL] [--table NAME]`: compile every setup of the published runs and write tables."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ CHIPS = ("v5p", "tpu7x")
 
 
 def sparse_models(home: Home) -> str:
-    """Every setup of the three, once: phases that share a compiled step are in one row."""
+    """One row per compiled step of the three sparse recipes."""
     reports = [report | {"recipe": name, "phase": phases} for name in SPARSE for phases, report in setups_once(name, home)]
     lines = "\n".join(f"* {report['recipe']} {what_was_tried(report)}" for report in reports)
     used = ", ".join(f"{name} {number}" for name, number in versions().items())
@@ -37,7 +37,7 @@ def sparse_models(home: Home) -> str:
 
 
 def setups_once(name: str, home: Home) -> list[tuple[str, Report]]:
-    """The setups of a recipe's main line with different steps, each with the phases that have it."""
+    """Phase names and report of every different step on a recipe's main line."""
     shared: dict[tuple[str, str], list[Setup]] = {}
     for setup in setups_of(phase for phase in load_recipe(name, "full").phases if not phase.branch):
         shared.setdefault((setup.slice, setup.step.model_dump_json()), []).append(setup)
@@ -57,7 +57,7 @@ def size_table(reports: list[Report]) -> str:
 
 
 def time_table(reports: list[Report]) -> str:
-    """What goes from each to each, the terms of the roofline, and what follows from the largest."""
+    """All-to-all traffic, terms of the roofline, and the time that follows from the largest term."""
     terms = ("compute", "hbm", "ici", "dcn", "host")
     headings = [
         "recipe",
@@ -85,7 +85,6 @@ def time_table(reports: list[Report]) -> str:
 
 
 def what_was_tried(report: Report) -> str:
-    """Why the plan was taken, and what else was compiled."""
     who = f"{report['phase']}, {report['batch_sequences']:,} sequences"
     if not report["fits"]:
         return f"{who}: {report['reason']}."
@@ -96,7 +95,7 @@ def what_was_tried(report: Report) -> str:
 
 
 def smallest_slices(home: Home) -> str:
-    """For the first setup of each model and each chip: the smallest slice that holds it, and why the next smaller one does not."""
+    """For every model and chip: the smallest slice that fits, and the reason why the next smaller slice does not."""
     rows = [["recipe", "batch", "chip", "smallest slice", "chips", "GiB a device", "plan that needs least", "the next smaller"]]
     for name in SPARSE:
         setup = setups_of(load_recipe(name, "full").phases[:1])[0]
@@ -146,7 +145,7 @@ def main(home: str | None, names: tuple[str, ...]) -> None:
 
 
 def put(text: str, name: str, table: str) -> str:
-    """The text with the table between the marks of that name."""
+    """Replace the table between the marks called `name`."""
     begin, end = f"<!-- {name}: made -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     assert len(pattern.findall(text)) == 1, f"{DOCUMENT.name} has the marks of {name} once"
@@ -154,7 +153,6 @@ def put(text: str, name: str, table: str) -> str:
 
 
 def main_lines(home: Home) -> str:
-    """Every setup of both main lines, and what it took to fit."""
     reports = [preflight_setup(setup, home) for name in COMPILED for setup in setups_of(load_recipe(name, "full").phases)]
     used = ", ".join(f"{name} {number}" for name, number in versions().items())
     lines = "\n".join(f"* {what_it_took(report)}." for report in reports)
@@ -162,7 +160,7 @@ def main_lines(home: Home) -> str:
 
 
 def gains(home: Home) -> str:
-    """What the search gains, for every setup of the main lines: the first plan of the rule that fits, and the plan that was found."""
+    """Gain of the search for every setup of the main lines, compared with the first fitting plan of the rule."""
     rows = [["phase", "slice", "batch", "by the rule", "GiB", "s a step", "MFU", "found", "GiB", "s a step", "MFU", "faster"]]
     for name in COMPILED:
         for setup in setups_of(load_recipe(name, "full").phases):
@@ -179,7 +177,7 @@ def gain_cells(report: Report) -> list[str]:
 
 
 def by_rule(setup: Setup, home: Home) -> Report:
-    """The first plan that fits on the mesh by rule, in the order from the least that is computed again: what preflight took before."""
+    """The first fitting plan on the mesh by rule, ordered by recomputation: preflight's earlier choice."""
     where, step = find_slice(setup.slice), setup.step
     tokens = step.batch_sequences * step.model.seq_len // where.devices
     for plan in RULE:
@@ -194,7 +192,7 @@ def by_rule(setup: Setup, home: Home) -> Report:
 
 
 def branches(home: Home) -> str:
-    """Every step of the branches that no other has; with the phases that share it."""
+    """One row per compiled step that only branches have."""
     shared: dict[tuple[str, str], list[Setup]] = {}
     for name in COMPILED:
         known = {phase.name for phase in load_recipe(name, "full").phases}
@@ -216,7 +214,7 @@ def setup_table(reports: list[Report]) -> str:
 
 
 def network_table(reports: list[Report]) -> str:
-    """The roofline's terms and what they are made of, for each setup that fits."""
+    """Terms of the roofline and bytes per network for every fitting setup."""
     headings = [
         "phase",
         "slice",
@@ -260,7 +258,7 @@ def slices() -> str:
 
 
 def markdown(rows: list[list[str]], *, left: int) -> str:
-    """A table; all columns but the first ones, and those of words, are to the right."""
+    """A Markdown table, with columns of figures aligned to the right after the `left` first columns."""
     rule = ["---" if number < left or any(len(row[number]) > 20 for row in rows) else "---:" for number in range(len(rows[0]))]
     return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
 

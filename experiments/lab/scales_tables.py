@@ -1,5 +1,5 @@
-"""`python -m experiments.lab.scales_tables [--home URL] [--compile SCALE]…`: what Marin 8B takes at every scale on four
-slices, into a document."""
+"""`python -m experiments.lab.scales_tables [--home URL] [--compile SCALE]…`: write tables of Marin 8B at every scale on
+four slices."""
 
 from typing import Any
 
@@ -41,7 +41,6 @@ def main(home: str | None, compiled: tuple[str, ...]) -> None:
 
 
 def sizes_table(recipes: list[Recipe], home: Home) -> str:
-    """What `show` says of each scale."""
     rows = [["scale", "parameters without embedding and head", "in all", "layers × width", "tokens", "steps", "sequences a step", "FLOPs"]]
     for recipe in recipes:
         takes, model = describe_takes(recipe, None, home), recipe.main_line[0].model
@@ -68,7 +67,7 @@ def _cell(on: dict[str, Any]) -> str:
 
 
 def compiled_table(recipes: list[Recipe], home: Home) -> str:
-    """The estimated plan of the largest batch of each, compiled: how far the estimate of its memory is off."""
+    """Compile the estimated plan of the largest batch per scale, and compare memory with the estimate."""
     rows = [["scale", "phase", "slice", "plan", "GiB estimated", "GiB compiled", "of", "compiled in"]]
     where = find_slice(COMPILED_ON)
     for recipe in recipes:

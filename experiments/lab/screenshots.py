@@ -1,7 +1,7 @@
 """The pictures of the README: `python -m experiments.lab.screenshots OUT --recipe HOME --refused HOME`.
 
-Of a home where Marin 8B was trained at proxy scale (`phasewise run marin-8b`), and of one where Bison was refused: `python -m
-experiments.incidents.bison FOLDER` has it in `FOLDER/home`, once its command `run dropped.json` is done. The homes are only read.
+One home has a training of Marin 8B at proxy scale (`phasewise run marin-8b`). In the other home Bison failed its verdict: `python -m
+experiments.incidents.bison FOLDER` writes `FOLDER/home` with its command `run dropped.json`. The homes are only read.
 """
 
 import argparse
@@ -28,14 +28,7 @@ WIDTH, MAX_BYTES, CHECKED_MS = 1300, 200_000, 300_000
 
 
 class Shot(NamedTuple):
-    """A picture.
-
-    Attributes:
-        home: which of the two.
-        address: of the page.
-        height: of the picture, in pixels.
-        scroll_to: what is at its top; None is the page's.
-    """
+    """A picture of a page, `height` pixels high, from the element `scroll_to` or from the top of the page."""
 
     name: str
     home: str
@@ -66,7 +59,7 @@ def served(home: Path, targets: Sequence[str]) -> Iterator[str]:
 
 
 def take(browser: Browser, base: str, shot: Shot) -> bytes:
-    """The picture in at most 256 colours, which a page of text hardly has."""
+    """The picture in at most 256 colours."""
     page = browser.new_page(viewport={"width": WIDTH, "height": shot.height}, color_scheme="light")
     page.goto(base + shot.address)
     page.locator("[data-checking]").wait_for(state="detached", timeout=CHECKED_MS)

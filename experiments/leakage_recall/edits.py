@@ -1,4 +1,4 @@
-"""Light edits: at least one word of a text, about one in ten, changed as a careless copy or a careful cheat would change it."""
+"""Light edits of about every tenth word, by a careless copy or a careful cheat."""
 
 import re
 from collections.abc import Callable

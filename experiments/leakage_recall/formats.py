@@ -1,4 +1,4 @@
-"""Formats of planted items, by name: the visible parts, the edits, and the position."""
+"""Named formats of planted items: the visible parts, the edits, and the position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The same text with other spaces, line breaks, letter case and things in front of its lines."""
+"""Variants of a text with different spaces, line breaks, letter case and line prefixes."""
 
 import re
 import textwrap

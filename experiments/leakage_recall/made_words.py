@@ -1,4 +1,4 @@
-"""Sentences that no one wrote before: clauses put together from single words, so that two of them seldom share three words in a row."""
+"""Synthetic sentences: clauses of random words, so two sentences seldom share three words in a row."""
 
 from dataclasses import dataclass
 from random import Random

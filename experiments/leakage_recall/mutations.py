@@ -1,4 +1,4 @@
-"""The scan without one of its parts: each time a named row of the table falls, so the row sees the part and the part earns its place."""
+"""The scan without one of its parts: a named row of the table must fall, which shows that the row measures the part."""
 
 import tempfile
 import unicodedata

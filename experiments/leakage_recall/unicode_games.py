@@ -1,4 +1,4 @@
-"""The same text in other code points."""
+"""A text in different code points."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""`python -m experiments.survival --steps 10000 [--seed N]`: so many steps of the state machine, and how they ended, as JSON."""
+"""`python -m experiments.survival --steps 10000 [--seed N]`: run the state machine and print its outcomes as JSON."""
 
 import argparse
 import json
@@ -16,11 +16,11 @@ STEPS_AN_EXAMPLE = 25
 
 
 def main(words: list[str]) -> int:
-    """Exit code 1 where a rule ended otherwise than it must; then Hypothesis prints the shortest way there."""
+    """Return exit code 1 if a rule had a wrong outcome. Hypothesis then prints the steps."""
     parser = argparse.ArgumentParser(prog="python -m experiments.survival")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further example after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further example after SECONDS")
     parser.add_argument("--shrink", action="store_true", help="look for the shortest way to a failure, which may take long")
     given = parser.parse_args(words)
     from hypothesis import HealthCheck, Phase, seed, settings
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         Survival.expected = Expected(Path(folder) / "expected", Survival.originals)
         Survival.place = Path(folder) / "world"
         settled = settings(
-            max_examples=max(2, min(40, given.steps // STEPS_AN_EXAMPLE)),  # the first example of each is the simplest, and shows little
+            max_examples=max(2, min(40, given.steps // STEPS_AN_EXAMPLE)),  # the first example of a run is trivial
             stateful_step_count=STEPS_AN_EXAMPLE,
             deadline=None,
             database=None,
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     ended = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(ended)  # trainers that were killed here left threads that wait for ever: a process that is killed has none left
+    os._exit(ended)  # killed trainers left waiting threads

@@ -4,7 +4,7 @@
 
 FOLDER must not be there. A short recipe of `phasewise new` runs once undisturbed. Then it runs in separate homes. In each home, one
 process is killed at each stage, and the command is repeated if it ended. Files of the home and running processes identify a stage, not
-times. Prints a table: stage, party, kills, and what came of them.
+times. Prints a table: stage, party, kills, outcomes.
 """
 
 import argparse

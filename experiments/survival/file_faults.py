@@ -1,7 +1,6 @@
-"""File operations that fail, or at which a process dies, counted from the first of a life.
+"""Faults at numbered file operations: an error, a signal or the death of the process.
 
-A process that was killed changes no file any more: from that moment on each operation that would is refused, also in `finally` blocks.
-What libraries write from C++ goes on, as bytes on the way to a disk do.
+After a simulated death every file operation in Python raises `Killed`, also in `finally` blocks. C++ libraries continue to write.
 """
 
 import builtins
@@ -20,25 +19,24 @@ FULL = ("write", "fsync", "open", "mkdir")
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing of the process happens after it."""
+    """A simulated SIGKILL."""
 
 
 class Faults:
-    """What happens at the n-th operation that changes a file under `root`."""
+    """The fault at the n-th operation that changes a file under `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
         self.disarm()
 
     def disarm(self) -> None:
-        """All is well, and the count begins again."""
         self._action: Action = "nothing"
         self._at = self._count = 0
         self._call: Callable[[], None] | None = None
         self.is_dead = self.has_struck = False
 
     def arm(self, action: Action, at: int, call: Callable[[], None] | None = None) -> None:
-        """Let this happen at the operation of that number; `call` once, all else from there on."""
+        """Set the fault for operation number `at`. A `call` happens once, the other actions repeat."""
         self.disarm()
         self._action, self._at, self._call = action, at, call
 
@@ -65,7 +63,7 @@ class Faults:
 
 @contextmanager
 def installed(faults: Faults) -> Iterator[None]:
-    """Every operation of this process asks first."""
+    """Patch the file operations of this process with calls of `Faults.strike`."""
     before = {name: getattr(os, name) for name in CHANGING}
     opened, removed = builtins.open, shutil.rmtree
 

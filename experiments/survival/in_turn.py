@@ -1,8 +1,8 @@
 """Run several commands in one process, so that slow imports happen once.
 
 `python -m experiments.survival.in_turn [--another-reader]` reads one JSON list a line: the arguments of `phasewise`, or
-`train_phase` with a recipe, a phase and a home. It answers with one line: exit code, standard output, standard error. It
-serves tests that need no new process. A flow that is called without the command line also logs to standard error.
+`train_phase` with a recipe, a phase and a home. Each answer is one line: exit code, standard output, standard error. The
+process serves tests that need no new process. A flow that is called without the command line also logs to standard error.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A tiny phase in this process: the real launcher and the real trainer, with faults at their file operations, and what must come out."""
+"""A tiny phase in one process: the real launcher and trainer, faults at file operations, and checks of the result."""
 
 import contextlib
 import io
@@ -51,11 +51,11 @@ MODEL = {
 
 
 class Cancelled(BaseException):
-    """As a flow run that is cancelled."""
+    """A cancelled flow run."""
 
 
 class World:
-    """One folder of a run, and what has happened to it."""
+    """The folder of a run and its caches."""
 
     def __init__(self, root: Path, caches: dict[str, Path], originals: dict[str, Path] | None = None) -> None:
         self.root, self.caches = root, caches
@@ -65,7 +65,6 @@ class World:
         self.whole_dies = True
 
     def run(self, variant: str, mesh: int) -> RunConfig:
-        """The phase as it is asked for now."""
         shares = {"a": 50, "b": 50} if variant != "another mixture" else {"a": 25, "b": 75}
         off: Any = [[0, None]]
         return RunConfig.model_validate(
@@ -116,14 +115,14 @@ class World:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             patch.setattr(attempts, "start_and_monitor", attempt)
-            patch.setattr(attempts, "last_words", words)  # here they are not in the log
+            patch.setattr(attempts, "last_words", words)  # the messages are in `said`, not in a log
             patch.setattr(attempts, "BACKOFF_SECONDS", 0.0)
             patch.setattr(phasewise.trainer.run, "_heartbeat", lambda *_: nullcontext())
             patch.setattr(phasewise.trainer.loop, "build_train_step", lambda *_: step_of(self, variant, mesh))
             return attempts.launch_trainer(run, lambda rows: None, self.check)
 
     def check(self) -> None:
-        """What the launcher asks twice a second; here after each life."""
+        """The launcher's check, which runs here after every attempt."""
 
     def is_held(self) -> bool:
         """Whether a trainer holds the folder."""
@@ -134,7 +133,7 @@ class World:
             return not try_lock(file)
 
     def second(self, *, is_first_alive: bool) -> int:
-        """Another trainer for the same folder, in the middle of the first one's life."""
+        """Run a second trainer in the folder while the first trainer runs."""
         with pytest.MonkeyPatch.context() as patch:
             beats = iter(range(10**9))
             patch.setattr(lease, "signature", lambda _: (next(beats), 0) if is_first_alive else (0, 0))
@@ -145,7 +144,7 @@ class World:
 
 @cache
 def _compiled(world_caches: tuple[tuple[str, str], ...], variant: str, mesh: int) -> Any:
-    """Compiled once for all lives of all worlds."""
+    """Compile the step once for every world."""
     world = World(Path("/nowhere"), {name: Path(folder) for name, folder in world_caches})
     run = world.run(variant, mesh)
     build = poison(run, (POISON,)) if variant == "rolls back" else build_train_step
@@ -158,7 +157,7 @@ def step_of(world: World, variant: str, mesh: int) -> Any:
 
 
 class Expected:
-    """What an undisturbed run gives, by a loop of its own on one device; on two devices by an undisturbed run."""
+    """Results of an undisturbed run. On one device a plain loop must give the same weights."""
 
     def __init__(self, root: Path, caches: dict[str, Path]) -> None:
         self._root, self._caches = root, caches
@@ -193,7 +192,7 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def check_result(world: World, variant: str, meshes: set[int], result: dict[str, Any], expected: Expected) -> None:
-    """A run that says it is done is what was promised: the same bits on one mesh, the same batches otherwise, each step once."""
+    """Check a finished run: equal bits on one mesh, equal batches on two meshes, every step once."""
     run, rows = world.run(variant, 1), rows_of(world.folder)
     wanted = expected.of(variant, min(meshes))
     assert [row["step"] for row in rows] == [row["step"] for row in wanted["rows"]], "each step once"
@@ -222,14 +221,14 @@ def write_caches(root: Path) -> dict[str, Path]:
 
 @contextmanager
 def world_in(root: Path, caches: dict[str, Path]) -> Iterator[World]:
-    """A world of its own, with its caches, and faults ready."""
-    for path in root.glob("*"):  # what was compiled stays
+    """A fresh world with copies of the caches and injected faults."""
+    for path in root.glob("*"):  # keep compiled programs
         if path.name != "compilation-cache":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     copied = {name: Path(shutil.copytree(folder, root / "tokens" / name)) for name, folder in caches.items()}
     world = World(root, copied, caches)
     world.judge()
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes when no trainer listens is lost
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore a signal that arrives between two trainers
     try:
         with installed(world.faults):
             yield world
@@ -243,5 +242,5 @@ def terminate() -> None:
 
 
 def set_up_jax() -> None:
-    """Two devices, and nothing optimised."""
+    """Compile without optimisations."""
     jax.config.update("jax_disable_most_optimizations", True)

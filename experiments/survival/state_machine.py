@@ -1,4 +1,4 @@
-"""Whatever is done to a run, it ends in a refusal with a name, or in what was promised. A state machine does it all, in any order."""
+"""A state machine of faults in any order: each run ends in the promised result or in a named error."""
 
 import shutil
 import signal
@@ -28,12 +28,7 @@ RunFile = Callable[[], Path | None]
 
 
 class Survival(RuleBasedStateMachine):
-    """One run's folder through anything.
-
-    Attributes:
-        place, originals, expected: set by whoever runs the machine.
-        counts: how often each rule was carried out, and how it ended.
-    """
+    """The folder of one run and the faults that happen to it. `counts` has the outcomes of every rule."""
 
     place: ClassVar[Path]
     originals: ClassVar[dict[str, Path]]
@@ -56,13 +51,12 @@ class Survival(RuleBasedStateMachine):
         self.variant = variant
 
     def _train(self, rule_name: str) -> dict[str, Any] | None:
-        """Launch, and judge how it ended."""
         result = None
         written = self._written()
         if written is None or written != self.world.run(self.variant, self.mesh).digest:
             self.meshes = set()
         self.meshes.add(self.mesh)
-        is_faulty = self.world.faults._action != "nothing"  # pyright: ignore[reportPrivateUsage]  # of the same house
+        is_faulty = self.world.faults._action != "nothing"  # pyright: ignore[reportPrivateUsage]  # the experiment owns both classes
         try:
             result = self.world.launch(self.variant, self.mesh)
         except Killed:
@@ -84,14 +78,13 @@ class Survival(RuleBasedStateMachine):
         return result if ended == "done" else None
 
     def _begin_again(self, wanted: int) -> None:
-        """Where the phase is finished, somebody moves its folder away, one time in three: else most faults meet a run that is over."""
+        """Delete the folder of a finished phase, one time in three: otherwise most faults meet a finished run."""
         if wanted == 0 and not self.damage and (self.world.folder / "result.json").exists():
             shutil.rmtree(self.world.folder)
             self.meshes = set()
             self.counts["(begun again)"] += 1
 
     def _check_refusal(self, error: PhasewiseError, *, may_refuse: bool) -> None:
-        """It has words of its own, and a reason."""
         assert "; see " not in str(error), f"ended without a reason: {error}"
         assert self.damage or may_refuse, f"refused without a reason: {error}"
 
@@ -108,7 +101,7 @@ class Survival(RuleBasedStateMachine):
 
     @rule(at=OPERATIONS, again=AGAIN, whole=st.booleans())
     def kill(self, at: int, again: int, whole: bool) -> None:
-        """The trainer alone, which its launcher starts again, or everything at once."""
+        """Kill the trainer, and its launcher restarts it, or kill the launcher and the trainer together."""
         self._begin_again(again)
         self.world.whole_dies = whole
         self.world.faults.arm("kill", at)
@@ -122,7 +115,7 @@ class Survival(RuleBasedStateMachine):
 
     @rule(at=OPERATIONS, again=AGAIN)
     def cancel(self, at: int, again: int) -> None:
-        """SIGTERM, and no other life."""
+        """Send SIGTERM, and start no further attempt."""
         self._begin_again(again)
 
         def stop() -> None:
@@ -130,7 +123,7 @@ class Survival(RuleBasedStateMachine):
                 raise Cancelled
 
         self.world.faults.arm("call", at, terminate)
-        self.world.check = stop  # pyright: ignore[reportAttributeAccessIssue]  # of this world alone
+        self.world.check = stop  # pyright: ignore[reportAttributeAccessIssue]  # for this world only
         try:
             self._train("cancel")
         finally:
@@ -150,12 +143,12 @@ class Survival(RuleBasedStateMachine):
 
     @rule(at=OPERATIONS, again=AGAIN)
     def run_twice_at_once(self, at: int, again: int) -> None:
-        """The second is refused, and the first does not notice."""
+        """Start a second trainer: the lease refuses it, and the first trainer continues."""
         self._begin_again(again)
         codes: list[int] = []
 
         def start_second() -> None:
-            if self.world.is_held():  # else the second is the only one, and may train
+            if self.world.is_held():  # otherwise the second trainer may train
                 codes.append(self._second(is_first_alive=True))
 
         self.world.faults.arm("call", at, start_second)
@@ -164,7 +157,7 @@ class Survival(RuleBasedStateMachine):
 
     @rule(at=OPERATIONS, again=AGAIN)
     def be_taken_over(self, at: int, again: int) -> None:
-        """The first stands still, the second trains to the end, the first goes on and must harm nothing."""
+        """Suspend the first trainer, finish the phase with a second trainer, and resume the first: no file may change."""
         self._begin_again(again)
         codes: list[int] = []
         self.world.faults.arm("call", at, lambda: codes.append(self._second(is_first_alive=False)))
@@ -183,13 +176,13 @@ class Survival(RuleBasedStateMachine):
 
     @rule(variant=st.sampled_from(VARIANTS))
     def switch(self, variant: str) -> None:
-        """Another mixture, or a phase that rolls back: what is in the folder is set aside."""
+        """Change the phase: the launcher archives the files of the earlier phase."""
         self.variant = variant
         self._train("switch")
 
     @rule(back=st.integers(1, 3))
     def relaunch_from_an_older_checkpoint(self, back: int) -> None:
-        """Somebody deletes the newest ones, and the result."""
+        """Delete the newest checkpoints and the result."""
         steps = saved_steps(self.world.folder / "checkpoints")
         for step in steps[-back:] if len(steps) > back else []:
             shutil.rmtree(self.world.folder / "checkpoints" / str(step))
@@ -198,7 +191,7 @@ class Survival(RuleBasedStateMachine):
 
     @rule(which=FRACTIONS, where=FRACTIONS, how=HOW)
     def damage_a_file(self, which: float, where: float, how: str) -> None:
-        """Any file of the run's folder, the verdict, or a cache's shard, of which a changed byte alone is found by others."""
+        """Damage a file of the run's folder, the verdict or a shard of a cache. Other tests flip single bytes of shards."""
         files = sorted(path for path in self.world.folder.rglob("*") if path.is_file())
         files += [self.world.root / "verdict.json", *sorted(self.world.root.glob("tokens/*/*.bin"))]
         path = files[min(int(which * len(files)), len(files) - 1)]
@@ -216,7 +209,7 @@ class Survival(RuleBasedStateMachine):
     @precondition(lambda self: self.damage)
     @rule()
     def mend(self) -> None:
-        """What a refusal says: bring the data and the verdict back, and move the run's folder away."""
+        """Follow the error message: restore the data and the verdict, and delete the run's folder."""
         for name, folder in self.originals.items():
             shutil.rmtree(self.world.caches[name])
             shutil.copytree(folder, self.world.caches[name])

@@ -1,9 +1,8 @@
 """A recipe written by hand on two processes by a plan of preflight: `python -m experiments.survival.two_processes FOLDER`.
 
-It has about 20 million weights, and its home is on an object store. One of the two trainers is killed, and later the whole machine. A
-second machine finishes the run. Another run, in a local folder, is disturbed by nothing. The command prints its findings. It fails if
-the executed plan, the batches or the weights differ. On two cores it takes about ten minutes, and up to 4 GB of memory for the objects
-of the store.
+The model has about 20 million weights, the home is on an object store. The rig kills one of the two trainers, and later the whole
+machine. A second machine finishes the run. A second run in a local folder is undisturbed. The rig fails if the executed plan, the
+batches or the weights differ. On two cores the rig takes about ten minutes, and up to 4 GB of memory for the objects of the store.
 """
 
 import html

@@ -28,7 +28,6 @@ CEILINGS = {
     "trainer": (43.5, 15.5),
     "validations": (49.0, 16.0),
     "deployments": (42.0, 16.0),
-    "experiments": (8.0, 8.6),
 }
 FOLDERS = ("flows", "tasks", "trainer", "validations", "deployments", "experiments")
 MAX_WORDS = 30
