@@ -14,7 +14,7 @@ from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, is_committed, saved_steps
 from phasewise.trainer.config import RollingLimit, RunConfig, sequences_between
 from phasewise.trainer.metrics import Row
-from phasewise.trainer.passed_over import BY_THE_RECIPE, PassedOver, deciders_in, reasons_in, window_of, write_passed_over
+from phasewise.trainer.skipped_steps import BY_THE_RECIPE, SkippedSteps, deciders_in, reasons_in, window_of, write_skipped_steps
 
 TABLE, CHECK = "recovery", "expect_no_update_that_must_not_be_kept"
 
@@ -73,7 +73,7 @@ class SpikeWatch:
         self._losses.append(loss)
 
 
-def question(run: RunConfig, step: int, what: str, passed_over: PassedOver) -> dict[str, Any]:
+def question(run: RunConfig, step: int, what: str, passed_over: SkippedSteps) -> dict[str, Any]:
     """What is asked, in the form of a verdict. It names no place, so a home may be moved; only where its evidence lies is a path."""
     assert run.recovery is not None
     window = window_of(run, step, passed_over)
@@ -107,7 +107,7 @@ def question(run: RunConfig, step: int, what: str, passed_over: PassedOver) -> d
     }
 
 
-def asked(run: RunConfig, passed_over: PassedOver) -> Asked | None:
+def asked(run: RunConfig, passed_over: SkippedSteps) -> Asked | None:
     """The question that is open in the run's folder. None where nothing is asked, or it was asked of something else than is there now.
 
     Raises:
@@ -146,7 +146,7 @@ def _checkpoint(run: RunConfig, step: int) -> dict[str, str]:
     return {f"the start at step {run.start_step}": run.digest}
 
 
-def decide(run: RunConfig, found: Unstable, passed_over: PassedOver, *, write: bool = True) -> PassedOver:
+def decide(run: RunConfig, found: Unstable, passed_over: SkippedSteps, *, write: bool = True) -> SkippedSteps:
     """The list with the window of this roll-back, written to the run's folder by the process that writes.
 
     Raises:
@@ -170,12 +170,12 @@ def decide(run: RunConfig, found: Unstable, passed_over: PassedOver, *, write: b
         return after
     text = f"{found.what} at step {found.step}: back to step {window.first}, {window} passed over with their data"
     by = decided or BY_THE_RECIPE
-    write_passed_over(folder, after, [*reasons_in(folder), text], [*deciders_in(folder), by])
+    write_skipped_steps(folder, after, [*reasons_in(folder), text], [*deciders_in(folder), by])
     append_event(folder, "rolled_back", found.step, f"{text}{f'; {decided}' if decided else ''}")
     return after
 
 
-def after_answer(run: RunConfig, passed_over: PassedOver, *, write: bool = True) -> PassedOver:
+def after_answer(run: RunConfig, passed_over: SkippedSteps, *, write: bool = True) -> SkippedSteps:
     """What is passed over by what people answered since the run stopped to ask; as it is where nothing is asked.
 
     Several processes come to the same: where the first has written its list already, the question is not open to the others.
@@ -190,7 +190,7 @@ def after_answer(run: RunConfig, passed_over: PassedOver, *, write: bool = True)
     return decide(run, Unstable(run, found.step, found.what), passed_over, write=write)
 
 
-def check_answered(run: RunConfig, passed_over: PassedOver) -> None:
+def check_answered(run: RunConfig, passed_over: SkippedSteps) -> None:
     """Refuse to start what would end at once: for launchers, before anything is started.
 
     Raises:
@@ -201,7 +201,7 @@ def check_answered(run: RunConfig, passed_over: PassedOver) -> None:
         _check_ruling(run, Unstable(run, found.step, found.what), found.ruling)
 
 
-def _let_pass(run: RunConfig, found: Unstable, passed_over: PassedOver, *, write: bool) -> str:
+def _let_pass(run: RunConfig, found: Unstable, passed_over: SkippedSteps, *, write: bool) -> str:
     path = RunFolder.at(run.output).question
     content = question(run, found.step, found.what, passed_over)
     ruling = ruling_of(content, read_decisions(path))
@@ -229,7 +229,7 @@ def _check_ruling(run: RunConfig, found: Unstable, ruling: Ruling) -> None:
     ) from found
 
 
-def _why_not(run: RunConfig, window: tuple[int, int], passed_over: PassedOver) -> str:
+def _why_not(run: RunConfig, window: tuple[int, int], passed_over: SkippedSteps) -> str:
     assert run.recovery is not None
     if len(passed_over.windows) >= run.recovery.max_times:
         return f"it has rolled back {len(passed_over.windows)} times, as often as the recipe allows (recovery.max_times)"

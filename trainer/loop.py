@@ -26,7 +26,6 @@ from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loss import Targets
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.model.params import Params
-from phasewise.trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
 from phasewise.trainer.process.compilation_cache import seal_new
 from phasewise.trainer.process.distributed import is_first, stop_agreed
 from phasewise.trainer.process.environment import note_conditions
@@ -35,6 +34,7 @@ from phasewise.trainer.process.signals import stop_requests
 from phasewise.trainer.process.watchdog import FIELD_OF, Watchdog
 from phasewise.trainer.recorder import Recorder
 from phasewise.trainer.sharding import on_mesh, parts_here, place_batch, run_mesh, state_shardings
+from phasewise.trainer.skipped_steps import CONTRACT_NAME, NOTHING, SkippedSteps, read_skipped_steps
 from phasewise.trainer.state import TrainState, init_state, params_digest
 from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
 
@@ -90,7 +90,7 @@ class Around:
 class _Batches:
     """The batches of a run in order, with their update's number, placed; the watchdog hears what is waited for."""
 
-    def __init__(self, run: RunConfig, around: Around, first_step: int, passed_over: PassedOver) -> None:
+    def __init__(self, run: RunConfig, around: Around, first_step: int, passed_over: SkippedSteps) -> None:
         self._around = around
         self._steps = (step for step in range(first_step, run.last_step) if step not in passed_over)
         self._batches = timed(around.loader.batches(first_step, run.last_step, left_out=passed_over))
@@ -231,7 +231,7 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
     ):
         around = Around(loader, checkpoints, guards, evaluate, stop_requested, mesh, shardings)
         with alone():
-            passed_over = after_answer(run, read_passed_over(output), write=is_first())
+            passed_over = after_answer(run, read_skipped_steps(output), write=is_first())
         while True:
             try:
                 state = _branch(run, around, passed_over)
@@ -249,7 +249,7 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
     return summarise(run, state, passed_over)
 
 
-def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainState:
+def _branch(run: RunConfig, around: "Around", passed_over: SkippedSteps) -> TrainState:
     checkpoints, watchdog = around.checkpoints, around.guards.watchdog
     watchdog.begin("restore")
     checkpoints.wait()
@@ -277,7 +277,7 @@ def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainS
         return _updates(run, state, step, around, recorder, passed_over)
 
 
-def _rolled_back(run: RunConfig, found: Unstable, passed_over: PassedOver) -> PassedOver:
+def _rolled_back(run: RunConfig, found: Unstable, passed_over: SkippedSteps) -> SkippedSteps:
     try:
         return decide(run, found, passed_over, write=is_first())
     except AsksPerson:
@@ -288,11 +288,13 @@ def _rolled_back(run: RunConfig, found: Unstable, passed_over: PassedOver) -> Pa
         raise
 
 
-def _contract(loader: Loader, passed_over: PassedOver) -> dict[str, Any]:
+def _contract(loader: Loader, passed_over: SkippedSteps) -> dict[str, Any]:
     return {**loader.contract(), **({CONTRACT_NAME: passed_over.as_json()} if passed_over else {})}
 
 
-def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:
+def _updates(
+    run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: SkippedSteps
+) -> TrainState:
     train_step = build_train_step(run.model, run.optimizer, run.execution, around.mesh)
     contract = _contract(around.loader, passed_over)
     watchdog = around.guards.watchdog
@@ -350,7 +352,7 @@ def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> It
         asked = clock()
 
 
-def summarise(run: RunConfig, state: TrainState, passed_over: PassedOver = NOTHING) -> dict[str, Any]:
+def summarise(run: RunConfig, state: TrainState, passed_over: SkippedSteps = NOTHING) -> dict[str, Any]:
     """What `result.json` says. `final_loss` is the mean over the last 10 updates, in nats a token. What was passed over is named.
 
     Every process has its part in the digest; the first alone knows the rest, the others say nothing.

@@ -27,10 +27,10 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
-from phasewise.trainer.passed_over import PassedOver, Window
 from phasewise.trainer.process import lease
 from phasewise.trainer.run import main
 from phasewise.trainer.sharding import run_mesh
+from phasewise.trainer.skipped_steps import SkippedSteps, Window
 from phasewise.trainer.state import init_state, params_digest
 from phasewise.trainer.step import build_train_step
 from tests.trainer.poisoned import poison
@@ -38,7 +38,7 @@ from tests.trainer.token_caches import write_passing_verdict, write_token_cache
 
 STOP_STEP, SAVE_EVERY, POISON = 8, 2, 4
 VARIANTS = ("plain", "another mixture", "rolls back")
-PASSED_OVER = {"rolls back": PassedOver((Window(4, 5),))}
+PASSED_OVER = {"rolls back": SkippedSteps((Window(4, 5),))}
 MESHES = (1, 2)
 SECOND_MESH = {"replica": 1, "fsdp": 2, "tensor": 1, "expert": 1}
 RECOVERY = {"action": "roll_back", "max_loss": None, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
@@ -180,7 +180,7 @@ def plain_loop(run: RunConfig, variant: str) -> str:
     """The weights, without the trainer's loop, recorder and checkpoints."""
     state, step, loader = init_state(run), build_train_step(run.model, run.optimizer, run.execution), Loader(run)
     for update in range(run.stop_step):
-        if update not in PASSED_OVER.get(variant, PassedOver()):
+        if update not in PASSED_OVER.get(variant, SkippedSteps()):
             batch = loader.batch(update)
             state, _ = step(state, batch.tokens, batch.segment_ids, scheduled_at(run, update))
     return params_digest(state.params)
@@ -198,7 +198,7 @@ def check_result(world: World, variant: str, meshes: set[int], result: dict[str,
     assert [row["step"] for row in rows] == [row["step"] for row in wanted["rows"]], "each step once"
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in wanted["rows"]]
     assert result["run_digest"] == run.digest
-    assert result.get("passed_over", []) == PASSED_OVER.get(variant, PassedOver()).as_json()
+    assert result.get("passed_over", []) == PASSED_OVER.get(variant, SkippedSteps()).as_json()
     if len(meshes) == 1:
         assert rows == wanted["rows"]
         assert result["params_digest"] == wanted["params_digest"], "the same bits"

@@ -18,7 +18,7 @@ from phasewise.tasks.training.time_breakdown import read_time_breakdown
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import MISSING, about, count, decimal, plural, rate
 from phasewise.trainer.config import Steps
-from phasewise.trainer.passed_over import RollBack, roll_backs_in
+from phasewise.trainer.skipped_steps import RollBack, roll_backs_in
 
 SHOWN = (
     ("loss", "Loss", "nats a token"),

@@ -16,7 +16,7 @@ from phasewise.trainer.base.errors import CheckpointError, PhasewiseError
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_file, digest_of_json, files_of, read_sealed, write_sealed
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.passed_over import read_roll_backs
+from phasewise.trainer.skipped_steps import read_roll_backs
 
 
 def status_of(records: Sequence[PhaseRecord]) -> Literal["passed", "stopped", "unfinished"]:
@@ -52,7 +52,7 @@ REPORTING = (
     "tasks/training/execution.py",
     "tasks/training/time_breakdown.py",
     "trainer/base/wording.py",
-    "trainer/passed_over.py",
+    "trainer/skipped_steps.py",
     "validations/report/*.py",
 )
 LAID_OUT_BY = ("flows/recipes/*/*.yaml", "tasks/report/templates/*.html", "tasks/report/static/*.css")

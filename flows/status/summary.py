@@ -34,7 +34,7 @@ from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Component, turns_of
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.metrics import read_metrics
-from phasewise.trainer.passed_over import read_roll_backs
+from phasewise.trainer.skipped_steps import read_roll_backs
 from phasewise.validations.evidence.gate import MACRO
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.outcomes import sum_counts, verdicts_in_words

@@ -30,7 +30,7 @@ from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
-from phasewise.trainer.passed_over import NOTHING, PassedOver, read_passed_over
+from phasewise.trainer.skipped_steps import NOTHING, SkippedSteps, read_skipped_steps
 
 Trained = Literal["as traced", "otherwise", "not here"]
 
@@ -44,7 +44,7 @@ class TrainedOrder(NamedTuple):
 
     trained: Trained
     differs: tuple[str, ...] = ()
-    passed_over: PassedOver = NOTHING
+    passed_over: SkippedSteps = NOTHING
 
 
 def _words(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -232,7 +232,7 @@ def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[
     folder = as_path(run.output)
     if not RunFolder(folder).run_file.exists():
         return TrainedOrder("not here")
-    passed_over = read_passed_over(folder)
+    passed_over = read_skipped_steps(folder)
     now = Loader(run).contract()
     was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
     if was is None:

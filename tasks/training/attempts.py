@@ -47,10 +47,10 @@ from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.instability import check_answered
 from phasewise.trainer.metrics import Row, read_metrics
-from phasewise.trainer.passed_over import read_passed_over
 from phasewise.trainer.process.child_process import ending_with_reason
 from phasewise.trainer.process.signals import stop_seconds
 from phasewise.trainer.process.watchdog import read_heartbeat, signature
+from phasewise.trainer.skipped_steps import read_skipped_steps
 
 MAX_RESTARTS = 3
 """Of attempts in a row that save nothing new. A newer checkpoint resets the count."""
@@ -128,7 +128,7 @@ def launch_trainer(
         try:
             with holding(folder.launcher_lock, f"the {launcher.kind} launcher"):
                 try:  # start nothing, and take no slice, if a person must decide, or has rejected it
-                    check_answered(run, read_passed_over(folder.path))
+                    check_answered(run, read_skipped_steps(folder.path))
                 except AsksPerson as waits:
                     raise WaitsForPerson(str(waits), str(folder.question)) from None
                 if folder.result.exists():  # it does not count any more: killed before the next one, the run must not look finished

@@ -41,9 +41,9 @@ from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.identity import sealed as with_seal
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.passed_over import NOTHING, write_passed_over
 from phasewise.trainer.process.compilation_cache import drop_changed
 from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.skipped_steps import NOTHING, write_skipped_steps
 from phasewise.validations.verdict import judge_gate, write_verdict
 from phasewise.validations.waivers import accepted_in
 from tests.tasks.report.card.conftest import quickly
@@ -85,7 +85,7 @@ def write_sealed_home(root: Path) -> Sealed:
         seen = seen_of(read_sealed(path))
         decided = Decision(approves=True, reason="chance", who=f"Ada of {phase.name}", when="2026-11-25T00:00:00+00:00", seen=seen)
         write_sealed(decision_path(path), Decisions(latest=decided).model_dump(mode="json"))
-        write_passed_over(folder.path, NOTHING, [f"none in {phase.name}"])
+        write_skipped_steps(folder.path, NOTHING, [f"none in {phase.name}"])
         weights = str((read_result(folder.path) or {})["params_digest"])
         write_kept(kept_path(folder.checkpoint(phase.stop_step), "reading", weights[:12], None), {"weights": weights}, {}, ())
         made = root / "made" / phase.name

@@ -24,17 +24,17 @@ from phasewise.trainer.instability import asked
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loop import train
 from phasewise.trainer.metrics import Row
-from phasewise.trainer.passed_over import (
+from phasewise.trainer.run import main
+from phasewise.trainer.skipped_steps import (
     CONTRACT_NAME,
     NOTHING,
-    PassedOver,
+    SkippedSteps,
     Window,
-    read_passed_over,
+    read_skipped_steps,
     roll_backs_in,
     window_of,
-    write_passed_over,
+    write_skipped_steps,
 )
-from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state, params_digest
 from phasewise.validations.verdict import read_verdict
 from tests.trainer.conftest import MakeRun, RowsOf, build_train_step
@@ -42,7 +42,7 @@ from tests.trainer.poisoned import SPIKE, poison
 
 
 def test_windows_hold_their_updates_and_merge():
-    found = PassedOver((Window(6, 9), Window(3, 7), Window(12, 13)))
+    found = SkippedSteps((Window(6, 9), Window(3, 7), Window(12, 13)))
     assert [update for update in range(15) if update in found] == [3, 4, 5, 6, 7, 8, 12]
     assert found.merged() == (Window(3, 9), Window(12, 13))
     assert [str(window) for window in found.merged()] == ["steps 4 to 9", "step 13"]
@@ -54,19 +54,19 @@ def test_windows_hold_their_updates_and_merge():
 )
 def test_the_window_follows_from_the_settings_alone(make_run: MakeRun, step: int, back: int, more: int, expected: tuple[int, int]):
     run = make_run("windows", recovery={**RECOVERY, "checkpoints_back": back, "steps_more": more})
-    assert window_of(run, step, PassedOver()) == expected
+    assert window_of(run, step, SkippedSteps()) == expected
 
 
 def test_a_second_window_does_not_begin_within_the_first(make_run: MakeRun):
     run = make_run("windows", recovery=RECOVERY)
-    first = window_of(run, 8, PassedOver())
+    first = window_of(run, 8, SkippedSteps())
     assert first == (6, 8)
-    assert window_of(run, 9, PassedOver((first,))) == (3, 9)  # at step 6 the state is that of the window's begin
-    assert window_of(run, 11, PassedOver((first,))) == (9, 11)
+    assert window_of(run, 9, SkippedSteps((first,))) == (3, 9)  # at step 6 the state is that of the window's begin
+    assert window_of(run, 11, SkippedSteps((first,))) == (9, 11)
 
 
 def test_what_a_checkpoint_is_after_a_roll_back():
-    before, after = PassedOver((Window(6, 8),)), PassedOver((Window(6, 8), Window(12, 15)))
+    before, after = SkippedSteps((Window(6, 8),)), SkippedSteps((Window(6, 8), Window(12, 15)))
     of_before, of_after = {CONTRACT_NAME: before.as_json()}, {CONTRACT_NAME: after.as_json()}
     assert before.standing(6, {}) == "valid"
     assert before.standing(7, {}) == "given up"
@@ -75,18 +75,18 @@ def test_what_a_checkpoint_is_after_a_roll_back():
     assert after.standing(13, of_before) == "given up"
     assert after.standing(18, of_after) == "valid"
     assert before.standing(18, of_after) == "foreign"
-    assert PassedOver().standing(9, of_before) == "foreign"
+    assert SkippedSteps().standing(9, of_before) == "foreign"
 
 
 def test_the_file_is_read_as_it_was_written_or_refused(tmp_path: Path):
-    assert not read_passed_over(tmp_path)
-    found = PassedOver((Window(6, 8), Window(3, 9)))
-    write_passed_over(tmp_path, found, ["why", "again"])
-    assert read_passed_over(tmp_path) == found
+    assert not read_skipped_steps(tmp_path)
+    found = SkippedSteps((Window(6, 8), Window(3, 9)))
+    write_skipped_steps(tmp_path, found, ["why", "again"])
+    assert read_skipped_steps(tmp_path) == found
     for damage in (b"", b"{}", b'{"windows": [[1]]}', b'{"windows": [["a", 2]]}', b"[]"):
         (tmp_path / PASSED_OVER_NAME).write_bytes(damage)
         with pytest.raises(CheckpointError, match="must say which updates are passed over, and does not read"):
-            read_passed_over(tmp_path)
+            read_skipped_steps(tmp_path)
 
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
@@ -95,7 +95,7 @@ POISON = 7
 """The update that makes step 8: back to the checkpoint of step 6, so steps 7 and 8 are passed over."""
 
 
-def without(run: RunConfig, passed_over: PassedOver) -> str:
+def without(run: RunConfig, passed_over: SkippedSteps) -> str:
     """The weights by a plain loop over the updates that are left."""
     state, step_of, loader = init_state(run), build_train_step(run.model, run.optimizer, run.execution), Loader(run)
     for step in range(run.start_step, run.stop_step):
@@ -113,9 +113,9 @@ def test_what_is_passed_over_is_not_trained_and_everything_says_so(make_run: Mak
     run = make_run("rolls back", recovery=RECOVERY)
     poisoned(monkeypatch, run, POISON)
     result = train(run)
-    window = PassedOver((Window(6, 8),))
+    window = SkippedSteps((Window(6, 8),))
     assert result["params_digest"] == without(run, window)
-    assert result["params_digest"] != without(run, PassedOver())
+    assert result["params_digest"] != without(run, SkippedSteps())
     assert result["passed_over"] == [[6, 8]]
     assert result["tokens"] == sum(row["tokens"] for row in rows_of(run)) == ((10 - 2) * 4 + 14 * 8) * 32
     assert [row["step"] for row in rows_of(run)] == [step for step in range(1, 25) if step not in (7, 8)]
@@ -145,7 +145,7 @@ def test_a_spike_counts_where_the_recipe_has_a_limit(make_run: MakeRun, monkeypa
     limit = {"window": 8, "min_samples": 4, "sigmas": 6.0}
     run = make_run("spikes", recovery={**RECOVERY, "max_loss": limit})
     poisoned(monkeypatch, run, POISON, loss=SPIKE)
-    assert train(run)["params_digest"] == without(run, PassedOver((Window(6, 8),)))
+    assert train(run)["params_digest"] == without(run, SkippedSteps((Window(6, 8),)))
     kinds = [(event["kind"], event["step"]) for event in read_events(run.output)]
     assert kinds == [("spike", 8), ("rolled_back", 8)]
 
@@ -250,12 +250,12 @@ def test_what_is_asked_has_the_numbers_and_nothing_goes_on_before_it_is_decided(
 
 def test_approved_it_ends_with_the_weights_of_a_run_without_those_updates(run: RunConfig):
     answer(run, approves=True)
-    assert train(run)["params_digest"] == without(run, PassedOver((Window(6, 8),)))
+    assert train(run)["params_digest"] == without(run, SkippedSteps((Window(6, 8),)))
     [told] = roll_backs_in(read_json(Path(run.output) / PASSED_OVER_NAME), run.batch)
     assert told.decided_by.startswith("approved by Ada on ")
     assert told.decided_by.endswith(": a bad batch")
     assert [event["kind"] for event in read_events(run.output)] == ["asked", "rolled_back"]
-    assert asked(run, read_passed_over(Path(run.output))) is None
+    assert asked(run, read_skipped_steps(Path(run.output))) is None
 
 
 def test_rejected_it_stops_with_the_reason_until_somebody_decides_otherwise(run: RunConfig, rows_of: RowsOf):
@@ -311,7 +311,7 @@ def test_a_decision_is_void_where_what_was_seen_has_changed(run: RunConfig, chan
     answer(run, approves=True)
     assert asked(run, NOTHING) is not None
     change(run)
-    assert asked(run, read_passed_over(Path(run.output))) is None
+    assert asked(run, read_skipped_steps(Path(run.output))) is None
 
 
 def test_what_does_not_read_is_named(run: RunConfig):

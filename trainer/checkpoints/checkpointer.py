@@ -52,9 +52,9 @@ from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_ra
 from phasewise.trainer.config.run import NOTHING, Difference, bound_by_checkpoint, differences_between
 from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
-from phasewise.trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
 from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
 from phasewise.trainer.process.lease import Alone, no_check
+from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, skipped_steps_in
 from phasewise.trainer.state import TrainState, init_state
 
 MIN_KEPT = 2
@@ -119,7 +119,7 @@ class Checkpoints:
         is_time = is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes
         return decided_by_first("save", step, is_time)
 
-    def forget_given_up(self, passed_over: PassedOver) -> None:
+    def forget_given_up(self, passed_over: SkippedSteps) -> None:
         """Delete the checkpoints of a branch that was rolled back."""
         if not passed_over or not is_first():
             return
@@ -155,7 +155,7 @@ class Checkpoints:
             )
         return None if step == NONE_SAVED else step
 
-    def newest_with_its_rows(self, step: int, passed_over: PassedOver) -> int:
+    def newest_with_its_rows(self, step: int, passed_over: SkippedSteps) -> int:
         """Return the newest checkpoint, up to `step`, whose updates all have their rows in the metrics, as they were when it was saved.
 
         A state without the rows of its updates would be judged by half of its training. One of several processes does not look: they might
@@ -229,7 +229,7 @@ class Checkpoints:
         about = read_about(path)
         check_same_run(path, about["run"], self._run)
         changed = changed_since(about["contract"], contract, self._run)
-        if passed_over_in(contract).standing(step, about["contract"]) != "valid":
+        if skipped_steps_in(contract).standing(step, about["contract"]) != "valid":
             changed = [*changed, CONTRACT_NAME]
         if changed:
             raise CheckpointError(
@@ -280,7 +280,7 @@ def _agreed(value: int) -> int:
     return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def check_rows(run: RunConfig, passed_over: PassedOver) -> None:
+def check_rows(run: RunConfig, passed_over: SkippedSteps) -> None:
     """Refuse to sum up a run whose metrics were damaged while it trained."""
     reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, passed_over)
     if reached != run.stop_step:

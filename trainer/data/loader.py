@@ -24,7 +24,7 @@ from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manife
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import PACKING_VERSION, ComponentRows, RowRule, positions, segment_ids
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
-from phasewise.trainer.passed_over import CONTRACT_NAME
+from phasewise.trainer.skipped_steps import CONTRACT_NAME
 
 Contract = Mapping[str, Any]
 
@@ -250,7 +250,7 @@ def compared_by(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
     """What of its contract has changed since a checkpoint of the run was written, by name.
 
-    What the run passed over since is no change of its order; `trainer.passed_over` compares that.
+    What the run passed over since is no change of its order; `trainer.skipped_steps` compares that.
     """
     if was == now:
         return []

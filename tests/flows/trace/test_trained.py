@@ -11,7 +11,7 @@ from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.passed_over import PassedOver, Window, write_passed_over
+from phasewise.trainer.skipped_steps import SkippedSteps, Window, write_skipped_steps
 from tests.flows.trace.world import World, prepare, run_of, traced_recipe, write_sources
 
 
@@ -41,7 +41,7 @@ class TestTrained:
         document = before[42][0]["document"]
         trained_at = {(row["phase"], row["step"]) for row in copied.ask("", document=document)["rows"]}
         assert ("ocelot", 42) in trained_at
-        write_passed_over(Path(trained.output), PassedOver((Window(41, 42),)), ["a spike"])
+        write_skipped_steps(Path(trained.output), SkippedSteps((Window(41, 42),)), ["a spike"])
         after = {step: copied.ask("/ocelot", step=step) for step in (41, 42, 43)}
         assert after[42]["rows"] == []
         assert [after[step]["rows"] for step in (41, 43)] == [before[41], before[43]]

@@ -27,9 +27,9 @@ from phasewise.trainer.base.run_folder import RunFolder, append_event, read_even
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
-from phasewise.trainer.passed_over import PassedOver, Window, write_passed_over
 from phasewise.trainer.process.signals import STOP_VARIABLE
 from phasewise.trainer.run import main
+from phasewise.trainer.skipped_steps import SkippedSteps, Window, write_skipped_steps
 from tests.tasks.training.conftest import STEPS, BuildRun, rows_of, short
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
@@ -366,7 +366,7 @@ def test_a_move_within_what_is_passed_over_trains_nothing_of_it(build_run: Build
     found: list[list[Row]] = []
     for phase, untils in (("whole", [None]), ("in two", [MOVED_AT, None])):
         run = short(build_run(phase), MOVED_STEPS)
-        write_passed_over(Path(run.output), PassedOver((Window(4, MOVED_AT + 1),)), ["a test"])
+        write_skipped_steps(Path(run.output), SkippedSteps((Window(4, MOVED_AT + 1),)), ["a test"])
         for until_step in untils:
             assert train_here(run.but(until_step=until_step)) == (ExitCode.DONE if until_step is None else ExitCode.MOVES)
         found.append(rows_of(run))

@@ -35,7 +35,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PassedOver:
+class SkippedSteps:
     """The windows of all roll-backs of a run, in the order in which they came."""
 
     windows: tuple[Window, ...] = ()
@@ -46,9 +46,9 @@ class PassedOver:
     def __bool__(self) -> bool:
         return bool(self.windows)
 
-    def after(self, window: Window) -> "PassedOver":
+    def after(self, window: Window) -> "SkippedSteps":
         """With one more."""
-        return PassedOver((*self.windows, window))
+        return SkippedSteps((*self.windows, window))
 
     def merged(self) -> tuple[Window, ...]:
         """The same updates in windows that do not touch, in order of steps."""
@@ -70,21 +70,21 @@ class PassedOver:
 
     def standing(self, step: int, contract: Mapping[str, Any]) -> Standing:
         """What a checkpoint of this run is that was saved at `step` with this contract."""
-        known = passed_over_in(contract).windows
+        known = skipped_steps_in(contract).windows
         if known != self.windows[: len(known)]:
             return "foreign"
         return "given up" if any(window.first < step for window in self.windows[len(known) :]) else "valid"
 
 
-NOTHING = PassedOver()
+NOTHING = SkippedSteps()
 
 
-def passed_over_in(contract: Mapping[str, Any]) -> PassedOver:
+def skipped_steps_in(contract: Mapping[str, Any]) -> SkippedSteps:
     """What a contract names."""
-    return PassedOver(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
+    return SkippedSteps(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
 
 
-def read_passed_over(folder: Path) -> PassedOver:
+def read_skipped_steps(folder: Path) -> SkippedSteps:
     """The list of a run's folder; empty where it never rolled back.
 
     Raises:
@@ -92,9 +92,9 @@ def read_passed_over(folder: Path) -> PassedOver:
     """
     path = RunFolder(folder).passed_over
     try:
-        return PassedOver(tuple(Window(int(first), int(stop)) for first, stop in read_sealed(path, may_lack_seal=True)["windows"]))
+        return SkippedSteps(tuple(Window(int(first), int(stop)) for first, stop in read_sealed(path, may_lack_seal=True)["windows"]))
     except FileNotFoundError:
-        return PassedOver()
+        return SkippedSteps()
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} must say which updates are passed over, and does not read ({error}). The last checkpoint names them "
@@ -102,7 +102,7 @@ def read_passed_over(folder: Path) -> PassedOver:
         ) from error
 
 
-def write_passed_over(folder: Path, passed_over: PassedOver, reasons: Iterable[str], decided_by: Iterable[str] = ()) -> None:
+def write_skipped_steps(folder: Path, passed_over: SkippedSteps, reasons: Iterable[str], decided_by: Iterable[str] = ()) -> None:
     """Write the list, for people with what was found each time, and who decided."""
     said = {"windows": passed_over.as_json(), "reasons": list(reasons), "decided_by": list(decided_by)}
     write_sealed(RunFolder(folder).passed_over, said)
@@ -146,7 +146,7 @@ def read_roll_backs(run: RunConfig) -> list[RollBack]:
         CheckpointError: the file does not read.
     """
     folder = Path(run.output)
-    return roll_backs_in(read_sealed(RunFolder(folder).passed_over, may_lack_seal=True), run.batch) if read_passed_over(folder) else []
+    return roll_backs_in(read_sealed(RunFolder(folder).passed_over, may_lack_seal=True), run.batch) if read_skipped_steps(folder) else []
 
 
 def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[RollBack]:
@@ -169,7 +169,7 @@ def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[
     ]
 
 
-def window_of(run: RunConfig, step: int, passed_over: PassedOver) -> Window:
+def window_of(run: RunConfig, step: int, passed_over: SkippedSteps) -> Window:
     """What is passed over where the update that made `step` is not to be kept: from the checkpoint to go back to, up to it and more."""
     assert run.recovery is not None
     saved = [at for at in range(run.start_step, step) if _is_saved_by_rule(run, at) and at not in passed_over]
