@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from phasewise.flows.cli.help import MAX_WIDTH
 from phasewise.flows.cli.options import (
     PLACE,
     Commands,
@@ -37,7 +38,7 @@ NAMED = re.compile(rb"\bPHASEWISE_[A-Z]+(?:_[A-Z]+)*\b")
 
 
 def begin(environment: Mapping[str, str]) -> None:
-    """Before any command: say what nothing reads, and settle what must be before jax is imported."""
+    """Warn about unknown variables, and set up the process before JAX is imported."""
     for words in words_of_unread(environment):
         click.echo(words, err=True)
     os.environ["PYTHONSAFEPATH"] = "1"  # Dask's workers and the processes of pools are started by libraries, without -P
@@ -46,10 +47,7 @@ def begin(environment: Mapping[str, str]) -> None:
 
 
 def words_of_unread(environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable that no code names, with the one that may be meant.
-
-    The names are those in the code, which is read only where the environment has such a variable.
-    """
+    """Return one warning per unknown variable, with the most similar known name."""
     given = sorted(name for name in environment if name.startswith(BEGINNING) and not name.startswith(OF_TESTS))
     if not given:
         return []
@@ -58,23 +56,23 @@ def words_of_unread(environment: Mapping[str, str]) -> list[str]:
 
 
 def names_in_code() -> set[str]:
-    """All variables that the code of the house names."""
+    """Return the names of all variables in the source code."""
     files = (path for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
     return {name.decode() for path in files for name in NAMED.findall(path.read_bytes())}
 
 
 def _words_of_unread(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=NEAR)
-    meant = f": do you mean {near[0]}?" if near else "."
-    return f"{name} is no setting of Phasewise, and nothing reads it{meant}"
+    meant = f". Do you mean {near[0]}?" if near else "."
+    return f"{name}: unknown setting of Phasewise, ignored{meant}"
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH})
 @click.version_option(package_name="phasewise")
 def main() -> None:
-    """Train language models phase by phase, on data that was judged, through gates that were passed.
+    """Train language models phase by phase. Checks of data and evaluations decide about the next phase.
 
-    RECIPE is a name (marin-8b), a .py file (FILE.py:NAME where it has several) or a .json file; RECIPE/PHASE is one of its phases.
+    RECIPE is a name (marin-8b), a .json file or a .py file (FILE.py:NAME for one of several recipes). RECIPE/PHASE is one of its phases.
     """
     begin(os.environ)
 
@@ -86,13 +84,13 @@ def main() -> None:
 @set_option
 @max_tokens_option
 @slice_option
-@click.option("--retrain", multiple=True, metavar="PHASE", help="May be trained again, with what starts from it; may be repeated.")
+@click.option("--retrain", multiple=True, metavar="PHASE", help="Allow to train this phase and its descendants again. Repeatable.")
 @home_option
 @json_option
 def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tuple[str, ...]) -> None:
-    """Train here, phase by phase, gate by gate; go on with what is half done.
+    """Train a recipe on this machine, phase by phase. Resumes unfinished work.
 
-    Where data or settings of a trained phase changed, it is refused without --retrain; at proxy scale less than ten minutes are not.
+    If data or settings of a trained phase changed, --retrain is required, except for phases of less than ten minutes at proxy scale.
     """
     from phasewise.flows.cli.run import run_recipe
 
@@ -103,11 +101,11 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tup
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @scale_option
 @set_option
-@click.option("--full", is_flag=True, help="Read every byte of the files, not only of those whose size or times have changed.")
+@click.option("--full", is_flag=True, help="Read every byte of every file. Default: only files with a changed size or time.")
 @home_option
 @json_option
 def status(target: str, scale: Scale, full: bool, home: str | None, as_json: bool) -> None:
-    """Say what holds of each phase, what must be done again, and why; do nothing. Exit 1 if a phase is not done or a file changed."""
+    """Show the state of each phase, outdated results and the reasons. Exit 1 if a phase is unfinished or a file changed."""
     from phasewise.flows.cli.status import describe, is_done, print_description
 
     description = describe(target, scale, home, reads_all=full)
@@ -119,23 +117,25 @@ def status(target: str, scale: Scale, full: bool, home: str | None, as_json: boo
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @scale_option
 @set_option
-@click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
-@click.option("--branches", is_flag=True, help="The table with its branches.")
-@click.option("--notes", is_flag=True, help="Where the record's code and its reports differ, and what they do not state.")
-@click.option("--results", is_flag=True, help="What the record reported: scores, losses, gaps, counts, dates, hardware.")
-@click.option("--sources", is_flag=True, help="Where each value comes from: the record's code, a default, a report, this project.")
-@click.option("--diff", nargs=2, metavar="PHASE OTHER", help="What two phases differ in; either may be of another recipe (RECIPE/PHASE).")
-@click.option("--slice", "on_slice", metavar="S", help="With the table: days and chip-hours on this slice, estimated.")
-@click.option("--component", metavar="NAME", help="Where a component's text is: files, revision, filters, and its share of each phase.")
+@click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="Show the values in effect after STEP updates.")
+@click.option("--branches", is_flag=True, help="Include branches in the table.")
+@click.option("--notes", is_flag=True, help="Show differences between the published code and reports, and values missing from both.")
+@click.option("--results", is_flag=True, help="Show published results: scores, losses, counts, dates, hardware.")
+@click.option("--sources", is_flag=True, help="Show the source of each value: published code, library default, report, this project.")
+@click.option("--diff", nargs=2, metavar="PHASE OTHER", help="Compare two phases, also of different recipes (RECIPE/PHASE).")
+@click.option("--slice", "on_slice", metavar="S", help="Add estimated days and chip-hours on this slice to the table.")
+@click.option("--component", metavar="NAME", help="Show files, revision and filters of a component, and its share of each phase.")
 @home_option
 @json_option
 def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Show a recipe as a table of phases, or everything of one phase."""
+    """Show a recipe as a table of phases, or all values of one phase."""
     from phasewise.flows.cli.show import ShowOptions, describe_asked
 
     given = [name for name, value in options.items() if value not in (None, False) and name not in ("branches", "on_slice")]
     if len(given) > 1:
-        raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
+        raise click.UsageError(
+            f"expected one of these options at a time, found {', '.join('--' + name.replace('step', 'at') for name in given)}."
+        )
     description, print_answer = describe_asked(target, scale, ShowOptions(**options), home)
     print_found(description, print_answer, as_json=as_json)
 
@@ -146,7 +146,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
 @set_option
 @json_option
 def lineage(target: str, scale: Scale, as_json: bool) -> None:
-    """Show the phases, their parents, and what each hand-off changes and declares; of a phase, all that it rests on."""
+    """Show the phases, their parents, and the changes of each hand-off. For one phase, show its ancestors."""
     from phasewise.flows.cli.lineage import describe, print_description
 
     description = describe(target, scale)
@@ -156,12 +156,12 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @given_scale_option
-@click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048, h100-8 or '2x v5e-256'.")
-@click.option("--estimate", is_flag=True, help="Compile nothing: sizes and rooflines alone, and it says so.")
+@click.option("--slice", "slice_name", metavar="S", help="Replace the recipe's slice, for example by v4-2048, h100-8 or '2x v5e-256'.")
+@click.option("--estimate", is_flag=True, help="Estimate from sizes and rooflines, without a compiler.")
 @set_option
-@click.option("--region", metavar="REGION", help="Where the slice is: reads from a home in another region are named, with bytes.")
-@click.option("--price-per-gib", type=FiniteFloat(min=0), metavar="USD", help="The store's price of such reads.")
-@click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
+@click.option("--region", metavar="REGION", help="Region of the slice. The report lists reads from a home in another region, in bytes.")
+@click.option("--price-per-gib", type=FiniteFloat(min=0), metavar="USD", help="Price of reads from another region.")
+@click.option("--machine-code", is_flag=True, help="Compile to machine code. Takes minutes per setup and gives the same figures.")
 @home_option
 @json_option
 def preflight(
@@ -175,9 +175,9 @@ def preflight(
     region: str | None,
     price_per_gib: float | None,
 ) -> None:
-    """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit.
+    """Compile for the slice and report memory, FLOPs, time and chip-hours. Exit 1 if a phase does not fit.
 
-    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so.
+    The default scale is full. Figures for GPUs are estimates without a compiler.
     """
     from phasewise.flows.cli.preflight import preflight_target, print_preflight
     from phasewise.flows.cli.terminal import shown_on_terminal
@@ -199,7 +199,7 @@ def preflight(
 
 @main.group()
 def data() -> None:
-    """Build caches, and check that what is cached is what is configured."""
+    """Build token caches, or compare them with their sources."""
 
 
 @data.command()
@@ -207,12 +207,12 @@ def data() -> None:
 @scale_option
 @set_option
 @max_tokens_option
-@click.option("--plan", "plans", is_flag=True, help="Read nothing: say which files, how many bytes and tokens, how many hours.")
-@click.option("--price-per-hour", type=FiniteFloat(min=0), metavar="USD", help="With --plan: what all workers cost, for the dollars.")
+@click.option("--plan", "plans", is_flag=True, help="Only list files, bytes, tokens and hours.")
+@click.option("--price-per-hour", type=FiniteFloat(min=0), metavar="USD", help="With --plan: price of all workers per hour.")
 @home_option
 @json_option
 def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: bool, price_per_hour: float | None) -> None:
-    """Build every cache that is not there yet."""
+    """Build all missing caches."""
     from phasewise.flows.cli.data import plan, print_plan
     from phasewise.flows.cli.data import prepare as prepare_command
 
@@ -220,7 +220,7 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: b
         print_found(plan(target, scale, home, price_per_hour), print_plan, as_json=as_json)
         return
     if price_per_hour is not None:
-        raise click.UsageError("--price-per-hour goes with --plan.")
+        raise click.UsageError("--price-per-hour requires --plan.")
     print_found(prepare_command(target, scale, home), nothing, as_json=as_json)
 
 
@@ -229,11 +229,11 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: b
 @scale_option
 @set_option
 @max_tokens_option
-@click.option("--full", is_flag=True, help="Read every source again, also those that look as they did when they were last read.")
+@click.option("--full", is_flag=True, help="Read every source again. Default: only sources with a changed size or time.")
 @home_option
 @json_option
 def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: bool) -> None:
-    """Compare what is cached with what the sources demand now. Exit 1 where they differ."""
+    """Compare caches with their sources. Exit 1 if they differ."""
     from phasewise.flows.cli.data import print_verification
     from phasewise.flows.cli.data import verify as verify_command
 
@@ -244,23 +244,25 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
 
 @main.command()
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True)
-@click.option("--benchmarks", required=True, type=PLACE, metavar="DIR", help="Benchmark items: JSON lines, a folder a benchmark.")
-@click.option("--suite", metavar="S", help="Only the benchmarks of this suite of `evaluate`, as they are put to a model.")
-@click.option("--min-score", type=FiniteFloat(0, 1, min_open=True), default=0.7, show_default=True, help="Share of a part that counts.")
-@click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Of token caches outside a home.")
+@click.option("--benchmarks", required=True, type=PLACE, metavar="DIR", help="Benchmark items: JSON lines in one folder per benchmark.")
+@click.option("--suite", metavar="S", help="Only the benchmarks of this evaluation suite, with its prompts.")
 @click.option(
-    "--exclude", multiple=True, metavar="GLOB", help="Files, or members of archives (a.zip!/b.pdf), not to be scanned; may be repeated."
+    "--min-score", type=FiniteFloat(0, 1, min_open=True), default=0.7, show_default=True, help="Minimum matching share of an item."
 )
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes [default: one, or as many as cores where it pays].")
+@click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tokenizer of token caches outside a home.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Skip files or archive members (a.zip!/b.pdf). Repeatable.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes. Default: one, or one per core for large inputs."
+)
 @home_option
 @json_option
 def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any) -> None:
-    """Look for benchmark items in files, folders and token caches.
+    """Search files, folders and token caches for benchmark items.
 
-    Read, whatever their names: JSON lines, JSON, text, Parquet, Arrow, WARC, packed by gzip, zstd, xz, bzip2 or lz4, and in zip and tar.
-    Listed: what holds no text (images, sounds, arrays, tables of numbers), hidden files, what --exclude takes out.
+    The scan detects formats by content: JSON lines, JSON, text, Parquet, Arrow, WARC, also inside gzip, zstd, xz, bzip2, lz4, zip and tar.
+    It lists skipped files: images, sounds, arrays, tables of numbers, hidden and excluded files.
 
-    Exit 1 where an item is found, or where anything else was not read to its end.
+    Exit 1 if the scan finds an item, or could not read a file to its end.
     """
     from phasewise.flows.cli.scan import ScanOptions, passes, print_report, scan_paths
 
@@ -275,7 +277,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 @click.option("--seed", type=int, default=0, show_default=True)
 @json_option
 def order(kind: str, length: int, seed: int, as_json: bool) -> None:
-    """Judge how a permutation mixes: feistel, feistel_levanter or linear. Exit 1 where it differs from a random one."""
+    """Measure the mixing of a permutation: feistel, feistel_levanter or linear. Exit 1 if it differs from a random permutation."""
     from phasewise.flows.cli.order import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)
@@ -291,10 +293,10 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
 @home_option
 @json_option
 def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
-    """Measure a phase's last checkpoint: by its gate's benchmarks, or by --suite, or by how well it fits a text (--text, --held-out).
+    """Measure the last checkpoint of a phase with the benchmarks of its gate, with --suite, or by the fit to a text (--text, --held-out).
 
-    With --suite and --text also any CHECKPOINT, or a FOLDER that transformers reads. Exit 1 where a benchmark of the suite could not be
-    measured: it is in the table with the reason.
+    --suite and --text also accept a CHECKPOINT, or a FOLDER in Hugging Face format. Exit 1 if a benchmark could not be measured. The table
+    has the reason.
     """
     from phasewise.flows.cli.evaluate import evaluate_by
 
@@ -305,12 +307,10 @@ def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, 
 
 @main.command()
 @click.argument("file", type=PLACE, metavar="FILE")
-@click.option("--from", "origin", metavar="RECIPE", help="With the phases of this recipe in short; a FILE.json is a whole copy of it.")
-@click.option(
-    "--text", default="text", show_default=True, type=PLACE, metavar="FOLDER", help="Your text: text, Markdown or JSON lines, as it is."
-)
+@click.option("--from", "origin", metavar="RECIPE", help="Start from a short form of this recipe. With FILE.json, copy it completely.")
+@click.option("--text", default="text", show_default=True, type=PLACE, metavar="FOLDER", help="Folder of text, Markdown or JSON lines.")
 def new(file: str, origin: str | None, text: str) -> None:
-    """Write a recipe of your own to FILE.py: two phases over a folder of text, which train in minutes on this machine."""
+    """Write your own recipe to FILE.py: two phases over a folder of text. They train in minutes on this machine."""
     from phasewise.flows.cli.new import write_new
 
     click.echo("\n".join(write_new(file, origin, text)))
@@ -326,21 +326,23 @@ def schema() -> None:
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="What the update trained on that made step N, as metrics count.")
-@click.option("--row", type=click.IntRange(min=0), metavar="R", help="Only this row of the batch.")
-@click.option("--text", type=PLACE, metavar="FILE", help="Where the text of this file trains, as a document or inside one.")
-@click.option("--document", metavar="ID", help="Where the document with this id trains, or those whose id begins so.")
-@click.option("--source-file", type=PLACE, metavar="PATH", help="Where the documents of this source file train.")
-@click.option("--inside", is_flag=True, help="With --text: search inside every document, however many there are.")
-@click.option("--rows", "most", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows to show; 0 is all.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Show the training text of the update that produced step N.")
+@click.option("--row", type=click.IntRange(min=0), metavar="R", help="Show only this row of the batch.")
+@click.option("--text", type=PLACE, metavar="FILE", help="Find the text of this file in the training data.")
+@click.option("--document", metavar="ID", help="Find a document by its id or a prefix of the id.")
+@click.option("--source-file", type=PLACE, metavar="PATH", help="Find the documents of this source file.")
+@click.option("--inside", is_flag=True, help="With --text: search inside all documents, without a limit.")
+@click.option(
+    "--rows", "most", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Maximum number of rows. 0 shows all."
+)
 @scale_option
 @set_option
 @home_option
 @json_option
 def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int, **question: Any) -> None:
-    """Say what trained at a step of a phase, or where a text, a document or a file trains; no run is needed.
+    """Show the training text of a step, or the steps that train on a text, a document or a file. Works before training.
 
-    Exit 1 where it is in no cache, and where a phase was trained on other data than the recipe gives now.
+    Exit 1 if no cache contains the text, or if a phase was trained on other data than the current recipe specifies.
     """
     from phasewise.flows.cli.trace import Question, is_as_trained, print_answer, print_remarks
     from phasewise.flows.cli.trace import trace as trace_command
@@ -354,14 +356,18 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
+@click.option("--recipes", type=PLACE, metavar="FOLDER", help="Also deploy the recipes in this folder. Runs its .py files.")
+@click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Port of the page. Default: PORT + 1.")
 @click.option(
-    "--recipes", type=PLACE, metavar="FOLDER", help="Deployments of the recipes in this folder, too; its .py files are run once, here."
+    "--site-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="H",
+    help="Address of the page. An address other than loopback requires a token.",
 )
-@click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Of the page that shows everything [default: PORT + 1].")
-@click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="Another than this machine alone: with a token.")
-@click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect's, for phases that are refused or wait for a person.")
+@click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block for refused or waiting phases.")
 def up(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
-    """Start a Prefect server with its UI, workers, the deployments and a page that shows everything, on this machine."""
+    """Start a Prefect server with its UI, a worker, the deployments and the page, on this machine."""
     command = python_command("phasewise.deployments.local", "--port", str(port), "--site-host", site_host)
     given = {"--home": home, "--recipes": recipes, "--site-port": str(site_port) if site_port else None, "--notify": notify}
     os.execv(sys.executable, command + [word for name, value in given.items() if value for word in (name, value)])
@@ -369,25 +375,23 @@ def up(home: str | None, port: int, recipes: str | None, site_port: int | None, 
 
 @main.command()
 @click.argument("target", metavar="RECIPE/PHASE")
-@click.option("--reject", is_flag=True, help="The phase is refused, instead of going on.")
-@click.option("--reason", required=True, metavar="TEXT", help="Why; it is kept beside the verdict and shown with it.")
-@click.option("--who", metavar="NAME", help="Your name [default: the user of this machine].")
-@click.option(
-    "--gate", type=click.Choice(["data", "health", "model", "recovery"]), help="Which one, where several wait, or one was decided."
-)
+@click.option("--reject", is_flag=True, help="Reject the phase.")
+@click.option("--reason", required=True, metavar="TEXT", help="Reason, stored and shown with the verdict.")
+@click.option("--who", metavar="NAME", help="Your name. Default: the user of this machine.")
+@click.option("--gate", type=click.Choice(["data", "health", "model", "recovery"]), help="The gate, if several wait or have a decision.")
 @scale_option
 @set_option
 @home_option
 @json_option
 def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, reject: bool, **given: Any) -> None:
-    """Let a phase go on whose verdict, or whose training (`recovery`), waits for a person, or refuse it.
+    """Approve or reject a phase with a verdict or a rollback (`recovery`) that waits for a person.
 
-    A flow run that is suspended by it goes on.
+    A suspended flow run resumes.
     """
     from phasewise.flows.cli.approve import approve_phase, print_decision
 
     if not given["reason"].strip():
-        raise click.UsageError("--reason needs a sentence: why is this decided?")
+        raise click.UsageError("--reason: expected a sentence, found nothing.")
     print_found(approve_phase(target, scale, home, approves=not reject, **given), print_decision, as_json=as_json)
 
 
@@ -401,18 +405,20 @@ def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, rejec
     metavar="WHICH",
     default="last",
     show_default=True,
-    help="The last; ema, their moving average; or average:N, the mean of the last N checkpoints that are kept.",
+    help="last, ema (moving average), or average:N (mean of the last N kept checkpoints).",
 )
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Type of what is written.")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Data type of the written weights."
+)
 @click.option(
     "--generation-prompt",
     type=click.Choice(["add", "none"]),
-    help="Of a chat template that opens no answer when asked for one: add what does, or leave it.",
+    help="For a chat template without a generation prompt: add one, or leave the template unchanged.",
 )
 @home_option
 @json_option
 def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Write a phase's weights to the folder OUT as transformers reads them: safetensors, config, tokenizer."""
+    """Write the weights of a phase to the folder OUT in Hugging Face format: safetensors, config, tokenizer."""
     from phasewise.flows.cli.publish import export_target, print_export
 
     exported = export_target(target, out, scale, home, **options)
@@ -420,19 +426,19 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
 
 
 @main.command()
-@click.option("--site", "out", required=True, type=PLACE, metavar="OUT", help="A folder that is new, or was written by this command.")
+@click.option("--site", "out", required=True, type=PLACE, metavar="OUT", help="A new folder, or one from an earlier `report`.")
 @click.option(
     "--recipe",
     "recipes",
     multiple=True,
     type=PLACE,
     metavar="FILE",
-    help="A recipe of your own that the home has runs of; may be repeated.",
+    help="Your own recipe with runs in the home. Repeatable.",
 )
 @home_option
 @json_option
 def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Write the page that `phasewise up` serves, with everything that the home has, as files to the folder OUT."""
+    """Write the page of `phasewise up` with all results of the home as static files to the folder OUT."""
     from phasewise.flows.cli.publish import print_written, write_report_site
 
     print_found(write_report_site(out, home, recipes), print_written, as_json=as_json)
@@ -443,16 +449,14 @@ def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) 
 @click.argument("out", type=PLACE, metavar="OUT")
 @scale_option
 @set_option
-@click.option("--key", type=PLACE, metavar="FILE", help="Sign with this private key: Ed25519 or ECDSA on P-256, as PEM.")
-@click.option("--export", type=PLACE, metavar="FOLDER", help="Name an exported folder of the phase, file by file.")
-@click.option("--licence", metavar="NAME", help="Of the model, in your words. It rests on no bytes: a signature alone speaks for it.")
-@click.option(
-    "--source", multiple=True, metavar="COMPONENT=FOLDER", help="Where source files are that are not in the home; may be repeated."
-)
+@click.option("--key", type=PLACE, metavar="FILE", help="Private key for the signature: Ed25519 or ECDSA on P-256, as PEM.")
+@click.option("--export", type=PLACE, metavar="FOLDER", help="Exported folder of the phase. The card lists its files.")
+@click.option("--licence", metavar="NAME", help="Licence of the model. Only the signature vouches for it.")
+@click.option("--source", multiple=True, metavar="COMPONENT=FOLDER", help="Folder of source files outside the home. Repeatable.")
 @home_option
 @json_option
 def card(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Write an account of a phase to the folder OUT, each claim with the digest of the bytes that it rests on."""
+    """Write a model card of a phase to the folder OUT. Each claim has the digests of its files."""
     from phasewise.flows.cli.publish import card_of_target, print_card
 
     print_found(card_of_target(target, out, scale, home, options), print_card, as_json=as_json)
@@ -461,15 +465,13 @@ def card(target: str, out: str, scale: Scale, home: str | None, as_json: bool, *
 @main.command("verify")
 @click.argument("folder", metavar="CARD", type=click.Path(exists=True, file_okay=False))
 @click.option("--home", type=PLACE, metavar="URL", help="Compare each claim with the bytes in this home.")
-@click.option("--export", type=PLACE, metavar="FOLDER", help="The exported folder that the card names.")
-@click.option("--public-key", type=PLACE, metavar="FILE", help="Of who says to have signed, as PEM.")
-@click.option(
-    "--source", multiple=True, metavar="COMPONENT=FOLDER", help="Where source files are that are not in the home; may be repeated."
-)
-@click.option("--max-gib", type=FiniteFloat(min=0), default=64, show_default=True, help="Read no more than this of caches and checkpoint.")
+@click.option("--export", type=PLACE, metavar="FOLDER", help="Exported folder listed in the card.")
+@click.option("--public-key", type=PLACE, metavar="FILE", help="Public key of the signer, as PEM.")
+@click.option("--source", multiple=True, metavar="COMPONENT=FOLDER", help="Folder of source files outside the home. Repeatable.")
+@click.option("--max-gib", type=FiniteFloat(min=0), default=64, show_default=True, help="Maximum size of caches and checkpoint to read.")
 @json_option
 def verify_card(folder: str, as_json: bool, **options: Any) -> None:
-    """Check a card from bytes, offline. Exit 1 where a claim does not hold, and where something could not be checked."""
+    """Check a card against the bytes of a home, offline. Exit 1 if a claim is false or could not be checked."""
     from phasewise.flows.cli.publish import print_verification, verify_folder
 
     verification = verify_folder(folder, options)
@@ -477,12 +479,14 @@ def verify_card(folder: str, as_json: bool, **options: Any) -> None:
     sys.exit(0 if verification["passes"] else 1)
 
 
-VOCAB_SIZE = click.option("--vocab-size", type=int, required=True, metavar="N", help="Entries, with 256 bytes and two special tokens.")
+VOCAB_SIZE = click.option(
+    "--vocab-size", type=int, required=True, metavar="N", help="Number of entries, including 256 bytes and two special tokens."
+)
 
 
 @main.group()
 def tokenizer() -> None:
-    """Train a tokenizer on judged text, cut it to a smaller size, compare_tokenizers tokenizers."""
+    """Train, truncate and compare tokenizers."""
 
 
 @tokenizer.command("train")
@@ -494,10 +498,17 @@ def tokenizer() -> None:
     type=click.Choice(SPLITS),
     default="trinity",
     show_default=True,
-    help="How text is cut before pairs are merged.",
+    help="Rule that splits text before pairs are merged.",
 )
-@click.option("--chat-tokens", is_flag=True, help="With the special tokens that the chat templates of the recipe's phases write.")
-@click.option("--max-bytes", type=click.IntRange(min=1), default=100_000_000, show_default=True, metavar="N", help="Of each component.")
+@click.option("--chat-tokens", is_flag=True, help="Include the special tokens of the chat templates of the recipe.")
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(min=1),
+    default=100_000_000,
+    show_default=True,
+    metavar="N",
+    help="Maximum bytes of text per component.",
+)
 @scale_option
 @set_option
 @home_option
@@ -508,7 +519,7 @@ def train_tokenizer(
 ) -> None:  # fmt: skip
     """Train byte-level BPE on the training text of a recipe's phases, or of one phase, and write it to the folder OUT.
 
-    Every phase must have a verdict on its data that lets it train_tokenizer: `phasewise run` judges.
+    The data of every phase needs a passing verdict, from `phasewise run`.
     """
     from phasewise.flows.cli.tokenizer import print_manifest, train_tokenizer
 
@@ -522,7 +533,7 @@ def train_tokenizer(
 @VOCAB_SIZE
 @json_option
 def truncate_tokenizer(name: str, out: str, *, vocab_size: int, as_json: bool) -> None:
-    """Write the tokenizer in the folder TOKENIZER with its first N entries to OUT: the one that training at this size gives."""
+    """Write the first N entries of TOKENIZER to the folder OUT. Training at this size gives the same tokenizer."""
     from phasewise.flows.cli.tokenizer import print_manifest, truncate_tokenizer
 
     print_found(truncate_tokenizer(name, out, vocab_size=vocab_size), print_manifest, as_json=as_json)
@@ -530,9 +541,11 @@ def truncate_tokenizer(name: str, out: str, *, vocab_size: int, as_json: bool) -
 
 @tokenizer.command("compare")
 @click.argument("names", metavar="TOKENIZER…", nargs=-1, required=True)
-@click.option("--on", required=True, metavar="RECIPE[/PHASE]|FOLDER", help="Held-out text of a recipe, or the text in a folder.")
-@click.option("--max-bytes", type=click.IntRange(min=1), default=1_000_000, show_default=True, metavar="N", help="Of each subset.")
-@click.option("--text-key", default="text", show_default=True, metavar="KEY", help="With a FOLDER: the field of JSON lines and tables.")
+@click.option("--on", required=True, metavar="RECIPE[/PHASE]|FOLDER", help="Held-out text of a recipe, or text in a folder.")
+@click.option(
+    "--max-bytes", type=click.IntRange(min=1), default=1_000_000, show_default=True, metavar="N", help="Maximum bytes per subset."
+)
+@click.option("--text-key", default="text", show_default=True, metavar="KEY", help="With a FOLDER: text field of JSON lines and tables.")
 @given_scale_option
 @set_option
 @home_option
@@ -540,9 +553,9 @@ def truncate_tokenizer(name: str, out: str, *, vocab_size: int, as_json: bool) -
 def compare_tokenizers(
     names: tuple[str, ...], on: str, max_bytes: int, text_key: str, scale: Scale | None, home: str | None, as_json: bool
 ) -> None:
-    """Compare tokenizers on the same text: bytes and words per token, by component and script; round trip, digits, white space.
+    """Compare tokenizers on the same text: bytes and words per token by component and script, round trip, digits, white space.
 
-    A TOKENIZER is a folder with a tokenizer.json, or such a file.
+    A TOKENIZER is a tokenizer.json, or its folder.
     """
     from phasewise.flows.cli.tokenizer import compare_tokenizers, print_comparison
 

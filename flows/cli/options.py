@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args
 
 import click
 
+from phasewise.flows.cli.help import GroupedHelp
 from phasewise.trainer.base.errors import print_refusal, refusal_of
 
 
-class Commands(click.Group):
-    """Turns a refusal into one line and an exit code: 1 for a verdict or a refusal, 2 for wrong usage, 3 for a run that diverged."""
+class Commands(GroupedHelp):
+    """The commands of `phasewise`. An error becomes one line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -31,7 +32,7 @@ class Commands(click.Group):
             print_refusal(f"phasewise: {refusal}")
             ctx.exit(refusal.exit_code)
         except KeyboardInterrupt:
-            click.echo("phasewise: stopped; the same command goes on from here.", err=True)
+            click.echo("phasewise: stopped. The same command resumes.", err=True)
             ctx.exit(130)
 
 
@@ -40,12 +41,12 @@ Command = Callable[..., Any]
 
 
 class FiniteFloat(click.FloatRange):
-    """A number within bounds: NaN is within none, and infinity is not a number that decides anything."""
+    """A finite number within bounds."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or a usage error that names the option."""
+        """Return the number, or raise a usage error."""
         found = click.FLOAT.convert(value, param, ctx)
         if not math.isfinite(found):
             self.fail(f"expected a finite number, found {value}.", param, ctx)
@@ -53,14 +54,14 @@ class FiniteFloat(click.FloatRange):
 
 
 class NamedPlace(click.ParamType):
-    """A path or a URL that is not empty: an empty word is most often a variable that is not set."""
+    """A path or a URL. An empty value is rejected, since it usually comes from an unset shell variable."""
 
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The place, or a usage error that names the option."""
+        """Return the path or URL, or raise a usage error."""
         if not value.strip():
-            self.fail(f"expected a path or a URL, found {value!r}: leave the option out, or name one.", param, ctx)
+            self.fail(f"expected a path or a URL, found {value!r}. Omit the option, or give a value.", param, ctx)
         if "\0" in value:
             self.fail("expected a path or a URL, found a zero byte in it.", param, ctx)
         return value
@@ -68,7 +69,7 @@ class NamedPlace(click.ParamType):
 
 PLACE = NamedPlace()
 HOME = f"{__name__}.home"
-"""The home of a command, in what its contexts share: an error that names no file names this one's disk."""
+"""Key of the home in `click.Context.meta`: an error without a file names the disk of the home."""
 
 
 def _home(ctx: click.Context, _parameter: click.Parameter, home: str | None) -> str | None:
@@ -77,21 +78,21 @@ def _home(ctx: click.Context, _parameter: click.Parameter, home: str | None) -> 
 
 
 home_option = click.option(
-    "--home", type=PLACE, metavar="URL", callback=_home, help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise]."
+    "--home", type=PLACE, metavar="URL", callback=_home, help="Folder or URL of all data. Default: PHASEWISE_HOME, else ./.phasewise."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output, and nothing else there.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
 
 given_scale_option = click.option(
     "--scale",
     type=click.Choice(get_args(Scale)),
-    help="Sizes to run at [default: a recipe with sizes of its own is run as it is written, another one at proxy scale].",
+    help="Size of the run. Default: proxy, or own for a recipe with its own sizes.",
 )
-"""`--scale` as it is given, for a command whose target may be no recipe."""
+"""`--scale` without a default, for commands with other targets than recipes."""
 
 
 def says_first_word(command: Command) -> Command:
-    """On a terminal, a line before anything is loaded: reading a recipe and what runs it takes seconds."""
+    """Print a line on a terminal before the slow imports."""
 
     @functools.wraps(command)
     def said(*, target: str, **others: Any) -> Any:
@@ -103,7 +104,7 @@ def says_first_word(command: Command) -> Command:
 
 
 def scale_option(command: Command) -> Command:
-    """`--scale`: the command is given the scale that is asked for, or else the default one of its target."""
+    """Add `--scale`, with the default of the target."""
 
     @functools.wraps(command)
     def at_scale(*, target: str, scale: Scale | None, **others: Any) -> Any:
@@ -115,7 +116,6 @@ def scale_option(command: Command) -> Command:
 
 
 def _set(ctx: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]) -> None:
-    """In force until the command ends."""
     if settings:
         from phasewise.flows.recipes.assignments import setting, settings_in_force
 
@@ -135,7 +135,7 @@ slice_option = click.option(
     metavar="S",
     expose_value=False,
     callback=_slice,
-    help="Train every phase on this slice in place of the recipe's: h100-1, '2x h100-8', cpu-2; local is the devices that are here.",
+    help="Replace the slice of every phase: h100-1, '2x h100-8', cpu-2, or local for the devices of this machine.",
 )
 
 
@@ -153,7 +153,7 @@ max_tokens_option = click.option(
     metavar="N",
     expose_value=False,
     callback=_max_tokens,
-    help="Read about so many tokens of all components together [default: all; at a scale between what it draws, and a quarter more].",
+    help="Limit of the tokens read from all components together. Default: all tokens, or 1.25 times the need of the scale.",
 )
 
 
@@ -163,34 +163,34 @@ set_option = click.option(
     metavar="PHASE.FIELD=VALUE",
     expose_value=False,
     callback=_set,
-    help="Another value for a trial, in the sizes of the scale that is run; recipe.FIELD is the recipe's own. May be repeated.",
+    help="Change a value for a trial, in the sizes of the scale. recipe.FIELD sets a field of the recipe. Repeatable.",
 )
 
 
 _EVALUATION_OPTIONS = (
     click.option(
-        "--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH]."
+        "--suite", metavar="S", help="Suite of benchmarks: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH]."
     ),
-    click.option("--benchmarks", type=PLACE, metavar="DIR", help="With --suite: their items, as JSON lines [default: the hub]."),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part, for a look."),
-    click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite: the last, or their moving average [default: last]."),
     click.option(
-        "--context", type=click.IntRange(min=2), metavar="N", help="With --suite: read N tokens, more than the model was trained on."
+        "--benchmarks", type=PLACE, metavar="DIR", help="With --suite: folder of the items as JSON lines. Default: the Hugging Face Hub."
     ),
-    click.option("--allow-code", is_flag=True, help="With --suite: run programs that the model writes, in a sandbox."),
+    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part."),
     click.option(
-        "--text", type=PLACE, metavar="DIR", help="Corpus fit on this text: bits per byte and perplexity of each file and folder in DIR."
+        "--weights", type=click.Choice(["last", "ema"]), help="With --suite: last weights or their moving average. Default: last."
     ),
-    click.option("--held-out", is_flag=True, help="Corpus fit on the phase's held-out documents, each component a subset."),
-    click.option("--text-key", metavar="KEY", help="With --text: the field of JSON lines and tables [default: text]."),
+    click.option("--context", type=click.IntRange(min=2), metavar="N", help="With --suite: context of N tokens, more than in training."),
+    click.option("--allow-code", is_flag=True, help="With --suite: run generated programs in a sandbox."),
+    click.option("--text", type=PLACE, metavar="DIR", help="Bits per byte and perplexity of each file and folder in DIR."),
+    click.option("--held-out", is_flag=True, help="Bits per byte of the phase's held-out documents, by component."),
+    click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text."),
     click.option(
-        "--tokenizer", type=PLACE, metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT whose home is not here."
+        "--tokenizer", type=PLACE, metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT outside its home."
     ),
 )
 
 
 def evaluation_options(command: Command) -> Command:
-    """What `phasewise evaluate` measures; none that is not given has a value."""
+    """Add the options of `phasewise evaluate`."""
     for option in reversed(_EVALUATION_OPTIONS):
         command = option(command)
     return command

@@ -64,7 +64,7 @@ def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipes: Path) -> 
     steps = trained_steps(up)
     assert saved_steps(up)[-1] == steps
     assert f"kestrel: stopped after step {steps:,} of 1,000,000, which is saved" in errors
-    assert errors.endswith("phasewise: stopped; the same command goes on from here.\n")
+    assert errors.endswith("phasewise: stopped. The same command resumes.\n")
     assert "Traceback" not in errors
 
 

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from phasewise.flows.cli import main
+from phasewise.flows.cli.help import GROUPS
 from phasewise.flows.cli.options import FiniteFloat, NamedPlace
 from phasewise.flows.recipes import load_recipe
 from phasewise.tasks.data.stand_ins import RECORD_NAME
@@ -42,6 +43,9 @@ def test_every_command_has_help_and_a_version(phasewise: Run):
             assert result.stdout.startswith("Usage: ")
             assert "--help" in result.stdout
     assert all(command.help for _, command in every_command())
+    assert {name for commands in GROUPS.values() for name in commands} == set(main.main.commands)
+    text = " ".join(phasewise("--help").stdout.split())
+    assert all(line in text for commands in GROUPS.values() for line in commands.values()), "a line is cut"
     assert phasewise("--version").stdout.split()[-1].count(".") == 2
 
 
@@ -111,12 +115,12 @@ def test_a_misspelt_variable_is_said_with_the_one_that_is_meant(phasewise: Run, 
     assert {LAUNCHER_VARIABLE, PROCESSES_VARIABLE, "PHASEWISE_HOME", "PHASEWISE_GKE_IMAGE"} <= main.names_in_code()
     given = {LAUNCHER_VARIABLE: "local", "PHASEWISE_PROCESES": "2", "PHASEWISE_TEST_SEED": "1", "HOME": "/", "PHASEWISE_ZZZ_QQQ": ""}
     assert main.words_of_unread(given) == [
-        "PHASEWISE_PROCESES is no setting of Phasewise, and nothing reads it: do you mean PHASEWISE_PROCESSES?",
-        "PHASEWISE_ZZZ_QQQ is no setting of Phasewise, and nothing reads it.",
+        "PHASEWISE_PROCESES: unknown setting of Phasewise, ignored. Do you mean PHASEWISE_PROCESSES?",
+        "PHASEWISE_ZZZ_QQQ: unknown setting of Phasewise, ignored.",
     ]
     monkeypatch.setenv("PHASEWISE_LAUNCHR", "tpu_vm")
     done = phasewise("order feistel 64")
-    assert "PHASEWISE_LAUNCHR is no setting of Phasewise" in done.stderr
+    assert "PHASEWISE_LAUNCHR: unknown setting of Phasewise" in done.stderr
     assert "PHASEWISE_LAUNCHR" not in done.stdout
     monkeypatch.setattr(main, "names_in_code", lambda: pytest.fail("it was read"))
     assert main.words_of_unread({"HOME": "/"}) == []
@@ -222,7 +226,7 @@ def test_a_stop_by_hand_says_how_to_go_on(phasewise: Run, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr("phasewise.flows.cli.lineage.describe", interrupted)
-    assert_refused(phasewise("lineage", "marin-8b"), 130, "stopped; the same command goes on from here")
+    assert_refused(phasewise("lineage", "marin-8b"), 130, "stopped. The same command resumes")
 
 
 def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,60 @@
+"""The text of `phasewise --help`: commands in groups, each with one line, examples and exit codes."""
+
+import click
+
+MAX_WIDTH = 100
+GROUPS = {
+    "Train": {
+        "run": "Train a recipe phase by phase. Resumes unfinished work.",
+        "up": "Start the Prefect server, a worker, the deployments and the page.",
+        "status": "Show the state of each phase and the reason for outdated results.",
+        "approve": "Approve or reject a phase that waits for a person.",
+    },
+    "Recipes": {
+        "show": "Show a recipe as a table, or all values of one phase.",
+        "lineage": "Show the phases, their parents and the declared changes.",
+        "new": "Write your own recipe with two phases over a folder of text.",
+        "schema": "Print the JSON schema of a recipe.",
+        "preflight": "Compile for a TPU slice: memory, FLOPs, time, chip-hours.",
+    },
+    "Data": {
+        "data": "Build token caches, or compare them with their sources.",
+        "scan": "Search files and token caches for benchmark items.",
+        "trace": "Show the training text of a step, or the steps that train on a text.",
+        "order": "Measure the mixing of a permutation.",
+        "tokenizer": "Train, truncate and compare tokenizers.",
+    },
+    "Results": {
+        "evaluate": "Measure a checkpoint with benchmarks or on a text.",
+        "export": "Write weights as a Hugging Face folder.",
+        "report": "Write the page with all results as static files.",
+        "card": "Write a signed model card with the digest of each result.",
+        "verify": "Check a model card against the bytes of a home.",
+    },
+}
+EXAMPLES = (
+    ("phasewise run marin-8b", "train all phases at proxy scale, in minutes"),
+    ("phasewise run marin-8b/kestrel --scale 130m", "train one phase at a larger size"),
+    ("phasewise show marin-32b/mantis", "show all values of a phase"),
+    ("phasewise new mine.py --text FOLDER", "start with your own text"),
+)
+EXIT_CODES = (
+    ("0", "success"),
+    ("1", "a check failed, or the input was rejected"),
+    ("2", "usage or configuration error"),
+    ("3", "loss or gradients are not finite"),
+    ("6", "another process took over the run"),
+    ("7", "a file could not be read or written"),
+    ("130", "stopped by Ctrl-C"),
+)
+
+
+class GroupedHelp(click.Group):
+    """A group of commands with the tables above in its help."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by group, then examples and exit codes."""
+        tables = {group: tuple(commands.items()) for group, commands in GROUPS.items()} | {"Examples": EXAMPLES, "Exit codes": EXIT_CODES}
+        for heading, rows in tables.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=MAX_WIDTH // 2)
