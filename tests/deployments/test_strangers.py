@@ -72,10 +72,15 @@ def without_csrf(up: Up) -> dict[str, str]:
     return {name: value for name, value in up.headers.items() if not name.startswith("Prefect-Csrf")}
 
 
+def requested_runs(up: Up) -> set[str]:
+    """The runs of deployments, without scheduled runs and runs that another run started: the server makes these meanwhile."""
+    runs = ask(up, "flow_runs/filter", {"flow_runs": {"deployment_id": {"is_null_": False}}})
+    return {run["id"] for run in runs if not run["auto_scheduled"] and run["parent_task_run_id"] is None}
+
+
 def test_every_address_of_the_api_asks_for_the_token_and_knows_its_origin(up: Up) -> None:
     assert len(ROUTES) > 150
-    runs = {"flow_runs": {"deployment_id": {"is_null_": False}}}
-    before = (ask(up, "flow_runs/count", runs), ask(up, "work_pools/local")["base_job_template"])
+    before = (requested_runs(up), ask(up, "work_pools/local")["base_job_template"])
     for method, path in ROUTES:
         if path not in ("/health", "/ready"):
             assert request(up, method, f"/api{path}", {**up.headers, "Authorization": ""}).status == 401, (method, path)
@@ -86,7 +91,7 @@ def test_every_address_of_the_api_asks_for_the_token_and_knows_its_origin(up: Up
     for path in ("/", "/v2/", "/ui-settings", "/docs", OPEN_PATH):
         assert request(up, "GET", path, {"Origin": FOREIGN[0]}).status == 403, path
         assert up.auth not in request(up, "GET", path, {}).text
-    assert (ask(up, "flow_runs/count", runs), ask(up, "work_pools/local")["base_job_template"]) == before
+    assert (requested_runs(up), ask(up, "work_pools/local")["base_job_template"]) == before
 
 
 @pytest.mark.parametrize(
