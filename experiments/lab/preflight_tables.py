@@ -31,9 +31,8 @@ CHIPS = ("v5p", "tpu7x")
 def sparse_models(home: Home) -> str:
     """One row per compiled step of the three sparse recipes."""
     reports = [report | {"recipe": name, "phase": phases} for name in SPARSE for phases, report in setups_once(name, home)]
-    lines = "\n".join(f"* {report['recipe']} {what_was_tried(report)}" for report in reports)
     used = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return f"{size_table(reports)}\n\n{time_table(reports)}\n\nWhat was compiled for each:\n\n{lines}\n\nMade with {used}."
+    return f"{size_table(reports)}\n\n{time_table(reports)}\n\nMade with {used}."
 
 
 def setups_once(name: str, home: Home) -> list[tuple[str, Report]]:
@@ -82,16 +81,6 @@ def time_table(reports: list[Report]) -> str:
         ends = [f"{report['step_seconds']:.2f}", f"{report['mfu']:.2f}", f"{report['tokens_per_second'] / 1e6:.2f}"]
         rows.append([report["recipe"], report["phase"], *moved, *times, *ends, f"{report['compile_seconds']:.0f}"])
     return markdown(rows, left=2)
-
-
-def what_was_tried(report: Report) -> str:
-    who = f"{report['phase']}, {report['batch_sequences']:,} sequences"
-    if not report["fits"]:
-        return f"{who}: {report['reason']}."
-    again = 100 * report["flops_recomputed"] / report["flops_per_step"]
-    by_muon = 100 * report["flops_per_step_per_chip"]["update"] / report["flops_per_step_per_chip"]["analytic"]
-    tried = "".join(f"; {one['plan']}: {one['reason']}" for one in report["tried"])
-    return f"{who}: {again:.0f} % more FLOPs to save memory, {by_muon:.1f} % by Muon; {report['why']}{tried}."
 
 
 def smallest_slices(home: Home) -> str:
@@ -155,8 +144,7 @@ def put(text: str, name: str, table: str) -> str:
 def main_lines(home: Home) -> str:
     reports = [preflight_setup(setup, home) for name in COMPILED for setup in setups_of(load_recipe(name, "full").phases)]
     used = ", ".join(f"{name} {number}" for name, number in versions().items())
-    lines = "\n".join(f"* {what_it_took(report)}." for report in reports)
-    return f"{setup_table(reports)}\n\n{network_table(reports)}\n\nWhat each took to fit:\n\n{lines}\n\nMade with {used}."
+    return f"{setup_table(reports)}\n\n{network_table(reports)}\n\nMade with {used}."
 
 
 def gains(home: Home) -> str:
@@ -203,7 +191,7 @@ def branches(home: Home) -> str:
         report = preflight_setup(setups[0], home)
         reports.append(report | {"phase": ", ".join(setup.phase for setup in setups)})
     unfit = "".join(f"\n\n{what_it_took(report)}." for report in reports if not report["fits"])
-    return f"{setup_table(reports)}\n\nDays and chip-hours are those of the first phase that is named.{unfit}"
+    return f"{setup_table(reports)}\n\nDays and chip-hours are the values of the first named phase.{unfit}"
 
 
 def setup_table(reports: list[Report]) -> str:

@@ -1,4 +1,4 @@
-from experiments.lab.preflight_tables import size_table, time_table, what_was_tried
+from experiments.lab.preflight_tables import size_table, time_table
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.preflight.plan import Plan
@@ -39,4 +39,3 @@ def test_what_does_not_fit_has_its_reason_and_no_time() -> None:
     refused = refused_report(SETUP, WHERE, "too small") | {"recipe": "trinity-nano"}
     assert "does not fit" in size_table([refused])
     assert len(time_table([refused]).splitlines()) == 2
-    assert what_was_tried(refused) == "phase-1, 4,096 sequences: too small."
