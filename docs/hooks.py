@@ -4,6 +4,7 @@ import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from phasewise.flows.cli.help import MAX_WIDTH
 from phasewise.flows.cli.main import main
 
 API = (
@@ -44,5 +45,5 @@ def _commands(group: click.Group, path: tuple[str, ...]) -> list[tuple[tuple[str
 
 
 def _help(command: click.Command, path: tuple[str, ...]) -> str:
-    context = click.Context(command, info_name=" ".join(path), max_content_width=100)
+    context = click.Context(command, info_name=" ".join(path), terminal_width=MAX_WIDTH, help_option_names=["-h", "--help"])
     return command.get_help(context)
