@@ -11,7 +11,6 @@ from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 
 
@@ -24,7 +23,7 @@ def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict
     needs: dict[str, int] = {}
     for phase in recipe.phases if phases is None else phases:
         order = phase.order
-        schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=order)
+        schedule = recipe.mixture_schedule(phase)
         for name, sequences in schedule.realised(order.first_step, phase.stop_step).items():
             needs[name] = max(needs.get(name, 0), sequences * phase.model.seq_len)
     return needs
@@ -37,7 +36,7 @@ def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, tuple[DrawnRows, ..
     for part, child in pairwise(lineage):
         stop = min(child.start_step, phase.order.first_step)
         if stop > part.start_step:
-            schedule = MixtureSchedule(batch=recipe.batch_of_lineage(part), mixture=recipe.mixture_of_lineage(part), order=part.order)
+            schedule = recipe.mixture_schedule(part)
             for name, sequences in schedule.realised(part.start_step, stop).items():
                 if sequences and name in phase.components:
                     drawn[name] = (*drawn.get(name, ()), DrawnRows(sequences, part.model.seq_len, part.packing))
@@ -99,6 +98,6 @@ class Needed(NamedTuple):
 
 
 def _needed_rows(recipe: Recipe, phase: Phase) -> list[tuple[str, Needed]]:
-    schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+    schedule = recipe.mixture_schedule(phase)
     drawn = schedule.realised(phase.order.first_step, phase.stop_step)
     return [(name, Needed(count, f"rows of {phase.name}", phase)) for name, count in sorted(drawn.items()) if name in phase.components]

@@ -14,7 +14,7 @@ from phasewise.tasks.data.template import ChatTemplate, template_of
 from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, checked_file, names_folder
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import ConfigError, RecipeError
-from phasewise.trainer.data.mixture import MixtureSchedule, check_shares
+from phasewise.trainer.data.mixture import check_shares
 
 
 def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -91,7 +91,7 @@ def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """
     for phase in phases:
         try:
-            MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+            recipe.mixture_schedule(phase)
             for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
                 limits = phase.gates.data
                 points, percent = limits.max_share_error_points, limits.max_share_error_percent

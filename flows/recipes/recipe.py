@@ -15,6 +15,7 @@ from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
+from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople, asked_in
 
 T = TypeVar("T")
@@ -231,6 +232,10 @@ class Recipe(Frozen):
         """Mixtures from step 0 to the phase's end: the data order reaches back to the start of the lineage."""
         entries = ((step, shares) for part, stop in self._parts(phase) for step, shares in part.mixture.within(part.start_step, stop))
         return Steps[MixtureShares](_without_repeats(entries))
+
+    def mixture_schedule(self, phase: Phase) -> MixtureSchedule:
+        """Component counts of each step, from step 0 to the phase's end."""
+        return MixtureSchedule(batch=self.batch_of_lineage(phase), mixture=self.mixture_of_lineage(phase), order=phase.order)
 
     def _parts(self, phase: Phase) -> list[tuple[Phase, int]]:
         lineage = self.lineage(phase)

@@ -32,7 +32,6 @@ from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Component, turns_of
-from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.skipped_steps import read_roll_backs
 from phasewise.validations.evidence.gate import MACRO
@@ -345,7 +344,7 @@ def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[RecordReport, ..
 
 
 def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str, float]], ...]:
-    schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+    schedule = recipe.mixture_schedule(phase)
     starts = [step for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
     stages: list[tuple[int, dict[str, float]]] = []
     for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):

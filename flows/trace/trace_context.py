@@ -27,7 +27,6 @@ from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.document_index import DocumentIndex
 from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, changed_since, compared_by, packing_of
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
-from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
 from phasewise.trainer.skipped_steps import NOTHING, SkippedSteps, read_skipped_steps
@@ -204,8 +203,7 @@ def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool
 
 def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[Component, DocumentIndex]) -> TracedPhase:
     recipe = resolved.recipe
-    batch = recipe.batch_of_lineage(phase)
-    schedule = MixtureSchedule(batch=batch, mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+    schedule = recipe.mixture_schedule(phase)
     drawn = schedule.realised(phase.start_step, stop_step)
     laid = {name: RowsOfTokens(indices[name].cache, phase.packing, phase.model.seq_len, indices[name]) for name in drawn}
     rows = {name: of_tokens.num_rows for name, of_tokens in laid.items()}
@@ -217,7 +215,7 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
             )
     has_buffer = phase.order.buffer_documents is not None
     buffered = {name: BufferedComponent(name, laid[name].cache, phase.order, phase.model.seq_len) for name in rows if has_buffer}
-    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered)
+    order = TracedOrder(schedule, recipe.batch_of_lineage(phase), phase.start_step, stop_step, rows, buffered)
     return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices), laid)
 
 
