@@ -1,32 +1,29 @@
-"""`python -m phasewise.deployments.prefect_file` writes `prefect.yaml`: what `phasewise up` registers, for `prefect deploy --all`."""
+"""`python -m phasewise.deployments.prefect_file > prefect.yaml`: the deployments of `phasewise up` for `prefect deploy --all`."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from phasewise.deployments.declared import Deployment, Pool, Source, declare, declare_pools
 from phasewise.flows.recipes import NAMES
-from phasewise.trainer.base.identity import HOUSE
 
-PREFECT_FILE = HOUSE.parent / "prefect.yaml"
 HEAD = """\
-# What can be started from Prefect. Made from the recipes by `python -m phasewise.deployments.prefect_file`; do not edit it.
+# Deployments of the included recipes, printed by `python -m phasewise.deployments.prefect_file`.
 #
-# `phasewise up` registers all of it on this machine, and, with PREFECT_API_URL, on a server of yours, with narrower forms than this file
-# can express: docs/how-to/prefect.md. With Prefect alone, in this folder:
+# `phasewise up` registers the same deployments on this machine, or on your server with PREFECT_API_URL, with more precise forms:
+# docs/how-to/prefect.md. Without `phasewise up`, in the folder of the repository:
 {pools}
 #   prefect work-queue create training --pool local --limit 1
 #   prefect --no-prompt deploy --all
 #   prefect worker start --pool local      (and one for each other pool)
-# The home is the worker's PHASEWISE_HOME. The schedules are examples, and inactive.
+# The worker's PHASEWISE_HOME is the home. The schedules are inactive examples.
 """
 
 
 def prefect_file(deployments: Sequence[Deployment], pools: Sequence[Pool]) -> str:
-    """The text of the file."""
+    """Return the text of `prefect.yaml`."""
     content: dict[str, Any] = {
         "name": "phasewise",
         "prefect-version": version("prefect"),
@@ -56,10 +53,10 @@ def _entry(deployment: Deployment) -> dict[str, Any]:
     return entry
 
 
-def main(path: Path = PREFECT_FILE) -> None:
-    """Write it."""
+def main() -> None:
+    """Print the file for the included recipes."""
     sources = [Source.named(name) for name in NAMES]
-    path.write_text(prefect_file(declare(sources), declare_pools(sources)), encoding="utf-8")
+    print(prefect_file(declare(sources), declare_pools(sources)), end="")
 
 
 if __name__ == "__main__":
