@@ -1,7 +1,4 @@
-"""The outcomes of the checks of a verdict, and how many there are of each.
-
-Terminal, Prefect artifact, HTML report, Data Docs and JSON all take their numbers and their words from here.
-"""
+"""Outcomes of the checks of a verdict and their counts. Terminal, artifact, report, Data Docs and JSON share these numbers and words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -24,13 +21,13 @@ KIND_WORDS: Mapping[Kind, str] = {
     "broken": "could not be made",
 }
 STANDINGS: tuple[Standing, ...] = ("failed", "warned", "passed")
-"""The states of a verdict, the one to look at first before the others."""
+"""States of a verdict, the most urgent first."""
 MARKS: Mapping[Kind, str] = {"passed": "✓", "accepted": "✓", "warned": "!", "failed": "✗", "broken": "✗"}
-"""The sign beside the word, so that no colour is needed to read it."""
+"""Signs, for readers who see no colours."""
 
 
 class AcceptedFinding(Frozen):
-    """What a check found and the recipe accepts: the worst case in words, and how many rows are like it."""
+    """A warning that the recipe accepts, with the number of its rows and the worst row."""
 
     warning: AcceptedWarning
     rows: int = Field(gt=0)
@@ -38,33 +35,33 @@ class AcceptedFinding(Frozen):
 
     @property
     def sentence(self) -> str:
-        """What was found, and why it is accepted."""
+        """The finding and the reason to accept it."""
         return f"{self.worst.what}. Accepted: {self.warning.reason} ({self.warning.source})"
 
 
 class CheckOutcome(Frozen):
-    """One expectation and its outcome; `broken` could not be made, `accepted` warned only of what the recipe accepts.
-
-    `passes` is whether it found nothing. `accepted` has what the recipe accepts, also where the check warns of something else besides.
-    """
+    """An expectation and its outcome."""
 
     name: str
     table: str
     asks: str
     severity: Severity
     passes: bool
+    """The check found nothing, not even accepted rows."""
     outcome: Outcome
+    """`broken`: the check could not run. `accepted`: the check found only rows that the recipe accepts."""
     observed: str
     accepted: tuple[AcceptedFinding, ...] = ()
+    """Accepted rows. A check may have accepted rows and still warn of other rows."""
 
     @property
     def kind(self) -> Kind:
-        """How it counts. A check that could not be made is no warning, whatever its severity."""
+        """The outcome by severity. A broken check is not a warning, whatever its severity."""
         return "warned" if self.outcome == "failed" and self.severity == "warning" else self.outcome
 
 
 class CheckCounts(Frozen):
-    """How many checks came out how; each check is counted once."""
+    """Number of checks per outcome. Each check counts once."""
 
     passed: int = Field(default=0, ge=0)
     accepted: int = Field(default=0, ge=0)
@@ -74,17 +71,17 @@ class CheckCounts(Frozen):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Number of checks."""
         return self.passed + self.accepted + self.warned + self.failed + self.broken
 
     @property
     def passes(self) -> bool:
-        """Nothing failed, nothing is broken, and something was checked at all."""
+        """Return whether no check failed or is broken, and at least one check ran."""
         return self.total > 0 and not self.failed and not self.broken
 
     @property
     def standing(self) -> Standing:
-        """Whether it fails, passes with something to look at, or passes."""
+        """State of the verdict."""
         if not self.passes:
             return "failed"
         return "warned" if self.warned else "passed"
@@ -97,11 +94,15 @@ class CheckCounts(Frozen):
     @property
     def shares(self) -> str:
         """`15 of 18 checks passed, 1 failed, 1 warning, 1 warning accepted by the recipe`."""
-        return f"{self.passed:,} of {plural(self.total, 'check')} passed{self._others()}"
+        parts = [f"{self.passed:,} of {plural(self.total, 'check')} passed"]
+        parts += [f"{self.failed:,} failed"] if self.failed else []
+        parts += [f"{self.broken:,} could not be made"] if self.broken else []
+        parts += [plural(self.warned, "warning")] if self.warned else []
+        return ", ".join(parts) + self._accepted()
 
     @property
     def words(self) -> str:
-        """The standing and all counts: `passed: 17 of 18 checks, 1 warning accepted by the recipe`."""
+        """The state and all counts, such as `passed: 17 of 18 checks, 1 warning accepted by the recipe`."""
         if not self.passes:
             return f"failed: {self.shares}"
         return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{self._accepted()}"
@@ -109,24 +110,18 @@ class CheckCounts(Frozen):
     def __add__(self, other: "CheckCounts") -> "CheckCounts":
         return CheckCounts(**{name: getattr(self, name) + getattr(other, name) for name in CheckCounts.model_fields})
 
-    def _others(self) -> str:
-        failed = f", {self.failed:,} failed" if self.failed else ""
-        broken = f", {self.broken:,} could not be made" if self.broken else ""
-        warned = f", {plural(self.warned, 'warning')}" if self.warned else ""
-        return f"{failed}{broken}{warned}{self._accepted()}"
-
     def _accepted(self) -> str:
         return f", {plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
 
 
 def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
-    """How many checks passed, are accepted, warned, failed, and could not be made. Nothing else counts them."""
+    """Count the checks of one verdict per outcome."""
     kinds = [check.kind for check in checks]
     return CheckCounts(**{kind: kinds.count(kind) for kind in KIND_WORDS})
 
 
 def verdicts_in_words(verdicts: Sequence[CheckCounts]) -> str:
-    """One sentence on several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
+    """Summarise several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
     passed = count_passed(verdicts)
     warned = sum(verdict.standing == "warned" for verdict in verdicts)
     with_warnings = f", {warned:,} of them with warnings" if warned else ""
@@ -135,10 +130,10 @@ def verdicts_in_words(verdicts: Sequence[CheckCounts]) -> str:
 
 
 def count_passed(verdicts: Sequence[CheckCounts]) -> int:
-    """How many verdicts pass, with warnings or without."""
+    """Count the verdicts that pass, with or without warnings."""
     return sum(verdict.passes for verdict in verdicts)
 
 
 def sum_counts(verdicts: Iterable[CheckCounts]) -> CheckCounts:
-    """The checks of several verdicts together."""
+    """Add up the checks of several verdicts."""
     return sum(verdicts, CheckCounts())

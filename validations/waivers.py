@@ -1,4 +1,4 @@
-"""What a recipe puts to people: which checks they may let pass though they failed, and whether they are asked about warnings."""
+"""Exceptions of a recipe: warnings that it accepts, checks that a person may let pass, and whether a person decides on warnings."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,81 +11,65 @@ Cell = bool | int | float | str
 
 
 class AcceptedWarning(Frozen):
-    """A warning that is expected, and on which rows of its table.
-
-    It covers the rows whose cells are as `where` says, and no others: another value warns as before.
-
-    Attributes:
-        table: the evidence table that the check judges.
-        check: its name, as verdicts have it, such as `expect_order_to_mix`.
-        where: column → cell. Which columns it must name is the check's to say.
-        phases: where it is expected; None is every phase.
-        reason: why it is, in a sentence.
-        source: where the record says so.
-    """
+    """A warning that the recipe expects, for the table rows that match its cells."""
 
     table: str
     check: str
+    """Name of the check in verdicts, such as `expect_order_to_mix`."""
     where: dict[str, Cell] = Field(min_length=1)
+    """Column → cell. The check defines the columns to name."""
     phases: tuple[str, ...] | None = Field(min_length=1)
+    """None is every phase."""
     reason: str = Field(pattern=r"\S")
     source: str = Field(pattern=r"\S")
 
     @property
     def finding(self) -> tuple[str, str, dict[str, Cell]]:
-        """What it covers, without the reason."""
+        """The warning without its reason and phases."""
         return self.table, self.check, self.where
 
     @property
     def words(self) -> str:
-        """What it covers, for people: `expect_order_to_mix where permutation = linear`."""
+        """The finding as text, such as `expect_order_to_mix where permutation = linear`."""
         return f"{self.check} where {' and '.join(f'{column} = {cell}' for column, cell in self.where.items())}"
 
     def covers(self, row: Mapping[str, Any]) -> bool:
-        """Whether the cells of a row are as `where` says."""
+        """Return whether the cells of a row match `where`."""
         return all(column in row and bool(row[column] == cell) for column, cell in self.where.items())
 
 
-def accepted_in(phase: str, accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
-    """What is expected in a phase."""
-    return tuple(one for one in accepts if one.phases is None or phase in one.phases)
-
-
-def expected(accepts: Iterable[AcceptedWarning]) -> list[dict[str, Any]]:
-    """What is expected and why, as JSON; in which other phases, too, is no matter of this one."""
-    return [one.model_dump(mode="json", exclude={"phases"}) for one in accepts]
-
-
 class ApprovableCheck(Frozen):
-    """A check whose failure a person may let pass, each time it fails, for what was found that time and nothing else.
-
-    Attributes:
-        table: the evidence table that the check judges.
-        check: its name, as verdicts have it, such as `expect_no_fall_below_the_parent`.
-        phases: where it may be let pass; None is every phase.
-    """
+    """A check whose failure a person may let pass. A new failure needs a new approval."""
 
     table: str
     check: str
+    """Name of the check in verdicts, such as `expect_no_fall_below_the_parent`."""
     phases: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """None is every phase."""
 
 
 class AsksPeople(Frozen):
-    """What a verdict puts to people.
-
-    Attributes:
-        approvable: the checks whose failure a person may let pass.
-        on_warnings: a person is asked about a verdict that warns; else it passes, and the warning is shown.
-    """
+    """Decisions of a verdict that a person makes."""
 
     approvable: tuple[ApprovableCheck, ...] = ()
     on_warnings: bool = False
+    """A person decides on a verdict with warnings. If False, warnings are only shown."""
 
 
 NOBODY = AsksPeople()
 
 
+def accepted_in(phase: str, accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
+    """Select the warnings of one phase."""
+    return tuple(warning for warning in accepts if warning.phases is None or phase in warning.phases)
+
+
 def asked_in(phase: str, approvable: Iterable[ApprovableCheck], *, on_warnings: bool) -> AsksPeople:
-    """What is put to people in a phase."""
-    listed = tuple(one for one in approvable if one.phases is None or phase in one.phases)
+    """Select the decisions of one phase."""
+    listed = tuple(check for check in approvable if check.phases is None or phase in check.phases)
     return AsksPeople(approvable=listed, on_warnings=on_warnings)
+
+
+def expected(accepts: Iterable[AcceptedWarning]) -> list[dict[str, Any]]:
+    """Return the warnings as JSON without their phases: other phases do not change the verdict of this phase."""
+    return [warning.model_dump(mode="json", exclude={"phases"}) for warning in accepts]

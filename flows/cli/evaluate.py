@@ -25,8 +25,7 @@ from phasewise.tasks.evaluation.needles import Haystack, lengths_of, names_needl
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import Floor, measure_floor
-from phasewise.validations.evidence.gate import gate_tables
-from phasewise.validations.expectations.gate_notes import gate_notes
+from phasewise.validations.evidence.gate import gate_notes, gate_tables
 
 if TYPE_CHECKING:
     from phasewise.tasks.data.template import ChatTemplate

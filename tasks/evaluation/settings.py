@@ -15,7 +15,7 @@ from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationErro
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path, parse_json
-from phasewise.validations.evidence.comparable import is_needle
+from phasewise.validations.limits import is_needle
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel

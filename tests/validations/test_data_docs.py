@@ -13,8 +13,8 @@ import pytest
 
 from phasewise.tasks.report import data_docs
 from phasewise.tasks.report.data_docs import Card, build_data_docs
-from phasewise.validations.report import judged_again
-from phasewise.validations.report.judged_again import Judge
+from phasewise.validations.report import reevaluate
+from phasewise.validations.report.reevaluate import Judge
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
 
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 @pytest.fixture(autouse=True)
 def sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier test had judged is forgotten."""
-    monkeypatch.setattr(judged_again, "_judged", {})
+    monkeypatch.setattr(reevaluate, "_judged", {})
     register(monkeypatch)
 
 

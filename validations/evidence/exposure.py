@@ -1,11 +1,11 @@
-"""Whether a model has seen the very items of a benchmark: by how it takes two renderings of them, and by how likely it finds them.
+"""Exposure to a benchmark's items: how a model reads two renderings of the items, and how likely it finds them.
 
-A model that trained on a benchmark's items in one format likes that format of these items better than it likes the same format of items
-that nobody has seen. That is how the leak into Marin's Bison could have been found: GSM8K's items were in its data without calculator
-tags, such as `<<16-7=9>>`, and its score fell where the prompt has them. Neither needs a score: a fall looks the same as a rise.
+A model that trained on items in one format prefers this format for these items more than for items that no model has seen. This test could
+have found the leak into Marin's Bison. Its data had GSM8K's items without calculator tags, such as `<<16-7=9>>`, and its score fell on
+prompts with the tags. The tests need no score: a fall and a rise look the same.
 
-The reference is items of the same kind that are in no data, such as made ones. All tests exchange test items with reference items, and so
-hold for any distribution of the likelihoods, if both kinds are alike to a model that saw neither.
+The reference is items of the same kind that are in no data. All tests exchange test items with reference items. The tests are exact for any
+distribution of likelihoods, if both kinds are alike to a model that saw neither.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.comparable import Evaluation
+from phasewise.validations.evidence.parent_comparison import Evaluation
 from phasewise.validations.evidence.proportions import holm
 
 # scipy's stubs leave its functions untyped.
@@ -24,18 +24,16 @@ from phasewise.validations.evidence.proportions import holm
 
 
 RESAMPLES, SEED = 9_999, 0
-"""The smallest p-value is one in ten thousand. Where the groups can be exchanged in fewer ways, all of them are counted."""
+"""The smallest p-value is one in ten thousand. If the groups have fewer exchanges, all exchanges are counted."""
 MIN_ITEMS = 8
 MEASURED_COLUMNS = ("measure", "items", "reference_items", "difference_nats", "p_value", "adjusted_p_value")
 COLUMNS = (*MEASURED_COLUMNS, "against", "since", "why_not")
-SAME = ("rule", "items_digest", "reference_digest")
-"""What two readings must share to be compared: how items are rendered, and which they are."""
 Alternative = Literal["two-sided", "greater"]
 
 
 @dataclass(frozen=True)
 class Readings:
-    """Log-likelihoods in nats of the answers of some items, an array each, in the same order: under the first and the second rendering."""
+    """Log-likelihoods in nats of the items' answers under the first and the second rendering, in the same order."""
 
     first: np.ndarray
     second: np.ndarray
@@ -50,38 +48,33 @@ class Readings:
             )
 
     def less(self, before: "Readings") -> "Readings":
-        """What was gained since.
+        """Return the gain since the parent.
 
         Raises:
-            DataError: the two are not of as many items.
+            DataError: the numbers of items differ.
         """
         if self.first.shape != before.first.shape:
             raise DataError(f"a model and its parent must read the same items, found {len(self.first)} and {len(before.first)}.")
         return Readings(self.first - before.first, self.second - before.second)
 
-    @property
-    def gap(self) -> np.ndarray:
-        """How much likelier the first rendering of each item is than the second."""
-        return self.first - self.second
-
 
 def exposure_evidence(
     items: Readings, reference: Readings, *, parent_items: Readings | None = None, parent_reference: Readings | None = None
 ) -> pd.DataFrame:
-    """Three rows: the gap between the renderings, and the likelihood under each, of test items against reference items.
+    """Compare test items with reference items in three rows: the gap between the renderings, and the likelihood under each rendering.
 
-    With a parent, what is compared is the change since: what the parent found of the items, it found of them before this phase. The gap may
-    have moved either way, a likelihood only up. `adjusted_p_value` shares one error rate among the three (Holm).
+    With a parent, the rows compare the changes since the parent. The gap may move either way, a likelihood only up. `adjusted_p_value`
+    shares one error rate among the three (Holm).
 
     Raises:
-        DataError: only one of the parent's two readings is given, or as `Readings`.
+        DataError: only one of the parent's two readings is given, or as in `Readings`.
     """
     if (parent_items is None) != (parent_reference is None):
         raise DataError("a parent must have read both the items and the reference, found one of them.")
     if parent_items is not None and parent_reference is not None:
         items, reference = items.less(parent_items), reference.less(parent_reference)
     tests: tuple[tuple[str, np.ndarray, np.ndarray, Alternative], ...] = (
-        ("gap between the renderings", items.gap, reference.gap, "two-sided"),
+        ("gap between the renderings", items.first - items.second, reference.first - reference.second, "two-sided"),
         ("likelihood of the first rendering", items.first, reference.first, "greater"),
         ("likelihood of the second rendering", items.second, reference.second, "greater"),
     )
@@ -101,11 +94,11 @@ def exposure_evidence(
 
 
 def exchange_p_value(seen: np.ndarray, unseen: np.ndarray, alternative: Alternative) -> float:
-    """The permutation test of a difference of means (Fisher; Pitman, 1937), drawn with a seed.
+    """Return the p-value of a permutation test of a difference of means (Fisher, Pitman 1937), drawn with a seed.
 
-    The order that was found is counted in: p is never zero (Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010).
+    The observed order counts as a permutation, so p is never zero (Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010).
     """
-    from scipy.stats import permutation_test  # half a second, which only this needs
+    from scipy.stats import permutation_test  # the import takes half a second
 
     found: Any = permutation_test(
         (seen, unseen),
@@ -120,43 +113,37 @@ def exchange_p_value(seen: np.ndarray, unseen: np.ndarray, alternative: Alternat
 
 
 def exposure_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFrame:
-    """Three rows where the evaluation has read items under two renderings, else none.
+    """Build the three rows of `exposure_evidence` if the evaluation has readings of two renderings.
 
-    `against` is the parent where the change since it is what is tested, else empty, and `why_not` says why; `since` says the same in a
-    sentence.
+    `against` is the parent, or empty if the parent is not comparable, for the reason `why_not`. `since` is the same as words.
 
     Raises:
-        DataError: as `Readings` and `exposure_evidence`.
+        DataError: as in `Readings` and `exposure_evidence`.
     """
     read = evaluation.get("renderings")
     if read is None:
         return pd.DataFrame(columns=list(COLUMNS))
-    why_not = _why_not(read, parent)
-    before = None if why_not or parent is None else parent["renderings"]
+    theirs = parent.get("renderings") if parent else None
+    phase, why_not = str(parent.get("phase", "the parent")) if parent else "", ""
+    if parent is None:
+        why_not = "there is no phase before it"
+    elif theirs is None or any(read[name] != theirs[name] for name in ("rule", "items_digest", "reference_digest")):
+        why_not = f"{phase} was never measured on these items"
+    elif any(len(read[kind]["first"]) != len(theirs[kind]["first"]) for kind in ("items", "reference")):
+        why_not = f"{phase} sees other items whole"
+
+    def readings(nats: Mapping[str, Any]) -> Readings:
+        return Readings(np.array(nats["first"], np.float64), np.array(nats["second"], np.float64))
+
+    before = None if why_not else theirs
     table = exposure_evidence(
-        _readings(read["items"]),
-        _readings(read["reference"]),
-        parent_items=_readings(before["items"]) if before else None,
-        parent_reference=_readings(before["reference"]) if before else None,
+        readings(read["items"]),
+        readings(read["reference"]),
+        parent_items=readings(before["items"]) if before else None,
+        parent_reference=readings(before["reference"]) if before else None,
     )
-    against = str(parent.get("phase", "the parent")) if parent and before else ""
+    against = phase if before else ""
     table["against"] = against
     table["since"] = f"since {against}" if against else "now"
     table["why_not"] = why_not
     return table.reindex(columns=list(COLUMNS))
-
-
-def _why_not(read: Mapping[str, Any], parent: Evaluation | None) -> str:
-    """Why the parent is not compared with; empty where it is. The test items against the reference decide alone then."""
-    if parent is None:
-        return "there is no phase before it"
-    theirs = parent.get("renderings")
-    if theirs is None or any(read[name] != theirs[name] for name in SAME):
-        return f"{parent.get('phase', 'the parent')} was never measured on these items"
-    if any(len(read[kind]["first"]) != len(theirs[kind]["first"]) for kind in ("items", "reference")):
-        return f"{parent.get('phase', 'the parent')} sees other items whole"
-    return ""
-
-
-def _readings(nats: Mapping[str, Any]) -> Readings:
-    return Readings(np.array(nats["first"], np.float64), np.array(nats["second"], np.float64))

@@ -1,8 +1,7 @@
-"""Whether a benchmark's score can be that of a model at the floor: exact tests of its accuracy and of the likelihood of the right answers.
+"""Exact tests whether a benchmark's score is above the floor, by accuracy and by the likelihood of the right answers.
 
-At the floor a model knows nothing that the benchmark asks for: it guesses, or gives one answer to everything. Its score has an error, so
-a value above the baseline shows nothing by itself, and a value at the baseline does not show the floor: the model may have learned
-something that its first choices don't say yet. `docs/decisions/0014-gates.md` has the reasons.
+A model at the floor knows nothing of the benchmark: it guesses, or always gives the same answer. A value above the baseline may be chance,
+and a value at the baseline may hide knowledge that the first choices do not show yet. See `docs/decisions/0014-gates.md`.
 """
 
 # scipy's stubs leave its special functions untyped.
@@ -20,81 +19,82 @@ from scipy.special import bdtr, bdtrc, ndtr
 from phasewise.trainer.base.errors import DataError
 
 NUM_TESTS = 2
-"""Accuracy and likelihood: either may show that a model is above the floor, so each has half of the error rate."""
+"""Accuracy and likelihood: either test may pass a model, so each has half of the error rate."""
 TIE_NATS = 1e-4
-"""What float32 can't tell apart in the log-likelihood of a word."""
+"""Differences in a word's log-likelihood that float32 cannot resolve."""
 MAX_EXACT_UNITS = 500
-"""So many places are added up exactly; of more the sum is normal to more digits than are read."""
+"""Up to this number of units, the sum of ranks is exact. Above, a normal distribution is as good."""
 MAX_GROUP_ITEMS = 7
-"""A group of so many items can be put together in 5,040 ways."""
+"""A group of seven items has 5,040 assignments of answers."""
 BINOMIAL, PAIRED = "exact binomial", "exact paired"
-ACCURACY, LIKELIHOOD = "accuracy", "likelihood"
 
 
 class Floor(NamedTuple):
-    """What tells a benchmark's score from that of a model at the floor. A p-value of NaN is that of responses that are no numbers.
-
-    Attributes:
-        right: items answered rightly.
-        accuracy_test: `exact binomial` against a baseline that guesses; `exact paired` against one whose answer to each item is known.
-        accuracy_p_value: how often a model that is as often right as the baseline does at least as well.
-        below_p_value: how often such a model does at most as well.
-        likelihood_p_value: how often a model at the floor puts the right answers at least as far before the others; 1 where there are no
-            choices to compare.
-        mean_margin_nats: log-likelihood of an item's right answer above the mean of its other answers, mean over the items; NaN where there
-            are none.
-    """
+    """Tests of one benchmark against a model at the floor. A p-value is NaN if a response is NaN."""
 
     items: int
     right: int
     accuracy_test: str
+    """`exact binomial` against a guessing baseline, `exact paired` against a baseline with an answer per item."""
     accuracy_p_value: float
+    """Chance that a model as accurate as the baseline does at least as well."""
     below_p_value: float
+    """Chance that such a model does at most as well."""
     likelihood_p_value: float
+    """Chance that a model at the floor ranks the right answers at least as high. 1 if items have no choices."""
     mean_margin_nats: float
+    """Log-likelihood of the right answer minus the mean of the item's other answers, mean over the items. NaN without choices."""
 
     @property
     def p_value(self) -> float:
-        """Of both tests together: at the floor it is at most x in at most a share x of all models (Bonferroni)."""
-        both = NUM_TESTS * _smaller(self.accuracy_p_value, self.likelihood_p_value)
-        return both if math.isnan(both) else min(1.0, both)
+        """P-value of both tests together (Bonferroni). NaN if either is NaN."""
+        tests = (self.accuracy_p_value, self.likelihood_p_value)
+        return math.nan if any(map(math.isnan, tests)) else min(1.0, NUM_TESTS * min(tests))
 
     @property
     def likelihoods(self) -> str:
-        """What the likelihoods of the choices say, in words."""
+        """The likelihood test as words."""
         if math.isnan(self.mean_margin_nats):
             return "there are no choices whose likelihood could be compared"
         return f"right answers {self.mean_margin_nats:+.3f} nats likelier than the others (p = {self.likelihood_p_value:.2g})"
 
     @property
     def decided_by(self) -> str:
-        """The test that tells more."""
-        return LIKELIHOOD if self.likelihood_p_value < self.accuracy_p_value else ACCURACY
+        """The test with the smaller p-value."""
+        return "likelihood" if self.likelihood_p_value < self.accuracy_p_value else "accuracy"
 
 
 def measure_floor(result: Mapping[str, Any]) -> Floor:
-    """Both tests of one benchmark's result.
+    """Run both tests on one benchmark's result.
 
     Args:
-        result: as `tasks.evaluation.evaluate.BenchmarkResult`.
+        result: a `tasks.evaluation.evaluate.BenchmarkResult`.
 
     Raises:
-        DataError: its answers are missing, or don't agree with each other or with its value and baseline.
+        DataError: answers are missing, or contradict each other, the value or the baseline.
     """
     answers: list[Mapping[str, Any]] = result.get("answers") or []
     _require(result, len({answer["id"] for answer in answers}) == len(answers) == result["items"] > 0, "an answer to each of its items")
-    right = [bool(answer["right"]) for answer in answers]
-    value = result["value"]
-    is_told = value is not None and abs(sum(right) / len(right) - value) < 1e-6
-    _require(result, is_told or value is None or math.isnan(value), "answers that are right as often as its value says")
-    above, below = _accuracy_p_values(result, answers, right)
+    right, value = [bool(answer["right"]) for answer in answers], result["value"]
+    agrees = value is None or math.isnan(value) or abs(sum(right) / len(right) - value) < 1e-6
+    _require(result, agrees, "answers that are right as often as its value says")
+    baseline, told = float(result["baseline"]), [answer["baseline_right"] for answer in answers]
+    if all(one is None for one in told):
+        _require(result, 0 <= baseline < 1, "a baseline that guesses, at least 0 and less than 1")
+        test, (above, below) = BINOMIAL, binomial_p_values(sum(right), len(right), baseline)
+    else:
+        is_whole = None not in told and abs(sum(told) / len(told) - baseline) < 1e-6
+        _require(result, is_whole, "a baseline that is right on as many of its items as its value says")
+        test, (above, below) = PAIRED, paired_p_values(right, told)
     units = _units(result, answers)
     is_finite = all(np.isfinite(scores).all() for scores, _ in units)
-    margins = [margin for scores, gold in units for margin in _margins(scores, gold)] if is_finite else []
+    margins: list[float] = []
+    for scores, gold in units if is_finite else ():
+        margins += [float(row[at] - np.delete(row, at).mean()) if len(row) > 1 else 0.0 for row, at in zip(scores, gold, strict=True)]
     return Floor(
         items=len(answers),
         right=sum(right),
-        accuracy_test=BINOMIAL if answers[0]["baseline_right"] is None else PAIRED,
+        accuracy_test=test,
         accuracy_p_value=above,
         below_p_value=below,
         likelihood_p_value=place_p_value([_ways(scores, gold) for scores, gold in units]) if is_finite else math.nan,
@@ -103,14 +103,14 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
 
 
 def binomial_p_values(right: int, items: int, baseline: float) -> tuple[float, float]:
-    """How often a guesser that is right with probability `baseline` has at least, and at most, so many items right."""
+    """Return the chances that a guesser with accuracy `baseline` has at least, and at most, this number of items right."""
     return float(bdtrc(right - 1, items, baseline)) if right else 1.0, float(bdtr(right, items, baseline))
 
 
 def paired_p_values(right: Sequence[bool], baseline_right: Sequence[bool]) -> tuple[float, float]:
-    """The same against a baseline on the same items. Only items tell that one of the two has right: at the floor each is a coin's toss.
+    """Return the same chances against a baseline on the same items (McNemar's test, exact and one-sided).
 
-    McNemar's test, exact and one-sided.
+    Only items count that either model or baseline has right: at the floor each is the toss of a coin.
     """
     model_alone = sum(ours and not theirs for ours, theirs in zip(right, baseline_right, strict=True))
     baseline_alone = sum(theirs and not ours for ours, theirs in zip(right, baseline_right, strict=True))
@@ -118,15 +118,14 @@ def paired_p_values(right: Sequence[bool], baseline_right: Sequence[bool]) -> tu
 
 
 def place_p_value(units: Sequence[np.ndarray]) -> float:
-    """How often places drawn at random add up to at least those of the true ways.
+    """Return the chance that random ranks add up to at least the ranks of the true assignments.
 
-    A unit is the model's scores of all the ways in which openings and answers can go together, the true way first. Where the model does not
-    know it, the true way is as likely at any place among them; places and not scores are added up, so that no single item can decide,
-    however wild its score. The distribution of the sum is computed and not drawn; that of more than `MAX_EXACT_UNITS` is taken as normal,
-    with its own mean and variance and less half a step.
+    A unit holds the scores of all assignments of answers to openings, the true assignment first. If the model does not know the true
+    assignment, each rank is equally likely. Ranks are added instead of scores, so that no single item can decide. The distribution of the
+    sum is exact up to `MAX_EXACT_UNITS` units. Above, it is normal with the same mean and variance, less half a step.
 
     Args:
-        units: log-likelihoods in nats, one array a unit; those that differ by less than `TIE_NATS` share a place.
+        units: log-likelihoods in nats. Scores that differ by less than `TIE_NATS` share a rank.
     """
     if not units:
         return 1.0
@@ -150,22 +149,8 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
     return min(1.0, float(distribution[observed:].sum()))
 
 
-def _accuracy_p_values(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], right: Sequence[bool]) -> tuple[float, float]:
-    baseline = float(result["baseline"])
-    told = [answer["baseline_right"] for answer in answers]
-    if all(one is None for one in told):
-        _require(result, 0 <= baseline < 1, "a baseline that guesses, at least 0 and less than 1")
-        return binomial_p_values(sum(right), len(right), baseline)
-    is_whole = None not in told and abs(sum(told) / len(told) - baseline) < 1e-6
-    _require(result, is_whole, "a baseline that is right on as many of its items as its value says")
-    return paired_p_values(right, told)
-
-
 def _units(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, list[int]]]:
-    """Scores [items, choices] and the right column of each row: of an item that is alone, or of the items of a group.
-
-    Of a benchmark with nothing to choose from there are none.
-    """
+    """Return scores [items, choices] and the right column of each row, per group of items or single item."""
     groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     if not any(answer["log_likelihoods"] for answer in answers):
         return []
@@ -183,21 +168,11 @@ def _units(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> l
 
 
 def _ways(scores: np.ndarray, gold: Sequence[int]) -> np.ndarray:
-    """What all ways to put openings and answers together score, the true way first. One item alone may have any of its choices."""
+    """Return the scores of all assignments of answers to openings, the true assignment first."""
     if len(gold) == 1:
         return np.concatenate([scores[0, gold], np.delete(scores[0], gold)])
     rows = np.arange(len(gold))
     return scores[:, gold][rows, np.array([*permutations(rows)])].sum(axis=1)
-
-
-def _margins(scores: np.ndarray, gold: Sequence[int]) -> list[float]:
-    """For each item: its right choice above the mean of the others."""
-    return [float(row[at] - np.delete(row, at).mean()) if len(row) > 1 else 0.0 for row, at in zip(scores, gold, strict=True)]
-
-
-def _smaller(one: float, other: float) -> float:
-    """NaN where either is: a broken test may not hide behind the other."""
-    return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
 
 
 def _require(result: Mapping[str, Any], holds: bool, what: str) -> None:

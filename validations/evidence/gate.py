@@ -1,4 +1,4 @@
-"""The tables that a gate judges: benchmarks and their n-gram baselines, bits per byte and the parent, needles, held-out answers."""
+"""Tables of a gate: benchmarks and their baselines, bits per byte, the parent, needles and held-out answers. And the notes on them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.comparable import Evaluation, compare, is_needle, name_of
 from phasewise.validations.evidence.exposure import exposure_table
-from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, Floor, measure_floor
-from phasewise.validations.evidence.parent_comparison import against_parent, pair_items
+from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, measure_floor
+from phasewise.validations.evidence.parent_comparison import Evaluation, against_parent, compare, name_of, pair_items
 from phasewise.validations.evidence.proportions import (
+    POWER,
     Pairs,
     difference_interval,
     holm,
@@ -20,7 +20,7 @@ from phasewise.validations.evidence.proportions import (
     smallest_fall,
     smallest_margin,
 )
-from phasewise.validations.limits import GateLimits
+from phasewise.validations.limits import GateLimits, is_needle
 
 MACRO = "macro bits per byte"
 BENCHMARK_COLUMNS = (
@@ -37,16 +37,17 @@ ANSWER_COLUMNS = (
     "rise_p_value", "fall_p_value", "judged_p_value",
 )  # fmt: skip
 EVERY = "all components"
+IN_TEN = f"{10 * POWER:g} of 10 cases"
 
 
 def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateLimits) -> dict[str, pd.DataFrame]:
-    """The tables by their names.
+    """Build all tables of a gate.
 
     Args:
-        parent: the evaluation of the phase that this one starts from; None if it starts from scratch.
+        parent: the evaluation of the parent phase. None if the phase starts from scratch.
 
     Raises:
-        DataError: as `gate_evidence`, `against_parent`, `needle_table`, `exposure_table` and `answers_table`.
+        DataError: the evaluations are incomplete or contradictory. The functions per table name the cases.
     """
     others = {**evaluation, "results": [result for result in evaluation["results"] if not is_needle(result["benchmark"])]}
     evidence = gate_evidence(others, parent, floor_error_rate=limits.asked_floor_error_rate)
@@ -57,29 +58,25 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         "benchmarks": evidence[evidence["kind"] == "benchmark"].reset_index(drop=True),
         "bits_per_byte": evidence[evidence["kind"] == "bits_per_byte"].reset_index(drop=True),
         **against_parent(others, parent, limits),
-        "needles": needle_table(evaluation, parent),
+        "needles": _needle_table(evaluation, parent),
         "exposure": exposure_table(evaluation, parent),
         "answers": answers_table(evaluation, limits),
     }
 
 
 def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_error_rate: float | None = None) -> pd.DataFrame:
-    """One row a benchmark metric (higher is better) and one for macro bits per byte (lower is better).
+    """Build a row per benchmark metric (higher is better) and a row for macro bits per byte (lower is better).
 
-    Bits per byte are compared with the parent's only on the components with the same held-out text. `components` names these; without a
-    parent, all that were measured. `parent` of a benchmark is the parent's score as it is; `parent_comparison` compares them.
-
-    `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite` says that every single
-    response of the model was finite, and this value with them: a model of NaNs still scores on a multiple-choice benchmark. From `items`
-    to `decided_by` the columns are those of `floor.Floor`: how far a score is that of a model at the floor.
+    `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite`: the value and every
+    response of the model are finite. A model of NaNs still scores on a multiple-choice benchmark. The columns from `items` to `decided_by`
+    are the fields of `floor.Floor`. `components`: components of the macro, compared with the parent only on equal held-out text.
 
     Args:
-        floor_error_rate: how often a model at the floor may pass; with it, `smallest_margin` is the margin of accuracy above the baseline
-            that is shown in 8 of 10 cases.
+        floor_error_rate: how often a model at the floor may pass. Sets `smallest_margin`: the accuracy margin above the baseline that the
+            test detects in 8 of 10 cases.
 
     Raises:
-        DataError: a benchmark has no baseline to be measured against, or not an answer to each item; or nothing that was measured of the
-            parent was measured of the checkpoint.
+        DataError: a benchmark lacks a baseline or answers, or parent and checkpoint share no held-out text.
     """
     is_finite = bool(evaluation["finite"])
     parent_values = {name_of(result): _number(result["value"]) for result in parent["results"]} if parent else {}
@@ -108,25 +105,25 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
                 "floor_p_value": floor.p_value,
                 "likelihoods": floor.likelihoods,
                 "decided_by": floor.decided_by,
-                "smallest_margin": _smallest_margin(result, floor, floor_error_rate / NUM_TESTS) if floor_error_rate else math.nan,
+                "smallest_margin": math.nan,
             }
         )
-    rows.append(_measure_macro(evaluation, parent, is_finite=is_finite))
+        if not floor_error_rate:
+            continue
+        level = floor_error_rate / NUM_TESTS
+        if floor.accuracy_test == BINOMIAL:
+            rows[-1]["smallest_margin"] = smallest_margin(floor.items, float(result["baseline"]), level=level)
+        else:
+            right = [(bool(answer["right"]), bool(answer["baseline_right"])) for answer in result["answers"]]
+            ours = sum(model and not other for model, other in right)
+            theirs = sum(other and not model for model, other in right)
+            rows[-1]["smallest_margin"] = smallest_fall(Pairs(floor.items, gained=theirs, lost=ours), level=level)
+    rows.append(_macro_row(evaluation, parent, is_finite=is_finite))
     return pd.DataFrame(rows, columns=list(BENCHMARK_COLUMNS)).astype({"items": "Int64", "right": "Int64"})
 
 
-def _smallest_margin(result: Mapping[str, Any], floor: Floor, level: float) -> float:
-    """Above the baseline, by the test of the accuracy that `measure_floor` makes."""
-    if floor.accuracy_test == BINOMIAL:
-        return smallest_margin(floor.items, float(result["baseline"]), level=level)
-    pairs = [(bool(answer["right"]), bool(answer["baseline_right"])) for answer in result["answers"]]
-    ours = sum(model and not baseline for model, baseline in pairs)
-    theirs = sum(baseline and not model for model, baseline in pairs)
-    return smallest_fall(Pairs(floor.items, gained=theirs, lost=ours), level=level)
-
-
-def _measure_macro(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: bool) -> dict[str, object]:
-    """Every component counts the same."""
+def _macro_row(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: bool) -> dict[str, object]:
+    """Average bits per byte over the components with equal weights."""
     components = sorted(evaluation["bits_per_byte"])
     if parent:
         here, there = evaluation["measured_on"], parent["measured_on"]
@@ -136,12 +133,11 @@ def _measure_macro(evaluation: Evaluation, parent: Evaluation | None, *, is_fini
                 f"a phase is compared with its parent on the same held-out text, and nothing is the same: the phase was measured on "
                 f"{', '.join(here)}, its parent on {', '.join(there)}. Evaluate both again on the data as it is now."
             )
-
-    def macro(one: Evaluation) -> float:
-        values = [_number(one["bits_per_byte"][name]) for name in components]
-        return sum(values) / len(values) if values else math.nan
-
-    value, parent_value = macro(evaluation), macro(parent) if parent else math.nan
+    means: list[float] = []
+    for one in (evaluation, parent):
+        values = [_number(one["bits_per_byte"][name]) for name in components] if one else []
+        means.append(sum(values) / len(values) if values else math.nan)
+    value, parent_value = means
     every = [_number(each) for each in (evaluation["macro_bits_per_byte"], *evaluation["bits_per_byte"].values())]
     return {
         "name": MACRO,
@@ -157,14 +153,11 @@ def _measure_macro(evaluation: Evaluation, parent: Evaluation | None, *, is_fini
     }
 
 
-def needle_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFrame:
-    """One row a benchmark of needles in a haystack (`niah`); none if the phase names none.
+def _needle_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFrame:
+    """Build a row per benchmark of needles in a haystack (`niah`).
 
-    A small model finds no needle and may still continue: needles have a limit of their own, and no floor. `against` is the parent, if it
-    was asked the same; else `why_not` says why there is no comparison. Schedules do not matter here: the comparison decides nothing.
-
-    Raises:
-        DataError: answers are missing or do not agree; or both were measured alike, and not on the same items.
+    A small model finds no needle and may still continue: needles have their own limit and no floor. `why_not` is the reason if the scores
+    are not comparable. Schedules do not matter, because the comparison decides nothing.
     """
     rows: list[dict[str, object]] = []
     for result in evaluation["results"]:
@@ -196,15 +189,15 @@ def needle_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFr
 
 
 def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:
-    """A row of all components together, and one of each; none if no answers were measured. Each conversation counts the same.
+    """Build a row for all components and a row per component. Each conversation counts the same.
 
-    * `gain_nats`: the mean over conversations of how much likelier their answers are than to the parent, in nats a token, and its interval;
-    * `limit`: the gain that is asked for; `rise_p_value`: the chance of such gains if the true one is no larger (paired t-test);
-    * `judged_p_value`: that of all components together, and 0 in the other rows: the gate asks once;
-    * `fall_p_value`: the chance of gains so low if the true one is 0, over all components (Holm); 1 in the first row.
+    * `gain_nats`, `low`, `high`: Mean gain in the likelihood of the answers over the parent, in nats a token, and its 95 % interval.
+    * `rise_p_value`: The chance of such gains if the true gain is at most the required gain `limit` (paired t-test).
+    * `judged_p_value`: `rise_p_value` in the first row, 0 in the other rows, because the gate tests once.
+    * `fall_p_value`: The chance of such low gains if the true gain is 0, over all components (Holm). 1 in the first row.
 
     Raises:
-        DataError: a conversation was measured of only one model, or is there twice.
+        DataError: a conversation is listed twice, or was measured with only one model.
     """
     measured = evaluation.get("answers")
     if not measured:
@@ -234,7 +227,6 @@ def _answer_row(name: str, items: Sequence[Mapping[str, Any]], against: str | No
     theirs = np.array([_number(item["parent_nats"]) for item in items]) / tokens
     gains = theirs - ours
     low, high, fall = mean_test(gains, alternative="less")
-    rise = mean_test(gains, mean=limit, alternative="greater").p_value
     return {
         "component": name,
         "against": against or "",
@@ -246,10 +238,91 @@ def _answer_row(name: str, items: Sequence[Mapping[str, Any]], against: str | No
         "low": low,
         "high": high,
         "limit": limit,
-        "rise_p_value": rise,
+        "rise_p_value": mean_test(gains, mean=limit, alternative="greater").p_value,
         "fall_p_value": fall,
     }
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple[str, ...]:
+    """Describe each benchmark's score, the parent's, and the smallest detectable effect, then needles, answers and exposure.
+
+    Args:
+        tables: the tables of `gate_tables`.
+        asks_floor: the recipe requires benchmarks above the floor.
+    """
+    notes: list[str] = []
+    benchmarks, falls, rises = ({row["name"]: row for row in _rows(tables[name])} for name in ("benchmarks", "falls", "rises"))
+    for comparison in _rows(tables["comparable"]):
+        name = comparison["name"]
+        benchmark, fall, rise = benchmarks[name], falls.get(name), rises.get(name)
+        notes.append(_benchmark_note(comparison, benchmark, fall, rise, asks_floor=asks_floor))
+    for row in _rows(tables["needles"]):
+        score = f"{row['name']}: {row['value']:.3f}, where a guess has {row['baseline']:.3f}"
+        if row["why_not"]:
+            notes.append(f"{score}; not compared with a parent: {row['why_not']}.")
+        else:
+            notes.append(f"{score}; {_difference(row)} to {row['against']}'s {row['parent']:.3f} on the same {row['items']:,} items.")
+    for row in _rows(tables["answers"])[:1]:  # the first row covers all components
+        found = f"answers of held-out conversations: {row['nats_per_token']:.3f} nats a token"
+        if not row["against"]:
+            notes.append(f"{found} on {row['conversations']:,} of them; there is no phase before it to compare with.")
+            continue
+        change = f"{-row['gain_nats']:+.3f} ({-row['high']:+.3f} to {-row['low']:+.3f})"
+        notes.append(f"{found}, {change} to {row['against']}'s {row['parent_nats_per_token']:.3f} on the same {row['conversations']:,}.")
+    if exposure := _rows(tables["exposure"]):
+        first = exposure[0]
+        measures = "; ".join(f"{row['measure']} {row['difference_nats']:+.2f} nats (p = {row['adjusted_p_value']:.2g})" for row in exposure)
+        alone = f" The parent is not compared with: {first['why_not']}." if first["why_not"] else ""
+        notes.append(f"{first['items']} test items beside {first['reference_items']} unseen ones, {first['since']}: {measures}.{alone}")
+    return tuple(notes)
+
+
+def _benchmark_note(
+    comparison: Mapping[str, Any],
+    benchmark: Mapping[str, Any],
+    fall: Mapping[str, Any] | None,
+    rise: Mapping[str, Any] | None,
+    *,
+    asks_floor: bool,
+) -> str:
+    score, why_not = f"{comparison['name']}: {benchmark['value']:.3f}", comparison["why_not"]
+    change = fall or rise
+    if change is None:
+        why = "; ".join(filter(None, (comparison["limited"], comparison["differs"]))) or why_not
+        margin, baseline = benchmark["smallest_margin"], benchmark["baseline"]
+        floor = (
+            f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the likelihood of "
+            "the right answers may show less."
+        )
+        if not asks_floor:
+            floor = "The recipe asks for no floor either: nothing is decided by this score."
+        elif math.isnan(margin):
+            floor = f"The floor alone decides (baseline {baseline:.3f}), and on so few items only by the likelihood of the right answers."
+        return f"{score}, not compared with a parent: {why}. {floor}"
+    sentences = [f"{score}, {_difference(change)} to {change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items."]
+    for kind, row in (("fall", fall), ("rise", rise)):
+        if row is None:
+            continue
+        allowed = f" (up to {row['limit']:g} is allowed)" if row["limit"] else ""
+        if math.isnan(row["smallest_detectable"]):
+            sentences.append(f"On so few items no {kind} is seen in {IN_TEN}{allowed}.")
+        else:
+            sentences.append(f"A {kind} of {row['smallest_detectable']:.3f} is seen in {IN_TEN}{allowed}; a smaller one may pass.")
+    if change["spread"]:
+        moves = f"From one checkpoint to the next the difference moves by {change['spread']:.3f}"
+        sentences.append(f"{moves}, which is in the interval and the tests.")
+    if why_not:
+        sentences.append(f"{why_not[:1].upper()}{why_not[1:]}.")
+    return " ".join(sentences)
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    return f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return table.to_dict("records")  # pyright: ignore[reportReturnType]  # the names are text

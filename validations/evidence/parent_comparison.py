@@ -1,4 +1,9 @@
-"""A checkpoint's scores against its parent's, item by item: falls and rises of the accuracy, and of the likelihood of the right answers."""
+"""Scores of a checkpoint against its parent's, item by item: whether they are comparable, falls, rises, and likelihoods of right answers.
+
+Two scores are comparable if both models answered the benchmark in the same setting. A difference fails the gate: a checkpoint does not pass
+a comparison that is impossible. If the parent never ran the benchmark, only the floor decides, and the verdict notes it. The rules are in
+`docs/reference/gates.md`, the reasons in decision 14.
+"""
 
 # scipy's stubs leave its functions untyped.
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -6,14 +11,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.special import logsumexp
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.comparable import Comparison, Evaluation, Result, compare, name_of
 from phasewise.validations.evidence.proportions import Pairs, difference_interval, fall_p_value, holm, mean_test, smallest_fall
 from phasewise.validations.limits import GateLimits
 
@@ -24,26 +28,136 @@ CHANGE_COLUMNS = (
 )  # fmt: skip
 LIKELIHOOD_COLUMNS = ("name", "against", "items", "difference", "low", "high", "tests", "p_value", "adjusted_p_value")
 NOT_ASKED = "the recipe does not ask for it (false_refusal_rate)"
-Answers = Mapping[str, Mapping[str, Any]]
+STEADY_SHARE, ANNEALED_SHARE = 0.5, 0.1
+"""A phase is steady if it ends at this share of the peak learning rate or more, and annealed if it ends at the second share or less."""
+ALIKE_FACTOR = 2.0
+"""Two phases in mid-decay are at the same point if their rates differ by at most this factor."""
+ROUNDING = 1e-9
+SETTING_WORDS: Mapping[str, str] = {
+    "version": "version of the benchmark",
+    "shots": "examples in the prompt",
+    "filter": "filter of the answers",
+    "items": "number of items",
+    "asked": "items that were asked",
+    "items_digest": "items",
+    "prompts_digest": "prompts",
+    "precision": "precision",
+}
+"""Fields of an evaluation's `setting` in the order of the report. Further fields are compared as well."""
+Evaluation = Mapping[str, Any]
+Result = Mapping[str, Any]
+Favours = Literal["neither", "checkpoint", "parent"]
 
 
-class LikelihoodChange(NamedTuple):
-    """How the probability of the right choice, among the choices of its item, moved: mean over the items, its interval, a one-sided test.
+class Comparison(NamedTuple):
+    """How the gate compares a benchmark of a checkpoint with the parent's."""
 
-    All are NaN if an item has no other choice, or a score is NaN.
+    name: str
+    parent: str | None
+    """Parent phase. None if the phase starts from scratch."""
+    limited: str = ""
+    """Why the score covers only some items of the benchmark, which fails the gate."""
+    differs: str = ""
+    """Why the two scores are not comparable, which fails the gate."""
+    asks_fall: bool = False
+    asks_rise: bool = False
+    why_not: str = ""
+    """Why the gate does not check a fall, or a rise, or both."""
+
+
+def compare(name: str, result: Result, evaluation: Evaluation, parent: Evaluation | None) -> Comparison:
+    """Plan the comparison of one benchmark metric.
+
+    Args:
+        name: benchmark and metric, from `name_of`.
+        result: the checkpoint's result in `evaluation`.
+        parent: the parent's evaluation. None if the phase starts from scratch.
+
+    Raises:
+        DataError: a learning rate is invalid.
     """
+    setting, limited = result.get("setting"), ""
+    if setting is None:
+        limited = "the evaluation does not say how it was put"
+    elif not setting["asked"] == setting["items"] == result["items"]:
+        asked = min(setting["asked"], result["items"])
+        limited = f"only {asked:,} of its {setting['items']:,} items were asked, which are the first and no sample"
+    if parent is None:
+        return Comparison(name, None, limited, why_not="there is no phase before it")
+    phase = str(parent.get("phase", "the parent"))
+    theirs = next((one for one in parent["results"] if name_of(one) == name), None)
+    if theirs is None:
+        return Comparison(name, phase, limited, why_not=f"{phase} was never measured on it")
+    without = [who for who, one in (("this phase", evaluation), (phase, parent)) if not one.get("schedule")]
+    differences = _setting_differences(result.get("setting"), theirs.get("setting"))
+    if without:
+        differences.append(f"the evaluation of {' and '.join(without)} does not say at which learning rate the phase ended")
+    if limited or differences:
+        return Comparison(name, phase, limited, "; ".join(differences), why_not="the two were not measured alike")
+    favoured = favoured_by_schedule(evaluation["schedule"], parent["schedule"])
+    why_not = {
+        "neither": "",
+        "checkpoint": f"a rise over {phase} is not asked for: this phase ends nearer to the end of its decay, which raises scores",
+        "parent": f"a fall below {phase} is not asked for: that phase ended nearer to the end of its decay, which raises scores",
+    }[favoured]
+    return Comparison(name, phase, asks_fall=favoured != "parent", asks_rise=favoured != "checkpoint", why_not=why_not)
 
-    difference: float
-    low: float
-    high: float
-    fall_p_value: float
+
+def name_of(result: Result) -> str:
+    """Return benchmark and metric, which name a row of the evidence."""
+    return f"{result['benchmark']} {result['metric']}"
 
 
-NOT_MEASURED = LikelihoodChange(math.nan, math.nan, math.nan, math.nan)
+def _setting_differences(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> list[str]:
+    if ours is None or theirs is None:
+        return [] if theirs is not None else ["the parent's evaluation does not say how it was put"]
+    found: list[str] = []
+    for name in [*SETTING_WORDS, *sorted({*ours, *theirs} - {*SETTING_WORDS})]:
+        mine, parents, words = ours.get(name), theirs.get(name), SETTING_WORDS.get(name, name)
+        if mine == parents:
+            continue
+        if name.endswith("_digest"):
+            found.append(f"other {words} ({str(mine)[:8]}, the parent's {str(parents)[:8]})")
+        else:
+            found.append(f"{words} {mine}, the parent's {parents}")
+    return found
+
+
+def favoured_by_schedule(point: Mapping[str, Any], parent: Mapping[str, Any]) -> Favours:
+    """Return which of the two models is further down its learning rate decay, if the difference raises scores.
+
+    Rates are relative to the peak. Under the same kind of optimizer, the peak is the higher peak of the two phases: a phase at an annealed
+    rate is annealed, even if its own rate never falls.
+
+    Args:
+        point, parent: `end`, the learning rate at the phase's end, `peak`, the highest rate of the phase, and `optimizer`, its kind.
+
+    Raises:
+        DataError: a rate is invalid.
+    """
+    for one in (point, parent):
+        if not 0 <= one["end"] <= one["peak"] * (1 + ROUNDING) or not one["peak"] > 0:
+            raise DataError(
+                f"an evaluation must say a learning rate between 0 and the phase's peak, found {one['end']} at a peak of {one['peak']}. "
+                "Delete evaluation.json beside the checkpoints and evaluate again."
+            )
+    higher = max(point["peak"], parent["peak"])
+    same_kind = point["optimizer"] == parent["optimizer"]
+    share, theirs = (one["end"] / (higher if same_kind else one["peak"]) for one in (point, parent))
+    if _stage(share) == _stage(theirs) and (_stage(share) != 1 or max(share, theirs) <= ALIKE_FACTOR * min(share, theirs)):
+        return "neither"
+    return "checkpoint" if share < theirs else "parent"
+
+
+def _stage(share: float) -> int:
+    """Return 0 for steady, 1 for mid-decay, 2 for annealed."""
+    if share >= STEADY_SHARE * (1 - ROUNDING):
+        return 0
+    return 2 if share <= ANNEALED_SHARE * (1 + ROUNDING) else 1
 
 
 class _Paired(NamedTuple):
-    """One benchmark of both models."""
+    """A benchmark of both models."""
 
     comparison: Comparison
     result: Result
@@ -53,14 +167,13 @@ class _Paired(NamedTuple):
 
 
 def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: GateLimits) -> dict[str, pd.DataFrame]:
-    """Every benchmark of the checkpoint against its parent's: `comparable` has a row a benchmark, `falls`, `rises` and `likelihoods` a row
-    a question.
+    """Compare every benchmark with the parent's: `comparable` has a row per benchmark, `falls`, `rises` and `likelihoods` a row per test.
 
-    All tests for falls and rises share one error rate (Holm); `smallest_detectable` is at the rate divided by their number, which is where
-    Holm's procedure begins. The tests of likelihoods share the rate among themselves: they warn and refuse nothing.
+    All tests for falls and rises share one error rate (Holm). `smallest_detectable` is at the rate divided by their number, the first step
+    of Holm's procedure. The tests of likelihoods, which only warn, share the rate among themselves.
 
     Raises:
-        DataError: both were measured alike, and not on the same items; or a learning rate is invalid.
+        DataError: two comparable results have different items, or a learning rate is invalid.
     """
     asks_rise = limits.max_score_rise is not None
     compared: list[Comparison] = []
@@ -72,12 +185,15 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
         compared.append(found)
         if (found.asks_fall or found.asks_rise) and parent:
             theirs = next(one for one in parent["results"] if name_of(one) == found.name)
-            paired.append(_Paired(found, result, theirs, pair_items(result, theirs), _spread(result, theirs)))
+            # If only one phase was measured at several checkpoints, the other is taken to have the same spread.
+            known = [spread_of(one["checkpoint_values"]) for one in (result, theirs) if one.get("checkpoint_values")]
+            spread = math.sqrt(2 / len(known)) * math.hypot(*known) if known else 0.0
+            paired.append(_Paired(found, result, theirs, pair_items(result, theirs), spread))
     fallen = [one for one in paired if one.comparison.asks_fall]
     risen = [one for one in paired if one.comparison.asks_rise and asks_rise]
     tests = len(fallen) + len(risen)
-    falls = [_change(one, one.pairs, limits.max_score_fall, limits, tests) for one in fallen]
-    rises = [_change(one, one.pairs.turned, limits.max_score_rise, limits, tests) for one in risen]
+    falls = [_change_row(one, one.pairs, limits.max_score_fall, limits, tests) for one in fallen]
+    rises = [_change_row(one, one.pairs.turned, limits.max_score_rise, limits, tests) for one in risen]
     _share_error_rate([*falls, *rises])
     comparable = [
         {
@@ -97,21 +213,12 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
         "comparable": pd.DataFrame(comparable, columns=list(COMPARABLE_COLUMNS)),
         "falls": pd.DataFrame(falls, columns=list(CHANGE_COLUMNS)),
         "rises": pd.DataFrame(rises, columns=list(CHANGE_COLUMNS)),
-        "likelihoods": _likelihoods(fallen),
+        "likelihoods": _likelihood_table(fallen),
     }
 
 
-def _spread(result: Result, theirs: Result) -> float:
-    """Of the difference, from one checkpoint to the next; 0 if neither phase was measured at several.
-
-    If only one of them was, the other is taken to have the same spread.
-    """
-    known = [spread_of(one["checkpoint_values"]) for one in (result, theirs) if one.get("checkpoint_values")]
-    return math.sqrt(2 / len(known)) * math.hypot(*known) if known else 0.0
-
-
-def _change(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLimits, tests: int) -> dict[str, Any]:
-    """A row; `pairs` are turned for a rise, so that it is tested as a fall is."""
+def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLimits, tests: int) -> dict[str, Any]:
+    """Build a row. The pairs of a rise are swapped, so that the test for a fall applies."""
     assert limit is not None
     assert limits.false_refusal_rate is not None
     low, high = difference_interval(one.pairs, one.spread)
@@ -134,10 +241,10 @@ def _change(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLimits,
     }
 
 
-def _likelihoods(fallen: Sequence[_Paired]) -> pd.DataFrame:
-    """The benchmarks that have choices to compare."""
+def _likelihood_table(fallen: Sequence[_Paired]) -> pd.DataFrame:
+    """Build the table of the benchmarks with choices."""
     changes = [(one, likelihood_change(one.result, one.theirs)) for one in fallen]
-    measured = [(one, change) for one, change in changes if change is not NOT_MEASURED]
+    measured = [(one, change) for one, change in changes if not math.isnan(change.fall_p_value)]
     rows: list[dict[str, Any]] = [
         {
             "name": one.comparison.name,
@@ -161,40 +268,53 @@ def _share_error_rate(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def pair_items(result: Result, parent: Result) -> Pairs:
-    """How often only one of the two has an item right.
+    """Count the items that only one of the two models has right.
 
     Raises:
-        DataError: they did not answer the same items.
+        DataError: the items differ.
     """
-    ours, theirs = paired_answers(result, parent)
+    ours, theirs = _paired_answers(result, parent)
     right = [(bool(ours[item]["right"]), bool(theirs[item]["right"])) for item in ours]
     return Pairs(len(right), sum(one and not other for one, other in right), sum(other and not one for one, other in right))
 
 
-def likelihood_change(result: Result, parent: Result) -> LikelihoodChange:
-    """The paired t-test of the probability of the right choice (Student, Biometrika 6 (1908), 1).
+class LikelihoodChange(NamedTuple):
+    """Change of the right choice's probability among its item's choices: mean over the items, 95 % interval, one-sided test.
 
-    Probabilities and not margins in nats: a margin can be a hundred nats, and one such item would decide (decision 14). Items of a group
-    share their choices and do not count as independent: the mean of a group is one observation.
+    All are NaN if an item has only one choice, or a score is NaN.
+    """
+
+    difference: float
+    low: float
+    high: float
+    fall_p_value: float
+
+
+def likelihood_change(result: Result, parent: Result) -> LikelihoodChange:
+    """Test the change of the right choice's probability by a paired t-test (Student, Biometrika 6 (1908), 1).
+
+    Probabilities instead of margins: a margin can be a hundred nats, and one such item would decide (decision 14). Items of a group share
+    their choices and are not independent: the mean of a group is one observation.
 
     Raises:
-        DataError: they did not answer the same items.
+        DataError: the items differ.
     """
-    ours, theirs = paired_answers(result, parent)
+    ours, theirs = _paired_answers(result, parent)
     groups: defaultdict[Any, list[float]] = defaultdict(list)
     for item, answer in ours.items():
         group = ("alone", item) if answer["group"] is None else ("group", answer["group"])
         groups[group].append(choice_probability(answer) - choice_probability(theirs[item]))
     changes = np.array([float(np.mean(members)) for members in groups.values()])
     sizes = np.array([len(members) for members in groups.values()])
-    # Groups of one size have equal weights; of others the mean over the items is that of weighted groups.
+    # With equal group sizes the weights are equal, else the mean over the items is the mean of weighted groups.
     weighted = changes if len(changes) and np.ptp(changes) == 0 else changes * sizes / sizes.mean()
     low, high, p_value = mean_test(weighted, alternative="less")
-    return NOT_MEASURED if math.isnan(p_value) else LikelihoodChange(float(weighted.mean()), low, high, p_value)
+    difference = math.nan if math.isnan(p_value) else float(weighted.mean())
+    return LikelihoodChange(difference, low, high, p_value)
 
 
 def choice_probability(answer: Mapping[str, Any]) -> float:
-    """Of the right choice among all choices of the item; NaN if it has no other, or a score is not finite."""
+    """Return the right choice's probability among the item's choices, NaN if a score is not finite or the item has one choice."""
     scores = np.array(answer["log_likelihoods"], np.float64)
     if len(scores) < 2 or not np.isfinite(scores).all():
         return math.nan
@@ -203,15 +323,14 @@ def choice_probability(answer: Mapping[str, Any]) -> float:
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Standard deviation of a benchmark over the last checkpoints of a phase, in that order: the noise of the training itself.
+    """Return the noise of training: the standard deviation of a score over the last checkpoints of a phase, around a straight line.
 
-    It is that of the residuals of a straight line through them: scores that rise steadily are no noise. (Heineman et al., "Signal and
-    Noise", 2025, take the deviation of the last checkpoints as it is.)
+    A steady rise is not noise. Heineman et al., "Signal and Noise", 2025, take the deviation of the last checkpoints without the line.
 
     Raises:
-        DataError: there are fewer than three.
+        DataError: there are fewer than three checkpoints.
     """
-    from scipy.stats import linregress  # half a second, which only a gate needs
+    from scipy.stats import linregress  # the import takes half a second
 
     if len(values) < 3:
         raise DataError(f"the spread of a phase's checkpoints needs at least three of them, found {len(values)}.")
@@ -221,12 +340,8 @@ def spread_of(values: Sequence[float]) -> float:
     return math.sqrt(sum(one**2 for one in rest) / (len(values) - 2))
 
 
-def paired_answers(result: Result, parent: Result) -> tuple[Answers, Answers]:
-    """Both models' answers by item.
-
-    Raises:
-        DataError: only one of them answered an item.
-    """
+def _paired_answers(result: Result, parent: Result) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]:
+    """Return the answers of both models by item."""
     ours, theirs = ({answer["id"]: answer for answer in one["answers"]} for one in (result, parent))
     alone = sorted(set(ours) ^ set(theirs))
     if alone or not ours:

@@ -1,7 +1,7 @@
-"""Custom Expectations that say what they ask in the domain's words: a base for each kind of condition, and their names in `suites.yaml`.
+"""Domain expectations: a base class per kind of condition, and the classes that `suites.yaml` names.
 
-Importing this module imports Great Expectations, which takes nine seconds: import it inside functions, through `judging.load_library`.
-An empty table and an empty cell fail these expectations; those of the library pass on both.
+Importing this module imports Great Expectations, which takes nine seconds: import it through `judging.load_library`. Unlike the library's
+expectations, these fail on an empty table and on an empty cell.
 """
 
 # Great Expectations leaves its dictionaries untyped.
@@ -24,12 +24,10 @@ CONDITIONS: dict[str, tuple[str, Callable[[pd.Series, Any], pd.Series]]] = {
     "one_of": ("allowed", lambda column, allowed: column.isin(allowed)),
     "none_of": ("refused", lambda column, refused: ~column.isin(refused)),
 }
-"""Condition of a cell → the name of its argument, and which of the cells that hold something meet it."""
+"""Condition of a cell → its argument, and its function over cells that are not empty."""
 
 
-def _register_metric(name: str) -> None:
-    argument, holds = CONDITIONS[name]
-
+def _register_metric(name: str, argument: str, holds: Callable[[pd.Series, Any], pd.Series]) -> None:
     def condition(_: Any, column: pd.Series, **arguments: Any) -> pd.Series:
         return column.notna() & holds(column, arguments[argument])
 
@@ -42,12 +40,12 @@ def _register_metric(name: str) -> None:
     type(f"ColumnValues_{name}", (ColumnMapMetricProvider,), members)
 
 
-for _name in CONDITIONS:
-    _register_metric(_name)
+for _name, _condition in CONDITIONS.items():
+    _register_metric(_name, *_condition)
 
 
 class _EveryRow(ColumnMapExpectation):
-    """Passes if there is a row and every row passes."""
+    """Pass if the table has rows and every row passes."""
 
     def _validate(self, metrics: dict[str, Any], runtime_configuration: Any = None, execution_engine: Any = None) -> Any:
         outcome = super()._validate(metrics, runtime_configuration, execution_engine)
@@ -57,7 +55,7 @@ class _EveryRow(ColumnMapExpectation):
 
 
 class ColumnWithinLimit(_EveryRow):
-    """A measured column of which no row is above `limit`."""
+    """Every value is at most `limit`."""
 
     limit: float
 
@@ -67,7 +65,7 @@ class ColumnWithinLimit(_EveryRow):
 
 
 class ColumnAboveFloor(_EveryRow):
-    """A measured column of which every row is above `floor`."""
+    """Every value is above `floor`."""
 
     floor: float
 
@@ -77,7 +75,7 @@ class ColumnAboveFloor(_EveryRow):
 
 
 class ColumnOneOf(_EveryRow):
-    """A column that holds one of `allowed` in every row."""
+    """Every value is in `allowed`."""
 
     allowed: list[Any]
 
@@ -87,7 +85,7 @@ class ColumnOneOf(_EveryRow):
 
 
 class ColumnNoneOf(_EveryRow):
-    """A column that holds something other than `refused` in every row."""
+    """No value is in `refused`."""
 
     refused: list[Any]
 

@@ -1,8 +1,8 @@
-"""The suites: the checks that `suites.yaml` lists, within the limits of a recipe and for the tables that are judged."""
+"""Suites: the checks of `suites.yaml` with the limits of a recipe, for the given evidence tables."""
 
 import re
 import string
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,10 +30,10 @@ Tables = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Details:
-    """Where a failing row's particulars are: the rows of `table` that agree with it in `keys`, the highest `order_by` first.
+    """Details of a failing row: the rows of `table` that share its `keys`, the highest `order_by` first.
 
-    A failing row of at most `at_most` particulars is named by each of them, in the `what` and `where` given here. A row of more is named
-    once, in the check's own words, which may name cells of the first particular too.
+    A failing row with at most `at_most` details has a reason per detail, in the words given here. A row with more details has a single
+    reason in the check's words, which may name cells of the first detail.
     """
 
     table: str
@@ -46,7 +46,7 @@ class Details:
 
 @dataclass(frozen=True)
 class SpeaksFor:
-    """The failing row speaks for every row whose cell `passes` is false; of those that nobody accepts, the lowest `order_by` is named."""
+    """A failing row stands for every row whose cell `passes` is False. The row with the lowest `order_by` is named."""
 
     passes: str
     order_by: str
@@ -54,91 +54,76 @@ class SpeaksFor:
 
 @dataclass(frozen=True)
 class Check:
-    """An expectation over one evidence table.
-
-    Attributes:
-        expectation: class name, in `domain` or in Great Expectations.
-        arguments: of that class.
-        asks: one sentence, for Data Docs.
-        what, found, limit, where, what_to_do: how a failure is reported; format strings over the failing row (or its details' rows).
-            A failure of the table as a whole has no row: there only `{observed}` can be named.
-        accept_by: the columns that a recipe has to name to accept a warning of this check; without any, nobody can accept one.
-        narrow_by: more columns that it may name.
-        speaks_for: which rows a failing row speaks for, if it is one for several.
-    """
+    """An expectation on one evidence table."""
 
     table: str
     expectation: str
+    """Class in `domain` or in Great Expectations."""
     arguments: Mapping[str, Any]
     severity: Severity
     asks: str
+    """Sentence for Data Docs."""
     what: str
+    """This text and the next four are format strings over the failing row. A failure of the whole table has only `{observed}`."""
     found: str
     limit: str
     where: str
     what_to_do: str
     details: Details | None = None
     accept_by: tuple[str, ...] = ()
+    """Columns that a recipe must name to accept a warning. Without columns, no warning can be accepted."""
     narrow_by: tuple[str, ...] = ()
+    """Columns that a recipe may name as well."""
     speaks_for: SpeaksFor | None = None
 
     @property
     def name(self) -> str:
-        """The expectation's name in snake case, as Great Expectations and verdicts have it."""
+        """The expectation in snake case, as in Great Expectations and in verdicts."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.expectation).lower()
 
     def missing_columns(self, tables: Tables) -> list[str]:
-        """`table.column` of each missing column that the check measures or reports; without it the check cannot be made."""
-        here = tables[self.table].columns
-        details = self.details
-        measured = [str(self.arguments[name]) for name in ("column", "column_A", "column_B") if name in self.arguments]
-        measured += [*self.accept_by, *self.narrow_by]
-        measured += [self.speaks_for.passes, self.speaks_for.order_by] if self.speaks_for else []
-        told = _named_in(self.what, self.found, self.limit, self.where, self.what_to_do)
+        """Return `table.column` of each missing column that the check measures or reports."""
+        here, details = tables[self.table].columns, self.details
+        needed = [str(self.arguments[name]) for name in ("column", "column_A", "column_B") if name in self.arguments]
+        needed += [*self.accept_by, *self.narrow_by]
+        needed += [self.speaks_for.passes, self.speaks_for.order_by] if self.speaks_for else []
+        told = _cells_in(self.what, self.found, self.limit, self.where, self.what_to_do)
+        missing: list[str] = []
         if details is None:
-            return _absent(self.table, [*measured, *told], here)
-        there = tables[details.table].columns
-        own = [*details.keys, details.order_by, *(name for name in _named_in(details.what, details.where) if name not in here)]
-        return [
-            *_absent(self.table, [*measured, *details.keys, *(name for name in told if name not in there)], here),
-            *_absent(details.table, own, there),
-        ]
+            needed += told
+        else:
+            there = tables[details.table].columns
+            needed += [*details.keys, *(name for name in told if name not in there)]
+            of_details = [*details.keys, details.order_by, *(name for name in _cells_in(details.what, details.where) if name not in here)]
+            missing = [f"{details.table}.{name}" for name in dict.fromkeys(of_details) if name not in there]
+        return [*(f"{self.table}.{name}" for name in dict.fromkeys(needed) if name not in here), *missing]
 
 
-def _named_in(*words: str) -> list[str]:
-    """The cells that format strings name."""
-    named = [name for text in words for _, name, _, _ in string.Formatter().parse(text) if name]
-    return [name for name in named if name != OBSERVED]
-
-
-def _absent(table: str, names: Iterable[str], columns: Collection[str]) -> list[str]:
-    return [f"{table}.{name}" for name in dict.fromkeys(names) if name not in columns]
+def _cells_in(*texts: str) -> list[str]:
+    """Return the cells that format strings name."""
+    names = [name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name]
+    return [name for name in names if name != OBSERVED]
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One judgement's expectations.
-
-    Attributes:
-        number: raised when the suite asks for something else than before; for people, see `version_of`.
-        tables: the tables in a verdict's folder.
-        checks: makes the checks from thresholds and tables.
-        evidence: globs of the files of `validations/evidence` that make the tables.
-    """
+    """Expectations of one kind of verdict."""
 
     name: str
     number: int
+    """Raised by hand when the suite's expectations change. `version_of` detects every edit."""
     tables: tuple[str, ...]
     checks: Callable[[Mapping[str, Any], Tables], tuple[Check, ...]]
+    """Builds the checks from thresholds and tables."""
     evidence: tuple[str, ...] = ()
+    """Globs below `validations/evidence` of the modules that make the tables."""
 
 
 def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
-    """The components that the mixture draws must be among those that the other tables judge."""
+    """Build the data checks. The other tables must judge every component that the mixture draws."""
     limits, mixture = DataLimits.model_validate(thresholds), tables["mixture"]
 
     def with_some(column: str) -> list[str]:
-        """The components of which a stage has something; none if the table lacks a column, which breaks the table's own checks."""
         return sorted(mixture["component"][mixture[column] > 0].unique()) if {"component", column} <= set(mixture) else []
 
     drawn = with_some("sequences")
@@ -166,7 +151,7 @@ def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, 
 
 
 def _gate_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
-    """The parent is compared with if there is one: falls and rises if the table `comparable` asks for them, or lacks the column."""
+    """Build the gate checks. Falls and rises are checked if the table `comparable` requests them, or lacks the column."""
     limits, comparable = GateLimits.model_validate(thresholds), tables["comparable"]
     floor = limits.asked_floor_error_rate
     compares = limits.false_refusal_rate is not None
@@ -181,97 +166,89 @@ def _gate_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, 
         "asks_rises": compares and (comparable.get("asks_rise", pd.Series([True])).any() or not tables["rises"].empty),
         "asks_likelihoods": compares and (len(likelihoods) > 0 or not len(likelihoods.columns)),
         "asks_answers": limits.min_answer_gain_nats is not None and has_parent_answers,
-        "max_score_fall_percent": _percent(limits.max_score_fall),
-        "max_score_rise_percent": _percent(limits.max_score_rise),
     }
+    for name, share in (("max_score_fall_percent", limits.max_score_fall), ("max_score_rise_percent", limits.max_score_rise)):
+        values[name] = "any share" if share is None else f"{100 * share:g} %"
     return _build_checks(GATE_SUITE, values)
 
 
-def _percent(share: float | None) -> str:
-    return "any share" if share is None else f"{100 * share:g} %"
-
-
 def _health_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
-    """A measure that was not made is judged by the checks of the whole table, not by its limit.
+    """Build the health checks. Limits apply to measured rows. Other checks of the table cover missing measures.
 
-    What stops: numbers that are not finite, loss spikes beyond the limit, experts that collapse, and rows without the numbers of every run.
-    All else warns, such as gradient norm spikes, because clipping bounds their harm to the weights.
+    Critical: values that are not finite, too many loss spikes, collapsed experts, and missing required columns. Other findings warn: for
+    example, clipping limits the harm of gradient norm spikes.
     """
     table = tables["health"]
     values = {**HealthLimits.model_validate(thresholds).model_dump(), "phenomena": sorted(map(str, PHENOMENA))}
     rules = SUITE_DATA["health_measures"]
-    has_measured = {"measure", "is_measured"} <= set(table)
-    measured = (
-        set(table["measure"][table["is_measured"].astype(bool)]) if has_measured else {*(rule["measure"] for rule in rules), *OF_GROUPS}
-    )
+    if {"measure", "is_measured"} <= set(table):
+        measured = set(table["measure"][table["is_measured"].astype(bool)])
+    else:
+        measured = {*(rule["measure"] for rule in rules), *OF_GROUPS}
     checks = [*_build_checks(HEALTH_SUITE, values)]
+
+    def add(operator: str, measures: str | list[str], maximum: float, **texts: Any) -> None:
+        condition = {"type": "comparison", "column": {"name": "measure"}, "operator": operator, "parameter": measures}
+        arguments = {"column": "value", "limit": maximum, "row_condition": condition}
+        checks.append(Check(table="health", arguments=arguments, where="step {at_step}", **texts))
+
     for rule in rules:
         measure, limit, unit = rule["measure"], _fill(rule["limit"], values), rule["unit"]
         if measure not in measured or limit is None:
             continue
         phenomenon = PHENOMENA[measure]
-        checks.append(
-            Check(
-                table="health",
-                expectation=rule["expectation"],
-                arguments={"column": "value", "limit": limit, "row_condition": _measure_is("==", measure)},
-                severity=rule["severity"],
-                asks=f"No {phenomenon.name}: {measure} keeps to its limit. {phenomenon.described_in}.",
-                what=f"{phenomenon.name}: {{detail}} (described in {phenomenon.described_in})",
-                found=f"{{value:.3g}}{unit}",
-                limit=f"at most {limit:g}{unit}",
-                where="step {at_step}",
-                what_to_do=rule["what_to_do"],
-            )
+        add(
+            "==",
+            measure,
+            limit,
+            expectation=rule["expectation"],
+            severity=rule["severity"],
+            asks=f"No {phenomenon.name}: {measure} keeps to its limit. {phenomenon.described_in}.",
+            what=f"{phenomenon.name}: {{detail}} (described in {phenomenon.described_in})",
+            found=f"{{value:.3g}}{unit}",
+            limit=f"at most {limit:g}{unit}",
+            what_to_do=rule["what_to_do"],
         )
     if of_groups := sorted(measured & OF_GROUPS):
-        limit = values["max_spike_percent"]
-        checks.append(
-            Check(
-                table="health",
-                expectation="ExpectSpikesWithinLimit",
-                arguments={"column": "value", "limit": limit, "row_condition": _measure_is("IN", of_groups)},
-                severity="warning",
-                asks="In no group of weights do the gradient norm or the weights' own norm jump more often than allowed.",
-                what="{measure}: {detail} (described in {described_in})",
-                found="{value:.3g} % of the updates",
-                limit=f"at most {limit:g} % of the updates",
-                where="step {at_step}",
-                what_to_do="See whether the loss spikes there too, and which weights move first.",
-            )
+        add(
+            "IN",
+            of_groups,
+            values["max_spike_percent"],
+            expectation="ExpectSpikesWithinLimit",
+            severity="warning",
+            asks="In no group of weights do the gradient norm or the weights' own norm jump more often than allowed.",
+            what="{measure}: {detail} (described in {described_in})",
+            found="{value:.3g} % of the updates",
+            limit=f"at most {values['max_spike_percent']:g} % of the updates",
+            what_to_do="See whether the loss spikes there too, and which weights move first.",
         )
     return tuple(checks)
 
 
-def _measure_is(operator: str, measures: str | list[str]) -> dict[str, object]:
-    """The rows that are judged, as Great Expectations reads a condition."""
-    return {"type": "comparison", "column": {"name": "measure"}, "operator": operator, "parameter": measures}
-
-
 def _build_checks(suite: str, values: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks that the file lists for a suite, with these limits and facts filled in."""
-    return tuple(_build_check(row, values) for row in SUITE_DATA[suite] if "when" not in row or _is_asked(values[row["when"]]))
-
-
-def _is_asked(value: Any) -> bool:
-    return bool(value) if isinstance(value, bool | np.bool_) else value is not None
-
-
-def _build_check(row: Mapping[str, Any], values: Mapping[str, Any]) -> Check:
-    if "rows" in row:
-        return expect_rows(row["rows"], row["what_to_do"])
-    filled: dict[str, Any] = {name: _fill(value, values) for name, value in row.items() if name != "when"}
-    if details := filled.get("details"):
-        filled["details"] = Details(**details | {"keys": tuple(details["keys"])})
-    if speaks_for := filled.get("speaks_for"):
-        filled["speaks_for"] = SpeaksFor(**speaks_for)
-    for name in ("accept_by", "narrow_by"):
-        filled[name] = tuple(filled.get(name, ()))
-    return Check(**filled)
+    """Fill limits and facts into the checks that `suites.yaml` lists for a suite. `when` names the value that turns a check on."""
+    checks: list[Check] = []
+    for row in SUITE_DATA[suite]:
+        switch = values[row["when"]] if "when" in row else True
+        is_on = bool(switch) if isinstance(switch, bool | np.bool_) else switch is not None
+        if not is_on:
+            continue
+        if "rows" in row:
+            checks.append(expect_rows(row["rows"], row["what_to_do"]))
+            continue
+        filled: dict[str, Any] = {name: _fill(value, values) for name, value in row.items() if name != "when"}
+        if details := filled.get("details"):
+            filled["details"] = Details(**details | {"keys": tuple(details["keys"])})
+        if speaks_for := filled.get("speaks_for"):
+            filled["speaks_for"] = SpeaksFor(**speaks_for)
+        for name in ("accept_by", "narrow_by"):
+            filled[name] = tuple(filled.get(name, ()))
+        checks.append(Check(**filled))
+    return tuple(checks)
 
 
 def _fill(value: Any, values: Mapping[str, Any]) -> Any:
-    """`value` with its `${name}` filled in; a text that is nothing else becomes the value itself."""
+    """Replace each `${name}`. A text that is only `${name}` becomes the value itself."""
     if isinstance(value, dict):
         return {name: _fill(each, values) for name, each in value.items()}
     if not isinstance(value, str):
@@ -283,7 +260,7 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def expect_rows(table: str, what_to_do: str) -> Check:
-    """Expect at least one row: without rows, most expectations pass."""
+    """Expect at least one row: most expectations pass on an empty table."""
     return Check(
         table=table,
         expectation="ExpectTableRowCountToBeBetween",
@@ -314,19 +291,19 @@ SUITES = {
             7,
             ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "needles", "exposure", "answers"),
             _gate_checks,
-            ("gate.py", "floor.py", "exposure.py", "comparable.py", "parent_comparison.py", "proportions.py"),
+            ("gate.py", "floor.py", "exposure.py", "parent_comparison.py", "proportions.py"),
         ),
     )
 }
 
 
 def checks_of(name: str, thresholds: Mapping[str, Any]) -> tuple[Check, ...]:
-    """Every check that a suite can make within these thresholds, whatever the tables will hold."""
+    """Return every check that a suite may build for these thresholds, whatever its tables."""
     suite = SUITES[name]
     return suite.checks(thresholds, {table: pd.DataFrame() for table in suite.tables})
 
 
 def version_of(suite: Suite) -> str:
-    """The suite's number, and a digest of its checks and of the code that makes its evidence: an edit always changes it."""
+    """Return the suite's number, and a digest of its checks and of the code that makes its evidence."""
     code = code_digest("validations/expectations/*.py", *(f"validations/evidence/{name}" for name in suite.evidence))
     return f"{suite.number}-{digest_of_json([code, digest_of_file(SUITE_FILE)])[:8]}"

@@ -1,8 +1,7 @@
-"""Which findings of a check a recipe accepts, and what a recipe may accept at all."""
+"""Rules for the exceptions of a recipe: the findings that accepted warnings cover, and the checks that a recipe may name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
@@ -11,47 +10,46 @@ from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, Check
 from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople
 
 DATA_TABLES = ("mixture", "order", "shifts")
-"""The tables about data whose checks can be let pass. The others say what the bytes are, whether test items are in them, and whether the
-hand-off is declared: there is nothing for a person to weigh."""
+"""Data tables whose checks a person may let pass. The other tables verify bytes, test items and the hand-off: no judgement is needed."""
 WITHOUT_JUDGEMENT = (
     "expect_table_row_count_to_be_between",
     "expect_column_distinct_values_to_contain_set",
     "expect_something_to_read",
 )
-"""Checks that there is something to judge."""
+"""Checks that the tables have content."""
 
 
 def asked_of_suite(asks: AsksPeople, suite: str) -> AsksPeople:
-    """What is about the tables of a suite; in which other phases, too, is no matter of a verdict."""
+    """Select the decisions on the tables of a suite, without their phases: other phases do not change a verdict."""
     listed = [ApprovableCheck(table=one.table, check=one.check) for one in asks.approvable if one.table in SUITES[suite].tables]
     return AsksPeople(approvable=tuple(listed), on_warnings=asks.on_warnings)
 
 
 def check_approvable(one: ApprovableCheck, checks: Sequence[Check]) -> None:
-    """Refuse what no person may let pass, and what no phase is judged by.
+    """Reject a check that no person may let pass, or that no phase runs.
 
     Args:
-        checks: all that the recipe's phases are judged by.
+        checks: all checks of the recipe's phases.
 
     Raises:
-        ValueError: with what can be listed instead.
+        ValueError: with the checks that can be listed.
     """
     stopping = {(check.table, check.name) for check in checks if check.severity == "critical"}
-    can_be = sorted(f"{name} ({table})" for table, name in stopping if why_never(table, name) is None)
+    can_be = ", ".join(sorted(f"{name} ({table})" for table, name in stopping if _why_never(table, name) is None))
     if (one.table, one.check) not in stopping:
         raise ValueError(
             f"approvable names the check {one.check} of table {one.table}, which stops no phase of this recipe; those that a person may "
-            f"let pass are {', '.join(can_be)}. (Warnings are put to people by warnings_ask_people)"
+            f"let pass are {can_be}. (Warnings are put to people by warnings_ask_people)"
         )
-    if why := why_never(one.table, one.check):
+    if why := _why_never(one.table, one.check):
         raise ValueError(
             f"approvable names the check {one.check} of table {one.table}, and nobody may let it pass: {why}. Those that a person may let "
-            f"pass are {', '.join(can_be)}"
+            f"pass are {can_be}"
         )
 
 
-def why_never(table: str, check: str) -> str | None:
-    """Why no person may let the check pass; None where one may."""
+def _why_never(table: str, check: str) -> str | None:
+    """Return the reason why no person may let the check pass, else None."""
     if table not in SUITES[DATA_SUITE].tables:
         return None
     if table not in DATA_TABLES:
@@ -60,57 +58,53 @@ def why_never(table: str, check: str) -> str | None:
 
 
 def accept(result: CheckResult, tables: Mapping[str, pd.DataFrame], accepts: Sequence[AcceptedWarning]) -> CheckResult:
-    """The result with the rows that the recipe accepts taken from those that fail.
+    """Move the rows that the recipe accepts from failing to accepted.
 
-    Only a warning with failing rows can be accepted: what stops stays, so does what could not be made or is about a whole table.
+    Only a warning with failing rows can be accepted: not a critical or broken check, and not a failure of the whole table.
     """
     check = result.check
-    mine = [one for one in accepts if may_accept(one, check)]
+    mine = [
+        warning
+        for warning in accepts
+        if check.severity == "warning" and (warning.table, warning.check) == (check.table, check.name) and not _why_not(warning, check)
+    ]
     if result.outcome != "failed" or not result.failing_rows or not mine:
         return result
-    table = tables[check.table].reset_index(drop=True)
-    if check.speaks_for is None:
-        rows = result.failing_rows
-    else:
+    table, rows = tables[check.table].reset_index(drop=True), result.failing_rows
+    if check.speaks_for is not None:
         others = (row for row, passes in enumerate(table[check.speaks_for.passes].tolist()) if not passes)
-        rows = tuple(sorted({*result.failing_rows, *others}))
-    cells = {row: _cells(table, row) for row in rows}
-    covering = {row: next((one for one in mine if one.covers(cells[row])), None) for row in rows}
+        rows = tuple(sorted({*rows, *others}))
+    covering: dict[int, AcceptedWarning | None] = {}
+    for row in rows:
+        cells = {str(column): table[column].iloc[row] for column in table.columns}
+        cells = {column: value for column, value in cells.items() if value is not pd.NA}
+        covering[row] = next((warning for warning in mine if warning.covers(cells)), None)
     left = tuple(row for row in rows if covering[row] is None)
-    accepted = [AcceptedRows(one, tuple(row for row in rows if covering[row] is one)) for one in mine]
+    accepted = [AcceptedRows(warning, tuple(row for row in rows if covering[row] is warning)) for warning in mine]
     return replace(
         result,
         outcome="failed" if left else "accepted",
         failing_rows=told_rows(check, table, left),
-        accepted=tuple(one for one in accepted if one.rows),
+        accepted=tuple(covered for covered in accepted if covered.rows),
     )
 
 
-def may_accept(accepted: AcceptedWarning, check: Check) -> bool:
-    """Whether the check is the one that is meant, warns only, and has findings that the columns named tell apart."""
-    is_meant = (accepted.table, accepted.check) == (check.table, check.name)
-    return is_meant and check.severity == "warning" and not why_not(accepted, check)
-
-
-def why_not(accepted: AcceptedWarning, check: Check) -> str | None:
-    """Why the columns named are not enough or too many to accept a finding of this check; None where they are right."""
-    if not check.accept_by:
-        return f"the check {check.name} of table {check.table} tells no finding from another, so none can be accepted"
-    named = set(accepted.where)
-    if named >= set(check.accept_by) and named <= {*check.accept_by, *check.narrow_by}:
-        return None
-    more = f", and may name {' and '.join(check.narrow_by)}" if check.narrow_by else ""
-    return f"`where` of {accepted.check} has to name {' and '.join(check.accept_by)}{more}; found {', '.join(accepted.where)}"
+def told_rows(check: Check, table: pd.DataFrame, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rows to name: all of them, or the row that stands for the others."""
+    if check.speaks_for is None or not rows:
+        return rows
+    order_by = check.speaks_for.order_by
+    return (min(rows, key=lambda row: table[order_by].iloc[row]),)
 
 
 def check_acceptable(accepted: AcceptedWarning, checks: Sequence[Check]) -> None:
-    """Refuse what no check, or none that only warns, could find.
+    """Reject a warning that no check, or only a critical check, could find.
 
     Args:
-        checks: all that the recipe's phases are judged by.
+        checks: all checks of the recipe's phases.
 
     Raises:
-        ValueError: with what can be accepted instead.
+        ValueError: with the checks whose warnings can be accepted.
     """
     meant = [check for check in checks if (check.table, check.name) == (accepted.table, accepted.check)]
     warning = [check for check in meant if check.severity == "warning"]
@@ -122,19 +116,16 @@ def check_acceptable(accepted: AcceptedWarning, checks: Sequence[Check]) -> None
         )
     if not warning:
         raise ValueError(f"accepts names {accepted.check} of table {accepted.table}, which stops a phase: only a warning can be accepted")
-    if all(why_not(accepted, check) for check in warning):
-        raise ValueError(f"accepts: {why_not(accepted, warning[0])}")
+    if all(_why_not(accepted, check) for check in warning):
+        raise ValueError(f"accepts: {_why_not(accepted, warning[0])}")
 
 
-def _cells(table: pd.DataFrame, row: int) -> dict[str, Any]:
-    """The cells of a row that hold something."""
-    cells = {str(column): table[column].iloc[row] for column in table.columns}
-    return {column: value for column, value in cells.items() if value is not pd.NA}
-
-
-def told_rows(check: Check, table: pd.DataFrame, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """The rows that are named of these: all, or the one that speaks for the others."""
-    if check.speaks_for is None or not rows:
-        return rows
-    order_by = check.speaks_for.order_by
-    return (min(rows, key=lambda row: table[order_by].iloc[row]),)
+def _why_not(accepted: AcceptedWarning, check: Check) -> str | None:
+    """Return the reason why the named columns do not identify a finding of this check, else None."""
+    if not check.accept_by:
+        return f"the check {check.name} of table {check.table} tells no finding from another, so none can be accepted"
+    named = set(accepted.where)
+    if named >= set(check.accept_by) and named <= {*check.accept_by, *check.narrow_by}:
+        return None
+    more = f", and may name {' and '.join(check.narrow_by)}" if check.narrow_by else ""
+    return f"`where` of {accepted.check} has to name {' and '.join(check.accept_by)}{more}; found {', '.join(accepted.where)}"

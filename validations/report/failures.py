@@ -1,55 +1,68 @@
-"""The failures of a verdict in the order in which a person needs them, in plain words. Page, artifact and terminal show the same ones."""
+"""Reports of a verdict in plain words: lines for the terminal, a page of the Prefect UI, and the form of a waiting phase."""
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+import pandas as pd
+
+from phasewise.trainer.base.decision import Ruling, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.expectations.judging import Reason
-from phasewise.validations.expectations.suites import Severity
-from phasewise.validations.outcomes import AcceptedFinding, CheckOutcome
-from phasewise.validations.verdict import Verdict
+from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
+from phasewise.validations.expectations.suites import SUITES, Check, Severity
+from phasewise.validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding, CheckOutcome
+from phasewise.validations.report.reevaluate import as_text
+from phasewise.validations.verdict import Verdict, read_tables
 
 MAX_CHARACTERS = 240
 SHOWN_CASES = 10
+MAX_ROWS, MAX_COLUMNS = 10, 6
+STATE_WORDS = {
+    "passes": "The phase may go on.",
+    "approved": "A person let it pass: the phase may go on.",
+    "waits": "The phase waits for a person.",
+    "rejected": "A person rejected it: the phase is refused.",
+    "fails": "The phase is refused.",
+}
+PARENT = "parent"
+"""Column with the parent's value."""
 _TOTAL = re.compile(r"\d+ more like these were found, (\d+) in total")
+_NONE_FAIL = re.compile(r"0 of (\d+) rows fail")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One check that did not pass.
-
-    Attributes:
-        asks: the check's expectation; empty if the verdict does not say which check the reasons belong to.
-        table: the evidence table that was judged; empty likewise.
-        cases: the worst first. There is at least one.
-        total: number of such cases; a verdict names only some of them.
-    """
+    """One check that did not pass. `asks` and `table` are empty if the verdict does not assign its reasons to checks."""
 
     severity: Severity
     is_broken: bool
     asks: str
     table: str
     cases: tuple[Reason, ...]
+    """At least one case, the worst first."""
     total: int
+    """Number of cases, including cases that the verdict does not list."""
 
     @property
     def worst(self) -> Reason:
-        """The case that is named first."""
+        """The first case."""
         return self.cases[0]
 
 
 def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
-    """The reasons of the verdict, a failure for each check: critical ones before warnings, then in the order of the suite.
+    """Group the reasons of a verdict by check: critical checks before warnings, then in the order of the suite.
 
-    A suite goes from causes to their effects: a stale cache is named before the test items that are still in it.
+    A suite lists causes before effects: a stale cache comes before the test items in it.
     """
     groups: dict[str, list[list[Reason]]] = defaultdict(list)
     for name, reasons in groupby(verdict.reasons, key=lambda reason: reason.expectation):
         of_check: list[list[Reason]] = []
-        for reason in reasons:  # another check of the same kind begins where the advice changes
+        for reason in reasons:  # different advice means another check with the same expectation
             advice = (reason.severity, reason.what_to_do)
             if of_check and (_TOTAL.match(reason.what) or advice == (of_check[-1][0].severity, of_check[-1][0].what_to_do)):
                 of_check[-1].append(reason)
@@ -68,24 +81,21 @@ def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
             asks, table = (check.asks, check.table) if check else ("", "")
             failure = Failure(reasons[0].severity, is_broken, asks, table, cases or tuple(reasons), max([*totals, len(cases)]))
             placed.append((failure.severity != "critical", verdict.reasons.index(reasons[0]), failure))
-    return tuple(failure for _, _, failure in sorted(placed, key=lambda one: one[:2]))
+    return tuple(failure for _, _, failure in sorted(placed, key=lambda entry: entry[:2]))
 
 
 def accepted_of(verdict: Verdict) -> tuple[AcceptedFinding, ...]:
-    """The findings that the recipe accepts, in the order of the suite."""
+    """List the accepted findings in the order of the suite."""
     return tuple(finding for check in verdict.checks for finding in check.accepted)
 
 
 def summary_of(verdict: Verdict) -> str:
-    """One line: the subject, its state, and the number of checks."""
+    """Return the subject, its state and the number of checks as one line."""
     return f"{verdict.subject} {verdict.counts.words}"
 
 
 def lines_of(verdict: Verdict) -> tuple[str, ...]:
-    """Three lines about the worst failure: place and finding, value and limit, remedy with the number of other failures and the report.
-
-    A verdict without reasons has one line.
-    """
+    """Return three lines about the worst failure: location and finding, value and limit, remedy and report. A pass has one line."""
     failures = failures_of(verdict)
     if not failures:
         return (summary_of(verdict),)
@@ -95,41 +105,188 @@ def lines_of(verdict: Verdict) -> tuple[str, ...]:
     return (
         f"{_cut_line(verdict.subject)} {verdict.counts.standing_words}: {_cut_line(case.what)}{where}",
         f"  found: {_cut_line(case.found)}; limit: {_cut_line(case.limit)}",
-        f"  to do: {_cut_line(case.what_to_do)} {rest}In all, {verdict.counts.shares}. See {place_of(verdict)}",
+        f"  to do: {_cut_line(case.what_to_do)} {rest}In all, {verdict.counts.shares}. See {_location_of(verdict)}",
     )
 
 
 def notes_of(verdict: Verdict) -> tuple[str, ...]:
-    """The verdict's notes, a line each; most verdicts have none."""
-    return tuple(f"  {whole_line(note)}" for note in verdict.notes)
+    """Return the verdict's notes, a line each."""
+    return tuple(f"  {_whole_line(note)}" for note in verdict.notes)
 
 
-def place_of(verdict: Verdict) -> str:
-    """The verdict's own report if it was built, else the folder of its evidence."""
+def report_folder_of(verdict: Verdict) -> str:
+    """Return the folder of the verdict's report, inside its evidence folder."""
+    return f"{verdict.evidence.rstrip('/')}/report"
+
+
+def why_in_a_line(verdict: Verdict) -> str:
+    """Return the worst finding with its value and limit as one line."""
+    failures = failures_of(verdict)
+    if not failures:
+        return f"{verdict.subject} {verdict.counts.words}."
+    worst, more = failures[0].worst, len(failures) - 1
+    rest = f", and {plural(more, 'more check')} did not pass" if more else ""
+    return f"{verdict.subject} {verdict.counts.standing_words}: {_whole_line(worst.what)} (found {worst.found}; limit {worst.limit}){rest}."
+
+
+def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None = None) -> str:
+    """Return the verdict as Markdown: the state, then each check that did not pass with its values and rows, then all checks.
+
+    Args:
+        ruling: the ruling on the verdict. None is the ruling without a person's decision.
+        page: address of the verdict in the page of `phasewise up`. None adds no link.
+    """
+    ruling = ruling or ruling_of(verdict.model_dump(mode="json"), None)
+    measures, failures, counts = _measures_of(verdict), failures_of(verdict), verdict.counts
+    worst = f" {_inline(failures[0].worst.what)}." if failures else ""
+    lines = [f"# {MARKS[counts.standing]} {_inline(summary_of(verdict))}", "", f"**{STATE_WORDS[ruling.state]}**{worst}", ""]
+    if ruling.decision:
+        lines += [f"{_inline(ruling.decision.words[:1].upper() + ruling.decision.words[1:])}", ""]
+    if ruling.void:
+        lines += [_inline(ruling.void), ""]
+    if page:
+        lines += [f"[This verdict with all its evidence]({page})", ""]
+    for failure in failures:
+        lines += [*_section(failure, measures), ""]
+    if accepted := accepted_of(verdict):
+        lines += ["## Accepted by the recipe", ""]
+        for finding in accepted:
+            warning = finding.warning
+            lines.append(f"- {_inline(finding.worst.what)}. **Accepted:** {_inline(warning.reason)} ({_inline(warning.source)})")
+        lines.append("")
+    if verdict.notes:
+        lines += ["## What the gate could see", "", *(f"- {_escaped(_whole_line(note))}" for note in verdict.notes), ""]
+    rows = [
+        [f"{MARKS[one.check.kind]} {KIND_WORDS[one.check.kind]}", *(_inline(text) or "–" for text in one.cells)]
+        for one in sorted(measures, key=lambda one: one.check.passes)
+    ]
+    width = 5 if any(one.parent for one in measures) else 4
+    head = ["", "expected", "found", "limit", "parent"]
+    lines += ["## Every check", "", *_table(head[:width], [row[:width] for row in rows])]
+    location = _location_of(verdict).replace("`", "")
+    return "\n".join([*lines, "", f"Suite {verdict.suite}, version {verdict.suite_version}. Read on in `{location}`."])
+
+
+def form_of(verdict: Verdict, *, page: str | None, command: str) -> str:
+    """Return the Markdown above the form of a decision, without tables: the form is narrow.
+
+    Args:
+        command: the command that decides in a terminal, as Markdown.
+    """
+    lines = [f"**{_inline(verdict.subject)} {verdict.counts.standing_words}.** The phase waits for you.", ""]
+    measures = {(one.check.table, one.check.asks): one for one in _measures_of(verdict)}
+    for failure in failures_of(verdict):
+        worst, measure = failure.worst, measures.get((failure.table, failure.asks))
+        parent = f"; parent: {_inline(measure.parent)}" if measure and measure.parent else ""
+        lines.append(f"- {_inline(worst.what)}. Found: {_inline(worst.found)}; limit: {_inline(worst.limit)}{parent}")
+    if page:
+        lines += ["", f"[The verdict with all its evidence]({page})"]
+    return "\n".join([*lines, "", command])
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A check with the value of its worst row. The texts are empty if the check measures no number."""
+
+    check: CheckOutcome
+    value: str
+    limit: str = ""
+    parent: str = ""
+    rows: pd.DataFrame | None = None
+    failing: int = 0
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        return self.check.asks, self.value, self.limit, self.parent
+
+
+def _measures_of(verdict: Verdict) -> list[_Measure]:
+    """Measure each check in the verdict's order, without numbers if the evidence is missing or cannot be judged again."""
+    suite = SUITES.get(verdict.suite)
+    tables: dict[str, pd.DataFrame] = {}
+    found: dict[tuple[str, str, str], CheckResult] = {}
+    for name in suite.tables if suite else ():
+        with suppress(OSError, ValueError, KeyError):
+            tables |= read_tables(verdict.evidence, {name: verdict.tables[name]})
+    if suite and len(tables) == len(suite.tables):
+        with suppress(Exception):  # an older verdict may lack any field
+            results = judge_tables(tables, suite.checks(verdict.thresholds, tables))
+            found = {(result.check.table, result.name, result.check.asks): result for result in results}
+    return [_measure(check, found.get((check.table, check.name, check.asks)), tables) for check in verdict.checks]
+
+
+def _measure(check: CheckOutcome, result: CheckResult | None, tables: Mapping[str, pd.DataFrame]) -> _Measure:
+    match = _NONE_FAIL.fullmatch(check.observed)
+    observed = f"holds in {match[1]} of {match[1]} rows" if match else check.observed
+    if result is None:
+        return _Measure(check, observed)
+    table = tables[check.table].reset_index(drop=True)
+    failing = table.iloc[list(result.failing_rows)]
+    arguments, value, limit, row = result.check.arguments, "", "", None
+    rows, column = failing if len(failing) else table, arguments.get("column")
+    if column in rows and len(rows):  # the row nearest to the limit, or farthest beyond it
+        numbers = pd.to_numeric(rows[column], errors="coerce").to_numpy()
+        worst = 0 if np.isnan(numbers).all() else int(np.nanargmin(numbers) if "floor" in arguments else np.nanargmax(numbers))
+        row = rows.iloc[worst]
+    bounds = [(word, arguments[name]) for name, word in (("limit", "at most"), ("floor", "above")) if name in arguments]
+    if row is not None and bounds:
+        word, bound = bounds[0]
+        value, limit = as_text(row[column]), "no limit" if bound is None else f"{word} {as_text(bound)}"
+    if reasons := reasons_for(result, tables):
+        value, limit = reasons[0].found, reasons[0].limit
+    parent = as_text(row[PARENT]) if row is not None and PARENT in row and pd.api.types.is_number(row[PARENT]) else ""
+    return _Measure(check, value or observed, limit, parent, _first_rows(result.check, failing), len(failing))
+
+
+def _first_rows(check: Check, failing: pd.DataFrame) -> pd.DataFrame:
+    """Select the first failing rows: columns that the check's texts name, then the measured column, then the other columns."""
+    names = [str(name) for name in failing.columns]
+    measured = [name for name in names if name == check.arguments.get("column")]
+    words = " ".join((check.what, check.found, check.where))
+    named = [name for name in names if f"{{{name}" in words and name not in measured]
+    return failing[list(dict.fromkeys([*named, *measured, *names]))[:MAX_COLUMNS]].head(MAX_ROWS)
+
+
+def _section(failure: Failure, measures: Sequence[_Measure]) -> list[str]:
+    worst = failure.worst
+    word = "Could not be made" if failure.is_broken else "Failed" if failure.severity == "critical" else "Warning"
+    mine = next((one for one in measures if (one.check.table, one.check.asks) == (failure.table, failure.asks)), None)
+    lines = [f"## {word}: {_inline(worst.what)}", "", f"- **Found:** {_inline(worst.found)}", f"- **Limit:** {_inline(worst.limit)}"]
+    lines += [f"- **Parent's value:** {_inline(mine.parent)}"] if mine and mine.parent else []
+    lines += [f"- **Where:** {_inline(worst.where)}", f"- **What to do:** {_inline(worst.what_to_do)}"]
+    if failure.total > 1:
+        lines += ["", f"{failure.total:,} such cases. {'The first' if failure.total > SHOWN_CASES else 'The others'}:", ""]
+        lines += [f"{number}. {_inline(case.what)}" for number, case in enumerate(failure.cases[1:SHOWN_CASES], start=2)]
+    if mine and mine.rows is not None and len(mine.rows):
+        rows = [[_inline(as_text(cell)) for cell in row] for row in mine.rows.itertuples(index=False)]
+        head = [_inline(str(name)) for name in mine.rows.columns]
+        lines += ["", f"Rows of {failure.table} that fail ({mine.failing:,}):", "", *_table(head, rows)]
+    return lines
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _location_of(verdict: Verdict) -> str:
+    """Return the verdict's report if it was built, else its evidence folder."""
     report = report_folder_of(verdict) + "/index.html"
     return report if as_path(report).exists() else verdict.evidence
 
 
-def report_folder_of(verdict: Verdict) -> str:
-    """The folder of the report of this one verdict, beside its evidence."""
-    return f"{verdict.evidence.rstrip('/')}/report"
-
-
-def whole_line(text: str) -> str:
-    """The text without line breaks."""
+def _whole_line(text: str) -> str:
     return " ".join(text.split())
 
 
 def _cut_line(text: str) -> str:
-    line = whole_line(text)
+    line = _whole_line(text)
     return line if len(line) <= MAX_CHARACTERS else line[: MAX_CHARACTERS - 1] + "…"
 
 
-def inline(text: str) -> str:
-    """One line of bounded length that Markdown shows as it is: text from data is not markup."""
-    return escaped(_cut_line(text))
+def _inline(text: str) -> str:
+    """Return one line of bounded length that Markdown shows unchanged: text from data is not markup."""
+    return _escaped(_cut_line(text))
 
 
-def escaped(line: str) -> str:
-    """The line without markup of its own."""
+def _escaped(line: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in line)

@@ -153,7 +153,8 @@ def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
 
 
 @pytest.mark.parametrize(
-    ("suite", "module"), [("data", "leakage/segments.py"), ("health", "health/spikes.py"), ("gate", "floor.py"), ("gate", "proportions.py")]
+    ("suite", "module"),
+    [("data", "leakage/segments.py"), ("health", "health/metrics.py"), ("gate", "floor.py"), ("gate", "proportions.py")],
 )
 def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
     suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

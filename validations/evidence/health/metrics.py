@@ -1,87 +1,60 @@
-"""The rows of `metrics.jsonl` as columns, the stretches of a run without a deliberate change, and figures of single columns."""
+"""Time series of a training run: columns of `metrics.jsonl`, stretches without a deliberate change, spikes, rises and shifts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from pandas.api.indexers import BaseIndexer
 
 from phasewise.trainer.metrics import Row
 
 Floats = NDArray[np.float64]
+Range = tuple[int, int]
 MIN_JUMP_SHARE, MIN_JUMP_FACTOR = 0.05, 1.25
-"""A learning rate jumps where one update changes it by this share of the run's highest, and by this factor."""
-SETTLING_SHARE = 0.25
-"""Fresh weights are small and grow at first: from scratch, growth counts from so much of the run on."""
-NORM_RESOLUTION = 1e-6
-"""Float32 tells two norms apart from about this share of them on."""
-
-
-class NonFinite(NamedTuple):
-    """A number that is not finite."""
-
-    step: int
-    name: str
+"""A learning rate jumps if one update changes it by this share of the run's highest rate, and by this factor."""
+MIN_WINDOW = 32
+"""A value with fewer values before it, since the run's start or its last change of data, is not scored."""
+LEAD_UPDATES = 16
+"""Updates before a loss spike within which a rise of the update norm leads the spike."""
+MIN_LEAD_RISE = 1.25
+"""Minimum factor of a rise of the update norm."""
+MAX_BLOCKS, MIN_BLOCKS, MIN_BLOCK_UPDATES = 64, 12, 5
+CERTAINTY = 5.0
+"""Standard errors. The number is high because many pairs of windows are tried, and the noise is an estimate."""
+MAX_RATE_SHARE = 0.9
+"""The learning rate has fallen once it is at most this share of its start. Just before, the loss may still follow a warm-up."""
+WIDTHS = (0.5, 0.25, 0.125)
+"""Widths of the compared windows, as shares of the stretch."""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """A run's measurements in the order of its updates.
-
-    Attributes:
-        columns: name → its values, NaN where a row does not hold a finite number.
-        non_finite: values of rows that are null, infinite, NaN or not numbers.
-    """
+    """Measurements of a run in the order of its updates."""
 
     steps: NDArray[np.int64]
     columns: Mapping[str, Floats]
-    non_finite: tuple[NonFinite, ...]
+    """Name → values, NaN if a row does not hold a finite number."""
+    non_finite: tuple[tuple[int, str], ...]
+    """(step, name) of values that are null, infinite, NaN or not numbers."""
 
     def __getitem__(self, name: str) -> Floats:
-        """The column; all NaN if no row holds it."""
         return self.columns[name] if name in self.columns else np.full(len(self.steps), np.nan)
 
     def lacks(self, *names: str) -> list[str]:
-        """The names that have a finite number in no row."""
+        """Return the names without any finite number."""
         return [name for name in names if not np.isfinite(self[name]).any()]
 
 
-class Stretch(NamedTuple):
-    """Rows `[start, stop)`; `trend` is -1, 0 or 1: the learning rate falls, stays or rises."""
-
-    start: int
-    stop: int
-    trend: int
-
-    @property
-    def rows(self) -> slice:
-        """For indexing a column."""
-        return slice(self.start, self.stop)
-
-
-class Figure(NamedTuple):
-    """A value and the step at which it is worst."""
-
-    value: float
-    step: int
-
-
-class Growth(NamedTuple):
-    """A norm's largest value divided by an early one."""
-
-    factor: float
-    step: int
-    since_step: int
-
-
 def read_columns(rows: Sequence[Row]) -> Metrics:
-    """The rows as columns. A row without a step counts as the one after its predecessor's."""
+    """Turn rows into columns. A row without a step follows the step of the row before."""
     steps = np.zeros(len(rows), np.int64)
     columns: dict[str, Floats] = {}
-    non_finite: list[NonFinite] = []
+    non_finite: list[tuple[int, str]] = []
     for number, row in enumerate(rows):
         step = _number(row.get("step"))
         is_step = math.isfinite(step) and abs(step) < 2**53
@@ -93,7 +66,7 @@ def read_columns(rows: Sequence[Row]) -> Metrics:
             if math.isfinite(found):
                 columns[name][number] = found
             else:
-                non_finite.append(NonFinite(int(steps[number]), name))
+                non_finite.append((int(steps[number]), name))
     return Metrics(steps, columns, tuple(non_finite))
 
 
@@ -106,108 +79,261 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def regimes(metrics: Metrics) -> list[tuple[int, int]]:
-    """Rows `[start, stop)` within which the mixture and the batch stay the same."""
-    return _between(_differs(metrics["mixture_since"]) | _differs(metrics["tokens"]))
+class Stretch(NamedTuple):
+    """Rows `[start, stop)` with a learning rate that falls (trend -1), stays (0) or rises (1)."""
+
+    start: int
+    stop: int
+    trend: int
+
+
+def regimes(metrics: Metrics) -> list[Range]:
+    """Return the row ranges `[start, stop)` with one mixture and one batch size."""
+    return _ranges(_changes(metrics, "mixture_since", "tokens"))
 
 
 def stretches(metrics: Metrics) -> list[Stretch]:
-    """The regimes, cut where z-loss changes, and where the learning rate jumps or begins to fall, to stay or to rise."""
+    """Return the regimes, also split where z-loss changes, and where the learning rate jumps or changes its trend."""
     rates = metrics["learning_rate"]
-    changes = _differs(metrics["mixture_since"]) | _differs(metrics["tokens"]) | _differs(metrics["z_loss"]) | _jumps(rates)
+    changes = _changes(metrics, "mixture_since", "tokens", "z_loss")
+    if np.isfinite(rates).any():
+        lower, higher = np.fmin(rates[:-1], rates[1:]), np.fmax(rates[:-1], rates[1:])
+        changes[1:] |= (higher - lower > MIN_JUMP_SHARE * np.nanmax(rates)) & (higher > MIN_JUMP_FACTOR * lower)
     found: list[Stretch] = []
-    for start, stop in _between(changes):
+    for start, stop in _ranges(changes):
         trends = np.nan_to_num(np.sign(np.diff(rates[start:stop])))
-        if not len(trends):
-            continue
-        trends = np.concatenate([trends[:1], trends])  # a regime's first row belongs to the change after it
-        edges = _between(_differs(trends))
-        found += [Stretch(start + first, start + last, int(trends[first])) for first, last in edges]
+        if len(trends):
+            trends = np.concatenate([trends[:1], trends])  # a regime's first row has the trend of its second
+            edges = _ranges(np.diff(trends, prepend=trends[0]) != 0)
+            found += [Stretch(start + first, start + last, int(trends[first])) for first, last in edges]
     return found
 
 
-def _differs(column: Floats) -> NDArray[np.bool_]:
-    """Where a value is not that of the row before; a missing value differs from nothing."""
-    return np.concatenate([np.zeros(min(1, len(column)), bool), np.abs(np.diff(column)) > 0])
+def _changes(metrics: Metrics, *names: str) -> NDArray[np.bool_]:
+    """Mark the rows in which a column differs from the row before. A missing value differs from no value."""
+    changed = np.zeros(len(metrics.steps), bool)
+    for name in names:
+        changed[1:] |= np.abs(np.diff(metrics[name])) > 0
+    return changed
 
 
-def _jumps(rates: Floats) -> NDArray[np.bool_]:
-    if not np.isfinite(rates).any():
-        return np.zeros(len(rates), bool)
-    before, after = rates[:-1], rates[1:]
-    lower, higher = np.fmin(before, after), np.fmax(before, after)
-    is_jump = (higher - lower > MIN_JUMP_SHARE * np.nanmax(rates)) & (higher > MIN_JUMP_FACTOR * lower)
-    return np.concatenate([[False], is_jump])
-
-
-def _between(changes: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _ranges(changes: NDArray[np.bool_]) -> list[Range]:
     edges = [0, *np.flatnonzero(changes).tolist(), len(changes)]
     return [(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def growth(metrics: Metrics, name: str) -> Growth | None:
-    """How many times its first value the norm reaches; for fresh weights (a run that starts with step 1), its value after a quarter."""
-    rows = np.flatnonzero(np.isfinite(metrics[name]) & (metrics[name] > 0))
-    if len(rows) < 2:
-        return None
-    since = rows[int(SETTLING_SHARE * len(rows))] if metrics.steps[0] == 1 else rows[0]
-    later = rows[rows >= since]
-    largest = later[np.argmax(metrics[name][later])]
-    return Growth(float(metrics[name][largest] / metrics[name][since]), int(metrics.steps[largest]), int(metrics.steps[since]))
+@dataclass(frozen=True)
+class Spikes:
+    """Scores and spikes, one entry a row."""
+
+    deviations: Floats
+    """Distance above the mean of the window, in the window's standard deviations. NaN if the value is not scored."""
+    is_spike: NDArray[np.bool_]
+
+    @property
+    def scored(self) -> int:
+        """Number of scored values."""
+        return int(np.isfinite(self.deviations).sum())
 
 
-def growth_resolution(metrics: Metrics) -> Floats:
-    """The relative growth that could be rounding alone."""
-    rates = metrics["learning_rate"]
-    return np.divide(NORM_RESOLUTION, rates, out=np.full(len(rates), np.nan), where=rates > NORM_RESOLUTION**2)
+class _Before(BaseIndexer):
+    """The window before each value."""
+
+    def __init__(self, window: int):
+        super().__init__()
+        self.window = window
+
+    def get_window_bounds(  # the library's signature
+        self,
+        num_values: int = 0,
+        min_periods: int | None = None,
+        center: bool | None = None,
+        closed: str | None = None,
+        step: int | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        ends = np.arange(num_values, dtype=np.int64)
+        lengths = np.clip(ends // 2, MIN_WINDOW, max(MIN_WINDOW, self.window))
+        return np.maximum(0, ends - lengths), ends
 
 
-def relative_growth(metrics: Metrics, name: str) -> Floats:
-    """Growth of a norm in one update, as a share of it and divided by the learning rate, so that no schedule moves it."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return _finite(np.diff(np.log(metrics[name]), prepend=np.nan) / metrics["learning_rate"])
+def find_spikes(values: Floats, regimes: list[Range], *, deviations: float, window: int, resolution: Floats | None = None) -> Spikes:
+    """Score each value against mean and standard deviation of the `window` values before it in its regime.
 
+    At the start of a regime, the window is the later half of the values before, at least `MIN_WINDOW`: at a run's start the loss falls too
+    far for any spike to exceed all of it. The first `MIN_WINDOW` values of a regime are not scored. Only rises are spikes: a healthy loss
+    falls, often and fast. Values that are not finite are in no window. Spikes stay in the windows of later values.
 
-def direction_norm(metrics: Metrics) -> Floats:
-    """The update norm divided by the learning rate: the length of the optimizer's direction."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return _finite(metrics["update_norm"] / metrics["learning_rate"])
-
-
-def _finite(values: Floats) -> Floats:
-    return np.where(np.isfinite(values), values, np.nan)
-
-
-def update_over_ema_distance(metrics: Metrics) -> Figure | None:
-    """How far one update moves the weights, in units of their distance from the moving average; the median of all updates.
-
-    An average over several updates lags by more than one of them (below 1). One that follows the weights, because its decay is turned
-    round, does not.
+    Args:
+        resolution: lower bound of the standard deviation at each value, for values that rounding makes equal.
     """
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        shares = metrics["update_norm"] / (metrics["ema_distance"] * metrics["param_norm"])
-    rows = np.flatnonzero(np.isfinite(shares))
-    return Figure(float(np.median(shares[rows])), int(metrics.steps[rows[0]])) if len(rows) else None
+    found = np.full(len(values), np.nan)
+    for start, stop in regimes:
+        places = start + np.flatnonzero(np.isfinite(values[start:stop]))
+        if len(places) <= MIN_WINDOW:
+            continue
+        scale = float(np.max(np.abs(values[places]))) or 1.0  # squares of the largest floats overflow
+        scaled = pd.Series(values[places] / scale)
+        before = scaled.rolling(_Before(window), min_periods=MIN_WINDOW)
+        floors = 1e-9 if resolution is None else np.fmax(resolution[places] / scale, 1e-9)
+        spreads = np.fmax(before.std(ddof=0).to_numpy(np.float64), floors)
+        found[places] = (scaled - before.mean()).to_numpy(np.float64) / spreads
+    return Spikes(found, np.nan_to_num(found, nan=-np.inf) >= deviations)
 
 
-def ema_gap(metrics: Metrics) -> Figure | None:
-    """The largest evaluation loss of the weights above that of their moving average."""
-    with np.errstate(over="ignore"):
-        gaps = metrics["eval_loss"] - metrics["ema_eval_loss"]
-    rows = np.flatnonzero(np.isfinite(gaps))
-    if not len(rows):
+class Lead(NamedTuple):
+    """A loss spike after a rise of the update norm: its row, the distance in updates, and the norm as a factor of its usual value."""
+
+    row: int
+    updates: int
+    factor: float
+
+
+def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, window: int) -> list[Lead]:
+    """Find the loss spikes after a rise of the update norm.
+
+    A rise is a norm, up to `LEAD_UPDATES` updates before the spike, that exceeds its median over the window before by `deviations` robust
+    standard deviations and by the factor `MIN_LEAD_RISE`.
+
+    Args:
+        update_norms: norms divided by the learning rate, so that no schedule moves them.
+    """
+    rows = np.flatnonzero(spikes.is_spike)
+    leads: list[Lead] = []
+    for row in rows[np.diff(rows, prepend=-LEAD_UPDATES - 1) > LEAD_UPDATES].tolist():
+        first = max(0, row - LEAD_UPDATES)
+        usual, recent = update_norms[max(0, first - window) : first], update_norms[first:row]
+        usual = usual[np.isfinite(usual)]
+        if len(usual) < MIN_WINDOW or not np.isfinite(recent).any():
+            continue
+        middle = float(np.median(usual))
+        threshold = max(middle + deviations * _spread(usual - middle), MIN_LEAD_RISE * middle)
+        above = np.flatnonzero(np.nan_to_num(recent, nan=-np.inf) > threshold)
+        if len(above) and middle > 0:
+            leads.append(Lead(row, row - first - int(above[0]), float(np.nanmax(recent)) / middle))
+    return leads
+
+
+class Change(NamedTuple):
+    """A change of the training loss in nats a token."""
+
+    certain: float
+    """Lower end of the change, `CERTAINTY` standard errors below the estimate. 0 if the change may be noise."""
+    estimate: float
+    step: int
+    """First step of the change."""
+    resolution: float
+    """Largest change that may still be noise."""
+    evaluation: float = 0.0
+    """Move of the evaluation loss during the change. 0 if the evaluation is ignored."""
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """Medians of the loss in the blocks of a stretch, the noise of one median, and the row at which each block starts."""
+
+    values: Floats
+    noise: float
+    rows: NDArray[np.int64]
+
+    @property
+    def widths(self) -> list[int]:
+        return [max(2, round(share * len(self.values))) for share in WIDTHS]
+
+
+def _levels_of(losses: Floats, start: int, stop: int) -> _Levels | None:
+    """Summarise a stretch by the medians of up to 64 blocks, which short spikes do not move. None if it has too few values.
+
+    The noise is the larger of two estimates: the scatter of the blocks around straight lines, and the scatter of the updates within.
+    """
+    places = start + np.flatnonzero(np.isfinite(losses[start:stop]))
+    count = min(MAX_BLOCKS, len(places) // MIN_BLOCK_UPDATES)
+    if count < MIN_BLOCKS:
         return None
-    worst = rows[np.argmax(gaps[rows])]
-    return Figure(float(gaps[worst]), int(metrics.steps[worst]))
+    edges = np.linspace(0, len(places), count + 1).astype(int)
+    values = losses[places]
+    medians = np.array([np.median(values[first:last]) for first, last in pairwise(edges)])
+    noise = math.sqrt(math.pi / 2) * _spread(np.diff(values)) / math.sqrt(2) / math.sqrt(len(places) / count)
+    for width in (1, 2, 4):  # blocks, and means of two and of four blocks
+        points = medians[: len(medians) // width * width].reshape(-1, width).mean(axis=1)
+        if len(points) >= MIN_BLOCKS:
+            noise = max(noise, math.sqrt(width / 6) * _spread(points[:-2] - 2 * points[1:-1] + points[2:]))
+    # Level the blocks that are spikes: a block of a lasting change never lies between its neighbours.
+    middle = np.median(np.stack([np.roll(medians, 1), medians, np.roll(medians, -1)]), axis=0)
+    stands_out = np.abs(medians - middle) > CERTAINTY * noise
+    stands_out[[0, -1]] = False
+    return _Levels(np.where(stands_out, middle, medians), noise, places[edges[:-1]])
 
 
-def data_share(metrics: Metrics) -> Figure | None:
-    """The share of the time that was spent waiting for batches, without the first update of each process."""
-    waits = metrics["data_seconds"]
-    durations = np.diff(metrics["seconds"], prepend=np.nan)
-    rows = np.flatnonzero((waits >= 0) & (durations > 0) & np.isfinite(durations))
-    if not len(rows):
-        return None
-    scale = float(durations[rows].max())
-    share = float((waits[rows] / scale).sum() / (durations[rows] / scale).sum())
-    return Figure(min(1.0, share), int(metrics.steps[rows[np.argmax(waits[rows])]]))
+def largest_rise(metrics: Metrics, stretches: list[Stretch]) -> Change | None:
+    """Find the largest rise of the loss up to the end of a stretch with falling learning rate. None if every stretch is too short.
+
+    The loss at the stretch's end is compared with the lowest loss before, over windows of several widths.
+    """
+    found: list[Change] = []
+    for stretch in stretches:
+        rates = metrics["learning_rate"][stretch.start : stretch.stop]
+        has_fallen = rates <= MAX_RATE_SHARE * rates[0]
+        if stretch.trend >= 0 or not has_fallen.any():
+            continue
+        levels = _levels_of(metrics["loss"], stretch.start + int(has_fallen.argmax()), stretch.stop)
+        if levels is None:
+            continue
+        values = levels.values
+        for low in levels.widths:
+            for tail in levels.widths:
+                last = len(values) - tail
+                if low > last:
+                    continue
+                means = np.convolve(values[:last], np.full(low, 1 / low), mode="valid")
+                lowest = int(np.argmin(means))
+                estimate = float(values[last:].mean() - means[lowest])
+                resolution = CERTAINTY * levels.noise * math.sqrt(1 / low + 1 / tail)
+                step = int(metrics.steps[levels.rows[lowest + low - 1]])
+                found.append(Change(max(0.0, estimate - resolution), estimate, step, resolution))
+    return max(found, key=lambda rise: (rise.certain, rise.estimate), default=None)
+
+
+def largest_shift(metrics: Metrics, stretches: list[Stretch], *, needs_evaluation: bool) -> Change | None:
+    """Find the largest shift of the loss that the evaluation loss does not follow. None if no stretch can be tested.
+
+    Stretches with a rising learning rate are left out: there, the loss moves for a known reason.
+
+    Args:
+        needs_evaluation: skip shifts that no two evaluations surround. If False, evaluations are ignored.
+    """
+    found: list[Change] = []
+    for stretch in stretches:
+        levels = _levels_of(metrics["loss"], stretch.start, stretch.stop) if stretch.trend <= 0 else None
+        if levels:
+            found += _shifts(levels, metrics, needs_evaluation=needs_evaluation)
+    return max(found, key=lambda shift: (shift.certain, abs(shift.estimate)), default=None)
+
+
+def _shifts(levels: _Levels, metrics: Metrics, *, needs_evaluation: bool) -> Iterator[Change]:
+    """Yield the step of the loss at each block, relative to a straight line through the windows before and after."""
+    evaluations = metrics["eval_loss"]
+    evaluated = np.flatnonzero(np.isfinite(evaluations))
+    count = len(levels.values)
+    for before in levels.widths[1:]:
+        for after in {before, max(3, count // 16)}:
+            # Least-squares weights of the step in a line with a step after `before` of `before + after` points
+            places = np.arange(before + after, dtype=np.float64)
+            design = np.stack([np.ones_like(places), places - places.mean(), (places >= before).astype(np.float64)])
+            kernel: Floats = np.linalg.pinv(design.T)[2]
+            resolution = CERTAINTY * levels.noise * float(np.linalg.norm(kernel))
+            for first, estimate in enumerate(np.correlate(levels.values, kernel, mode="valid").tolist()):
+                moved = 0.0
+                if needs_evaluation:
+                    # All movement from the last evaluation before to the first after counts, so that a bend of a falling loss is no shift.
+                    start = int(np.searchsorted(evaluated, levels.rows[first], side="right")) - 1
+                    stop = int(np.searchsorted(evaluated, levels.rows[min(first + before + after, count - 1)]))
+                    if start < 0 or stop >= len(evaluated):
+                        continue
+                    moved = float(np.ptp(evaluations[evaluated[start : stop + 1]]))
+                certain = max(0.0, abs(estimate) - resolution - moved)
+                yield Change(certain, estimate, int(metrics.steps[levels.rows[first + before]]), resolution, moved)
+
+
+def _spread(values: Floats) -> float:
+    """Return a robust standard deviation around zero."""
+    return 1.4826 * float(np.median(np.abs(values)))

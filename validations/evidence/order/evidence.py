@@ -1,23 +1,30 @@
-"""Evidence about the order in which a phase draws its data: does it mix, and will the data change on the way?"""
+"""Evidence on the order in which a phase draws its data: whether the order mixes, and whether the data changes during training.
 
-from typing import Any
+Signals describe rows without reading text: source file, document length, and common tokens. A row stands for the document at its middle. In
+a large cache, the signals cover evenly spaced shards and rows.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from phasewise.trainer.config import Component, RunConfig
-from phasewise.trainer.data.cache import TokenCache, build_maps
+from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fetch
 from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import RowsOfTokens
 from phasewise.trainer.data.permutation import Permutation, derive_key
-from phasewise.validations.evidence.order.measures import Sample, judge_measures, measure_order, take_sample
-from phasewise.validations.evidence.order.null import Measure, most_surprising
-from phasewise.validations.evidence.order.signals import SIGNALS, TOKEN_MIX_ROWS, find_shift, row_signals, spread, token_mix
+from phasewise.validations.evidence.order.measures import cusum, judge_measures, measure_order, take_sample
+from phasewise.validations.evidence.order.null import Measure, brownian_bridge, most_surprising
 from phasewise.validations.limits import OrderLimits
 
 MAX_EPOCHS = 8
-"""Epochs of a component that are judged, from the first that the phase draws from."""
+"""Judged epochs of a component, from the first epoch of the phase."""
 ORDER_COLUMNS = (
     "component", "rows", "drawn", "permutation", "measure", "value", "limit", "bound", "p_value", "passes", "detail",
     "judged_p_value", "components", "components_failing",
@@ -25,25 +32,28 @@ ORDER_COLUMNS = (
 SHIFT_COLUMNS = (
     "component", "signal", "rows_looked_at", "change_at_step", "before", "after", "shift_deviations", "p_value", "sure_deviations",
 )  # fmt: skip
+MAX_DOCUMENTS = 400_000
+MAX_ROWS = 2**15
+TOKEN_MIX_ROWS = 4096
+TOKEN_MIX_TOKENS = 128
+COMMON_TOKENS = 64
 
 
 def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables `order` (a row a component and measure) and `shifts` (a row a component and signal) of what a phase draws.
+    """Build the tables `order` (a row per component and measure) and `shifts` (a row per component and signal) of a phase.
 
-    The false-alarm rate is shared evenly by all rows of both. The columns, where their names do not say it:
+    All rows of both tables share the false-alarm rate evenly.
 
-    * `bound`: whether `limit` is the largest (`max`) or the smallest (`min`) value that passes;
-    * `p_value`: the chance under a true random permutation of a value so far out, or a bound above it;
-    * `judged_p_value`: that of the table's least likely row, and 1 in all others: one kind of permutation orders a whole phase, and fails
-      once;
-    * `sure_deviations`: `shift_deviations` where chance does not explain the change at that rate, else 0.
+    * `bound`: `max` or `min`, the kind of `limit`.
+    * `p_value`: Chance, or its upper bound, of such a value under a true random permutation.
+    * `judged_p_value`: P-value of the least likely row, 1 in other rows: a phase has one kind of permutation, which fails once.
+    * `sure_deviations`: `shift_deviations` if chance does not explain the change at the rate, else 0.
 
-    A component without a whole row has no row here; the mixture's evidence reports it. `shifts` is empty where nothing limits them.
+    A component without a whole row has no row: the mixture's evidence reports it. `shifts` is empty without a limit.
 
     Raises:
         DataError: a cache cannot be read.
     """
-    # Every component that the phase draws, if it has a row to draw
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
     changes = {step for values in (run.mixture, run.batch) for step, _ in values.root if run.start_step < step < run.stop_step}
     steps = np.array(sorted({run.start_step, run.stop_step, *changes}))
@@ -55,12 +65,15 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
         found = _Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before]))
         if found.rows:
             drawn.append(found)
-    shifts = [row for each in drawn for row in _shift_rows(run, each)] if limits.max_shift_deviations is not None else []
-    measured = [(each, _measure(run, each)) for each in drawn]
+    shifts = [row for each in drawn for row in _shift_rows(each)] if limits.max_shift_deviations is not None else []
+    measured = [(each, each.measures()) for each in drawn]
     rate = limits.false_alarm_rate / max(1, len(shifts) + sum(len(measures) for _, measures in measured))
     for row in shifts:
         row["sure_deviations"] = row["shift_deviations"] if row["p_value"] < rate else 0.0
-    order = [row for each, measures in measured for row in _order_rows(run, each, measures, rate)]
+    order: list[dict[str, Any]] = []
+    for each, measures in measured:
+        about = {"component": each.name, "rows": each.rows, "drawn": each.stop - each.first, "permutation": run.order.permutation}
+        order += [about | {"measure": judged.name, **vars(judged)} for judged in judge_measures(measures, rate)]
     worst = min(range(len(order)), key=lambda number: order[number]["p_value"], default=0)
     components, failing = {row["component"] for row in order}, {row["component"] for row in order if not row["passes"]}
     for number, row in enumerate(order):
@@ -71,95 +84,75 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
 
 
 class _Drawn:
-    """What a phase draws of a component: positions `[first, stop)` since step 0, which run through epochs of `rows` rows."""
+    """The positions `[first, stop)` since step 0 that a phase draws of a component, in epochs of `rows` rows."""
 
     def __init__(self, run: RunConfig, name: Component, cache: TokenCache, steps: np.ndarray, positions: np.ndarray):
         self.name, self.laid = name, RowsOfTokens(cache, run.packing, run.model.seq_len)
         self.rows = self.laid.num_rows
-        self._steps, self._positions = steps, positions
+        self.first, self.stop = int(positions[0]), int(positions[-1])
+        self._run, self._steps, self._positions = run, steps, positions
         has_buffer = run.order.buffer_documents is not None
         self._buffered = BufferedComponent(name, cache, run.order, run.model.seq_len) if has_buffer else None
-        self.first = int(positions[0])
-        self.stop = int(positions[-1])
 
     @property
-    def epochs(self) -> range:
-        """The epochs that are judged."""
+    def _epochs(self) -> range:
         first = self.first // self.rows
         return range(first, min(-(-self.stop // self.rows), first + MAX_EPOCHS))
 
-    def permutation(self, run: RunConfig, epoch: int) -> Permutation:
-        """The order of an epoch, as the loader has it: of rows, or of the documents that come to a buffer."""
+    def _permutation(self, epoch: int) -> Permutation:
+        """Return the loader's permutation of rows, or of the documents that enter a buffer."""
         if self._buffered is not None:
             return self._buffered.stream(epoch)
-        key = derive_key("component", run.order.seed, self.name, epoch)
-        return Permutation.build(run.order.permutation, length=self.rows, key=key)
+        order = self._run.order
+        return Permutation.build(order.permutation, length=self.rows, key=derive_key("component", order.seed, self.name, epoch))
 
-    def sample(self, run: RunConfig, epoch: int) -> Sample:
-        """What is judged of an epoch's order, near to where the phase begins to draw."""
-        permutation = self.permutation(run, epoch)
-        first = max(0, self.first - epoch * self.rows)
-        return take_sample(permutation, near=first if self._buffered is None else first * permutation.length // self.rows)
+    def measures(self) -> list[Measure]:
+        """Return each measure at its most surprising epoch, near the first position of the phase."""
+        of_epochs: list[list[Measure]] = []
+        for epoch in self._epochs:
+            permutation, first = self._permutation(epoch), max(0, self.first - epoch * self.rows)
+            near = first if self._buffered is None else first * permutation.length // self.rows
+            of_epochs.append(measure_order(take_sample(permutation, near=near)))
+        return [most_surprising(of_measure) for of_measure in zip(*of_epochs, strict=True)]
 
     def step_of(self, position: float) -> int:
-        """About which step draws a position: exact to a block of the mixture."""
+        """Return the step that draws a position, exact to a block of the mixture."""
         return round(float(np.interp(position, self._positions, self._steps)))
 
-    def in_order(self, run: RunConfig, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The positions at which the phase draws some rows, in order, and which of the rows each one is.
+    def in_order(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sorted positions at which the phase draws the rows, and the index of each position's row.
 
-        Where documents come from a buffer, a row of the cache is drawn where the token at its middle is.
+        With a document buffer, a row is drawn at the position of its middle token.
         """
-        positions = np.concatenate([self._positions_in(run, epoch, rows) for epoch in self.epochs])
+        of_epochs: list[np.ndarray] = []
+        for epoch in self._epochs:
+            if self._buffered is None:
+                of_epochs.append(epoch * self.rows + self._permutation(epoch).inverse(rows))
+            else:
+                seq_len = self.laid.seq_len
+                places = self._buffered.of_pass(epoch).rows_of(rows * seq_len + seq_len // 2)
+                of_epochs.append(np.where(places < 0, -1, epoch * self.rows + places))
+        positions = np.concatenate(of_epochs)
         which = np.argsort(positions)
         which = which[(positions[which] >= self.first) & (positions[which] < self.stop)]
         return positions[which], which % len(rows)
 
-    def _positions_in(self, run: RunConfig, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """The positions at which an epoch draws rows; -1 for one that it does not draw."""
-        if self._buffered is None:
-            return epoch * self.rows + self.permutation(run, epoch).inverse(rows)
-        seq_len = run.model.seq_len
-        places = self._buffered.of_pass(epoch).rows_of(rows * seq_len + seq_len // 2)
-        return np.where(places < 0, -1, epoch * self.rows + places)
 
-
-def _measure(run: RunConfig, drawn: _Drawn) -> list[Measure]:
-    """Each measure at its most surprising among the epochs; nearest to where the phase begins to draw."""
-    samples = [drawn.sample(run, epoch) for epoch in drawn.epochs]
-    return [most_surprising(of_epochs) for of_epochs in zip(*map(measure_order, samples), strict=True)]
-
-
-def _order_rows(run: RunConfig, drawn: _Drawn, measures: list[Measure], rate: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "component": drawn.name,
-            "rows": drawn.rows,
-            "drawn": drawn.stop - drawn.first,
-            "permutation": run.order.permutation,
-            "measure": one.name,
-            "value": one.value,
-            "limit": one.limit,
-            "bound": one.bound,
-            "p_value": one.p_value,
-            "passes": one.passes,
-            "detail": one.detail,
-        }
-        for one in judge_measures(measures, rate)
-    ]
-
-
-def _shift_rows(run: RunConfig, drawn: _Drawn) -> list[dict[str, Any]]:
-    """Each signal of what is drawn, in the order in which it is drawn."""
-    of_rows = row_signals(drawn.laid)
-    positions, which = drawn.in_order(run, of_rows.rows)
+def _shift_rows(drawn: _Drawn) -> list[dict[str, Any]]:
+    """Test each signal in the order of training."""
+    of_rows, source_file, document_length = _row_signals(drawn.laid)
+    positions, which = drawn.in_order(of_rows)
     if not len(positions):
         return []
-    few = spread(np.arange(len(positions)), TOKEN_MIX_ROWS)
-    different, again = np.unique(of_rows.rows[which[few]], return_inverse=True)
-    signals = (of_rows.source_file[which], of_rows.document_length[which], token_mix(drawn.laid, different)[again])
+    few = _spread(np.arange(len(positions)), TOKEN_MIX_ROWS)
+    different, again = np.unique(of_rows[which[few]], return_inverse=True)
+    signals = {
+        "source file": source_file[which],
+        "document length": document_length[which],
+        "token mix": _token_mix(drawn.laid, different)[again],
+    }
     rows: list[dict[str, Any]] = []
-    for name, signal in zip(SIGNALS, signals, strict=True):
+    for name, signal in signals.items():
         shift = find_shift(signal)
         places = positions if len(signal) == len(positions) else positions[few]
         rows.append(
@@ -175,3 +168,107 @@ def _shift_rows(run: RunConfig, drawn: _Drawn) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The largest change of a signal's mean: its position, the means, the size in standard deviations, and the p-value or its bound."""
+
+    at: int
+    before: float
+    after: float
+    deviations: float
+    p_value: float
+
+
+def find_shift(signal: np.ndarray) -> Shift:
+    """Find the largest change of a signal in training order. Ranks test the change, values measure its size."""
+    deviation = float(signal.std()) if signal.size else 0.0
+    if not deviation > 0:
+        mean = float(signal.mean()) if signal.size else 0.0
+        return Shift(len(signal), mean, mean, 0.0, 1.0)
+    at, distance = cusum(middle_ranks(signal))
+    before, after = float(signal[:at].mean()), float(signal[at:].mean())
+    return Shift(at, before, after, abs(after - before) / deviation, brownian_bridge().chance(distance))
+
+
+def middle_ranks(values: np.ndarray) -> np.ndarray:
+    """Return for each value the number of smaller values and half of its ties."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2)[which]
+
+
+def _row_signals(laid: RowsOfTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sorted row numbers, the ordinal of each row's source file, and the binary logarithm of its document's length."""
+    cache = laid.cache
+    # All shards, or evenly spaced shards with the maximum number of documents
+    documents = [shard.documents for shard in cache.manifest.shards]
+    share = min(1.0, MAX_DOCUMENTS / max(sum(documents), 1))
+    shards = _spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
+    rows = _spread(_rows_in_shards(laid, shards), MAX_ROWS)
+    # The last token, length and file ordinal of each document in these shards
+    ends: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
+    files: list[np.ndarray] = []
+    ordinals = {file.name: number for number, file in enumerate(cache.manifest.sources)}
+    for shard in shards:
+        with (cache.folder / f"{cache.manifest.shards[shard].name}.parquet").open("rb") as file:
+            index = pq.ParquetFile(file, read_dictionary=["source_file"]).read(["source_file", "offset", "length"]).combine_chunks()
+        length = index["length"].to_numpy()
+        ends.append(cache.starts[shard] + index["offset"].to_numpy() + length)
+        lengths.append(length)
+        names = cast(pa.DictionaryArray, index["source_file"].combine_chunks())
+        of_shard = np.array([ordinals.setdefault(str(name), len(ordinals)) for name in names.dictionary.to_pylist()], np.int64)
+        files.append(of_shard[names.indices.to_numpy()])
+    document = np.searchsorted(np.concatenate(ends), laid.firsts(rows) + laid.used(rows) // 2, side="right")
+    return rows, np.concatenate(files)[document].astype(np.float64), np.log2(np.concatenate(lengths)[document])
+
+
+def _rows_in_shards(laid: RowsOfTokens, shards: list[int]) -> np.ndarray:
+    """Return the rows whose middle lies in one of these shards, for packing `chunk` without listing all rows."""
+    starts, seq_len = laid.cache.starts, laid.seq_len
+    if laid.packing == "chunk":
+        middle = seq_len // 2
+        stretches = [(-((middle - starts[shard]) // seq_len), -((middle - starts[shard + 1]) // seq_len)) for shard in shards]
+        rows = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in stretches])
+        return rows[rows < laid.num_rows]
+    rows = np.arange(laid.num_rows)
+    middles = laid.firsts(rows) + laid.used(rows) // 2
+    return rows[np.isin(np.searchsorted(starts, middles, "right") - 1, shards)]
+
+
+def _token_mix(laid: RowsOfTokens, rows: np.ndarray) -> np.ndarray:
+    """Project each row on the first principal component of its square-rooted token counts, which separates languages and scripts.
+
+    The counts cover the most frequent tokens of these rows. The result does not depend on the order of the rows.
+    """
+    cache, seq_len = laid.cache, laid.seq_len
+    if laid.packing == "chunk":
+        piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)
+        tokens = cache.rows(rows * (seq_len // piece), piece)
+    else:  # shorter rows are padded with the end token, which does not count
+        tokens = np.full((len(rows), min(TOKEN_MIX_TOKENS, seq_len)), cache.manifest.end_of_text, np.int32)
+        ranges: list[TokenRange] = []
+        for place, (first, used) in enumerate(zip(laid.firsts(rows).tolist(), laid.used(rows).tolist(), strict=True)):
+            ranges += cache.read_piece(first, tokens[place, : min(used, tokens.shape[1])])
+        fetch(ranges)
+    counts = np.bincount(tokens.ravel())
+    counts[[token for token in (cache.manifest.begin_of_text, cache.manifest.end_of_text) if token < len(counts)]] = 0
+    common = np.argsort(-counts, kind="stable")[:COMMON_TOKENS]
+    column = np.full(len(counts), COMMON_TOKENS)
+    column[common] = np.arange(len(common))
+    width = COMMON_TOKENS + 1
+    numbered = column[tokens] + np.arange(len(rows))[:, None] * width
+    used = np.sqrt(np.bincount(numbered.ravel(), minlength=len(rows) * width).reshape(-1, width)[:, :COMMON_TOKENS])
+    used -= used.mean(axis=0)
+    _, directions = np.linalg.eigh(used.T @ used)
+    direction = directions[:, -1]
+    return used @ (direction * np.sign(direction[np.abs(direction).argmax()]))
+
+
+def _spread(numbers: np.ndarray, count: int) -> np.ndarray:
+    """Draw at most `count` numbers, one at random from each even stretch, so that the draw aligns with no period."""
+    if len(numbers) <= count:
+        return numbers
+    places = (np.arange(count) + np.random.default_rng(len(numbers)).random(count)) * len(numbers) / count
+    return numbers[places.astype(np.int64)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from phasewise.validations.evidence.health.spikes import MIN_WINDOW, find_leads, find_spikes
+from phasewise.validations.evidence.health.metrics import MIN_WINDOW, find_leads, find_spikes
 
 
 def plain_deviations(values: np.ndarray, window: int) -> np.ndarray:

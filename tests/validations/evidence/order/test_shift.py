@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from phasewise.validations.evidence.order.signals import find_shift, middle_ranks
+from phasewise.validations.evidence.order.evidence import find_shift, middle_ranks
 
 
 @pytest.mark.parametrize("at", [500, 1000, 1800])

@@ -1,6 +1,6 @@
-"""The evidence of a verdict, judged by Great Expectations once more for its pages, and its tables with the rows that fail first.
+"""Re-evaluation of a verdict's evidence by Great Expectations for its report, and its tables with failing rows first.
 
-Only the library's content is taken, as a tree of blocks: its own pages load styles and scripts from other hosts.
+The library's result is kept as a tree of blocks: the library's own pages load styles and scripts from other hosts.
 """
 
 import math
@@ -18,25 +18,24 @@ from phasewise.validations.expectations.suites import SUITES, Check
 from phasewise.validations.expectations.waiver_rules import accept
 from phasewise.validations.verdict import Verdict
 
-Mark = Literal["failed", "accepted", ""]
 MAX_ROWS = 300
 MAX_CELL_CHARACTERS = 400
 MAX_KEPT = 1000
 _judged: dict[str, "JudgedTable"] = {}
-"""The tables that this process has judged, by the digest of the table, its checks and the suite's name."""
+"""Results of this process, by the digest of table, checks and suite name."""
 
 
 class Row(NamedTuple):
-    """`number` is the row's place in the Parquet file, from 0."""
+    """Row of a Parquet file. `number` counts from 0."""
 
     number: int
-    mark: Mark
+    mark: Literal["failed", "accepted", ""]
     cells: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ShownTable:
-    """Some rows of a table. `is_numeric` says of every column whether its cells are numbers."""
+    """Some rows of a table. `is_numeric` marks the columns of numbers."""
 
     name: str
     columns: tuple[str, ...]
@@ -48,13 +47,13 @@ class ShownTable:
 
 
 def show_table(name: str, table: pd.DataFrame, failing: Collection[int], accepted: Collection[int] = ()) -> ShownTable:
-    """The first rows of the table: those that fail, those that the recipe accepts, the others."""
+    """Show the first rows of a table: failing rows, then rows that the recipe accepts, then other rows."""
     order = sorted(range(len(table)), key=lambda row: (row not in failing, row not in accepted))
     return show_rows(name, table, order[:MAX_ROWS], failing, accepted)
 
 
 def show_rows(name: str, table: pd.DataFrame, order: Sequence[int], failing: Collection[int], accepted: Collection[int] = ()) -> ShownTable:
-    """These rows of the table, in this order."""
+    """Show the given rows of a table."""
     rows: list[Row] = []
     for number, cells in zip(order, cells_of(table.iloc[list(order)]), strict=True):
         rows.append(Row(number, "failed" if number in failing else "accepted" if number in accepted else "", cells))
@@ -63,7 +62,7 @@ def show_rows(name: str, table: pd.DataFrame, order: Sequence[int], failing: Col
 
 
 def cells_of(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The cells of each row as text."""
+    """Format the cells of each row."""
     if not table.shape[1]:
         return [()] * len(table)
     columns = [[as_text(value) for value in table.iloc[:, column].tolist()] for column in range(table.shape[1])]
@@ -71,12 +70,12 @@ def cells_of(table: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def numeric_columns(table: pd.DataFrame) -> tuple[bool, ...]:
-    """Whether each column has numbers."""
+    """Return whether each column holds numbers."""
     return tuple(pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes)
 
 
 def as_text(value: Any) -> str:
-    """A cell: short numbers, a dash for a missing value, long text cut off."""
+    """Format a cell: rounded numbers, a dash for a missing value, long text truncated."""
     if isinstance(value, list | tuple | np.ndarray):
         text = ", ".join(as_text(part) for part in value) or "–"
     elif isinstance(value, bool | np.bool_):
@@ -90,25 +89,20 @@ def as_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class JudgedTable:
-    """The library's result on one table.
-
-    Attributes:
-        sections: its page, as content.
-        passes: whether every check passed, warnings included.
-        failing: a check's expectation → positions of the rows that fail it, for the checks that did not pass.
-        accepted: positions of the rows that the recipe accepts; they are not in `failing`.
-        is_settled: whether every check passed or found only rows that the recipe accepts.
-    """
+    """The library's result on one table."""
 
     sections: tuple[Any, ...]
     passes: bool
+    """Every check passed, including warnings."""
     failing: Mapping[str, frozenset[int]]
+    """Expectation of a check → positions of its failing rows, without accepted rows."""
     accepted: frozenset[int] = frozenset()
     is_settled: bool = False
+    """Every check passed or found only accepted rows."""
 
 
 class Particulars(NamedTuple):
-    """The rows of `table` that say more of a failure, the most telling first."""
+    """Rows of `table` with the details of a failure, the most important first."""
 
     table: str
     rows: tuple[int, ...]
@@ -116,38 +110,34 @@ class Particulars(NamedTuple):
 
 @dataclass(frozen=True)
 class JudgedAgain:
-    """The result of judging once more.
-
-    Attributes:
-        particulars: (table, a check's expectation) → the rows that name its failing rows in full.
-        problem: why nothing could be judged.
-    """
+    """Result of the re-evaluation. `problem` is the reason if it failed."""
 
     tables: Mapping[str, JudgedTable] = field(default_factory=dict)
     particulars: Mapping[tuple[str, str], Particulars] = field(default_factory=dict)
+    """(table, expectation of a check) → the rows with its details."""
     problem: str = ""
 
     def failing_rows(self, table: str) -> frozenset[int]:
-        """The rows to mark: those that fail, and those that give the particulars of others."""
+        """Rows to mark as failed, including rows with the details of other tables' failures."""
         own = self.tables[table].failing.values() if table in self.tables else ()
         of_others = (particulars.rows for particulars in self.particulars.values() if particulars.table == table)
         return frozenset[int]().union(*own, *of_others)
 
     def accepted_rows(self, table: str) -> frozenset[int]:
-        """The rows that fail only checks whose findings the recipe accepts."""
+        """Rows that fail only checks whose findings the recipe accepts."""
         return (self.tables[table].accepted if table in self.tables else frozenset[int]()) - self.failing_rows(table)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Great Expectations, ready to judge one table after the other; making it ready costs more than judging a table."""
+    """An open Great Expectations context for many tables: opening costs more than judging a table."""
 
     library: Library
-    any_table: Any
+    batch_definition: Any
 
     @classmethod
     def open(cls) -> "Judge":
-        """Open a context in memory: processes that share one on disk tear its files."""
+        """Open a context in memory: processes that share a context on disk corrupt its files."""
         library = load_library()
         context = library.gx.get_context(mode="ephemeral")
         context.variables.progress_bars = {"globally": False}
@@ -155,15 +145,15 @@ class Judge:
         return cls(library, source.add_dataframe_asset("table").add_batch_definition_whole_dataframe("all rows"))
 
     def judge(self, name: str, table: pd.DataFrame, checks: Sequence[Check]) -> JudgedTable:
-        """Judge one table by these checks, which are all on it. `name` is the suite's.
+        """Judge one table by its checks, as the suite `name`.
 
-        The report of a recipe is written after every phase: a table that this process has judged already is not judged again.
+        Results are cached: the report of a recipe is written after every phase.
         """
         key = digest_of_bytes(pickle.dumps((name, table, tuple(checks))))
         if key not in _judged:
             if len(_judged) == MAX_KEPT:
                 _judged.clear()
-            batch = self.any_table.get_batch(batch_parameters={"dataframe": table.reset_index(drop=True)})
+            batch = self.batch_definition.get_batch(batch_parameters={"dataframe": table.reset_index(drop=True)})
             suite = build_suite(self.library, name, checks[0].table, checks) if checks else self.library.gx.ExpectationSuite(name=name)
             outcome = batch.validate(suite, result_format="COMPLETE")
             renderer = self.library.gx.render.renderer.ValidationResultsPageRenderer(run_info_at_end=True)
@@ -179,55 +169,52 @@ class Judge:
 def judge_again(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFrame]) -> JudgedAgain:
     """Judge the evidence by the suite and the thresholds of its verdict.
 
-    A verdict that cannot be judged again, because the suite or the evidence has changed since, still has its report.
+    If the suite or the evidence has changed since the verdict, the result holds the problem, and the report has the verdict only.
     """
     try:
         checks = SUITES[verdict.suite].checks(verdict.thresholds, tables)
         names = dict.fromkeys(check.table for check in checks)
         judged = {name: _judge_table(judge, verdict, name, tables, [check for check in checks if check.table == name]) for name in names}
-        return JudgedAgain(judged, _particulars(checks, judged, tables))
-    except Exception as error:  # whatever an older verdict lacks
+        return JudgedAgain(judged, _find_particulars(checks, judged, tables))
+    except Exception as error:  # an older verdict may lack any field
         if isinstance(error, KeyError) and (table := error.args[0]) in {check.table for check in verdict.checks}:
             return JudgedAgain(problem=f"the table {table} is missing, or has changed since the verdict was given")
         return JudgedAgain(problem=f"{type(error).__name__}: {error}")
 
 
 def _judge_table(judge: Judge, verdict: Verdict, name: str, tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> JudgedTable:
-    """Judge one table; the rows that the recipe accepts are taken from those that fail."""
+    """Judge one table, and move accepted rows from failing to accepted."""
     broken = [check for check in checks if check.missing_columns(tables)]
     made = judge.judge(f"{verdict.subject}: {name}", tables[name], [check for check in checks if check not in broken])
     by_expectation = {check.asks: check for check in checks}
     failing: dict[str, frozenset[int]] = {}
     accepted: set[int] = set()
-    is_settled = not broken
+    is_settled, sections = not broken, made.sections
     for asks, rows in made.failing.items():
         check = by_expectation[asks]
         result = accept(CheckResult(check, check.name, "failed", "", tuple(sorted(rows))), tables, verdict.accepts)
         failing[asks] = frozenset(result.failing_rows)
         accepted.update(row for covered in result.accepted for row in covered.rows)
         is_settled = is_settled and result.outcome == "accepted"
-    sections = made.sections
     if broken:
         texts = [f"{check.asks} The table lacks what this check measures." for check in broken]
         missing = {"section_name": "Could not be made", "content_blocks": [{"content_block_type": "text", "text": texts}]}
         sections = (missing, *sections)
-    return replace(
-        made, sections=sections, passes=made.passes and not broken, failing=failing, accepted=frozenset(accepted), is_settled=is_settled
-    )
+    passes = made.passes and not broken
+    return replace(made, sections=sections, passes=passes, failing=failing, accepted=frozenset(accepted), is_settled=is_settled)
 
 
-def _particulars(
+def _find_particulars(
     checks: Sequence[Check], judged: Mapping[str, JudgedTable], tables: Mapping[str, pd.DataFrame]
 ) -> dict[tuple[str, str], Particulars]:
-    """Of every check that has failing rows and names a table with more about them."""
     found: dict[tuple[str, str], Particulars] = {}
     for check in checks:
         details, failing = check.details, sorted(judged[check.table].failing.get(check.asks, ()))
         if details is None or not failing:
             continue
         keys = list(details.keys)
-        table = tables[details.table].reset_index(drop=True)
+        table = tables[details.table].reset_index(drop=True).reset_index(names="row")
         wanted = tables[check.table].iloc[failing][keys].drop_duplicates()
-        rows = table.reset_index(names="row").merge(wanted, on=keys).sort_values(details.order_by, ascending=False, kind="stable")["row"]
+        rows = table.merge(wanted, on=keys).sort_values(details.order_by, ascending=False, kind="stable")["row"]
         found[check.table, check.asks] = Particulars(details.table, tuple(int(row) for row in rows))
     return found
