@@ -74,5 +74,5 @@ def test_a_verdict_that_says_something_else_than_its_checks_is_refused(like_test
     passing = judged("bison data", evidence(like_tests=like_tests), folder, known_test_file())
     failing = judged("bison data", evidence(stale=1), folder)
     for verdict in (passing, failing):
-        with pytest.raises(ValidationError, match="passes: expected (True|False) from its checks"):
+        with pytest.raises(ValidationError, match=r"passes: expected (True|False) from its checks"):
             verdict.but(passes=not verdict.passes)

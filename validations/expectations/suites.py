@@ -179,7 +179,7 @@ def _health_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check
     example, clipping limits the harm of gradient norm spikes.
     """
     table = tables["health"]
-    values = {**HealthLimits.model_validate(thresholds).model_dump(), "phenomena": sorted(map(str, PHENOMENA))}
+    values: dict[str, Any] = {**HealthLimits.model_validate(thresholds).model_dump(), "phenomena": sorted(map(str, PHENOMENA))}
     rules = SUITE_DATA["health_measures"]
     if {"measure", "is_measured"} <= set(table):
         measured = set(table["measure"][table["is_measured"].astype(bool)])

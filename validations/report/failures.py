@@ -231,7 +231,7 @@ def _measure(check: CheckOutcome, result: CheckResult | None, tables: Mapping[st
     bounds = [(word, arguments[name]) for name, word in (("limit", "at most"), ("floor", "above")) if name in arguments]
     if row is not None and bounds:
         word, bound = bounds[0]
-        value, limit = as_text(row[column]), "no limit" if bound is None else f"{word} {as_text(bound)}"
+        value, limit = as_text(row[str(column)]), "no limit" if bound is None else f"{word} {as_text(bound)}"
     if reasons := reasons_for(result, tables):
         value, limit = reasons[0].found, reasons[0].limit
     parent = as_text(row[PARENT]) if row is not None and PARENT in row and pd.api.types.is_number(row[PARENT]) else ""

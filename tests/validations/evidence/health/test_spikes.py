@@ -22,7 +22,7 @@ def test_scores_are_those_of_a_plain_loop(window: int):
     found = find_spikes(values, [(0, 400)], deviations=7, window=window)
     np.testing.assert_allclose(found.deviations, plain_deviations(values, window), rtol=1e-6)
     assert found.is_spike.nonzero()[0].tolist() == [150, 260]
-    assert found.percent == pytest.approx(100 * 2 / (400 - MIN_WINDOW))
+    assert found.scored == 400 - MIN_WINDOW
 
 
 def test_windows_begin_again_with_each_regime_and_leave_out_what_is_no_number():
