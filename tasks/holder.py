@@ -1,6 +1,6 @@
-"""Which process is at work: a file that one process of this machine holds, and that says which, in words for people.
+"""The owner of a lock on this machine: a locked file that names the process which holds the lock.
 
-The lock goes with the process, however it ends. What the file says counts only while it is held.
+The lock ends with its process. The content of the file is valid only while the file is locked.
 """
 
 import json
@@ -18,18 +18,18 @@ from phasewise.trainer.base.storage import try_lock
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 0.5
-"""A file that somebody only looks at (`holder_of`) is held for an instant."""
+"""`holder_of` locks a file for a moment, which is not a conflict."""
 
 _held_here: dict[Path, int] = {}
-"""Place → how often this process has entered it. A flow of ours opens other flows in its own process."""
+"""Lock → how often this process has entered it. A flow opens other flows in its own process."""
 
 
 class Holder(Frozen):
-    """A process that holds a file.
+    """A process that holds a lock.
 
     Attributes:
-        what: what it does, for people: `phasewise run marin-8b`.
-        url: its address, if it serves something.
+        what: its work, for people: `phasewise run marin-8b`.
+        url: its address, if it is a server.
     """
 
     what: str
@@ -42,7 +42,7 @@ class Holder(Frozen):
 
 
 class AlreadyHeld(ConfigError):
-    """Another process is at work."""
+    """Another process holds the lock."""
 
     def __init__(self, place: Path, holder: Holder) -> None:
         super().__init__(f"{holder} is at work in {place.parent}: wait for it, stop it, or choose another home with --home.")
@@ -51,15 +51,15 @@ class AlreadyHeld(ConfigError):
 
 @contextmanager
 def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-    """Hold the file. A process that holds it already goes on.
+    """Hold the lock at `place`, unless this process holds the lock already.
 
     Args:
-        what: what this process does, for those who find it held.
+        what: the work of this process, for other processes.
         url: the address of this process.
-        on_wait: called once for each holder that is waited for; None does not wait.
+        on_wait: called once per holder before waiting. None means no waiting.
 
     Raises:
-        AlreadyHeld: another process holds it, and `on_wait` is None.
+        AlreadyHeld: another process holds the lock, and `on_wait` is None.
     """
     place = place.resolve()
     if place in _held_here:
@@ -71,7 +71,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(place, "a+") as file:
-        said: Holder | None = None
+        reported: Holder | None = None
         started = time.monotonic()
         while not try_lock(file):
             if time.monotonic() - started < PATIENCE_SECONDS:
@@ -80,11 +80,15 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
             holder = _read(file)
             if on_wait is None:
                 raise AlreadyHeld(place, holder)
-            if holder != said:
+            if holder != reported:
                 on_wait(holder)
-                said = holder
+                reported = holder
             time.sleep(POLL_SECONDS)
-        _write(file, Holder(what=what, pid=os.getpid(), since=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S"), url=url))
+        since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        file.seek(0)
+        file.truncate()
+        json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url).model_dump(), file)
+        file.flush()
         _held_here[place] = 1
         try:
             yield
@@ -93,7 +97,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
 
 
 def holder_of(place: Path) -> Holder | None:
-    """The process that holds the file now, this one included; None where nobody does."""
+    """Return the process that holds the lock, which may be this process; None if the lock is free."""
     try:
         with open(place) as file:
             if place.resolve() not in _held_here and try_lock(file):
@@ -103,17 +107,9 @@ def holder_of(place: Path) -> Holder | None:
         return None
 
 
-def _write(file: IO[str], holder: Holder) -> None:
-    file.seek(0)
-    file.truncate()
-    json.dump(holder.model_dump(), file)
-    file.flush()
-
-
 def _read(file: IO[str]) -> Holder:
-    """What the holder says of itself; between its taking the lock and its writing it has said nothing yet."""
     file.seek(0)
     try:
         return Holder.model_validate(json.load(file))
-    except ValueError:
+    except ValueError:  # the process has the lock and has not written its name yet
         return Holder(what="another process", pid=0, since="a moment ago")

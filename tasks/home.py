@@ -1,4 +1,4 @@
-"""Where everything lives: the layout under `PHASEWISE_HOME`, in one place."""
+"""The layout of the folders under `PHASEWISE_HOME`."""
 
 import os
 import uuid
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fsspec.exceptions import FSTimeoutError
 
@@ -20,11 +19,10 @@ from phasewise.trainer.base.storage import as_path, file_system_of, warn_undelet
 
 DEFAULT_HOME = "./.phasewise"
 SCRATCH_VARIABLE = "PHASEWISE_SCRATCH"
-"""Where the working folders of homes on stores are on this machine; the user's cache folder if it is not set."""
+"""The folder on this machine for the working folders of homes on stores; by default the user's cache folder."""
 PROBE = f".probe-{uuid.uuid4().hex}"
-"""Of this process: where the store forbids deletion, one of them stays, however often the home is made ready."""
+"""One name per process: if the store forbids deletion, at most one probe per process remains."""
 PROBE_SECONDS = 30.0
-"""How long a store may take to answer the question whether it can be written."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Home:
     """The folders under one root, on this machine or on Google Cloud Storage. `run_name` is recipe and scale: `marin-8b-proxy`.
 
     Attributes:
-        reads_only: it was opened to look; nothing is made in it.
-        trials: phases that `--set` changes, each with the name of its folder; the others have folders of their own name.
+        reads_only: the home was opened for reading, and no folder is created.
+        trials: phases that `--set` changes → their folder names. Other phases have folders of their own name.
     """
 
     root: Path
@@ -42,10 +40,10 @@ class Home:
 
     @classmethod
     def at(cls, url: str | None, *, reads_only: bool = False) -> "Home":
-        """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`. Nothing is made, and it need not be there.
+        """Return the home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`, which need not exist.
 
         Raises:
-            ConfigError: it is neither a local folder nor a gs:// URL, or it is only read and cannot be.
+            ConfigError: it is not a local folder or a gs:// URL, or it can't be read although `reads_only` is set.
         """
         text = os.environ.get("PHASEWISE_HOME", DEFAULT_HOME) if url is None else url
         if not text.strip() or "\0" in text:
@@ -57,53 +55,62 @@ class Home:
         store = file_system_of(root)
         if store is None:
             root = root.expanduser().resolve()
-            if reads_only:
-                _look_at_folder(root)
-            return cls(root, reads_only)
         if reads_only:
-            _look_at_store(root, *store)
+            try:
+                if store is None:
+                    os.listdir(root)
+                else:
+                    store[0].ls(store[1], timeout=PROBE_SECONDS)
+            except FileNotFoundError:
+                pass  # an empty home
+            except Exception as error:  # stores and credentials have error types of their own
+                raise _refusal(root, "read", error) from None
         return cls(root, reads_only)
 
     @classmethod
     def open(cls, url: str | None, *, reads_only: bool = False) -> "Home":
-        """The home as `at` gives it, made ready unless it is only read.
-
-        Raises:
-            ConfigError: as `at` and `make_ready`.
-        """
+        """Return the home of `at`, and make it ready unless it is only read."""
         home = cls.at(url, reads_only=reads_only)
         if not reads_only:
             home.make_ready()
         return home
 
     def make_ready(self) -> None:
-        """Make the home if it is not there, and write to it once.
+        """Create the home if it is missing, and write a probe to it.
 
         Raises:
-            ConfigError: nothing can be written there.
+            ConfigError: the home is not writable.
         """
         store = file_system_of(self.root)
-        if store is None:
-            probe = self.root / f".probe-{uuid.uuid4().hex}"
-            try:
+        try:
+            if store is None:
+                probe = self.root / f".probe-{uuid.uuid4().hex}"
                 self.root.mkdir(parents=True, exist_ok=True)
                 probe.touch()
                 probe.unlink()
-            except OSError as error:
-                raise _unwritable(self.root, error.strerror) from None
-        else:
-            _probe_store(self.root, *store)
+                return
+            file_system, name = store
+            file_system.pipe_file(f"{name}/{PROBE}", b"", timeout=PROBE_SECONDS)
+            try:
+                file_system.rm_file(f"{name}/{PROBE}", timeout=PROBE_SECONDS)
+            except FSTimeoutError:
+                raise
+            except Exception as error:  # deletion may be forbidden, replacement must be allowed
+                file_system.pipe_file(f"{name}/{PROBE}", b"replaced", timeout=PROBE_SECONDS)
+                warn_undeleted(self.root, error)
+        except Exception as error:  # stores and credentials have error types of their own
+            raise _refusal(self.root, "written", error) from None
 
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-        """Hold the home for one run. The lock goes with the process, however it ends; see `tasks.holder`, and `tasks.locks` for stores.
+        """Hold the home for one run; see `tasks.holder`, and `tasks.locks` for stores.
 
         Args:
-            what: what this process does, for those who find the home held.
-            on_wait: called once for each holder that is waited for; None does not wait. On a store nobody is waited for.
+            what: the work of this process, for other processes.
+            on_wait: called once per holder before waiting. None means no waiting. On a store there is no waiting.
 
         Raises:
-            ConfigError: another process holds it.
+            ConfigError: another process holds the home.
         """
         place = self.root / "lock"
         with holding(place, what, on_wait=on_wait) if self.is_local else held_once(place):
@@ -111,10 +118,10 @@ class Home:
 
     @contextmanager
     def kept(self, run_name: str) -> Iterator[None]:
-        """Keep the work on a recipe on the store while it goes on here: nothing to do for a home on this machine.
+        """Commit the work on a recipe to the store within the context. A local home needs no commits.
 
         Raises:
-            TakenOver, StorageError: as `tasks.store.keeping.keeping`.
+            TakenOver, StorageError: as `tasks.store.publisher.keeping`.
         """
         if self.is_local:
             yield
@@ -123,32 +130,42 @@ class Home:
             yield
 
     def look(self, run_name: str, *, weights_of: str | None = None) -> None:
-        """Have what is committed of a recipe's work here, to look at it. Nothing to do for a home on this machine.
+        """Download the committed files of a recipe for reading. A local home needs no download.
 
         Args:
-            weights_of: the phase whose checkpoints are brought, too; None is no phase.
+            weights_of: a phase whose checkpoints are downloaded too.
 
         Raises:
-            StorageError: something that is committed is missing.
+            StorageError: a committed file is missing.
         """
         if not self.is_local:
             Kept(self.work, self.root, run_name).look(weights_of=weights_of)
 
     def look_at_all(self) -> None:
-        """The same of every recipe that has anything here.
+        """Download the committed files of every recipe.
 
         Raises:
-            StorageError: the store does not answer, or something that is committed is missing.
+            StorageError: the store does not answer, or a committed file is missing.
         """
-        if not self.is_local:
-            for name in self._run_names():
-                self.look(name)
+        store = file_system_of(self.root)
+        if store is None:
+            return
+        file_system, name = store
+        run_names: set[str] = set()
+        try:
+            for kind in WORKED_ON:
+                with suppress(FileNotFoundError):
+                    run_names |= {str(one).rstrip("/").rpartition("/")[2] for one in file_system.ls(f"{name}/{kind}", detail=False)}
+        except Exception as error:  # stores and credentials have error types of their own
+            raise StorageError(f"the home {self.root} cannot be read: {error}") from error
+        for run_name in sorted(run_names):
+            self.look(run_name)
 
     def add(self, run_name: str, write: Callable[[], Path]) -> Path:
-        """Write one file of a recipe's work: on a store it is committed at once, beside what is there, and no weights are brought.
+        """Write one file of a recipe's work; on a store it is committed at once, without a download of weights.
 
         Args:
-            write: writes it where this home says, and gives the place.
+            write: writes the file below `work` and returns its path.
 
         Raises:
             ConfigError: another process works in the home on a store.
@@ -159,38 +176,25 @@ class Home:
         with self.held("a decision"):
             return Kept(self.work, self.root, run_name).add(write)
 
-    def _run_names(self) -> list[str]:
-        store = file_system_of(self.root)
-        assert store is not None
-        file_system, name = store
-        found: set[str] = set()
-        try:
-            for kind in WORKED_ON:
-                with suppress(FileNotFoundError):
-                    found |= {str(one).rstrip("/").rpartition("/")[2] for one in file_system.ls(f"{name}/{kind}", detail=False)}
-        except Exception as error:  # stores and credentials have error types of their own
-            raise StorageError(f"the home {self.root} cannot be read: {error}") from error
-        return sorted(found)
-
     def lock(self, name: str) -> Path:
-        """The place of a lock, for `tasks.locks`."""
+        """Return a lock for `tasks.locks`."""
         return self.root / "locks" / name
 
     @property
     def is_local(self) -> bool:
-        """Whether the home is a folder of this machine."""
+        """Whether the home is a folder on this machine."""
         return file_system_of(self.root) is None
 
     @property
     def work(self) -> Path:
-        """Where files that change are: on this machine, wherever the home is. Runs, verdicts and reports are here; see `tasks.store`."""
+        """The folder of mutable files (runs, verdicts, reports): on this machine also if the home is on a store; see `tasks.store`."""
         if self.is_local:
             return self.root
         return self._on_this_machine / ("looked-at" if self.reads_only else "work")
 
     @property
     def on_host(self) -> Path:
-        """Where a host that trains for a home on a store has its part of the work. The launcher may work on the same machine."""
+        """The working folder of a training host. It differs from `work`, as the launcher may use the same machine."""
         return self._on_this_machine / "host"
 
     @property
@@ -200,130 +204,93 @@ class Home:
 
     @property
     def digests(self) -> Path:
-        """What commands know of the content of files, for `tasks.data.digests`."""
+        """The known digests of files, for `tasks.data.digests`."""
         return self.root / "digests.json"
 
     @property
     def sources(self) -> Path:
-        """Stand-in sources, a folder a component."""
+        """Proxy data sets, one folder per component."""
         return self.root / "sources"
 
     @property
     def prefect(self) -> Path:
-        """The database and settings of the embedded Prefect server: on this machine, wherever the home is."""
+        """The database and settings of the embedded Prefect server, always on this machine."""
         return (self.root if self.is_local else self._on_this_machine) / "prefect"
 
     @property
     def server_lock(self) -> Path:
-        """Who has the embedded Prefect server of this home, for `tasks.holder`."""
+        """The lock of the embedded Prefect server, for `tasks.holder`."""
         return self.prefect / "server.lock"
 
     def presence(self, flow_run_id: str) -> Path:
-        """A file that the process holds which runs a flow run, for `tasks.holder`."""
+        """Return the lock of the process that executes a flow run, for `tasks.holder`."""
         return self.prefect / "running" / f"{flow_run_id}.lock"
 
     def documents(self, component: str, key: str) -> Path:
-        """A component's documents, as Parquet."""
+        """Return the folder of a component's documents, as Parquet."""
         return self.root / "documents" / component / key[:16]
 
     def tokenizer(self, key: str) -> Path:
-        """A trained tokenizer's folder."""
+        """Return the folder of a trained tokenizer."""
         return self.root / "tokenizers" / key[:16]
 
     def tokens(self, component: str, split: str, key: str) -> Path:
-        """A token cache's folder."""
+        """Return the folder of a token cache."""
         return self.root / "tokens" / component / f"{split}-{key[:16]}"
 
     def benchmarks(self, key: str) -> Path:
-        """The benchmarks made from held-out documents."""
+        """Return the folder of the benchmarks made from held-out documents."""
         return self.root / "benchmarks" / key[:16]
 
     def evidence(self, kind: str, key: str) -> Path:
-        """Evidence that is worth keeping, by what it was measured on."""
+        """Return the folder of reusable evidence."""
         return self.root / "evidence" / kind / key[:16]
 
     def preflight(self, key: str) -> Path:
-        """The result of compiling a step for a slice."""
+        """Return the result file of compiling a step for a slice."""
         return self.root / "preflight" / f"{key[:16]}.json"
 
     @property
     def runs(self) -> Path:
-        """The runs of all recipes, a folder each, with a folder a phase."""
+        """The runs, one folder per recipe and phase."""
         return self.work / "runs"
 
     def run(self, run_name: str, phase: str) -> Path:
-        """A phase's run: metrics, checkpoints, result, evaluation."""
+        """Return the folder of a phase's run: metrics, checkpoints, result, evaluation."""
         return self.runs / run_name / self.folder_of(phase)
 
     def folder_of(self, phase: str) -> str:
-        """The name of the folder of a phase: its own, or that of the trial."""
+        """Return the folder name of a phase, or of its trial."""
         return dict(self.trials).get(phase, phase)
 
     def question(self, run_name: str, phase: str) -> Path:
-        """What a phase's training asks a person, where its recovery is `ask`; in the form of a verdict."""
+        """Return the question of a phase with `recovery: ask`, in the format of a verdict."""
         return RunFolder(self.run(run_name, phase)).question
 
     def exported(self, run_name: str, name: str) -> Path:
-        """A folder of weights that a flow wrote: in the home, also where that is on a store."""
+        """Return the folder of exported weights, in the home also if the home is on a store."""
         return self.root / "exports" / run_name / name
 
     @property
     def exporting(self) -> Path:
-        """Where such a folder is made, on this machine."""
+        """The folder of unfinished exports, on this machine."""
         return (self.root if self.is_local else self._on_this_machine) / "exports" / ".making"
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
-        """The verdict file of a phase's data or gate."""
+        """Return the verdict file of a gate."""
         return self.work / "verdicts" / run_name / self.folder_of(phase) / f"{gate}.json"
 
     def report(self, run_name: str) -> Path:
-        """The folder of a run's report and Data Docs; of a trial it is below that."""
+        """Return the folder of a run's report and Data Docs; of a trial a folder below it."""
         folder = self.work / "reports" / run_name
         return folder / f"trial-{digest_of_json(self.trials)[:8]}" if self.trials else folder
 
 
-def _probe_store(root: Path, file_system: Any, name: str) -> None:
-    probe = f"{name}/{PROBE}"
-    try:
-        file_system.pipe_file(probe, b"", timeout=PROBE_SECONDS)
-        try:
-            file_system.rm_file(probe, timeout=PROBE_SECONDS)
-        except FSTimeoutError:
-            raise
-        except Exception as error:  # as below
-            file_system.pipe_file(probe, b"replaced", timeout=PROBE_SECONDS)  # this it must allow
-            warn_undeleted(root, error)
-    except FileNotFoundError:
-        raise _unwritable(root, "there is no such bucket") from None
-    except FSTimeoutError:
-        raise _unwritable(root, f"the store did not answer within {PROBE_SECONDS:g} seconds") from None
-    except Exception as error:  # stores and credentials have error types of their own
-        raise _unwritable(root, str(error)) from None
-
-
-def _look_at_folder(root: Path) -> None:
-    try:
-        os.listdir(root)
-    except FileNotFoundError:
-        return  # nothing is there
-    except OSError as error:
-        raise _unreadable(root, error.strerror) from None
-
-
-def _look_at_store(root: Path, file_system: Any, name: str) -> None:
-    try:
-        file_system.ls(name, timeout=PROBE_SECONDS)
-    except FileNotFoundError:
-        return  # nothing is there
-    except FSTimeoutError:
-        raise _unreadable(root, f"the store did not answer within {PROBE_SECONDS:g} seconds") from None
-    except Exception as error:  # stores and credentials have error types of their own
-        raise _unreadable(root, str(error)) from None
-
-
-def _unwritable(root: Path, reason: str | None) -> ConfigError:
-    return ConfigError(f"the home {root} cannot be written: {reason}. Choose another with --home or PHASEWISE_HOME.")
-
-
-def _unreadable(root: Path, reason: str | None) -> ConfigError:
-    return ConfigError(f"the home {root} cannot be read: {reason}. Choose another with --home or PHASEWISE_HOME.")
+def _refusal(root: Path, action: str, error: Exception) -> ConfigError:
+    if isinstance(error, FSTimeoutError):
+        reason = f"the store did not answer within {PROBE_SECONDS:g} seconds"
+    elif file_system_of(root) is None:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+    else:
+        reason = "there is no such bucket" if isinstance(error, FileNotFoundError) else str(error)
+    return ConfigError(f"the home {root} cannot be {action}: {reason}. Choose another with --home or PHASEWISE_HOME.")

@@ -1,4 +1,8 @@
-"""Content on the store under the name of its digest: uploaded, downloaded and checked, and deleted when no head names it any more."""
+"""The work on a recipe on a store: content under the names of its digests, and one small object, the head, that commits files.
+
+The head names the committed files and the process that may commit. It is replaced on the store's condition that it still has the version
+that was read: of two processes that replace it one is refused, whatever their clocks say. Content without a name in the head is invalid.
+"""
 
 import json
 import os
@@ -11,98 +15,187 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import Field, ValidationError
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject, Piece, bucket_and_name
-from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
+from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, is_kept
-from phasewise.trainer.base.storage import cleaning_up, put_file, write_atomically
+from phasewise.trainer.base.storage import cleaning_up, file_system_of, put_file, write_atomically
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files, digests_here, find_damage, remove_checkpoint
 
 HEAD_NAME, OBJECTS_NAME = "head.json", "objects"
+ABSENT = "0"
+"""The generation of a missing object."""
 ARRIVING = ".arriving"
-"""A folder here for pieces on their way."""
+"""The local folder of pieces during a download."""
 PIECE_BYTES = 2**22
-"""A file that grows is kept in pieces: only the last one is uploaded again."""
+"""Files are stored in pieces: of a growing file only the last piece is uploaded again."""
 GROWING = (".jsonl", ".log")
 TRIES = 10
 THREADS = 8
 READ_BYTES = 2**24
 T = TypeVar("T")
-WHAT_TO_DO = "Bring it back from a copy, or take the object's earlier version."
-
-
-class Source(NamedTuple):
-    """Where the bytes of a piece are: in memory, or in a file that does not change any more."""
-
-    content: bytes | None
-    path: Path | None
-
-
-class Snapshot(NamedTuple):
-    """What was there: files as the head names them, and digest → where the bytes are, for all that the head needs."""
-
-    files: Files
-    sources: Mapping[str, Source]
+WHAT_TO_DO = "Restore it from a copy, or restore the object's earlier version."
 
 
 class Changing(Exception):
-    """Files were replaced while they were read, each time: there is no one moment. What works there goes on; the next look comes."""
+    """Files were replaced during each attempt to read them. The next snapshot tries again."""
 
 
-def take_snapshot(root: Path, folders: Iterable[str]) -> Snapshot:
-    """Return what is in these folders below `root`.
+class Piece(Frozen):
+    """A byte range of a file, stored under the name `sha256`."""
+
+    sha256: str
+    size_bytes: int
+
+
+Files = Mapping[str, tuple[Piece, ...]]
+"""Name below the home → its pieces in order. A checkpoint is named by its list of files only."""
+Sources = Mapping[str, bytes | Path]
+"""Digest → the bytes, or an immutable file that has them."""
+
+
+class Head(Frozen):
+    """The committed files.
+
+    Attributes:
+        number: a fencing number: each holder has the next number.
+        holder: a unique name of the process that may commit.
+        commit: a unique name of this head.
+        launch: the launch whose first host commits for the holder (`tasks.training.hosts`); empty if the holder commits itself.
+    """
+
+    format: int = 1
+    number: int = 0
+    holder: str = ""
+    commit: str = ""
+    launch: str = ""
+    files: dict[str, tuple[Piece, ...]] = Field(default_factory=dict)
+
+    def taken(self) -> "Head":
+        """Return the same files under a new holder."""
+        return Head(number=self.number + 1, holder=uuid.uuid4().hex, commit=uuid.uuid4().hex, files=self.files)
+
+    def followed(self, files: Files, launch: str = "") -> "Head":
+        """Return the next commit of the same holder."""
+        return Head(number=self.number, holder=self.holder, commit=uuid.uuid4().hex, launch=launch, files=dict(files))
+
+
+def bucket_and_name(place: Path) -> tuple[Any, str, str]:
+    """Return the file system, the bucket and the object's name of a URL.
 
     Raises:
-        Changing: they were never still for long enough.
+        ConfigError: the store can't replace an object on condition of its version.
     """
-    folders = tuple(folders)
+    store = file_system_of(place)
+    if store is None or "gs" not in store[0].protocol:
+        raise ConfigError(
+            f"training needs a store that replaces an object only if it is still the version that was read, found {place}: that is "
+            "known for gs:// alone. Take a home on gs://, or a local folder."
+        )
+    bucket, name = store[1].split("/", 1)
+    return store[0], bucket, name
 
-    def signatures() -> dict[str, tuple[int, int, int]]:
-        found = {name: path.stat() for name, path in kept_names(root, folders) if not name.endswith(GROWING)}
-        return {name: (about.st_size, about.st_mtime_ns, about.st_ino) for name, about in found.items()}
 
-    for _ in range(TRIES):
-        with suppress(FileNotFoundError):  # deleted meanwhile
-            files: dict[str, tuple[Piece, ...]] = {}
-            sources: dict[str, Source] = {}
-            before = signatures()
-            growing = (name for name, _ in kept_names(root, folders) if name.endswith(GROWING))  # looked for when all else is read
-            for name in chain(before, growing):
-                pieces = pieces_of((root / name).read_bytes())
-                files[name] = tuple(piece for piece, _ in pieces)
-                sources |= {piece.sha256: Source(content, None) for piece, content in pieces}
-                folder = (root / name).parent
-                if is_list_of_checkpoint(name) and not isinstance(listed := committed_files(folder), str):
-                    sources |= {digest: Source(None, folder / file) for file, (_, digest) in listed.items()}
-            if signatures() == before:
-                return Snapshot(files, sources)
-    raise Changing
+def read_version(place: Path, known: str | None = None) -> tuple[bytes, str] | None:
+    """Return content and generation of an object, without a listing; None if it is missing, or still has the generation `known`."""
+    file_system, bucket, name = bucket_and_name(place)
+    while True:
+        try:
+            _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
+            generation = str(json.loads(about)["generation"])
+            if generation == known:
+                return None
+            _, content = file_system.call("GET", "b/{}/o/{}", bucket, name, alt="media", ifGenerationMatch=generation)
+            return content, generation
+        except FileNotFoundError:
+            return None
+        except FileExistsError:  # gcsfs's error for a failed precondition: the object was replaced between the two requests
+            continue
+
+
+@dataclass(frozen=True)
+class HeadObject:
+    """The head on the store."""
+
+    place: Path
+
+    def read(self) -> tuple[Head, str]:
+        """Return the head and its generation; an empty head and "0" before the first commit."""
+        return self.read_changed(None) or (Head(), ABSENT)
+
+    def read_changed(self, known: str | None) -> tuple[Head, str] | None:
+        """Return the head and its generation, if the generation differs from `known`."""
+        if (found := read_version(self.place, known)) is None:
+            return None
+        content, generation = found
+        try:
+            return Head.model_validate_json(content), generation
+        except ValidationError as error:
+            raise StorageError(
+                f"{self.place} must say which files are committed, and does not read: {error.errors()[0]['msg']}. Bring back an earlier "
+                "version of this object."
+            ) from error
+
+    def replace(self, head: Head, generation: str) -> str:
+        """Replace the version `generation` by `head`, and return the new generation.
+
+        Raises:
+            TakenOver: the store has another version.
+        """
+        content = head.model_dump_json(exclude=None if head.launch else {"launch"}).encode()  # the format before there were launches
+        file_system, bucket, name = bucket_and_name(self.place)
+        upload = f"{file_system._location}/upload/storage/v1/b/{quote(bucket)}/o"  # gcsfs has no public name for it
+        binary = {"Content-Type": "application/octet-stream"}
+        try:
+            _, answer = file_system.call(
+                "POST", upload, uploadType="media", name=name, ifGenerationMatch=generation, headers=binary, data=content
+            )
+            return str(json.loads(answer)["generation"])
+        except FileExistsError:
+            found = read_version(self.place)
+            if found is not None and found[0] == content:  # the answer to the first request was lost, and gcsfs repeated it
+                return found[1]
+            raise TakenOver(
+                f"{self.place} is another's: this one has number {head.number}, the store has {self.read()[0].number}. Nothing more of "
+                "this one is kept; the other one goes on."
+            ) from None
+
+
+def read_head(head: HeadObject, objects: "Objects", known: Path) -> tuple[Head, str]:
+    """Return the head and its generation; an empty head before the first commit.
+
+    Args:
+        known: the local file that names the commits of this machine.
+
+    Raises:
+        StorageError: the head was deleted. Without this check, local files would count as uncommitted and be deleted.
+    """
+    found, generation = head.read()
+    if generation == ABSENT:
+        file_system, bucket, name = bucket_and_name(objects.folder)
+        options = {"prefix": f"{name.rstrip('/')}/", "maxResults": 1, "json_out": True}
+        if known.exists() or file_system.call("GET", "b/{}/o", bucket, **options).get("items"):
+            raise StorageError(
+                f"{head.place} is not there, and content that it named is: bring back the version of this object that was deleted. To "
+                f"begin anew, delete what is below {objects.folder} and, on every machine that worked on it, {known}."
+            )
+    return found, generation
 
 
 def is_list_of_checkpoint(name: str) -> bool:
-    """Return whether a file is the one that commits a checkpoint and names its other files."""
+    """Return whether a file is the list that commits a checkpoint and names its other files."""
     parts = name.split("/")
     return len(parts) > 2 and parts[-1] == DIGESTS_NAME and parts[-3] == CHECKPOINTS_NAME
 
 
-def pieces_of(content: bytes) -> list[tuple[Piece, bytes]]:
-    """Return the content in pieces; none if it is empty."""
-    cut = [content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)]
-    return [(Piece(sha256=digest_of_bytes(part), size_bytes=len(part)), part) for part in cut]
-
-
-def digest_of_pieces(path: Path) -> tuple[Piece, ...] | None:
-    """Return the pieces of a file here, without their bytes; None if there is none."""
-    with suppress(FileNotFoundError):
-        return tuple(piece for piece, _ in pieces_of(path.read_bytes()))
-    return None
-
-
 def kept_names(root: Path, folders: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Yield every file here that belongs on the store, by its name below `root`; of a checkpoint only the list of its files."""
+    """Yield each local file that belongs on the store, with its name below `root`; of a checkpoint only the list of its files."""
     for folder in folders:
         for place, inner, names in os.walk(root / folder):
             inner[:] = sorted(name for name in inner if is_kept(name))
@@ -114,38 +207,86 @@ def kept_names(root: Path, folders: Iterable[str]) -> Iterator[tuple[str, Path]]
                 yield path.relative_to(root).as_posix(), path
 
 
+def pieces_of(content: bytes) -> list[tuple[Piece, bytes]]:
+    """Return the content in pieces; an empty list if it is empty."""
+    cut = [content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)]
+    return [(Piece(sha256=digest_of_bytes(part), size_bytes=len(part)), part) for part in cut]
+
+
+def digest_of_pieces(path: Path) -> tuple[Piece, ...] | None:
+    """Return the pieces of a local file; None if it is missing."""
+    with suppress(FileNotFoundError):
+        return tuple(piece for piece, _ in pieces_of(path.read_bytes()))
+    return None
+
+
+def take_snapshot(root: Path, folders: Iterable[str]) -> tuple[Files, Sources]:
+    """Return the files in these folders below `root`, and the sources of all content that a head with these files needs.
+
+    Raises:
+        Changing: the files changed during each attempt.
+    """
+    folders = tuple(folders)
+
+    def signatures() -> dict[str, tuple[int, int, int]]:
+        found = {name: path.stat() for name, path in kept_names(root, folders) if not name.endswith(GROWING)}
+        return {name: (about.st_size, about.st_mtime_ns, about.st_ino) for name, about in found.items()}
+
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):  # a file was deleted after the listing
+            files: dict[str, tuple[Piece, ...]] = {}
+            sources: dict[str, bytes | Path] = {}
+            before = signatures()
+            growing = (name for name, _ in kept_names(root, folders) if name.endswith(GROWING))  # listed after the others were read
+            for name in chain(before, growing):
+                pieces = pieces_of((root / name).read_bytes())
+                files[name] = tuple(piece for piece, _ in pieces)
+                sources |= {piece.sha256: content for piece, content in pieces}
+                folder = (root / name).parent
+                if is_list_of_checkpoint(name) and not isinstance(listed := committed_files(folder), str):
+                    sources |= {digest: folder / file for file, (_, digest) in listed.items()}
+            if signatures() == before:
+                return files, sources
+    raise Changing
+
+
 @dataclass(frozen=True)
 class Objects:
-    """The folder of all content, at its URL."""
+    """The folder of all content on the store."""
 
     folder: Path
 
-    def send(self, sources: Mapping[str, Source]) -> None:
-        """Upload each, also if an object of that name is there: it may be deleted by the one who left it."""
+    def send(self, sources: Sources) -> None:
+        """Upload content, also if the object exists: the process that wrote the object may delete it."""
 
-        def send(item: tuple[str, Source]) -> None:
-            digest, (content, path) = item
-            if content is not None:
-                write_atomically(self.folder / digest, content)
-            elif path is not None:
-                try:
-                    put_file(path, self.folder / digest)
-                except FileNotFoundError:
-                    if path.exists():
-                        raise  # there is no such bucket
-                    raise Changing from None
+        def send(item: tuple[str, bytes | Path]) -> None:
+            digest, source = item
+            if isinstance(source, bytes):
+                write_atomically(self.folder / digest, source)
+                return
+            try:
+                put_file(source, self.folder / digest)
+            except FileNotFoundError:
+                if source.exists():
+                    raise  # the bucket is missing
+                raise Changing from None
 
         _each(send, sources.items())
 
     def bring(self, digest: str, path: Path) -> None:
-        """Download one to a file of this machine, which appears whole."""
+        """Download an object to a local file, atomically.
+
+        Raises:
+            StorageError: the object is missing or damaged.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         coming = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         file_system, bucket, name = bucket_and_name(self.folder / digest)
         try:
             _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
+            size = int(json.loads(about)["size"])
             with open(coming, "wb") as file:
-                for start in range(0, size := int(json.loads(about)["size"]), READ_BYTES):  # gcsfs's own `get_file` asks a listing first
+                for start in range(0, size, READ_BYTES):  # gcsfs's `get_file` would list first
                     file.write(file_system.cat_file(f"{bucket}/{name}", start=start, end=min(start + READ_BYTES, size)))
             if (now := digest_of_file(coming)) != digest:
                 raise StorageError(f"{self.folder / digest} has other bytes than were sent (SHA-256 {now[:12]}). {WHAT_TO_DO}")
@@ -156,17 +297,18 @@ class Objects:
             coming.unlink(missing_ok=True)
 
     def bring_all(self, wanted: Mapping[Path, str]) -> None:
-        """Download each to its path here."""
+        """Download objects: path → digest."""
         _each(lambda item: self.bring(item[1], item[0]), wanted.items())
 
     def content(self, digest: str) -> bytes:
-        """Return the bytes of a small one."""
+        """Return the bytes of a small object."""
         with tempfile.TemporaryDirectory() as folder:
-            self.bring(digest, path := Path(folder) / digest)
+            path = Path(folder) / digest
+            self.bring(digest, path)
             return path.read_bytes()
 
     def versions(self, digests: Collection[str]) -> dict[str, str]:
-        """Return the generation of each that is there."""
+        """Return the generation of each existing object."""
 
         def version(digest: str) -> str:
             file_system, bucket, name = bucket_and_name(self.folder / digest)
@@ -177,18 +319,18 @@ class Objects:
         return {digest: found for digest, found in zip(digests, _each(version, digests), strict=True) if found}
 
     def delete(self, versions: Mapping[str, str]) -> None:
-        """Delete these versions, if the store allows it. One that was uploaded again since has another, and is left."""
+        """Delete these versions, if the store allows deletion. An object that was uploaded again has a newer version and remains."""
 
         def delete(item: tuple[str, str]) -> None:
             file_system, bucket, name = bucket_and_name(self.folder / item[0])
-            with suppress(FileNotFoundError, FileExistsError):  # gcsfs's words for gone, and for another version
+            with suppress(FileNotFoundError, FileExistsError):  # gcsfs's errors for a missing object and for another version
                 file_system.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=item[1])
 
         with cleaning_up(self.folder):
             _each(delete, versions.items())
 
     def delete_others(self, named: Collection[str]) -> None:
-        """Delete all but these, by a listing, which may lag."""
+        """Delete all objects but the named ones, by a listing, which may lag."""
         file_system, bucket, name = bucket_and_name(self.folder)
         with cleaning_up(self.folder):
             found = file_system.find(f"{bucket}/{name.rstrip('/')}", detail=True)
@@ -196,37 +338,15 @@ class Objects:
             self.delete({digest: version for digest, version in digests.items() if digest not in named})
 
 
-def read_head(head: HeadObject, objects: Objects, known: Path) -> tuple[Head, str]:
-    """Return the head and its generation; an empty one if nothing was ever committed.
-
-    Args:
-        known: the file here that names the commits made from here.
-
-    Raises:
-        StorageError: it is missing, and was there before: what is here would be taken for what nobody committed, and be deleted.
-    """
-    found, generation = head.read()
-    if generation == ABSENT:
-        file_system, bucket, name = bucket_and_name(objects.folder)
-        if known.exists() or file_system.call("GET", "b/{}/o", bucket, prefix=f"{name.rstrip('/')}/", maxResults=1, json_out=True).get(
-            "items"
-        ):
-            raise StorageError(
-                f"{head.place} is not there, and content that it named is: bring back the version of this object that was deleted. To "
-                f"begin anew, delete what is below {objects.folder} and, on every machine that worked on it, {known}."
-            )
-    return found, generation
-
-
 def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Objects, *, weights_below: str | None = "") -> int:
-    """Make the folders below `root` what the head says; what else belongs on the store and is here is deleted. Return how many files came.
+    """Download `files` into the folders below `root`, delete all other stored files there, and return the number of downloads.
 
     Args:
-        weights_below: of checkpoints those whose names begin so are wanted; None is none. Of the others, those that are here stay if they
-            are what the head says.
+        weights_below: the prefix of the checkpoints to download; None downloads no checkpoint. Other local checkpoints remain if they are
+            the committed ones.
 
     Raises:
-        StorageError: a file that the head names is missing, or has other bytes; not of a checkpoint, which is left out.
+        StorageError: a file is missing or damaged on the store. A damaged checkpoint is only left out.
     """
     shutil.rmtree(root / ARRIVING, ignore_errors=True)
     here = dict(kept_names(root, tuple(folders)))
@@ -251,7 +371,7 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
 
 
 def bring_or_leave(listed: Path, pieces: tuple[Piece, ...], objects: Objects) -> int:
-    """Leave out a checkpoint that is damaged there: the trainer resumes from the one before, as if it were damaged here."""
+    """Download a checkpoint as `bring_checkpoint`, but leave out a damaged one: the trainer resumes from the checkpoint before."""
     try:
         return bring_checkpoint(listed, pieces, objects)
     except StorageError as damage:
@@ -262,7 +382,7 @@ def bring_or_leave(listed: Path, pieces: tuple[Piece, ...], objects: Objects) ->
 
 
 def bring_checkpoint(listed: Path, pieces: tuple[Piece, ...], objects: Objects) -> int:
-    """Download the files of a checkpoint that are not here, and return how many came."""
+    """Download the missing files of a checkpoint with the list `listed`, and return their number."""
     folder, arrived = listed.parent, listed.parent.with_name(f".{listed.parent.name}") / listed.name
     if digest_of_pieces(listed) == tuple(pieces) and find_damage(folder) is None:
         return 0
@@ -283,12 +403,12 @@ def bring_checkpoint(listed: Path, pieces: tuple[Piece, ...], objects: Objects) 
 
 
 def content_of(arriving: Path, pieces: Iterable[Piece], objects: Objects) -> bytes:
-    """Return the bytes of a file that is not large, from its pieces, which wait in the folder `arriving`."""
+    """Download the pieces of a small file into the folder `arriving`, and return its bytes."""
     wanted = {arriving / piece.sha256: piece.sha256 for piece in pieces}
     objects.bring_all(wanted)
     return b"".join(path.read_bytes() for path in wanted)
 
 
-def _each(what: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
+def _each(call: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(what, items))
+        return list(threads.map(call, items))

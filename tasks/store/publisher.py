@@ -1,4 +1,4 @@
-"""Keeps the work on a recipe on the store while it goes on here: what is new is uploaded, and the head then names it."""
+"""Commits of a recipe's work to its home on a store: new content is uploaded, and the head then names it."""
 
 import os
 import threading
@@ -8,13 +8,17 @@ from pathlib import Path
 
 from phasewise.tasks.progress import say
 from phasewise.tasks.store.content import (
+    ABSENT,
     HEAD_NAME,
     OBJECTS_NAME,
     Changing,
+    Files,
+    Head,
+    HeadObject,
     Objects,
-    Source,
     bring_here,
     bring_or_leave,
+    bucket_and_name,
     digest_of_pieces,
     is_list_of_checkpoint,
     kept_names,
@@ -22,7 +26,6 @@ from phasewise.tasks.store.content import (
     read_head,
     take_snapshot,
 )
-from phasewise.tasks.store.head import ABSENT, Files, Head, HeadObject, bucket_and_name
 from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
 from phasewise.trainer.base.storage import locked, parse_json, read_json, write_json
@@ -30,28 +33,26 @@ from phasewise.trainer.checkpoints.files import DIGESTS_NAME, has_its_files, rem
 from phasewise.trainer.process.signals import positive_seconds
 
 PUBLISH_VARIABLE, PUBLISH_SECONDS = "PHASEWISE_PUBLISH_SECONDS", 30.0
-"""What a machine that is lost had done since the last commit is done again."""
+"""If a machine is lost, the work since its last commit is repeated."""
 WORKED_ON = ("reports", "runs", "verdicts")
-"""What of a home is worked on here, and kept."""
+"""The folders of a home with mutable files."""
 TRIES = 5
 CHANGED = "{} changed all the time: what works there? Stop it, and start again on this machine."
 
 
 def publish_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """Return how often to look whether there is something to commit."""
+    """Return the time between commits."""
     return positive_seconds(environment, PUBLISH_VARIABLE, PUBLISH_SECONDS)
 
 
 class Kept:
-    """Where the work on one recipe at one scale is, here and on the store.
+    """The paths of a recipe's work at one scale, on this machine and on the store.
 
     Attributes:
-        work: root of the working folder here.
+        work: the local working folder.
         store: the home on the store.
-        folders: what is kept, below the home.
-        head: what is committed.
-        objects: the content.
-        known: the last commits that were made from the working folder: as long as the head is one of them, no other machine went on.
+        folders: the committed folders, below the home.
+        known: the file with the last commits of this working folder: if the head is one of them, no other machine has committed since.
     """
 
     def __init__(self, work: Path, store: Path, run_name: str) -> None:
@@ -62,46 +63,45 @@ class Kept:
         self.known = work / "known" / f"{run_name}.json"
 
     def look(self, *, checkpoints: bool = False, weights_of: str | None = None) -> int:
-        """Download what is committed, to look at it, and return how many files came. Nothing is taken over."""
+        """Download the committed files for reading, and return the number of downloads."""
         only = f"runs/{self.run_name}/{weights_of}/" if weights_of else "" if checkpoints else None
-        with self.looking() as (head, generation):
+        with self._looking() as (head, generation):
             return self.bring(head, generation, weights_below=only)
 
     @contextmanager
-    def looking(self) -> Iterator[tuple[Head, str]]:
-        """Give the head and its generation; no other process of this machine downloads anything meanwhile."""
-        with locked(self.known.with_suffix(".looking"), wait=True):
+    def _looking(self) -> Iterator[tuple[Head, str]]:
+        with locked(self.known.with_suffix(".looking"), wait=True):  # one download at a time on this machine
             yield read_head(self.head, self.objects, self.known)
 
     def add(self, write: Callable[[], Path]) -> Path:
-        """Commit one more file beside what is committed, which is downloaded first but for the weights; `write` writes the file.
+        """Download the committed files without weights, and commit one more file, which `write` writes.
 
-        Whoever calls this holds the home. Content that the new file takes the place of stays on the store.
+        The caller holds the home. Content of a replaced file remains on the store.
         """
-        with self.looking() as (head, generation):
+        with self._looking() as (head, generation):
             self.bring(head, generation, weights_below=None)
             path = write()
             pieces = pieces_of(path.read_bytes())
             try:
-                self.objects.send({piece.sha256: Source(content, None) for piece, content in pieces})
+                self.objects.send({piece.sha256: content for piece, content in pieces})
                 files = {**head.files, path.relative_to(self.work).as_posix(): tuple(piece for piece, _ in pieces)}
                 self.head.replace(head.taken().followed(files), generation)
             except BaseException:
-                path.unlink()  # it is not there until it is committed
+                path.unlink()  # a file without a commit must not be read
                 raise
         return path
 
     def bring(self, head: Head, generation: str, *, weights_below: str | None = "") -> int:
-        """Make the working folder what was committed, or, before any commit, what somebody uploaded as files. Return how many came.
+        """Download the committed files, or before the first commit the files that a person uploaded. Return the number of downloads.
 
         Args:
-            weights_below: of checkpoints those whose names begin so are wanted; None is none.
+            weights_below: as in `bring_here`.
         """
         came = bring_here(self.work, self.folders, head.files, self.objects, weights_below=weights_below)
         for folder in self.folders if generation == ABSENT else ():
             file_system, bucket, below = bucket_and_name(self.store / folder)
             names = [str(name).removeprefix(f"{bucket}/{below}/") for name in file_system.find(f"{bucket}/{below}")]
-            for name in sorted(names, key=lambda name: name.endswith(DIGESTS_NAME)):  # a list of files commits a checkpoint
+            for name in sorted(names, key=lambda name: name.endswith(DIGESTS_NAME)):  # the list of its files commits a checkpoint
                 parts = name.split("/")
                 is_wanted = CHECKPOINTS_NAME not in parts or (weights_below is not None and f"{folder}/{name}".startswith(weights_below))
                 if parts[0] not in (HEAD_NAME, OBJECTS_NAME) and all(map(is_kept, parts)) and is_wanted:
@@ -113,11 +113,7 @@ class Kept:
 
 
 class Publisher:
-    """The one that commits. Use it as a context: leaving it commits what is there, whatever happened.
-
-    Attributes:
-        kept: what it keeps.
-    """
+    """The process that commits a recipe's work. Use it as a context: leaving it always commits the rest."""
 
     def __init__(self, kept: Kept, *, every_seconds: float | None = None) -> None:
         self.kept, self._every = kept, publish_seconds() if every_seconds is None else every_seconds
@@ -130,7 +126,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name=f"keeps {kept.run_name}", daemon=True)
 
     def __enter__(self) -> "Publisher":
-        """Shut out who was at work before. Then download what is committed, unless it was committed from here and no other went on."""
+        """Fence off the previous holder, then download the committed files unless the last commit is from this working folder."""
         kept = self.kept
         before, generation = read_head(kept.head, kept.objects, kept.known)
         self._head, known = before.taken(), list[str]()
@@ -149,7 +145,7 @@ class Publisher:
                     bring_or_leave(listed, tuple(pieces), kept.objects)
                 else:
                     remove_checkpoint(listed.parent)
-                    RunFolder.of_checkpoint(listed.parent).result.unlink(missing_ok=True)  # it may rest on it
+                    RunFolder.of_checkpoint(listed.parent).result.unlink(missing_ok=True)  # it may depend on the checkpoint
         else:
             if came := kept.bring(self._head, generation):
                 say(f"{kept.run_name}: {came:,} files came from {kept.store}")
@@ -165,11 +161,11 @@ class Publisher:
             if not self.publish() and kind is None:
                 raise StorageError(CHANGED.format(self.kept.work))
         except (TakenOver, StorageError):
-            if kind is None:  # else why it ended is said already
+            if kind is None:  # else the first error is raised
                 raise
 
     def lend(self, launch: str) -> None:
-        """Commit what is here, and let the first host of a launch commit from now on, until `take_back`."""
+        """Commit, and let the first host of a launch commit until `take_back`."""
         self._launch = launch
         try:
             if not self._publish():
@@ -179,7 +175,7 @@ class Publisher:
             raise
 
     def committed_by_hosts(self) -> Files | None:
-        """Return the files of the head, if a host of the launch has replaced it since the last call."""
+        """Return the files of the head, if a host of the launch has replaced the head since the last call."""
         with self._one_at_a_time:
             self.check()
             if (found := self.kept.head.read_changed(self._generation)) is None:
@@ -192,7 +188,7 @@ class Publisher:
             return head.files
 
     def take_back(self, bring: Callable[[Files], None]) -> None:
-        """Commit from here again: the hosts of the launch are shut out, and content that no head names is deleted."""
+        """Fence off the hosts of the launch, commit from here again, and delete content without a name in the head."""
         while True:
             bring(self.committed_by_hosts() or self._head.files)
             with self._one_at_a_time:
@@ -206,16 +202,16 @@ class Publisher:
                     return
 
     def check(self) -> None:
-        """Go on only if no other process took the work over."""
+        """Raise `TakenOver` if another process took the work over."""
         if self._lost:
             raise self._lost
 
     def publish(self) -> bool:
-        """Commit what is here, if it is not committed yet; False if it changed all the time. While hosts commit, do nothing.
+        """Commit changed files, unless the hosts of a launch commit. Return False if the files changed during each attempt.
 
         Raises:
-            TakenOver: another process has the work now; nothing was committed.
-            StorageError: the store did not take it. The working folder has it.
+            TakenOver: another process holds the work now; nothing was committed.
+            StorageError: the upload failed. The files remain in the working folder.
         """
         return bool(self._launch) or self._publish()
 
@@ -241,11 +237,11 @@ class Publisher:
     def _commit(self) -> None:
         kept, objects = self.kept, self.kept.objects
         files, sources = take_snapshot(kept.work, kept.folders)
-        is_left = not self._sent <= sources.keys()  # sent for nothing
-        if not is_left and (files, self._launch) == (self._head.files, self._head.launch):
+        has_unneeded = not self._sent <= sources.keys()
+        if not has_unneeded and (files, self._launch) == (self._head.files, self._head.launch):
             return
         objects.send({digest: source for digest, source in sources.items() if digest not in self._sent})
-        for name, pieces in files.items():  # one that was replaced while it was sent would have other bytes under the name of its digest
+        for name, pieces in files.items():  # a file that was replaced during its upload has other bytes than its digest says
             if is_list_of_checkpoint(name) and digest_of_pieces(kept.work / name) != pieces:
                 raise Changing
         head = self._head.followed(files, self._launch)
@@ -257,31 +253,31 @@ class Publisher:
         objects.delete(unnamed)
 
     def _run(self) -> None:
-        is_said = False
+        has_reported = False
         while not self._ended.wait(self._every):
             try:
                 self.publish()
-                is_said = False
+                has_reported = False
             except TakenOver as lost:
                 say(str(lost))
                 return
             except StorageError as error:
-                if not is_said:
+                if not has_reported:
                     say(str(error))
-                is_said = True
+                has_reported = True
 
 
 _at_work: dict[Path, Publisher] = {}
-"""By the file of the commits that were made from a working folder."""
+"""`Kept.known` → the publisher of this process."""
 
 
 @contextmanager
 def keeping(kept: Kept) -> Iterator[None]:
-    """Download what is committed, and commit what is done within; within another of the same it changes nothing.
+    """Download the committed files, and commit the work within the context. A nested context does nothing.
 
     Raises:
-        TakenOver: another process went on with it; what was done here since is not committed.
-        StorageError: the store did not take it, or lost something.
+        TakenOver: another process took the work over; later work of this process is not committed.
+        StorageError: an upload failed, or content is missing on the store.
     """
     if kept.known in _at_work:
         yield
@@ -295,21 +291,21 @@ def keeping(kept: Kept) -> Iterator[None]:
 
 
 def check_not_taken_over() -> None:
-    """Go on only if all that this process keeps is still its own."""
+    """Raise `TakenOver` if another process took over any work of this process."""
     for publisher in list(_at_work.values()):
         publisher.check()
 
 
 def keeper_of(folder: Path) -> Publisher | None:
-    """Return what keeps the folder of a run on a store; None if it is in a home that is a folder."""
+    """Return the publisher of a run's folder; None if the home is local."""
     return next((publisher for publisher in _at_work.values() if folder.is_relative_to(publisher.kept.work)), None)
 
 
 def named_digests(files: Files, objects: Objects) -> set[str]:
-    """Return the digests of all content that a head with these files needs, those of its checkpoints too."""
+    """Return the digests of all content that a head with these files needs, including the files of checkpoints."""
     named = {piece.sha256 for pieces in files.values() for piece in pieces}
     for name in filter(is_list_of_checkpoint, files):
-        with suppress(StorageError, ValueError, KeyError, TypeError, AttributeError):  # damaged there: it is left out here
+        with suppress(StorageError, ValueError, KeyError, TypeError, AttributeError):  # damaged on the store: downloads leave it out
             content = b"".join(objects.content(piece.sha256) for piece in files[name])
             named |= {str(said["sha256"]) for said in parse_json(content)["files"].values()}
     return named

@@ -1,10 +1,11 @@
-"""One host of a launch without a shared file system: `python -m phasewise.tasks.training.hosts HOME RUN_NAME PHASE ROOT [--python PYTHON]`.
+"""Hosts without a shared file system: `python -m phasewise.tasks.training.hosts HOME RUN_NAME PHASE ROOT [--python PYTHON]`.
 
-The host downloads the run, its rows and its newest checkpoint, trains in a folder of its own, and ends as its trainer ended. Trainers
-upload their shards of a checkpoint themselves (`trainer.checkpoints.shards`). The first host commits: it replaces the head of the work,
-which makes rows, checkpoints and the result valid. The store refuses a head of a host that was shut out.
+A host downloads the run, its rows and its newest checkpoint, trains in its own folder, and ends as its trainer ended. Trainers upload
+their shards of a checkpoint themselves (`trainer.checkpoints.shards`). The first host commits: it replaces the head of the work, which
+makes rows, checkpoints and the result valid. The store rejects the head of a host that was fenced off. The launcher (`start_remote`)
+downloads the committed files.
 
-Objects of a launch, which the launcher deletes when it ends:
+Objects of a launch, which the launcher deletes at its end:
 
     runs/RUN/launches/LAUNCH/heartbeat     the last heartbeat of the first host's trainer
     runs/RUN/launches/LAUNCH/N.json        host N in the rendezvous (`trainer.process.rendezvous`)
@@ -13,13 +14,14 @@ Objects of a launch, which the launcher deletes when it ends:
 import argparse
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,49 +29,63 @@ from types import FrameType
 from typing import Any
 
 from phasewise.tasks.home import Home
-from phasewise.tasks.store.content import ARRIVING, Changing, bring_checkpoint, bring_here, content_of, is_list_of_checkpoint, take_snapshot
-from phasewise.tasks.store.publisher import Kept, named_digests, publish_seconds
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.content import (
+    ARRIVING,
+    Changing,
+    Files,
+    bring_checkpoint,
+    bring_here,
+    content_of,
+    digest_of_pieces,
+    is_list_of_checkpoint,
+    kept_names,
+    read_version,
+    take_snapshot,
+)
+from phasewise.tasks.store.publisher import Kept, Publisher, named_digests, publish_seconds
+from phasewise.tasks.training.launchers import Attempt, ProcessGroup
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TakenOver, print_refusal, refusal_of
 from phasewise.trainer.base.identity import read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import HEARTBEAT_NAME, LIFE_NAME, SPENT_NAME, RunFolder
-from phasewise.trainer.base.storage import file_system_of, locked, write_atomically
-from phasewise.trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
+from phasewise.trainer.base.storage import cleaning_up, file_system_of, locked, write_atomically
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files, has_its_files, remove_checkpoint
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process.child_process import SILENT_VARIABLE, end_with_parent, python_command
 from phasewise.trainer.process.environment import LAUNCH_VARIABLE
-from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, JOIN_VARIABLE, RENDEZVOUS_VARIABLE
+from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, JOIN_VARIABLE, RENDEZVOUS_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import STOP_VARIABLE, positive_seconds, stop_seconds
 
 SEND_VARIABLE, SEND_SECONDS = "PHASEWISE_SEND_SECONDS", 120.0
-"""How long a host that was asked to stop may upload, after its trainer has saved."""
+"""The upload time of a stopping host, after its trainer has saved."""
 JOIN_SECONDS = 1800
-"""Hosts download for different times before they meet."""
+"""Hosts download for different times before their rendezvous."""
 MAX_COMMIT_SECONDS = 5.0
-LOOK_SECONDS = 0.2
-TRIES = 3
+LOOK_SECONDS, FOLLOW_SECONDS = 0.2, 2.0
+TRIES = 5
 KILLED_BY_SIGNAL = 128
 LOCK_DESCRIPTOR = 9
-"""Where the shell that started this program holds the lock of the host; the trainer holds it, too."""
+"""The shell that started this program holds the lock of the host in this descriptor, and the trainer inherits it."""
 OF_LAUNCHER = (".log", SPENT_NAME, LIFE_NAME)
-"""Ends of the names in a run's folder that the launcher writes while hosts train."""
+"""Suffixes of the files in a run's folder that the launcher writes while hosts train."""
 
 
 def send_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """Return how long a host that was asked to stop may upload."""
+    """Return the upload time of a stopping host."""
     return positive_seconds(environment, SEND_VARIABLE, SEND_SECONDS)
 
 
 def launches_folder(kept: Kept) -> Path:
-    """Return where the objects of launches are."""
+    """Return the folder of the objects of launches."""
     return kept.store / "runs" / kept.run_name / "launches"
 
 
 class Stopped(BaseException):
-    """A SIGTERM came before the trainer was at work."""
+    """SIGTERM arrived before the start of the trainer."""
 
 
 class Stop:
-    """Passes SIGTERM and Ctrl-C on to the trainer, and knows how long that may take."""
+    """Forward SIGTERM and Ctrl-C to the trainer, and count the remaining stop time."""
 
     def __init__(self) -> None:
         self.trainer: subprocess.Popen[bytes] | None = None
@@ -78,7 +94,7 @@ class Stop:
             signal.signal(number, self._note)
 
     def seconds_left(self) -> float:
-        """Return 0 if the host was not asked to stop, and when the time is over."""
+        """Return the remaining stop time; 0 without a signal."""
         return 0.0 if self._until is None else max(0.0, self._until - time.monotonic())
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
@@ -92,7 +108,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class HostWork:
-    """The work on a phase on this host; `launchers_root` is the working folder of the launcher, which paths in `run.json` are below."""
+    """The work on a phase on this host. Paths in `run.json` are below `launchers_root`, the working folder of the launcher."""
 
     kept: Kept
     phase: str
@@ -103,20 +119,20 @@ class HostWork:
 
     @property
     def folder(self) -> str:
-        """The run's, below the home."""
+        """The run's folder, below the home."""
         return f"runs/{self.kept.run_name}/{self.phase}"
 
     @property
     def run(self) -> RunFolder:
-        """The run's, on this host."""
+        """The run's folder on this host."""
         return RunFolder(self.kept.work / self.folder)
 
     def download(self) -> RunConfig:
-        """Download what the trainer needs: run, verdict and rows, the newest whole checkpoint, and the lists of the older ones.
+        """Download the trainer's input: run, verdict, rows, the newest undamaged checkpoint, and the lists of older checkpoints.
 
         Raises:
             TakenOver: the head does not name this launch.
-            StorageError: something that is committed is missing or damaged.
+            StorageError: a committed file is missing or damaged.
             ConfigError: the run needs a folder that this host does not see.
         """
         kept = self.kept
@@ -160,13 +176,13 @@ class HostWork:
 
 
 class Committer:
-    """Commits what the trainer of the first host writes, from a thread, and uploads its heartbeat; `lost` says why it must end."""
+    """A thread of the first host that commits the trainer's files and uploads its heartbeat. `lost` is set if the host was fenced off."""
 
     def __init__(self, work: HostWork) -> None:
         self._work, self._kept = work, work.kept
         self._head, self._generation = self._kept.head.read()
-        snapshot = take_snapshot(self._kept.work, (work.folder,))
-        self._ours, self._content = set(snapshot.files), set(snapshot.sources)
+        files, sources = take_snapshot(self._kept.work, (work.folder,))
+        self._ours, self._content = set(files), set(sources)
         others = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours}
         self._of_others = named_digests(others, self._kept.objects)
         self._unneeded: set[str] = set()
@@ -177,7 +193,7 @@ class Committer:
         self._thread.start()
 
     def finish(self) -> None:
-        """Commit the rest."""
+        """Commit the rest, after the trainer's end."""
         self._ended.set()
         self._thread.join()
         for number in range(TRIES):
@@ -191,33 +207,33 @@ class Committer:
                     raise StorageError(f"what host 0 wrote is not on {self._kept.store} yet: {error}") from error
 
     def commit(self) -> None:
-        """Upload content, replace the head, and delete content of checkpoints that the trainer deleted."""
+        """Upload content, replace the head, and delete the content of deleted checkpoints."""
         if self.lost:
             raise self.lost
         with suppress(FileNotFoundError):
             if (said := self._work.run.heartbeat.read_bytes()) != self._heartbeat:
                 write_atomically(launches_folder(self._kept) / self._work.launch / HEARTBEAT_NAME, said)
                 self._heartbeat = said
-        snapshot = take_snapshot(self._kept.work, (self._work.folder,))
-        files = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours} | dict(snapshot.files)
+        ours, sources = take_snapshot(self._kept.work, (self._work.folder,))
+        files = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours} | dict(ours)
         if files != self._head.files:
-            new = {digest: source for digest, source in snapshot.sources.items() if digest not in self._content}
+            new = {digest: source for digest, source in sources.items() if digest not in self._content}
             if self._work.hosts > 1:  # the trainers have uploaded their shards
-                new = {digest: source for digest, source in new.items() if source.content is not None}
+                new = {digest: source for digest, source in new.items() if isinstance(source, bytes)}
             self._kept.objects.send(new)
             head = self._head.followed(files, self._work.launch)
             self._generation = self._kept.head.replace(head, self._generation)
             self._head = head
-            self._ours |= snapshot.files.keys()
-            self._unneeded |= self._content - snapshot.sources.keys()
-            self._content = set(snapshot.sources)
+            self._ours |= ours.keys()
+            self._unneeded |= self._content - sources.keys()
+            self._content = set(sources)
         self._unneeded -= self._content | self._of_others
         if self._unneeded:
             unneeded, folder = self._kept.objects.versions(self._unneeded), self._work.run.checkpoints
             here = {path.name for path in folder.glob("[!.]*")}
-            if here == {name.split("/")[-2] for name in snapshot.files if is_list_of_checkpoint(name)}:
+            if here == {name.split("/")[-2] for name in ours if is_list_of_checkpoint(name)}:
                 self._kept.objects.delete(unneeded)
-                self._unneeded.clear()  # while a checkpoint is saved, a host may have just uploaded the same content for it
+                self._unneeded.clear()  # not during a save: a host may have just uploaded the same content again
 
     def _run(self) -> None:
         reported = ""
@@ -230,10 +246,102 @@ class Committer:
                 return
             except Changing:
                 pass
-            except Exception as error:  # the store is away: the next commit has it
+            except Exception as error:  # an unreachable store: the next commit tries again
                 if str(error) != reported:
                     print(f"the store does not answer: {error}", flush=True)
                 reported = str(error)
+
+
+class RemoteFolder:
+    """A thread of the launcher that downloads the committed files of remote hosts, and the heartbeat."""
+
+    def __init__(self, keeper: Publisher, attempt: Attempt) -> None:
+        self._keeper, self._run = keeper, RunFolder(attempt.folder)
+        self._heartbeat = launches_folder(keeper.kept) / attempt.name / HEARTBEAT_NAME
+        self.send_seconds = send_seconds()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follows the store", daemon=True)
+        self._thread.start()
+
+    def take_back(self, *, needs_weights: bool) -> None:
+        """Download the committed files after all hosts have ended."""
+        self._ended.set()
+        self._thread.join()
+        for number in range(TRIES):
+            try:
+                take_back(self._keeper, self._run, needs_weights=needs_weights)
+                return
+            except TakenOver:
+                raise
+            except Exception as error:  # stores have error types of their own
+                if number == TRIES - 1:
+                    raise StorageError(
+                        f"the hosts have ended, and what they committed cannot be read: {error}. Look after the store, and start again: "
+                        "it goes on from what is committed."
+                    ) from error
+                self._ended.wait(number)
+
+    def _follow(self) -> None:
+        beat, has_reported = None, False
+        while not self._ended.wait(min(FOLLOW_SECONDS, publish_seconds())):
+            try:
+                if (files := self._keeper.committed_by_hosts()) is not None:
+                    download(self._keeper.kept, self._run, files)
+                if found := read_version(self._heartbeat, beat):
+                    content, beat = found
+                    write_atomically(self._run.heartbeat, content)
+                has_reported = False
+            except TakenOver as lost:
+                say(str(lost))
+                return
+            except Exception as error:  # stores have error types of their own
+                if not has_reported:
+                    say(f"what the hosts commit cannot be read at the moment: {error}")
+                has_reported = True
+                with suppress(OSError):  # it is unknown whether the hosts are silent
+                    os.utime(self._run.heartbeat)
+
+
+def start_remote(keeper: Publisher, attempt: Attempt, begin: Callable[[Kept], ProcessGroup]) -> ProcessGroup:
+    """Commit the work, and start the hosts by `begin`. The first host then commits."""
+    check_without_shared_folder(attempt.run)
+    keeper.lend(attempt.name)
+    try:
+        hosts = begin(keeper.kept)
+        hosts.remote = RemoteFolder(keeper, attempt)
+        return hosts
+    except BaseException:
+        with suppress(TakenOver, StorageError):  # the error of `begin` is raised
+            take_back(keeper, RunFolder(attempt.folder), needs_weights=False)
+        raise
+
+
+def take_back(keeper: Publisher, run: RunFolder, *, needs_weights: bool) -> None:
+    """Download the committed files, commit from here again, and delete the objects of launches."""
+    keeper.take_back(lambda files: download(keeper.kept, run, files, needs_weights=needs_weights))
+    folder = launches_folder(keeper.kept)
+    store = file_system_of(folder)
+    assert store is not None
+    for name in store[0].find(store[1]):
+        with cleaning_up(folder):
+            store[0].rm_file(name)
+
+
+def download(kept: Kept, run: RunFolder, files: Files, *, needs_weights: bool = False) -> None:
+    """Download the committed files of a run, but not the files of the launcher; of checkpoints the lists, and the weights if needed."""
+    folder = run.path.relative_to(kept.work).as_posix()
+    wanted = {name: tuple(pieces) for name, pieces in files.items() if name.startswith(f"{folder}/") and not name.endswith(OF_LAUNCHER)}
+    here = {name: digest_of_pieces(path) or () for name, path in kept_names(kept.work, (folder,)) if name.endswith(OF_LAUNCHER)}
+    bring_here(kept.work, (folder,), wanted | here, kept.objects, weights_below=None)
+    for name in filter(is_list_of_checkpoint, wanted):
+        listed = kept.work / name
+        if not listed.exists():
+            write_atomically(listed, content_of(kept.work / ARRIVING, wanted[name], kept.objects))
+        listed_files = committed_files(listed.parent)
+        if needs_weights and not isinstance(listed_files, str) and not has_its_files(listed.parent):
+            missing = {listed.parent / one: digest for one, (_, digest) in listed_files.items() if not (listed.parent / one).exists()}
+            kept.objects.bring_all(missing)
+    shutil.rmtree(kept.work / ARRIVING, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -243,7 +351,7 @@ def main(arguments: Sequence[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m phasewise.tasks.training.hosts")
         for name in ("home", "run_name", "phase", "root"):
             parser.add_argument(name)
-        parser.add_argument("--python", default=sys.executable, help="what trains; the Python of this program if it is not given")
+        parser.add_argument("--python", default=sys.executable, help="the Python that trains; default: the Python of this program")
         parser.add_argument("--with-parent", action="store_true", help="end when the standard input does")
         said = parser.parse_args(arguments)
         if said.with_parent:
@@ -304,7 +412,7 @@ def _train(work: HostWork, python: str, stop: Stop) -> int:
 
 
 def _moved(said: Any, before: str, now: str) -> Any:
-    """The same with all paths below one folder below another."""
+    """Return the JSON value with all paths below `before` moved to `now`."""
     if isinstance(said, Mapping):
         return {name: _moved(one, before, now) for name, one in said.items()}
     if isinstance(said, list):
@@ -317,7 +425,7 @@ def _moved(said: Any, before: str, now: str) -> Any:
 def end_as(code: int) -> None:
     """End this process as its trainer ended: by the same signal, or with the same code.
 
-    The first process of a container is not ended by its own signal: it ends with the code that a shell has for that signal.
+    The first process of a container can't end itself by a signal: it ends with the shell's code for the signal.
     """
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,39 +1,202 @@
-"""The launcher for GKE: it creates a run as a JobSet, sees how its pods ended, and deletes it. Pods need no Prefect.
+"""The launcher for GKE: it creates a run as a JobSet, reads how the pods ended, and deletes the JobSet. Pods need no Prefect.
 
-A JobSet outlives the process that created it. Its name belongs to the run's folder: another launcher that comes to the folder deletes it,
-so its pods save, and starts a new one.
+A JobSet outlives the process that created it. Its name belongs to the run's folder: a later launcher of the folder deletes the JobSet, so
+its pods save, and creates a new one. One replicated job is one slice, and one pod is one host. The cluster restarts no pod
+(`restartPolicy`, `backoffLimit`, `maxRestarts`), only `tasks.training.attempts` does. Field names are those of JobSet v1alpha2.
 """
 
+import math
 import signal
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phasewise.tasks.home import SCRATCH_VARIABLE
 from phasewise.tasks.preflight.slices import Slice
 from phasewise.tasks.progress import say
 from phasewise.tasks.store.publisher import Kept, keeper_of
 from phasewise.tasks.training import kubernetes_cluster
-from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, ClusterSettings, build_manifest
+from phasewise.tasks.training.hosts import JOIN_SECONDS, SEND_SECONDS, SEND_VARIABLE, start_remote
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict, JobSet, Pod, PodLog, Unreachable, with_retries
 from phasewise.tasks.training.launchers import Attempt, Launcher, ProcessGroup, ending, last_words, order_of, size_of, write_reason
-from phasewise.tasks.training.remote_hosts import start_remote
-from phasewise.trainer.base.errors import ExitCode, TrainingError
+from phasewise.trainer.base.errors import ConfigError, ExitCode, TrainingError
+from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_atomically
-from phasewise.trainer.process.rendezvous import forget_meetings
+from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
+from phasewise.trainer.process.rendezvous import JOIN_VARIABLE, forget_meetings
+from phasewise.trainer.process.signals import STOP_VARIABLE
 
+PYTHON = '"$PYTHON"'
+NUMBER = "N=$((SLICE * HOSTS + HOST)); export JAX_PROCESS_ID=$N; "
+COMMAND = (
+    NUMBER + 'L="$RUN_FOLDER/trainer-$N.log"; [ "$N" = 0 ] && L="$RUN_FOLDER/trainer.log"; '
+    f'echo "the log is $L"; exec {" ".join(python_command("phasewise.trainer", python=PYTHON))} "$RUN_FOLDER/run.json" >>"$L" 2>&1'
+)
+"""The command of a pod. The shell becomes the trainer, so that the trainer receives the signals."""
+COMMAND_ON_STORE = NUMBER + f'exec {" ".join(python_command("phasewise.tasks.training.hosts", python=PYTHON))} "$@" --python {PYTHON} 2>&1'
+"""The command of a pod if the home is on a store. The launcher reads the log from the cluster."""
+API_VERSION, KIND, JOB_NAME, CONTAINER = "jobset.x-k8s.io/v1alpha2", "JobSet", "slice", "trainer"
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+SLICE_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
+HOST_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+OWNER, LAUNCH, RUN, HOSTS = "phasewise/owner", "phasewise/launch", "phasewise/run", "phasewise/hosts"
+PORT = 8476
+SCRATCH = "/phasewise"
+"""The working folder of a pod if the home is on a store."""
+IN_MEMORY = "memory"
+"""A value of `ClusterSettings.scratch`: a folder in memory."""
+CLUSTER_JOIN_SECONDS = 600
+"""Nodes download the image at different speeds. Hosts print the missing hosts after 45 seconds (`trainer.process.rendezvous`)."""
+
+ACCELERATORS: Mapping[str | None, str] = {
+    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice", "tpu7x": "tpu7x",
+}  # fmt: skip
+"""Kind of chip → the label `cloud.google.com/gke-tpu-accelerator` of its nodes (cloud.google.com/kubernetes-engine/docs/concepts/tpus)."""
 NAME_FILE = "jobset.name"
 GONE_SECONDS = 60.0
-"""How long a JobSet whose pods have ended may take to be gone."""
+"""The limit for deleting a JobSet after its pods have ended."""
 LOOK_SECONDS, PODS_SECONDS = 0.2, 2.0
 KILLED_BY_SIGNAL = 128
-"""A container that a signal ended has this exit code plus the signal."""
+"""The exit code of a container that a signal ended is this plus the signal."""
+
+
+class ClusterSettings(Frozen):
+    """What of the cluster a manifest needs.
+
+    Attributes:
+        image: has this project with its environment; `python` there trains.
+        claim: the PersistentVolumeClaim (many readers and writers) of the home; None if the home is on a store.
+        mount: the path of the home, the same in every pod and here, because `run.json` has paths.
+        stop_seconds: the time of a stopping pod for saving.
+        passed_on: variables of this process for every pod.
+        scratch: the working folder of pods if the home is on a store: a folder of the node, or `memory`; None is an `emptyDir`.
+        send_seconds: the upload time of a stopping pod if the home is on a store.
+    """
+
+    image: str
+    namespace: str = "default"
+    claim: str | None = None
+    mount: str | None = None
+    service_account: str | None = None
+    python: str = "python"
+    stop_seconds: float = 30.0
+    passed_on: Mapping[str, str] = {}
+    scratch: str | None = None
+    send_seconds: float = SEND_SECONDS
+
+
+def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *, name: str, kept: Kept | None = None) -> dict[str, Any]:
+    """Build the JobSet of one attempt of a run.
+
+    Args:
+        name: of the JobSet, at most 40 letters: a prefix of the pods' names.
+        kept: the work if the home is on a store; None if pods see the run's folder.
+    """
+    topology = slices.chip.topology
+    if topology not in ACCELERATORS:
+        raise ConfigError(
+            f"a JobSet on GKE needs a slice of TPUs ({', '.join(filter(None, ACCELERATORS))}), found {slices.name} of "
+            f"{slices.chip.device_kind}: name one that deployments/slices.toml has, or choose another launcher."
+        )
+    hosts = slices.hosts // slices.count
+    volumes, container = _container(attempt, slices, settings, name, kept)
+    pod = {
+        "metadata": {"annotations": {LAUNCH: attempt.name, HOSTS: str(hosts)}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": math.ceil(settings.stop_seconds + (0.0 if kept is None else settings.send_seconds)),
+            "nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": ACCELERATORS[topology],
+                "cloud.google.com/gke-tpu-topology": "x".join(map(str, slices.torus)),
+            },
+            **({"serviceAccountName": settings.service_account} if settings.service_account else {}),
+            "volumes": volumes,
+            "containers": [container],
+        },
+    }
+    job = {"parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0, "template": pod}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": {"app": "phasewise"},
+            "annotations": {
+                EXCLUSIVE: "cloud.google.com/gke-nodepool",
+                OWNER: attempt.owner,
+                LAUNCH: attempt.name,
+                RUN: f"{attempt.run.recipe}/{attempt.run.scale}/{attempt.run.phase}",
+            },
+        },
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "failurePolicy": {"maxRestarts": 0},
+            "successPolicy": {"operator": "All"},
+            "replicatedJobs": [{"name": JOB_NAME, "replicas": slices.count, "template": {"spec": job}}],
+        },
+    }
+
+
+def _container(
+    attempt: Attempt, slices: Slice, settings: ClusterSettings, name: str, kept: Kept | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the volumes and the container of a pod."""
+    chips = str(min(slices.chip.chips_per_host, slices.chips_of_each))
+    names = host_names(name, slices)
+    values = {
+        **settings.passed_on,
+        "PYTHON": settings.python,
+        "HOSTS": str(slices.hosts // slices.count),
+        "JAX_COORDINATOR_ADDRESS": f"{names[0]}:{PORT}",
+        "JAX_NUM_PROCESSES": str(len(names)),
+        LAUNCH_VARIABLE: attempt.name,
+        SLICES_VARIABLE: str(slices.count),
+        HOSTS_VARIABLE: ",".join(one.partition(".")[0] for one in names),
+        STOP_VARIABLE: f"{settings.stop_seconds:g}",
+    }
+    fields = {"SLICE": SLICE_INDEX, "HOST": HOST_INDEX}
+    if slices.count > 1:
+        values |= {"MEGASCALE_COORDINATOR_ADDRESS": names[0], "MEGASCALE_NUM_SLICES": str(slices.count)}
+        fields["MEGASCALE_SLICE_ID"] = SLICE_INDEX
+    if kept is None:
+        values |= {"RUN_FOLDER": str(attempt.folder), JOIN_VARIABLE: str(CLUSTER_JOIN_SECONDS)}
+        command = [COMMAND]
+        volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": settings.claim}}] if settings.claim else []
+    else:
+        values |= {SCRATCH_VARIABLE: SCRATCH, SEND_VARIABLE: f"{settings.send_seconds:g}", "PYTHONUNBUFFERED": "1"}
+        values[JOIN_VARIABLE] = str(JOIN_SECONDS)
+        command = [COMMAND_ON_STORE, "host", str(kept.store), kept.run_name, Path(attempt.run.output).name, str(kept.work)]
+        disk = {"emptyDir": {"medium": "Memory"} if settings.scratch == IN_MEMORY else {}}
+        if settings.scratch and settings.scratch != IN_MEMORY:
+            disk = {"hostPath": {"path": settings.scratch, "type": "DirectoryOrCreate"}}
+        volumes = [{"name": "scratch", **disk}]
+    return volumes, {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": ["/bin/sh", "-c", *command],
+        "ports": [{"containerPort": PORT}],
+        "env": [
+            *({"name": key, "value": value} for key, value in values.items()),
+            *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
+        ],
+        "resources": {"requests": {"google.com/tpu": chips}, "limits": {"google.com/tpu": chips}},
+        "volumeMounts": [{"name": one["name"], "mountPath": SCRATCH if kept else settings.mount} for one in volumes],
+    }
+
+
+def host_names(name: str, slices: Slice) -> list[str]:
+    """Return the DNS names of the pods, in the order of the processes."""
+    each = slices.hosts // slices.count
+    return [f"{name}-{JOB_NAME}-{one}-{host}.{name}" for one in range(slices.count) for host in range(each)]
 
 
 class JobSetLauncher(Launcher):
-    """A cluster that has the slices."""
+    """Creates a JobSet per attempt."""
 
     kind = "jobset"
 
@@ -41,12 +204,12 @@ class JobSetLauncher(Launcher):
         self._cluster, self._slices, self._settings = cluster, slices, settings
 
     def clear(self, folder: Path) -> None:
-        """Delete the JobSet of a launcher that is gone."""
+        """Delete the JobSet of a launcher that has ended."""
         if (folder / NAME_FILE).exists() and (found := self._cluster.read(jobset_name(folder))):
             remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
 
     def start(self, attempt: Attempt) -> ProcessGroup:
-        """See `Launcher`. If the home is on a store the pods are hosts without the launcher's folder."""
+        """See `Launcher`. If the home is on a store, pods don't see the launcher's folder."""
         self.clear(attempt.folder)
         if (keeper := keeper_of(attempt.folder)) is not None:
             return start_remote(keeper, attempt, lambda kept: self._create(attempt, kept))
@@ -59,7 +222,7 @@ class JobSetLauncher(Launcher):
         manifest = build_manifest(attempt, self._slices, self._settings, name=name, kept=kept)
         try:
             found = with_retries(lambda: self._cluster.create(manifest))
-        except Conflict:  # a request that was not answered may have been carried out: then the JobSet is of this attempt
+        except Conflict:  # a request without an answer may have created the JobSet of this attempt
             found = self._cluster.read(name)
             annotations = {} if found is None else found["metadata"].get("annotations", {})
             if found is None or annotations.get(LAUNCH) != attempt.name:
@@ -69,7 +232,7 @@ class JobSetLauncher(Launcher):
 
 
 class _JobSet:
-    """A JobSet and its pods, as one process (`launchers.ProcessGroup`)."""
+    """A JobSet and its pods, as one process of a `launchers.ProcessGroup`."""
 
     def __init__(self, cluster: Cluster, found: JobSet, attempt: Attempt, logs_before: list[int], *, reads_logs: bool) -> None:
         self._cluster, self._found, self._attempt, self._logs_before = cluster, found, attempt, logs_before
@@ -82,7 +245,7 @@ class _JobSet:
         self._code: int | None = None
 
     def code(self) -> int | None:
-        """Ask the cluster every few seconds."""
+        """Request the state from the cluster, every few seconds."""
         if self._code is not None or time.monotonic() - self._looked < PODS_SECONDS:
             return self._code
         self._looked, run = time.monotonic(), RunFolder(self._attempt.folder)
@@ -120,7 +283,7 @@ class _JobSet:
         return self._code
 
     def stop(self) -> None:
-        """Delete the JobSet: that asks all pods to stop, and gives them their time to save."""
+        """Delete the JobSet: all pods receive SIGTERM and have their time to save."""
         if self._code is None:
             self._cluster.delete(self._found)
 
@@ -131,7 +294,7 @@ class _JobSet:
         self._finish_logs()
 
     def close(self) -> None:
-        """Delete a JobSet that has ended: its exit codes are read, and its logs are in the run's folder."""
+        """Delete the ended JobSet. Its exit codes are known, and its logs are in the run's folder."""
         if self._code not in (None, ExitCode.TAKEN_OVER):
             self._finish_logs()
             remove(self._cluster, self._found, GONE_SECONDS)
@@ -145,7 +308,7 @@ class _JobSet:
 
 
 class ExitStatus(NamedTuple):
-    """How one pod ended: the exit code of its container, or minus the signal that ended it, and the second in which it ended."""
+    """The end of a pod: the exit code of its container, or minus the signal, and the second in which the container ended."""
 
     host: int
     name: str
@@ -154,9 +317,9 @@ class ExitStatus(NamedTuple):
 
 
 def reasons_of(pods: Iterable[Pod]) -> list[ExitStatus]:
-    """Return the pods that failed first, of those with the code that counts most; the cluster ends all others when one has failed.
+    """Return the pods with the decisive exit code that failed first. The cluster ends all others when one has failed.
 
-    More than one if they ended alike in the same second. Empty if all ended well, or none has ended.
+    Several pods if they ended in the same second with the same code. None if no pod failed.
     """
     failed = [
         ExitStatus(host_of(pod), pod["metadata"]["name"], code, (_terminated(pod) or {}).get("finishedAt") or "")
@@ -169,14 +332,14 @@ def reasons_of(pods: Iterable[Pod]) -> list[ExitStatus]:
 
 
 def host_of(pod: Pod) -> int:
-    """Return the process number of a pod, by its place among slices and hosts."""
+    """Return the process number of a pod."""
     annotations = pod["metadata"]["annotations"]
     slice_index = int(annotations["jobset.sigs.k8s.io/job-index"])
     return slice_index * int(annotations[HOSTS]) + int(annotations["batch.kubernetes.io/job-completion-index"])
 
 
 def exit_code(pod: Pod) -> int | None:
-    """Return the exit code of the pod's container, or minus the signal that ended it; None while it is at work, or if it is not known."""
+    """Return the exit code of the pod's container, or minus the signal that ended it; None while it runs, or if it is unknown."""
     if (ended := _terminated(pod)) is None:
         return None
     code = int(ended["exitCode"])
@@ -190,7 +353,7 @@ def _terminated(pod: Pod) -> dict[str, Any] | None:
 
 
 def jobset_name(folder: Path) -> str:
-    """Return the name that belongs to this folder: made once, so that two folders of one name on two disks have two."""
+    """Return the JobSet name of a folder, random and stored: equal folder names on two disks have different JobSets."""
     place = folder / NAME_FILE
     if not place.exists():
         write_atomically(place, f"phasewise-{uuid.uuid4().hex[:12]}".encode())
@@ -198,14 +361,14 @@ def jobset_name(folder: Path) -> str:
 
 
 def condition(found: JobSet | None, kind: str) -> str | None:
-    """Return the message of a condition that is true; None if it is not."""
+    """Return the message of a condition; None if it is not true."""
     conditions: list[dict[str, Any]] = (found or {}).get("status", {}).get("conditions", [])
     held = next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
     return None if held is None else held.get("message") or held.get("reason") or kind
 
 
 def trouble_of(pods: Iterable[Pod]) -> str:
-    """Return why pods do not start; empty if they do."""
+    """Return why pods do not start; empty if they start."""
     found: list[str] = []
     for pod in pods:
         status = pod.get("status", {})
@@ -218,13 +381,13 @@ def trouble_of(pods: Iterable[Pod]) -> str:
 
 
 def own_pods(cluster: Cluster, found: JobSet) -> list[Pod]:
-    """Return the pods of this JobSet that are still there, and of no other one of its name."""
+    """Return the existing pods of this JobSet, without pods of another JobSet with the same name."""
     launch = found["metadata"]["annotations"][LAUNCH]
     return [pod for pod in cluster.pods(found["metadata"]["name"]) if pod["metadata"].get("annotations", {}).get(LAUNCH) == launch]
 
 
 def remove(cluster: Cluster, found: JobSet, seconds: float) -> None:
-    """Delete a JobSet and wait until it and its pods are gone. Another one of its name stays."""
+    """Delete a JobSet and wait until it and its pods are gone. Another JobSet with the same name remains."""
     cluster.delete(found)
     until, name = time.monotonic() + seconds, found["metadata"]["name"]
     while True:

@@ -1,4 +1,4 @@
-"""JobSets, their pods and their logs, by the official client of the Kubernetes API. `pip install 'phasewise[gke]'` installs it."""
+"""JobSets, their pods and their logs, by the official client of the Kubernetes API (`pip install 'phasewise[gke]'`)."""
 
 import threading
 import time
@@ -13,13 +13,12 @@ from phasewise.trainer.base.errors import ConfigError, TrainingError
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 REQUEST_SECONDS = 20.0
-"""How long one answer of the API server may take."""
 LOG_SECONDS = 300.0
-"""How long a pod's log may be silent before it is read again: a connection that is cut in the middle gives no end."""
+"""A log without lines for this time is requested again: a broken connection has no end."""
 REST_SECONDS = 60.0
-"""How long the rest of the logs is waited for when all pods have ended."""
+"""The limit for the rest of the logs after all pods have ended."""
 CONNECTIONS = 1024
-"""Of a client: each pod whose log is followed has one."""
+"""Each followed log has a connection."""
 RETRY_SECONDS, TRIES = 1.0, 5
 T = TypeVar("T")
 JobSet = dict[str, Any]
@@ -27,26 +26,26 @@ Pod = dict[str, Any]
 
 
 class Unreachable(TrainingError):
-    """The API server did not answer; it may answer the next request."""
+    """The API server did not answer. A retry may succeed."""
 
 
 class Missing(TrainingError):
-    """No such object."""
+    """The object does not exist."""
 
 
 class Conflict(TrainingError):
-    """Another client wrote first."""
+    """Another client changed the object first."""
 
 
 class NotStarted(ConfigError):
-    """The server rejects the request; of a log: the pod's container has not begun."""
+    """The server rejects the request. For a log: the container has not started."""
 
 
 class Cluster:
     """One namespace of a cluster.
 
     Args:
-        host: the address of the API server, for one without credentials; None is as `kubectl` finds it, or as a pod does.
+        host: an API server without credentials; None is the cluster of `kubectl`, or of this pod.
     """
 
     def __init__(self, namespace: str, *, host: str | None = None) -> None:
@@ -82,31 +81,31 @@ class Cluster:
         return self._request(self._objects.create_namespaced_custom_object, *self._where, manifest)
 
     def read(self, name: str) -> JobSet | None:
-        """Return the JobSet of that name; None if there is none."""
+        """Return the JobSet; None if it does not exist."""
         with suppress(Missing):
             return self._request(self._objects.get_namespaced_custom_object, *self._where, name)
         return None
 
     def delete(self, found: JobSet) -> None:
-        """Delete it with its pods, which are asked to stop. It is there until they have ended. Another one of the same name stays."""
+        """Delete a JobSet with its pods, which may save first. It exists until they have ended. Another JobSet of its name remains."""
         metadata = found["metadata"]
         only = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
         with suppress(Missing, Conflict):
             with_retries(lambda: self._request(self._objects.delete_namespaced_custom_object, *self._where, metadata["name"], body=only))
 
     def delete_pods(self, pods: Iterable[Pod]) -> None:
-        """Delete pods without any time to save."""
+        """Delete pods immediately."""
         for pod in pods:
             with suppress(Missing):
                 self._request(self._core.delete_namespaced_pod, pod["metadata"]["name"], self.namespace, grace_period_seconds=0)
 
     def pods(self, name: str) -> list[Pod]:
-        """Return the pods of a JobSet that are still there, ended ones too."""
+        """Return the existing pods of a JobSet, including ended pods."""
         found = self._request(self._core.list_namespaced_pod, self.namespace, label_selector=f"{NAME_LABEL}={name}")
         return self._api.sanitize_for_serialization(found)["items"]
 
     def log_lines(self, pod: str, container: str, *, follows: bool) -> Iterator[bytes]:
-        """Yield the lines of a pod's log from its beginning, with the time in front of each."""
+        """Yield the lines of a pod's log from its beginning, each with its time."""
         answer = self._request(
             self._core.read_namespaced_pod_log,
             pod,
@@ -141,16 +140,16 @@ class Cluster:
 
 
 class PodLog:
-    """A thread that appends the log of one pod to a file: pods without a shared folder can't write there.
+    """A thread that appends the log of a pod without a shared folder to a file.
 
-    A log that was cut is read again from its beginning. Times have nine digits of a second, so they compare as bytes.
+    After a broken connection the log is read again from its beginning. Times have nine digits of a second, so they compare as bytes.
     """
 
     def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:
         self._cluster, self._pod, self._container, self._path = cluster, pod, container, path
         self._ended = threading.Event()
         self.end = self._ended.set
-        """Says that the pod has ended: its log is read once more."""
+        """Call `end` after the pod's end: its log is read once more."""
         self._thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self._thread.start()
 
@@ -168,7 +167,7 @@ class PodLog:
             try:
                 for line in self._cluster.log_lines(self._pod, self._container, follows=not is_last):
                     stamp, _, said = line.partition(b" ")
-                    if not stamp[:4].isdigit():  # a node answers 200 with an error's words if it has no log any more
+                    if not stamp[:4].isdigit():  # a node without the log answers 200 and an error message
                         raise Unreachable(f"the node says: {line.decode(errors='replace')[:300]}")
                     if stamp > after:
                         self._write(said)
@@ -192,7 +191,7 @@ class PodLog:
 
 
 def with_retries(request: Callable[[], T]) -> T:
-    """Send a request a few times if it is not answered."""
+    """Repeat a request a few times if the server does not answer."""
     for _ in range(TRIES - 1):
         try:
             return request()

@@ -21,7 +21,7 @@ from phasewise.trainer.process import child_process
 from phasewise.trainer.process.signals import stop_seconds
 
 if TYPE_CHECKING:
-    from phasewise.tasks.training.remote_hosts import RemoteFolder
+    from phasewise.tasks.training.hosts import RemoteFolder
 
 GRACE_SECONDS = 5.0
 """How long the others have to say why after one process ended early: they cannot continue."""

@@ -56,8 +56,7 @@ def select_launcher(run: RunConfig, slice_name: str, environment: Mapping[str, s
 
 def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> Launcher:
     from phasewise.tasks.training.hosts import send_seconds
-    from phasewise.tasks.training.jobset import JobSetLauncher
-    from phasewise.tasks.training.jobset_manifest import IN_MEMORY, ClusterSettings
+    from phasewise.tasks.training.jobset import IN_MEMORY, ClusterSettings, JobSetLauncher
     from phasewise.tasks.training.kubernetes_cluster import Cluster
 
     claim, mount = environment.get("PHASEWISE_GKE_CLAIM"), environment.get("PHASEWISE_GKE_MOUNT")

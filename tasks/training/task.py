@@ -1,9 +1,12 @@
-"""Training as a Prefect task: its progress in the UI, and the stop if the run above it is suspended."""
+"""Training as a Prefect task: its progress in the UI, and the stop if the parent flow run is suspended."""
 
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import Any
 
 import httpx
@@ -17,7 +20,6 @@ from prefect.exceptions import Pause
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from phasewise.tasks.background import Background, wait_until
 from phasewise.tasks.progress import advance, say
 from phasewise.tasks.report.task import publish_page
 from phasewise.tasks.site import site_address
@@ -33,14 +35,17 @@ ARTIFACT_SECONDS = 3.0
 PAGE_SECONDS = 30.0
 RATE_ROWS = 50
 LOOK_SECONDS = 2.0
+RETRY_SECONDS = 2.0
+END_SECONDS = 10.0
+"""The time at the end of a training for requests that are still waiting."""
 SERVER_SECONDS = 3600.0
-"""How long a training that has ended waits for a server that is away: what follows is written there."""
+"""The time that an ended training waits for an unreachable server: the next states are written there."""
 SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, that goes on from what is saved."
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
 def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
-    """Train one phase, in processes of its own, and return its result."""
+    """Train one phase in its own processes and return its result."""
     segments = [SliceSegment(one.run, select_launcher(one.run, one.slice_name), one.slice_name) for one in planned]
     key = f"{run.recipe}-{run.scale}-{run.phase}"
     artifact: Any = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
@@ -52,9 +57,8 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
         recent.extend(rows)
         last, now = rows[-1], time.monotonic()
         total, done = run.stop_step - run.start_step, last["step"] - run.start_step
-        loss = "no number" if last["loss"] is None else f"{last['loss']:.3f}"
-        # Return the rate over these rows, which are of one process; 0 where they tell nothing
-        seconds = recent[-1]["seconds"] - recent[0]["seconds"] if recent else 0.0
+        loss = "NaN" if last["loss"] is None else f"{last['loss']:.3f}"
+        seconds = recent[-1]["seconds"] - recent[0]["seconds"]  # not positive if a new process starts in between
         rate = sum(row["tokens"] for row in list(recent)[1:]) / seconds if seconds > 0 else 0.0
         advance(f"train {run.phase}", done, total, f"loss {loss}  {rate:,.0f} tokens/s")
         if now - reported >= ARTIFACT_SECONDS or done == total:
@@ -77,16 +81,85 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
                 watch.end_subflows()
                 raise
             except PhasewiseError:
-                wait_until(lambda: is_answering(client), SERVER_SECONDS)
+                wait_for_server(client, SERVER_SECONDS)
                 raise
-        wait_until(lambda: is_answering(client), SERVER_SECONDS)
+        wait_for_server(client, SERVER_SECONDS)
         return result
 
 
-class SuspensionWatch:
-    """Looks every two seconds whether the run above was suspended, beside the training: a server that is away keeps nobody waiting.
+class Background:
+    """A thread that makes requests to the Prefect server, in order. If the server is unreachable, training continues.
 
-    Prefect suspends runs of a deployment, and leaves their subflows and what they have begun at work.
+    Of each kind only the latest request waits. Leaving the context waits at most `END_SECONDS` for the remaining requests.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[Context, Callable[[], object]]] = {}
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._is_away = False
+        self._thread = threading.Thread(target=self._work, name="requests", daemon=True)
+
+    def __enter__(self) -> "Background":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join(END_SECONDS)
+
+    def ask(self, kind: str, request: Callable[[], object]) -> None:
+        """Make a request soon. It replaces a waiting request of its kind, and is repeated until the server answers."""
+        with self._changed:
+            self._waiting[kind] = (copy_context(), request)
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_over)
+                if not self._waiting:
+                    return
+                kind = next(iter(self._waiting))
+                context, request = self._waiting.pop(kind)
+            try:
+                context.run(request)
+                if self._is_away:
+                    context.run(say, "the Prefect server answers again")
+                self._is_away = False
+            except httpx.HTTPError as error:
+                if not self._is_away:
+                    context.run(say, f"the Prefect server does not answer ({type(error).__name__}): the work goes on without it")
+                self._is_away = True
+                with self._changed:
+                    self._waiting.setdefault(kind, (context, request))
+                    self._changed.wait_for(lambda: self._is_over, RETRY_SECONDS)
+                    if self._is_over:
+                        return
+
+
+def wait_for_server(client: SyncPrefectClient, seconds: float) -> bool:
+    """Wait until the Prefect server answers, and return whether it did in time."""
+    deadline = time.monotonic() + seconds
+    is_reported = False
+    while True:
+        with suppress(httpx.HTTPError):
+            if client.hello().is_success:
+                return True
+        if time.monotonic() >= deadline:
+            return False
+        if not is_reported:
+            say("waiting for the Prefect server to answer")
+            is_reported = True
+        time.sleep(RETRY_SECONDS)
+
+
+class SuspensionWatch:
+    """Check every two seconds, in the background, whether the root flow run was suspended.
+
+    Prefect suspends runs of a deployment without stopping their subflows and processes.
     """
 
     def __init__(self, client: SyncPrefectClient, requests: Background) -> None:
@@ -96,7 +169,7 @@ class SuspensionWatch:
         self._looked = time.monotonic()
 
     def look(self) -> None:
-        """Raise what Prefect ends a suspended run by, where it is suspended."""
+        """Raise Prefect's `Pause` if the run was suspended."""
 
         def read() -> None:
             self._found = self._client.read_flow_run(self._root).state
@@ -110,23 +183,15 @@ class SuspensionWatch:
         self._requests.ask("state", read)
 
     def end_subflows(self) -> None:
-        """What runs below the suspended run ends here; once it is resumed, it begins new ones."""
+        """Cancel the subflows of the suspended run, which starts new ones when it is resumed."""
         below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[self._root]))
         for run in self._client.read_flow_runs(flow_run_filter=below):
             if run.state is not None and not run.state.is_final():
                 self._client.set_flow_run_state(run.id, Cancelled(message=SUSPENDED), force=True)
 
 
-def is_answering(client: SyncPrefectClient) -> bool:
-    """Return whether the server answers now."""
-    try:
-        return client.hello().is_success
-    except httpx.HTTPError:
-        return False
-
-
 def training_markdown(run: RunConfig, last: Mapping[str, Any], rate: float) -> str:
-    """Return the page of a training, with a link to the page that has every measure live."""
+    """Return the page of a training with its latest measures, and a link to the live page."""
     done, total = last.get("step", run.start_step) - run.start_step, run.stop_step - run.start_step
     page = site_address(run.recipe, run.scale, run.phase)
     loss = last.get("loss")

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from phasewise.tasks.home import SCRATCH_VARIABLE
 from phasewise.tasks.store.publisher import Kept, keeper_of
-from phasewise.tasks.training.hosts import SEND_VARIABLE, send_seconds
+from phasewise.tasks.training.hosts import SEND_VARIABLE, send_seconds, start_remote
 from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, Launcher, ProcessGroup, env_passthrough, size_of
-from phasewise.tasks.training.remote_hosts import start_remote
 from phasewise.trainer.base.errors import ConfigError, ExitCode, TrainingError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.run_folder import RunFolder

@@ -20,7 +20,6 @@ OTHERS: dict[str, str] = {
     "tasks/locks.py": HOME,
     "tasks/holder.py": HOME,
     "tasks/training/time_breakdown.py": HOME,
-    "tasks/store/head.py": STORE,
     "tasks/store/content.py": STORE,
     "tasks/data/plan.py": HOME,
     "tasks/data/stand_ins.py": HOME,

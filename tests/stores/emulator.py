@@ -70,9 +70,9 @@ class Faults:
         """Answer with a status and do nothing."""
         self.waiting.append(Fault("refuse", method, where, times, status))
 
-    def tear(self, *, where: str = UPLOADS, times: int = 1) -> None:
+    def tear(self, *, where: str = UPLOADS, method: str = "", times: int = 1) -> None:
         """Cut the connection in the middle of the request's body."""
-        self.waiting.append(Fault("tear", "", where, times))
+        self.waiting.append(Fault("tear", method, where, times))
 
     def drop_reply(self, *, where: str = "", method: str = "", times: int = 1) -> None:
         """Do what is asked and cut the connection before the answer."""

@@ -15,7 +15,7 @@ import pytest
 from phasewise.tasks import locks
 from phasewise.tasks.locks import LEASE_VARIABLE, held, held_all
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.storage import as_path, file_system_of, write_atomically
+from phasewise.trainer.base.storage import as_path, write_atomically
 from tests.stores.fixtures import FaultyStore
 
 HOLD = """if True:
@@ -260,9 +260,8 @@ def test_what_dead_holders_left_runs_out_together(gcs: Path, monkeypatch: pytest
 def test_a_holder_with_a_longer_lease_time_is_waited_for(gcs: Path, monkeypatch: pytest.MonkeyPatch):
     """Two machines, with other settings: by the shorter one the lease of a living holder would be taken."""
     monkeypatch.setenv(LEASE_VARIABLE, "300")
-    store = file_system_of(gcs / "lock")
-    assert store is not None
-    lease = locks._lease_object(gcs / "lock", store)  # pyright: ignore[reportPrivateUsage]
+    lease = locks._Lease.at(gcs / "lock")  # pyright: ignore[reportPrivateUsage]
+    assert lease is not None
     generation = lease.create()
     assert generation is not None
     for _ in range(2):  # as it was made, and after a sign of life

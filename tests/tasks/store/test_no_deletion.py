@@ -11,7 +11,7 @@ import pytest
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
 from phasewise.tasks.store.publisher import keeper_of
-from phasewise.tasks.training.remote_hosts import take_back
+from phasewise.tasks.training.hosts import take_back
 from phasewise.trainer.base import storage
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import file_system_of, remove_strays, write_atomically
@@ -26,7 +26,7 @@ PLACES = {
     "tasks/home.py": 1,  # the probe
     "tasks/locks.py": 1,  # a lease
     "tasks/store/content.py": 1,  # content that no head names any more
-    "tasks/training/remote_hosts.py": 1,  # heartbeats and meetings of hosts
+    "tasks/training/hosts.py": 1,  # heartbeats and meetings of hosts
     "trainer/base/storage.py": 2,  # strays, and an object that the store says is damaged
 }
 """Where something on a store is deleted, and how often; the test below goes through each but the last."""

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from phasewise.tasks.home import Home
-from phasewise.tasks.store.content import Objects, take_snapshot
-from phasewise.tasks.store.head import ABSENT, Head, HeadObject
+from phasewise.tasks.store.content import ABSENT, Head, HeadObject, Objects, take_snapshot
 from phasewise.tasks.store.publisher import Publisher, check_not_taken_over, keeping
 from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
 from phasewise.trainer.base.storage import as_path, write_atomically
@@ -24,7 +23,7 @@ OFTEN = 1000
 DIES_BEFORE_THE_HEAD = """
 import os, sys
 from pathlib import Path
-from phasewise.tasks.store.head import HeadObject
+from phasewise.tasks.store.content import HeadObject
 from phasewise.tasks.store.publisher import Publisher
 from tests.tasks.store.machine import Machine
 from phasewise.trainer.base.storage import as_path
@@ -91,7 +90,7 @@ def test_what_no_head_names_is_deleted_and_what_one_names_stays(machine: Build):
     assert not other.run.checkpoints.exists()
     now = one.objects()
     assert before - now, "the weights of step 5"
-    assert now == set(take_snapshot(one.kept.work, one.kept.folders).sources)
+    assert now == set(take_snapshot(one.kept.work, one.kept.folders)[1])
 
 
 def test_a_result_is_never_there_without_its_checkpoint(tmp_path: Path):
@@ -100,7 +99,7 @@ def test_a_result_is_never_there_without_its_checkpoint(tmp_path: Path):
     (one.run.checkpoint(5) / DIGESTS_NAME).unlink()
     (one.run.checkpoints / "7.orbax-checkpoint-tmp-1").mkdir()
     (one.run.checkpoints / "7.orbax-checkpoint-tmp-1" / "x").touch()
-    assert [name.rpartition("/")[2] for name in take_snapshot(tmp_path, one.kept.folders).files] == ["metrics.jsonl"]
+    assert [name.rpartition("/")[2] for name in take_snapshot(tmp_path, one.kept.folders)[0]] == ["metrics.jsonl"]
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -115,8 +114,10 @@ def test_damage_on_the_store_is_named_and_nothing_of_it_is_used(machine: Build, 
         one.train_to(5)
         publisher.publish()
         one.train_to(10)
-    sources = take_snapshot(one.kept.work, one.kept.folders).sources
-    (weights,) = (digest for digest, source in sources.items() if source.path and source.path.parts[-3:] == ("10", "state", "weights"))
+    sources = take_snapshot(one.kept.work, one.kept.folders)[1]
+    (weights,) = (
+        digest for digest, source in sources.items() if isinstance(source, Path) and source.parts[-3:] == ("10", "state", "weights")
+    )
     spoil(weights)
     with publisher_of(other):  # its checkpoint is left out, and the one before is there
         assert find_damage(other.run.checkpoint(5)) is None

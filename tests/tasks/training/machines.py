@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from phasewise.tasks.preflight.slices import find_slice
-from phasewise.tasks.training.jobset import JobSetLauncher
-from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest
+from phasewise.tasks.training.jobset import ClusterSettings, JobSetLauncher, build_manifest
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict
 from phasewise.tasks.training.launchers import Attempt, Launcher
 from phasewise.tasks.training.local import LocalLauncher

@@ -18,10 +18,9 @@ from phasewise.tasks.store.content import Objects
 from phasewise.tasks.store.publisher import Kept, Publisher, keeping, named_digests
 from phasewise.tasks.training import hosts as program
 from phasewise.tasks.training.attempts import launch_trainer
-from phasewise.tasks.training.hosts import Committer, HostWork
+from phasewise.tasks.training.hosts import Committer, HostWork, start_remote, take_back
 from phasewise.tasks.training.jobset import exit_code
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.tasks.training.remote_hosts import start_remote, take_back
 from phasewise.trainer.base.errors import ConfigError, TakenOver
 from phasewise.trainer.base.identity import HOUSE, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_events

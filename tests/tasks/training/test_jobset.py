@@ -11,8 +11,16 @@ from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.store.publisher import Kept
 from phasewise.tasks.training import jobset, kubernetes_cluster
 from phasewise.tasks.training.attempts import start_and_monitor
-from phasewise.tasks.training.jobset import JobSetLauncher, exit_code, jobset_name, reasons_of, trouble_of
-from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest, host_names
+from phasewise.tasks.training.jobset import (
+    ClusterSettings,
+    JobSetLauncher,
+    build_manifest,
+    exit_code,
+    host_names,
+    jobset_name,
+    reasons_of,
+    trouble_of,
+)
 from phasewise.tasks.training.kubernetes_cluster import Cluster
 from phasewise.tasks.training.launchers import Attempt, ProcessGroup
 from phasewise.trainer.base.errors import ConfigError, TrainingError

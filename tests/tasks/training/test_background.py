@@ -2,12 +2,13 @@
 
 import logging
 import threading
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from phasewise.tasks import background
-from phasewise.tasks.background import Background, wait_until
+from phasewise.tasks.training import task
+from phasewise.tasks.training.task import Background, wait_for_server
 
 SECONDS = 20.0
 """A guard against hanging."""
@@ -15,7 +16,7 @@ SECONDS = 20.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(task, "RETRY_SECONDS", 0.01)
 
 
 def test_the_work_does_not_wait_and_of_each_kind_the_latest_is_made():
@@ -80,23 +81,35 @@ def test_a_newer_request_takes_the_place_of_one_that_was_not_answered():
     assert len(made) <= number + 1
 
 
-def test_the_end_does_not_wait_for_a_server_that_stays_away():
+def test_the_end_does_not_wait_for_a_server_that_stays_away(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(task, "END_SECONDS", 0.05)
     began, never = threading.Event(), threading.Event()
 
     def hangs() -> None:
         began.set()
         never.wait(SECONDS)
 
-    with Background(end_seconds=0.05) as requests:
+    with Background() as requests:
         requests.ask("state", hangs)
         assert began.wait(SECONDS)
     never.set()
 
 
+class Server:
+    """Answers each request with the next of `answers`, the last of them for ever."""
+
+    def __init__(self, *answers: bool) -> None:
+        self._answers = list(answers)
+
+    def hello(self) -> httpx.Response:
+        if self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]:
+            return httpx.Response(200)
+        raise httpx.ConnectError("refused")
+
+
 def test_waiting_for_an_answer_ends_with_it_or_with_the_time(caplog: pytest.LogCaptureFixture):
-    answers = iter([False, False, True])
     with caplog.at_level(logging.INFO, "phasewise"):
-        assert wait_until(lambda: next(answers), SECONDS)
+        assert wait_for_server(cast(Any, Server(False, False, True)), SECONDS)
     assert caplog.messages == ["waiting for the Prefect server to answer"]
-    assert wait_until(lambda: True, 0.0)
-    assert not wait_until(lambda: False, 0.02)
+    assert wait_for_server(cast(Any, Server(True)), 0.0)
+    assert not wait_for_server(cast(Any, Server(False)), 0.02)
