@@ -62,14 +62,15 @@ def _agreement(ours: list[Any], theirs: list[Any]) -> str:
 
 def _tokens(folder: Path) -> Row:
     from phasewise.tasks.evaluation.model_loading import model_of_folder
-    from phasewise.tasks.evaluation.scoring import count_tokens
+    from phasewise.tasks.evaluation.scoring import lay_out
 
     model = model_of_folder(folder / "model")
     requests = json.loads((folder / "requests" / "mmlu.json").read_text())
     windows = model.windows_of([tuple(request) for request in requests])
-    counts = count_tokens(EVALUATED, windows)
-    note = f"{counts.computed:,} of {counts.asked:,}, {len(windows) // len(LETTERS)} items"
-    return Row("MMLU 5-shot, tokens computed, share of all", counts.computed / counts.asked, at_most=MAX_SHARE_OF_TOKENS, note=note)
+    computed = sum(rows.filled_tokens for rows in lay_out(windows, EVALUATED.seq_len))
+    asked = sum(len(window.inputs) for window in windows)
+    note = f"{computed:,} of {asked:,}, {len(windows) // len(LETTERS)} items"
+    return Row("MMLU 5-shot, tokens computed, share of all", computed / asked, at_most=MAX_SHARE_OF_TOKENS, note=note)
 
 
 def _compilations(folder: Path) -> Row:

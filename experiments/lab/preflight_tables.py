@@ -3,22 +3,24 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import numpy as np
 
 from phasewise.flows.cli.preflight import HEADINGS, cells, what_it_took
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight.estimate import kept_a_token
+from phasewise.tasks.preflight.estimate import FLOAT32_BYTES, Table, count_weights, kept_a_token, state_bytes
 from phasewise.tasks.preflight.launcher import examine, preflight_setup, versions
-from phasewise.tasks.preflight.plan import GIB, Plan, Setup, spec_for
+from phasewise.tasks.preflight.plan import GIB, Plan, Setup, policies_for, settings_for, spec_for
 from phasewise.tasks.preflight.report import report_of
-from phasewise.tasks.preflight.search import Found, refusal, smallest_slice
-from phasewise.tasks.preflight.slices import find_slice, read_table
+from phasewise.tasks.preflight.search import RESERVED_BYTES, Found, host_gib, refusal
+from phasewise.tasks.preflight.slices import Slice, find_slice, read_table
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import HOUSE
+from phasewise.trainer.preflight.spec import Result, Spec, StepShape
 
 Report = dict[str, Any]
 GIGA = 1e9
@@ -91,6 +93,43 @@ def smallest_slices(home: Home) -> str:
         for chip in CHIPS:
             rows.append([name, f"{setup.step.batch_sequences:,}", chip, *smallest_cells(setup, chip, home)])
     return markdown(rows, left=1)
+
+
+class Smallest(NamedTuple):
+    """The smallest slice that fits with its compiled plan, and the smaller slices with the reasons, the largest first."""
+
+    where: Slice | None
+    plan: Plan | None
+    result: Result | None
+    smaller: tuple[tuple[str, str], ...]
+
+
+def smallest_slice(step: StepShape, chip: str, attempt: Callable[[Spec], Result]) -> Smallest:
+    """Try the slices of a chip in ascending order with the plan that needs least, until one fits."""
+    smaller: list[tuple[str, str]] = []
+    for where in slices_of(chip):
+        state_gib = (state_bytes(step) + FLOAT32_BYTES * count_weights(step.model).all) / where.devices / GIB
+        free_gib = where.chip.device_gib - RESERVED_BYTES / GIB
+        if state_gib > free_gib:
+            smaller.insert(0, (where.name, f"state and gradients alone need {state_gib:.1f} GiB a device, of {free_gib:.1f}"))
+            continue
+        settings = settings_for(step, where)
+        if not settings:
+            smaller.insert(0, (where.name, "no mesh fits model and batch"))
+            continue
+        table = Table(step, where, settings, list(policies_for(step.model)))
+        plan = table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))
+        result = attempt(spec_for(step, where, plan))
+        reason = refusal(result, where)
+        if reason is None:
+            return Smallest(where, plan, result, tuple(smaller))
+        smaller.insert(0, (where.name, reason))
+    return Smallest(None, None, None, tuple(smaller))
+
+
+def slices_of(chip: str) -> list[Slice]:
+    """The slices of a chip, the smallest first."""
+    return sorted((find_slice(name) for name, torus in read_table().slices.items() if torus.chip == chip), key=lambda where: where.chips)
 
 
 def smallest_cells(setup: Setup, chip: str, home: Home) -> list[str]:

@@ -1,9 +1,9 @@
 """The evaluation of the checkpoint at a phase's end: benchmarks, held-out bits per byte, and the likelihood of answers."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -11,24 +11,14 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.template import chats_of_caches, turn_end_ids
 from phasewise.tasks.data.tokenizer import load_tokenizer, shared_special_tokens
+from phasewise.tasks.evaluation import harness
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Part
-from phasewise.tasks.evaluation.harness import (
-    BenchmarkResult,
-    ItemAnswer,
-    NotMeasured,
-    Prepared,
-    PreparedPart,
-    load_tasks,
-    offline_imports,
-    put,
-    quiet_harness,
-    read_setting,
-)
+from phasewise.tasks.evaluation.harness import BenchmarkResult, ItemAnswer
 from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from phasewise.tasks.evaluation.made_benchmarks import Benchmark, read_benchmark_folder
 from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, evaluation_path, finished_evaluation, read_schedule_point
 from phasewise.tasks.evaluation.scoring import Window, bits_per_byte, score_windows
-from phasewise.tasks.evaluation.settings import Measured, ReadRenderings, Renderings, made_of, measure_renderings, needles_of, real_of
+from phasewise.tasks.evaluation.settings import Measured, Renderings, made_of, measure_renderings, needles_of, real_of
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
@@ -44,47 +34,13 @@ if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 MAX_AVERAGED = 4
-"""At most so many of a phase's last checkpoints are averaged, and their scores compared."""
+"""Limit of a phase's last checkpoints that are averaged and compared."""
 MIN_FOR_SPREAD = 3
 """A straight line through fewer checkpoints leaves no spread."""
 
 
-class Evaluation(TypedDict):
-    """The measured values of a checkpoint.
-
-    Attributes:
-        finite: whether bits per byte are finite. An answer to a benchmark that is not finite is an error.
-        renderings: if test items are read under two renderings.
-    """
-
-    benchmarks: list[str]
-    benchmarks_digest: str
-    results: list[BenchmarkResult]
-    bits_per_byte: dict[str, float]
-    macro_bits_per_byte: float
-    finite: bool
-    renderings: NotRequired[ReadRenderings]
-
-
-class AnswerItem(TypedDict):
-    """One conversation: the tokens of its answers, and minus the logarithm of their probability, of both models."""
-
-    component: str
-    id: str
-    tokens: int
-    nats: float
-    parent_nats: float | None
-
-
-class Answers(TypedDict):
-    """Conversations of all components; `against` is the phase that this one starts from, None from scratch."""
-
-    against: str | None
-    items: list[AnswerItem]
-
-
 class Conversation(NamedTuple):
-    """The tokens of a held-out conversation, as many as a row has, and which of them are its answers'."""
+    """A held-out conversation, cut to the length of a row. `is_answer` marks the tokens of answers."""
 
     component: Component
     id: str
@@ -93,15 +49,15 @@ class Conversation(NamedTuple):
 
 
 def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
-    """Evaluate a phase's last weights, and the held-out bits per byte of their averages."""
-    run = request.run
+    """Evaluate a phase's last weights, and the held-out bits per byte of weight averages."""
+    run, measured = request.run, request.measured
     if found := finished_evaluation(run, request.key):
         return found
     tokenizer = load_tokenizer(as_path(request.tokenizer))
     caches = {name: as_path(url) for name, url in request.held_out.items()}
-    held_out = read_held_out_tokens(caches, tokenizer, max_tokens=request.measured.held_out_tokens)
+    held_out = read_held_out_tokens(caches, tokenizer, max_tokens=measured.held_out_tokens)
     haystack: Sequence[str] = ()
-    if needles_of(request.measured.benchmarks):
+    if needles_of(measured.benchmarks):
         from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
 
         haystack = words_of_held_out({name: caches[name] for name in request.haystack}, tokenizer)
@@ -109,25 +65,25 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
     checkpoint = Path(request.result["checkpoint"])
     params = read_params(checkpoint, run.model)
     found = evaluate_model(
-        params=params,
-        config=run.model,
-        tokenizer=tokenizer,
-        benchmarks=request.benchmarks,
-        names=request.measured.benchmarks,
-        held_out=held_out,
-        real=request.real,
-        renderings=request.measured.renderings,
-        haystack=haystack,
-        ends=ends,
-    )
-    answers = answers_beside_parent(run, params, caches, request.measured)
+        params=params, config=run.model, tokenizer=tokenizer, benchmarks=request.benchmarks, names=measured.benchmarks,
+        held_out=held_out, real=request.real, renderings=measured.renderings, haystack=haystack, ends=ends,
+    )  # fmt: skip
+    answers = answers_beside_parent(run, params, caches, measured)
     if answers:
         found["finite"] = found["finite"] and all(math.isfinite(item["nats"]) for item in answers["items"])
-
-    def results_of(params: Params) -> list[BenchmarkResult]:
-        model = open_model(params, run.model, tokenizer, held_out, ends)
-        return measure_benchmarks(model, request.benchmarks, request.measured.benchmarks, request.real, haystack)
-
+    # The gate takes the spread of the last checkpoints' scores as noise. A damaged checkpoint costs only the spread
+    kept = len(kept_steps(checkpoint.parent, run))
+    if kept >= MIN_FOR_SPREAD:
+        earlier: list[list[BenchmarkResult]] = []
+        try:
+            for step in last_steps(checkpoint.parent, run, min(kept, MAX_AVERAGED))[:-1]:
+                model = open_model(read_params(checkpoint.parent / str(step), run.model), run.model, tokenizer, held_out, ends)
+                earlier.append(measure_benchmarks(model, request.benchmarks, measured.benchmarks, request.real, haystack))
+        except CheckpointError as error:
+            say(f"{run.phase}: the spread of its last checkpoints is not measured: {error}")
+        else:
+            for number, result in enumerate(found["results"]):
+                result["checkpoint_values"] = [*(results[number]["value"] for results in earlier), result["value"]]
     evaluation = {
         "phase": run.phase,
         "key": request.key,
@@ -137,7 +93,6 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
         "weights": "last",
         "schedule": read_schedule_point(run),
         **found,
-        "results": _with_checkpoint_values(run, checkpoint, found["results"], results_of),
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
@@ -146,53 +101,43 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
 
 
 def evaluate_model(
-    *,
-    params: Params,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    benchmarks: str | Path,
-    names: Sequence[str],
-    held_out: Mapping[str, HeldOutTokens],
-    real: Path | None = None,
-    renderings: Renderings | None = None,
-    haystack: Sequence[str] = (),
-    ends: Collection[int] = (),
-) -> Evaluation:
-    """Run the benchmarks of these names, and bits per byte on every component's held-out text, offline.
+    *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, names: Sequence[str],
+    held_out: Mapping[str, HeldOutTokens], real: Path | None = None, renderings: Renderings | None = None,
+    haystack: Sequence[str] = (), ends: Collection[int] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Measure the named benchmarks, and bits per byte of each component's held-out text, offline.
 
     Args:
-        benchmarks: the folder of the benchmarks that are made from held-out text.
-        real: the folder of the others, which are lm-eval's.
-        haystack: the words of the text that needles are hidden in.
-        ends: the tokens that end what the model writes, in addition to the one that ends a document.
+        benchmarks: the folder of the benchmarks from held-out text.
+        real: the folder of lm-eval's benchmarks.
+        haystack: the words of the text around needles.
+        ends: further tokens that end a written text.
 
     Raises:
-        ConfigError: a folder lacks what a benchmark needs.
-        DataError: the benchmarks or the tokenizer are not what they should be.
-        EvaluationError: an answer is not finite, or a benchmark cannot be put to the model.
+        ConfigError: a folder is incomplete.
+        DataError: the benchmarks or the tokenizer are invalid.
+        EvaluationError: an answer is not finite, or the model cannot answer a benchmark.
     """
     described = read_benchmark_folder(benchmarks).only(made_of(names))
     model = open_model(params, config, tokenizer, held_out, ends)
     results = measure_benchmarks(model, benchmarks, names, real, haystack)
     measured = bits_per_byte(model.params, config, held_out)
-    evaluation = Evaluation(
-        benchmarks=sorted(names),
-        benchmarks_digest=described.digest,
-        results=results,
-        bits_per_byte=measured.components,
-        macro_bits_per_byte=measured.macro,
-        finite=math.isfinite(measured.macro),
-    )
-    if renderings:
-        evaluation["renderings"] = measure_renderings(model, renderings)
-    return evaluation
+    return {
+        "benchmarks": sorted(names),
+        "benchmarks_digest": described.digest,
+        "results": results,
+        "bits_per_byte": measured.components,
+        "macro_bits_per_byte": measured.macro,
+        "finite": math.isfinite(measured.macro),
+        **({"renderings": measure_renderings(model, renderings)} if renderings else {}),
+    }
 
 
 def open_model(
     params: Params, config: ModelConfig, tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens], ends: Collection[int] = ()
 ) -> "JaxLanguageModel":
-    """Open the weights as a language model with the documents' special tokens; `ends` as in `evaluate_model`."""
-    with offline_imports():
+    """Open the weights as a language model with the special tokens of the held-out documents."""
+    with harness.offline_imports():
         from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
     special = shared_special_tokens({name: held.special for name, held in held_out.items()})
@@ -202,7 +147,7 @@ def open_model(
 def measure_benchmarks(
     model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None, haystack: Sequence[str] = ()
 ) -> list[BenchmarkResult]:
-    """Measure scores and answers alone; arguments and errors as of `evaluate_model`."""
+    """Measure the named benchmarks; arguments and errors as in `evaluate_model`."""
     described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
     results = [_measure_made(model, as_path(benchmarks), benchmark) for benchmark in described]
     labels, needles = real_of(names), needles_of(names)
@@ -221,18 +166,18 @@ def _measure_made(model: "JaxLanguageModel", folder: Path, benchmark: Benchmark)
     task: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
     filter_name = str(task.get("filter_list", [{"name": "none"}])[0]["name"])
     definition = Definition(name=name, parts=(Part(task=name, file=f"{name}.jsonl"),), metric=metric, filter=filter_name)
-    part = PreparedPart(name, task, {task["test_split"]: (folder / f"{name}.jsonl").read_bytes()})
-    prepared = Prepared(definition, Asked(benchmark=name, shots=0, source=""), (part,), None, benchmark.definition_digest)
+    part = harness.PreparedPart(name, task, {task["test_split"]: (folder / f"{name}.jsonl").read_bytes()})
+    asked = Asked(benchmark=name, shots=0, source="")
+    prepared = harness.Prepared(definition, asked, (part,), items_digest=None, definition_digest=benchmark.definition_digest)
     try:
-        with quiet_harness(offline=True) as temporary:
-            found = put(model, load_tasks(prepared, temporary), prepared, limit=None, bootstrap_iters=1).found
-    except NotMeasured as error:
+        with harness.quiet_harness(offline=True) as temporary:
+            found = harness.put(model, harness.load_tasks(prepared, temporary), prepared, limit=None, bootstrap_iters=1).found
+    except harness.NotMeasured as error:
         raise DataError(f"{name} cannot be put to this model: {error}") from None
     samples = found["samples"][name]
     if metric == "acc":
         scores = [[float(score) for score, _ in sample["filtered_resps"]] for sample in samples]
-    else:
-        # The log-likelihood of each choice after its item's opening, as one word after one space
+    else:  # each choice follows its item's opening after one space
         items = [sample["doc"] for sample in samples]
         scored = iter(model.log_likelihoods([(item["opening"], f" {choice}") for item in items for choice in item["choices"]]))
         scores = [[next(scored) for _ in item["choices"]] for item in items]
@@ -256,33 +201,12 @@ def _measure_made(model: "JaxLanguageModel", folder: Path, benchmark: Benchmark)
         items=benchmark.items,
         baseline=benchmark.baseline.value,
         answers=answers,
-        setting=read_setting(found, name, filter_name=filter_name, precision=model.config.compute_dtype),
+        setting=harness.read_setting(found, name, filter_name=filter_name, precision=model.config.compute_dtype),
     )
 
 
-def _with_checkpoint_values(
-    run: RunConfig, checkpoint: Path, results: list[BenchmarkResult], results_of: Callable[[Params], list[BenchmarkResult]]
-) -> list[BenchmarkResult]:
-    """Add the scores of the phase's last checkpoints, whose spread a gate takes as noise; not if an earlier one is damaged."""
-    folder = checkpoint.parent
-    kept = len(kept_steps(folder, run))
-    if kept < MIN_FOR_SPREAD:
-        return results
-    values: list[list[float]] = []
-    try:
-        for step in last_steps(folder, run, min(kept, MAX_AVERAGED))[:-1]:
-            values.append([earlier["value"] for earlier in results_of(read_params(folder / str(step), run.model))])
-    except CheckpointError as error:
-        say(f"{run.phase}: the spread of its last checkpoints is not measured: {error}")
-        return results
-    found = [result.copy() for result in results]
-    for number, result in enumerate(found):
-        result["checkpoint_values"] = [*(earlier[number] for earlier in values), result["value"]]
-    return found
-
-
 def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTokens]) -> dict[str, Any]:
-    """Bits per byte of the moving average, and of the mean of the last checkpoints; None if there is none, or one is damaged."""
+    """Measure the moving average and the mean of the last checkpoints. A damaged earlier checkpoint costs only the mean."""
     ema = None
     if run.keeps_average:
         ema = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
@@ -291,63 +215,64 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
         try:
             params, steps = average_of_last(checkpoint.parent, run, min(kept, MAX_AVERAGED))
             mean = bits_per_byte(params, run.model, held_out).macro
-        except CheckpointError as error:  # of an earlier one, which nothing else needs
+        except CheckpointError as error:
             say(f"{run.phase}: the mean of its last checkpoints is not measured: {error}")
     return {"ema_macro_bits_per_byte": ema, "mean_macro_bits_per_byte": mean, "mean_of_steps": list(steps)}
 
 
-def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> Answers | None:
-    """Measure the answers of the run's held-out conversations, by its weights and its parent's; None if it is not trained on answers.
+def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> dict[str, Any] | None:
+    """Measure the answers of held-out conversations by the run's weights and its parent's; None unless the run trains on answers.
+
+    `items` has the number of answer tokens of each conversation and their negative log-likelihoods in nats. `against` is the parent
+    phase, or None.
 
     Raises:
         DataError: a component has no held-out conversation with an answer.
-        CheckpointError: the weights that the phase started from are missing, or others.
+        CheckpointError: the parent's weights are missing or were changed.
     """
     if run.loss_on != "answers":
         return None
-    seq_len = run.model.seq_len
-    conversations = [
-        one for name in sorted(run.caches) for one in read_conversations(name, held_out[name], seq_len, max_tokens=measured.held_out_tokens)
-    ]
+    seq_len, bound = run.model.seq_len, measured.held_out_tokens
+    conversations: list[Conversation] = []
+    for name in sorted(run.caches):
+        conversations += read_conversations(name, held_out[name], seq_len, max_tokens=bound)
     nats = answer_nats(params, run.model, conversations)
     against, before = None, [None] * len(conversations)
     if run.start is not None:
         path = Path(run.start.checkpoint)
         if (found := saved_params_digest(path)) != run.start.params_digest:
             raise CheckpointError(
-                f"{path} must have the weights {run.start.params_digest[:16]} that the phase started from, found {found[:16]}: train it "
+                f"{path}: expected the weights {run.start.params_digest[:16]} that the phase started from, found {found[:16]}. Train it "
                 "again."
             )
         parent = ModelConfig.model_validate(read_about(path)["run"]["model"])
         against = RunFolder.of_checkpoint(run.start.checkpoint).path.name
         before = answer_nats(read_params(path, parent), parent.but(seq_len=seq_len), conversations)
     items = [
-        AnswerItem(component=one.component, id=one.id, tokens=int(one.is_answer.sum()), nats=own, parent_nats=parents)
+        {"component": one.component, "id": one.id, "tokens": int(one.is_answer.sum()), "nats": own, "parent_nats": parents}
         for one, own, parents in zip(conversations, nats, before, strict=True)
     ]
-    return Answers(against=against, items=items)
+    return {"against": against, "items": items}
 
 
 def read_conversations(name: Component, folder: Path, seq_len: int, *, max_tokens: int | None) -> list[Conversation]:
-    """Read a component's held-out conversations with an answer within a row's length, in order, until they have `max_tokens`."""
+    """Read the first `max_tokens` of a component's held-out conversations, and keep conversations with an answer within a row."""
     cache = TokenCache.open(folder)
     spans = cache.spans()
     if spans is None:
         raise DataError(f"answers are measured on conversations, and the held-out cache of {name} in {folder} is of plain text.")
-
-    def first() -> Iterator[Conversation]:
-        start = 0
-        for document in cache.documents():
-            tokens = document.tokens[:seq_len]
-            is_answer = counted(spans, start, len(tokens))
-            is_answer[:1] = False  # nothing comes before it
-            last = int(np.flatnonzero(is_answer)[-1]) + 1 if is_answer.any() else 0
-            yield Conversation(name, document.id, tokens[:last], is_answer[:last])
-            start += len(document.tokens)
-            if max_tokens is not None and start >= max_tokens:
-                return
-
-    found = [one for one in first() if one.is_answer.any()]
+    found: list[Conversation] = []
+    start = 0
+    for document in cache.documents():
+        tokens = document.tokens[:seq_len]
+        is_answer = counted(spans, start, len(tokens))
+        is_answer[:1] = False  # the first token has no context
+        if is_answer.any():
+            end = int(np.flatnonzero(is_answer)[-1]) + 1
+            found.append(Conversation(name, document.id, tokens[:end], is_answer[:end]))
+        start += len(document.tokens)
+        if max_tokens is not None and start >= max_tokens:
+            break
     if not found:
         raise DataError(
             f"{name} must have a held-out conversation with an answer in its first {seq_len} tokens, found none in {folder}: give it more."
@@ -356,7 +281,7 @@ def read_conversations(name: Component, folder: Path, seq_len: int, *, max_token
 
 
 def answer_nats(params: Params, config: ModelConfig, conversations: Sequence[Conversation]) -> list[float]:
-    """Sum the negative log-likelihoods of each conversation's answer tokens. Each is read alone, from its beginning."""
+    """Sum the negative log-likelihoods of each conversation's answer tokens."""
     windows = [Window(one.tokens[:-1].astype(np.int32), one.tokens[1:].astype(np.int32)) for one in conversations]
     scores = score_windows(params, config, windows)
     return [

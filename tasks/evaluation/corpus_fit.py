@@ -1,14 +1,11 @@
-"""How well a model fits a text: bits per byte and perplexity, in rolling windows, by named subset and over all of them.
+"""Corpus fit: bits per byte and perplexity of texts by subset, in the rolling windows of lm-eval's `loglikelihood_rolling`.
 
-A text is given to the model by itself. Its first token is predicted from begin-of-text, each later one from the tokens before it in its
-window; end-of-text is not predicted, and no text sees another. A window has `seq_len` tokens and the next begins `seq_len` tokens later.
-The last one begins earlier, so that it is full: these are the windows of lm-eval's `loglikelihood_rolling`.
-
-What is divided by is bytes, which no tokenizer changes. Only how much text a window holds depends on the tokenizer.
+Each text is independent. Its first token is predicted from begin-of-text, end-of-text is not predicted. Windows of `seq_len` tokens are
+`seq_len` apart, and the last window starts earlier to be full. Bytes don't depend on the tokenizer, only the text in a window does.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -31,22 +28,18 @@ from phasewise.trainer.data.manifest import SourceFile
 from phasewise.trainer.model.params import Params
 
 FORMATS: dict[str, Format] = {
-    ".txt": "text",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
-"""By the ending of a file's name; one of `PACKINGS` may be behind it."""
+    ".txt": "text", ".md": "markdown", ".markdown": "markdown", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet", ".arrow": "arrow",
+}  # fmt: skip
+"""File extension → format. An extension of `PACKINGS` may follow."""
 PACKINGS = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 MAX_NAMED = 5
+BATCH_TOKENS = 2**17
+"""Tokens of text in memory."""
 
 
 class Document(NamedTuple):
-    """A text as it is measured, and where it is: file and place in it."""
+    """A normalized text. `where` has its file and position for errors."""
 
     subset: str
     where: str
@@ -55,14 +48,14 @@ class Document(NamedTuple):
 
 @dataclass
 class SubsetText:
-    """What was read of a subset.
+    """Counts of a subset.
 
     Attributes:
-        documents: those that are measured; each has a byte of text at least.
-        empty_documents: without text, or of white space alone: they have nothing to measure.
-        copies: documents whose text an earlier one of the folder has as well. They are measured like any other.
-        normalized: documents that the normalisation changed.
-        text_bytes: UTF-8 bytes of the text as it is measured.
+        documents: measured documents, with one byte at least.
+        empty_documents: documents without text, which are not measured.
+        copies: measured documents whose text was read before.
+        normalized: documents that normalization changed.
+        text_bytes: UTF-8 bytes after normalization.
     """
 
     name: str
@@ -76,115 +69,96 @@ class SubsetText:
 
     @property
     def text_digest(self) -> str:
-        """Of every text, whatever file it is in: it changes with any character and with any document that is added or left out."""
+        """Digest of all texts, independent of files and order."""
         return digest_of_json(sorted(self.digests))
 
 
 class Corpus:
-    """The files of a folder by subset: each file in it, and each folder in it with all that is beneath.
+    """A file, or a folder with a subset for each file and each folder in it.
 
     Args:
-        root: the folder, or one file.
-        text_key: the field with the text, of formats that have fields.
+        text_key: the text field of JSON and tables.
 
     Raises:
-        ConfigError: there is no such folder.
-        DataError: it has no file, or one that no reader takes.
+        ConfigError: the folder is missing.
+        DataError: the folder is empty, or has a file of an unknown format.
     """
 
     def __init__(self, root: Path, *, text_key: str = "text") -> None:
         if not root.exists():
             raise ConfigError(f"--text must name a folder or a file of text, found none at {root}.")
-        self.root = root if root.is_dir() else root.parent
-        self.hidden = 0 if root.is_file() else sum(1 for path in root.rglob("*") if path.is_file() and _is_hidden(path.relative_to(root)))
         self._text_key = text_key
-        self._names = [root.name] if root.is_file() else _names(root)
-        # Refuse files that no reader takes: left out, they would change what is measured without a word
-        unknown = [name for name in self._names if format_of(name) is None]
-        if unknown:
+        self.root = root if root.is_dir() else root.parent
+        self.hidden = 0
+        names = [root.name]
+        if root.is_dir():
+            paths = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+            self.hidden = sum(any(part.startswith(".") for part in path.parts) for path in paths)
+            if self.hidden == len(paths):
+                raise DataError(f"the folder of text {root} must hold a file, found none that is not hidden.")
+            found = expand(Source(url=str(root), include=("**",), format="text"))
+            if found.rejected:
+                refused = name_some((f"{file.name} ({file.reason})" for file in found.rejected), MAX_NAMED)
+                raise DataError(f"every file under {root} must be readable and inside the folder, found {refused}. Remove them.")
+            names = list(found.files)
+        # Skipped files would change the result silently
+        if unknown := [name for name in names if _format_of(name) is None]:
             raise DataError(
                 f"every file under {self.root} must end in {', '.join(FORMATS)} (or packed: {', '.join(PACKINGS)}), found "
-                f"{name_some(unknown, MAX_NAMED)}. Take them out of the folder, or give them the ending of what they are."
+                f"{name_some(unknown, MAX_NAMED)}. Remove them from the folder, or correct their extensions."
             )
-        self.subsets = {name: SubsetText(name, len(names)) for name, names in self._by_subset().items()}
-        self._seen: set[str] = set()
+        self._files: dict[str, list[str]] = {}
+        for name in names:
+            self._files.setdefault(name.partition("/")[0], []).append(name)
+        self.subsets = {subset: SubsetText(subset, len(files)) for subset, files in self._files.items()}
 
     def documents(self) -> Iterator[Document]:
-        """Every document in order of subset and file; `subsets` has the counts when all were taken."""
-        for subset, names in self._by_subset().items():
-            for name in names:
-                yield from self._documents_of(self.subsets[subset], name)
-            if not self.subsets[subset].text_bytes:
+        """Read every document in order of subset and file, and update the counts in `subsets`."""
+        seen: set[str] = set()
+        for name, files in self._files.items():
+            subset = self.subsets[name]
+            for file in files:
+                for document in self._read(file, subset):
+                    digest = digest_of_bytes(document.text.encode())
+                    subset.copies += digest in seen
+                    subset.digests.append(digest)
+                    seen.add(digest)
+                    yield document
+            if not subset.text_bytes:
                 raise DataError(
-                    f"every subset must have text, found none in {self.root / subset} ({self.subsets[subset].empty_documents} empty "
-                    "documents). Take it out of the folder, or give it text."
+                    f"every subset must have text, found none in {self.root / name} ({subset.empty_documents} empty documents). Remove "
+                    "it from the folder, or add text."
                 )
 
-    def _by_subset(self) -> dict[str, list[str]]:
-        subsets: dict[str, list[str]] = {}
-        for name in self._names:
-            subsets.setdefault(name.partition("/")[0], []).append(name)
-        return subsets
-
-    def _documents_of(self, subset: SubsetText, name: str) -> Iterator[Document]:
-        url = str(self.root / name)
-        source = Source(url=str(self.root), include=("**",), format=format_of(name) or "text", text_key=self._text_key)
-        file = SourceFile(name=name, size_bytes=Path(url).stat().st_size, digest="")
-        for piece in pieces_of(source, [file]):
-            for finding in read_piece(source, piece):
-                if isinstance(finding, Record):
-                    text = normalize(finding.text, Normalization())
-                    content = text.encode()
-                    digest = digest_of_bytes(content)
-                    subset.documents += 1
-                    subset.text_bytes += len(content)
-                    subset.normalized += text != finding.text
-                    subset.copies += digest in self._seen
-                    subset.digests.append(digest)
-                    self._seen.add(digest)
-                    yield Document(subset.name, f"{self.root / name}, {finding.where}", text)
-                elif isinstance(finding, LeftOut):
-                    subset.empty_documents += 1
-                else:
-                    raise DataError(
-                        f"every document must be readable {source.format}, found in {url}, {finding.where}: {finding.reason} "
-                        f"({finding.sample[:80]!r}). Repair the file or take it out of the folder{self._hint(source.format)}."
-                    )
-
-    def _hint(self, format_: Format) -> str:
-        return (
-            f"; the text is looked for under '{self._text_key}', --text-key names another field" if format_ in ("jsonl", "parquet") else ""
-        )
+    def _read(self, name: str, subset: SubsetText) -> Iterator[Document]:
+        path = self.root / name
+        source = Source(url=str(self.root), include=("**",), format=_format_of(name) or "text", text_key=self._text_key)
+        file = SourceFile(name=name, size_bytes=path.stat().st_size, digest="")
+        for finding in (finding for piece in pieces_of(source, [file]) for finding in read_piece(source, piece)):
+            if isinstance(finding, Record):
+                text = normalize(finding.text, Normalization())
+                subset.documents += 1
+                subset.text_bytes += len(text.encode())
+                subset.normalized += text != finding.text
+                yield Document(subset.name, f"{path}, {finding.where}", text)
+            elif isinstance(finding, LeftOut):
+                subset.empty_documents += 1
+            else:
+                has_fields = source.format in ("jsonl", "parquet")
+                hint = f". The text field is '{self._text_key}', --text-key names another field" if has_fields else ""
+                raise DataError(
+                    f"every document must be readable {source.format}, found in {path}, {finding.where}: {finding.reason} "
+                    f"({finding.sample[:80]!r}). Repair the file or remove it from the folder{hint}."
+                )
 
 
-def format_of(name: str) -> Format | None:
-    """How a file is read, by its name; None where no reader takes it."""
+def _format_of(name: str) -> Format | None:
     path = Path(name.lower())
-    if path.suffix in PACKINGS:
-        path = path.with_suffix("")
-    return FORMATS.get(path.suffix)
-
-
-def _names(root: Path) -> list[str]:
-    if not any(path.is_file() and not _is_hidden(path.relative_to(root)) for path in root.rglob("*")):
-        raise DataError(f"the folder of text {root} must hold a file, found none that is not hidden.")
-    found = expand(Source(url=str(root), include=("**",), format="text"))
-    if found.rejected:
-        refused = name_some((f"{file.name} ({file.reason})" for file in found.rejected), MAX_NAMED)
-        raise DataError(f"every file under {root} must be one of this folder that can be read, found {refused}. Take them out of it.")
-    return list(found.files)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-BATCH_TOKENS = 2**17
-"""Tokens of text that are held at once."""
+    return FORMATS.get((path.with_suffix("") if path.suffix in PACKINGS else path).suffix)
 
 
 class TokenizedText(NamedTuple):
-    """A text as token ids, without begin and end tokens; `where` names it in an error."""
+    """The tokens of a text without begin and end tokens. `where` names the text in errors."""
 
     subset: str
     where: str
@@ -193,12 +167,7 @@ class TokenizedText(NamedTuple):
 
 
 class Fit(TypedDict):
-    """How well one text, or one subset of texts, is predicted. A perplexity is 2 to the power of the bits that its unit takes.
-
-    Attributes:
-        perplexity_per_byte: does not depend on the tokenizer.
-        perplexity_per_token: can be compared between models of one tokenizer alone.
-    """
+    """The fit of a subset. Perplexity per token is comparable only between models with the same tokenizer."""
 
     bits_per_byte: float
     perplexity_per_byte: float
@@ -206,7 +175,7 @@ class Fit(TypedDict):
 
 
 class SubsetFit(TypedDict):
-    """A subset: how long it is, and how well each set of weights predicts it."""
+    """Sizes of a subset, and weights → fit."""
 
     text_bytes: int
     tokens: int
@@ -214,39 +183,27 @@ class SubsetFit(TypedDict):
 
 
 class CorpusFit(NamedTuple):
-    """Weights → fit over all subsets: each counts the same (macro), or each byte does (micro)."""
+    """Weights → fit over all subsets, with equal weight for each subset (macro) or each byte (micro)."""
 
     subsets: dict[str, SubsetFit]
     macro: dict[str, Fit]
     micro: dict[str, Fit]
 
 
-class Measured(NamedTuple):
-    """Sums over the texts of a subset; nats by the name of the weights."""
-
-    text_bytes: int
-    tokens: int
-    nats: dict[str, float]
-
-
 def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[TokenizedText]:
-    """The documents as the model was trained to read them.
-
-    Raises:
-        DataError: the tokens do not spell the text again. Bits per byte would leave out what they lose.
-    """
+    """Tokenize documents as in training. A DataError reports tokens that decode to a different text."""
     for document in documents:
         ids = tokenizer.encode(document.text, add_special_tokens=False).ids
         if tokenizer.decode(ids, skip_special_tokens=False) != document.text:
             raise DataError(
-                f"the tokens of a text must spell it again, found others for {document.where}: bits per byte would leave out what the "
-                "tokenizer loses. Measure with a tokenizer that loses nothing, such as one of bytes."
+                f"the tokens of a text must spell it again, found others for {document.where}: bits per byte would omit the lost text. "
+                "Measure with a lossless tokenizer, such as a byte-level tokenizer."
             )
         yield TokenizedText(document.subset, document.where, np.array(ids, np.int32), len(document.text.encode()))
 
 
 def rolling_windows(tokens: np.ndarray, seq_len: int, begin: int) -> list[Window]:
-    """Windows that predict each token once: the last is full where the text is long enough, and predicts only what is left."""
+    """Cut windows that predict each token once. The last window of a long text is full and predicts only the remaining tokens."""
     sequence = np.concatenate([[begin], tokens]).astype(np.int32)
     windows: list[Window] = []
     for start in range(0, len(tokens), seq_len):
@@ -256,34 +213,56 @@ def rolling_windows(tokens: np.ndarray, seq_len: int, begin: int) -> list[Window
 
 
 def measure_fit(
-    weights: Mapping[str, Params],
-    config: ModelConfig,
-    begin: int,
-    texts: Iterable[TokenizedText],
-    *,
-    text_bytes: Mapping[str, int] | None = None,
-) -> CorpusFit:
-    """Bits per byte and perplexity of the texts by subset, for each set of weights. Every one of them reads the same texts.
+    weights: Mapping[str, Params], config: ModelConfig, begin: int, texts: Iterable[TokenizedText],
+    *, text_bytes: Mapping[str, int] | None = None,
+) -> CorpusFit:  # fmt: skip
+    """Measure bits per byte and perplexity of the texts by subset, for each set of weights.
 
     Args:
-        weights: name → weights of one model.
-        begin: the token that begins a text.
-        text_bytes: subset → UTF-8 bytes of its texts, where the texts do not say.
+        begin: begin-of-text token.
+        text_bytes: subset → UTF-8 bytes, if the texts don't have their sizes.
 
     Raises:
         DataError: there is no text.
-        EvaluationError: an answer is not finite; the message names the text.
+        EvaluationError: a likelihood is not finite.
     """
     placed = {name: jax.device_put(params) for name, params in weights.items()}
-    sums: dict[str, Measured] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    nats: dict[str, dict[str, float]] = {}
     for batch in _batches(texts):
-        nats = {name: _nats(params, config, begin, batch, name) for name, params in placed.items()}
-        for number, text in enumerate(batch):
-            before = sums.get(text.subset, Measured(0, 0, dict.fromkeys(placed, 0.0)))
-            added = {name: before.nats[name] + nats[name][number] for name in placed}
-            sums[text.subset] = Measured(before.text_bytes + text.text_bytes, before.tokens + len(text.tokens), added)
-    known = text_bytes or {}
-    return _summed({name: found._replace(text_bytes=known.get(name, found.text_bytes)) for name, found in sums.items()})
+        windows = [rolling_windows(text.tokens, config.seq_len, begin) for text in batch]
+        flat = [window for of_text in windows for window in of_text]
+        for name, params in placed.items():
+            scores = iter(score_windows(params, config, flat))
+            for text, of_text in zip(batch, windows, strict=True):
+                value = -sum(float(next(scores).log_likelihoods.sum(dtype=np.float64)) for _ in of_text)
+                if not math.isfinite(value):
+                    raise EvaluationError(
+                        f"a model must give every text a finite likelihood, found {value} for {text.where} (weights {name}). Its weights "
+                        "have diverged, or its checkpoint is damaged: evaluate an earlier one."
+                    )
+                of_subset = nats.setdefault(text.subset, dict.fromkeys(placed, 0.0))
+                of_subset[name] += value
+        for text in batch:
+            known_bytes, tokens = sizes.get(text.subset, (0, 0))
+            sizes[text.subset] = (known_bytes + text.text_bytes, tokens + len(text.tokens))
+    if not sizes:
+        raise DataError("corpus fit needs at least one text, found none.")
+    sizes = {subset: ((text_bytes or {}).get(subset, known), tokens) for subset, (known, tokens) in sizes.items()}
+    subsets: dict[str, SubsetFit] = {}
+    for subset, (num_bytes, tokens) in sizes.items():
+        fit = {name: fit_of(value / num_bytes, value / tokens) for name, value in nats[subset].items()}
+        subsets[subset] = SubsetFit(text_bytes=num_bytes, tokens=tokens, fit=fit)
+    macro: dict[str, Fit] = {}
+    micro: dict[str, Fit] = {}
+    all_bytes, all_tokens = (sum(counts) for counts in zip(*sizes.values(), strict=True))
+    for name in placed:
+        per_byte = sum(nats[subset][name] / num_bytes for subset, (num_bytes, _) in sizes.items())
+        per_token = sum(nats[subset][name] / tokens for subset, (_, tokens) in sizes.items())
+        macro[name] = fit_of(per_byte / len(sizes), per_token / len(sizes))
+        total = sum(nats[subset][name] for subset in sizes)
+        micro[name] = fit_of(total / all_bytes, total / all_tokens)
+    return CorpusFit(subsets, macro, micro)
 
 
 def _batches(texts: Iterable[TokenizedText]) -> Iterator[list[TokenizedText]]:
@@ -299,40 +278,8 @@ def _batches(texts: Iterable[TokenizedText]) -> Iterator[list[TokenizedText]]:
         yield batch
 
 
-def _nats(params: Params, config: ModelConfig, begin: int, texts: Sequence[TokenizedText], weights: str) -> list[float]:
-    windows = [rolling_windows(text.tokens, config.seq_len, begin) for text in texts]
-    scores = iter(score_windows(params, config, [window for of_text in windows for window in of_text]))
-    found = [-sum(float(next(scores).log_likelihoods.sum(dtype=np.float64)) for _ in of_text) for of_text in windows]
-    for text, value in zip(texts, found, strict=True):
-        if not math.isfinite(value):
-            raise EvaluationError(
-                f"a model must give every text a finite likelihood, found {value} for {text.where} (weights {weights}). Its weights have "
-                "diverged, or its checkpoint is damaged: evaluate an earlier one."
-            )
-    return found
-
-
-def _summed(sums: Mapping[str, Measured]) -> CorpusFit:
-    if not sums:
-        raise DataError("corpus fit needs at least one text, found none.")
-    names = list(next(iter(sums.values())).nats)
-    subsets: dict[str, SubsetFit] = {}
-    for subset, found in sums.items():
-        fit = {name: fit_of(found.nats[name] / found.text_bytes, found.nats[name] / found.tokens) for name in names}
-        subsets[subset] = SubsetFit(text_bytes=found.text_bytes, tokens=found.tokens, fit=fit)
-    macro: dict[str, Fit] = {}
-    micro: dict[str, Fit] = {}
-    for name in names:
-        per_byte = [found.nats[name] / found.text_bytes for found in sums.values()]
-        per_token = [found.nats[name] / found.tokens for found in sums.values()]
-        macro[name] = fit_of(sum(per_byte) / len(per_byte), sum(per_token) / len(per_token))
-        nats = sum(found.nats[name] for found in sums.values())
-        micro[name] = fit_of(nats / sum(found.text_bytes for found in sums.values()), nats / sum(found.tokens for found in sums.values()))
-    return CorpusFit(subsets, macro, micro)
-
-
 def fit_of(nats_per_byte: float, nats_per_token: float) -> Fit:
-    """The same in the units that are reported. A perplexity beyond the largest float is infinite."""
+    """Convert nats to the reported units. A perplexity beyond the largest float is infinite."""
     return Fit(
         bits_per_byte=nats_per_byte / math.log(2),
         perplexity_per_byte=float(np.exp(np.float64(nats_per_byte))) if nats_per_byte < 700 else math.inf,

@@ -1,6 +1,6 @@
-"""lm-eval on one benchmark: its definition and items prepared, loaded, and put to a model.
+"""Run lm-eval on one benchmark: prepare its definition and items, load it, and put the items to a model.
 
-lm-eval is imported when it is first used (seconds), so results that are kept already are found in a moment.
+lm-eval is imported at first use (seconds), so that kept results are found at once.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 SHOTS_SEED = 1234
-"""lm-eval's own default. Its `evaluate` draws other examples each time unless a seed is set."""
+"""lm-eval's default. Its `evaluate` draws different examples in each run unless a seed is set."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 Sample = Mapping[str, Any]
-"""lm-eval's record of one item: the item as `doc`, the metric by its name, the responses as `filtered_resps`."""
+"""lm-eval's record of an item: the item as `doc`, each metric under its name, the responses as `filtered_resps`."""
 
 
 class NotMeasured(Exception):
-    """A benchmark cannot be measured; the message is the reason."""
+    """The reason why a benchmark cannot be measured."""
 
 
 class PreparedPart(NamedTuple):
-    """One task of lm-eval: its definition without the paths of its files, and split → lines of these files."""
+    """An lm-eval task: its definition without file paths, and split → JSON lines."""
 
     task: str
     definition: dict[str, Any]
@@ -47,12 +47,7 @@ class PreparedPart(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A benchmark that can be loaded.
-
-    Attributes:
-        items_digest: of all its files; None if the items come from the hub: their digest is known after loading.
-        definition_digest: of lm-eval's version, its files and our settings.
-    """
+    """A benchmark before loading. `items_digest` is None for items of the hub. `definition_digest` includes lm-eval's version."""
 
     definition: Definition
     asked: Asked
@@ -62,13 +57,14 @@ class Prepared(NamedTuple):
 
 
 class Setting(TypedDict):
-    """Everything that decides a score, except the model: two scores are compared only if their settings are equal.
+    """Everything that decides a score, except the model. Only scores with equal settings are compared.
 
     Attributes:
-        version: of the benchmark's definition, as lm-eval gives it.
-        asked: number of items that were asked, of `items`. If these are fewer, the score is that of the first ones.
-        prompts_digest: of the prompts, in the order of the items: examples, instructions and choices are in it.
-        precision: dtype of the model's computation.
+        version: of lm-eval's definition.
+        items: number of items of the benchmark.
+        asked: number of measured items, always the first items.
+        prompts_digest: digest of the prompts in order, including examples and choices.
+        precision: dtype of the computation.
     """
 
     version: str
@@ -82,13 +78,13 @@ class Setting(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """One item.
+    """The answer to one item.
 
     Attributes:
-        baseline_right: whether the baseline's one answer is right here; None if the baseline guesses.
-        group: number of the items whose openings and answers are scored crosswise; None if an item has choices of its own.
-        gold: position of the right choice.
-        log_likelihoods: of each choice after the opening, in nats; empty without choices, and then `gold` means nothing.
+        baseline_right: whether the constant answer is right. None if the baseline guesses.
+        group: group number of a next-word item, else None.
+        gold: position of the right choice; without meaning if `log_likelihoods` is empty.
+        log_likelihoods: of each choice after the opening, in nats.
     """
 
     id: str
@@ -100,10 +96,9 @@ class ItemAnswer(TypedDict):
 
 
 class BenchmarkResult(TypedDict):
-    """A benchmark's score with its standard error, the score of the best constant answer, and the answer to each item.
+    """The score of a benchmark with its standard error, the best constant answer's score, and all answers.
 
-    Attributes:
-        checkpoint_values: the score of the last checkpoints of the phase, oldest first, if at least three are kept.
+    `checkpoint_values` has the scores of the phase's last checkpoints, oldest first, if at least three are kept.
     """
 
     benchmark: str
@@ -118,7 +113,7 @@ class BenchmarkResult(TypedDict):
 
 
 class Put(NamedTuple):
-    """lm-eval's results, with the record of each item, by task; and the new tokens that the benchmark asks for and that were allowed."""
+    """lm-eval's tasks and results. `max_new_tokens` has the benchmark's limit and the applied limit."""
 
     tasks: dict[str, Any]
     found: Mapping[str, Any]
@@ -129,8 +124,8 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
     """Prepare a benchmark for lm-eval, or raise NotMeasured.
 
     Args:
-        folder: has the items as JSON lines. None: they come from the hub.
-        allow_code: whether programs that the model writes may be run.
+        folder: has the items as JSON lines. None uses the hub.
+        allow_code: allow generated programs to run.
     """
     if asked.shots and definition.shots_split is None:
         raise NotMeasured(f"no split for its {asked.shots} shots: lm-eval would take them from the items themselves")
@@ -141,21 +136,19 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
     if folder is None and not definition.on_hub:
         raise NotMeasured("its items come from a folder alone: give one with --benchmarks")
     parts: list[PreparedPart] = []
+    definitions: list[Any] = []
     for part in definition.parts:
         files = {} if folder is None else _local_files(definition, part, asked.shots, folder)
-        local = definition.local_settings if folder else {}
-        include = {"include": str(lm_eval_tasks() / part.include)} if part.include and not local else {}
-        settings = {**include, **(local or definition.settings)}
-        if folder:  # lm-eval would look for a split without a file
+        settings: dict[str, Any] = dict((folder and definition.local_settings) or definition.settings)
+        if folder:  # lm-eval fails for a split without a file
             absent = [role for role, split in (("training", "train"), ("validation", "validation")) if split not in files]
             settings |= {f"{role}_split": None for role in absent} | ({} if asked.shots else {"fewshot_split": None})
             settings |= {"dataset_path": "json", "dataset_name": None}
-        parts.append(PreparedPart(part.task, {**settings, "task": part.task, "num_fewshot": asked.shots}, files))
+        settings |= {"task": part.task, "num_fewshot": asked.shots}
+        include = str(lm_eval_tasks() / part.include) if part.include and not (folder and definition.local_settings) else None
+        definitions.append([settings, text_digest(include)])
+        parts.append(PreparedPart(part.task, ({"include": include} if include else {}) | settings, files))
     contents = [[part.task, split, digest_of_bytes(lines)] for part in parts for split, lines in part.files.items()]
-    definitions = [
-        [{name: value for name, value in part.definition.items() if name != "include"}, text_digest(part.definition.get("include"))]
-        for part in parts
-    ]
     return Prepared(
         definition,
         asked,
@@ -183,18 +176,16 @@ def _local_files(definition: Definition, part: Part, shots: int, folder: Path) -
         except NotMeasured as error:
             raise NotMeasured(f"no split for its {shots} shots: {error}") from None
         files[definition.shots_split] = lines
-    if not definition.fields:
-        return files
-    kept: dict[str, bytes] = {}
-    for split, lines in files.items():
-        rows = [parse_json(line, allows_nan=True) for line in lines.splitlines()]
-        short = ({field: row[field] for field in definition.fields if field in row} for row in rows)
-        kept[split] = b"".join(json.dumps(row).encode() + b"\n" for row in short)
-    return kept
+    if definition.fields:
+        for split, lines in files.items():
+            rows = [parse_json(line, allows_nan=True) for line in lines.splitlines()]
+            short = ({field: row[field] for field in definition.fields if field in row} for row in rows)
+            files[split] = b"".join(json.dumps(row).encode() + b"\n" for row in short)
+    return files
 
 
 def _select(path: Path, *choices: Rows | None) -> bytes:
-    """Read the lines of a file, of each choice only the chosen rows."""
+    """Read the lines of a file, filtered by each of the choices in turn."""
     name = f"{path.parent.name}/{path.name}"
     if not path.is_file():
         raise NotMeasured(f"no file {name}")
@@ -211,7 +202,7 @@ def _select(path: Path, *choices: Rows | None) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-@lru_cache(maxsize=2)  # a file of 57 subjects is parsed once, and so is the file of their examples
+@lru_cache(maxsize=2)  # the items and the examples of 57 subjects are in two files
 def _by_value(lines: bytes, field: str) -> dict[Any, list[bytes]]:
     found: dict[Any, list[bytes]] = {}
     for line in lines.split(b"\n"):
@@ -222,13 +213,13 @@ def _by_value(lines: bytes, field: str) -> dict[Any, list[bytes]]:
 
 @cache
 def lm_eval_tasks() -> Path:
-    """The folder of lm-eval's own definitions."""
+    """Folder of lm-eval's definitions."""
     return Path(str(importlib.resources.files("lm_eval"))) / "tasks"
 
 
 @cache
 def text_digest(include: str | None) -> str:
-    """Digest of a definition of lm-eval: its file, the files that it includes, and the code next to them."""
+    """Digest of an lm-eval definition: its file, the included files, and the code in the same folders."""
     texts: dict[str, str] = {}
     waiting = [Path(include)] if include else []
     while waiting:
@@ -245,7 +236,7 @@ def text_digest(include: str | None) -> str:
 
 @contextlib.contextmanager
 def offline_imports() -> Iterator[None]:
-    """Import the hub's libraries so that they never use the network. Programs that this process starts later may use it."""
+    """Import the hub's libraries in offline mode, which child processes must not inherit."""
     added = {name: value for name, value in OFFLINE.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -257,7 +248,7 @@ def offline_imports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_harness(*, offline: bool) -> Iterator[Path]:
-    """Keep lm-eval from printing to standard output, drawing bars and warning of defaults. The value is a temporary folder."""
+    """Silence lm-eval's output, progress bars and warnings. Yield a temporary folder."""
     with offline_imports() if offline else contextlib.nullcontext():
         import datasets
         import lm_eval.api.task
@@ -270,9 +261,9 @@ def quiet_harness(*, offline: bool) -> Iterator[Path]:
 
 
 def write_definitions(prepared: Prepared, temporary: Path) -> Path:
-    """Write a YAML file for each part into a folder that lm-eval includes; files of items are named by their content.
+    """Write the YAML files and items of all parts, and return the folder for lm-eval.
 
-    `datasets` caches by path and time of change, so its cache is in the temporary folder, too.
+    `datasets` caches by path and modification time: item files are named by content, and the cache is temporary.
     """
     definitions, items = temporary / "definitions", temporary / "items"
     definitions.mkdir()
@@ -289,26 +280,22 @@ def write_definitions(prepared: Prepared, temporary: Path) -> Path:
 
 
 def load_tasks(prepared: Prepared, temporary: Path) -> dict[str, Any]:
-    """Load lm-eval's tasks of a benchmark by name, or raise NotMeasured.
-
-    Args:
-        temporary: an empty folder, which is needed as long as the tasks are.
-    """
+    """Load the lm-eval tasks of a benchmark, or raise NotMeasured. They read `temporary`, an empty folder, later."""
     from lm_eval.tasks import TaskManager
 
     names = [part.task for part in prepared.parts]
     try:
         manager = TaskManager(include_path=[str(write_definitions(prepared, temporary))], include_defaults=False)
         tasks: dict[str, Any] = dict(manager.load(names)["tasks"])
-    except Exception as error:  # a definition is others' code, and a row may have any form
+    except Exception as error:  # lm-eval's definitions contain code, and rows may have any form
         raise NotMeasured(f"lm-eval could not load it: {_first_cause(error)}") from None
     if sorted(tasks) != sorted(names):
-        raise EvaluationError(f"lm-eval must load the tasks {', '.join(names)}, found {', '.join(tasks)}: two of one name, perhaps.")
+        raise EvaluationError(f"lm-eval must load the tasks {', '.join(names)}, found {', '.join(tasks)}: two have the same name, perhaps.")
     return tasks
 
 
 def hub_items_digest(prepared: Prepared) -> str:
-    """Digest of the items of all parts and of their examples, which are loaded from the hub."""
+    """Digest of all items and examples of a benchmark on the hub."""
 
     def rows(found: Any) -> list[str]:
         return [repr(sorted(dict(row).items())) for row in found]
@@ -319,15 +306,14 @@ def hub_items_digest(prepared: Prepared) -> str:
 
 
 def put(model: "JaxLanguageModel", tasks: dict[str, Any], prepared: Prepared, *, limit: int | None, bootstrap_iters: int = 0) -> Put:
-    """Put the items of loaded tasks to a model.
+    """Put the items of loaded tasks to a model, of each task at most the first `limit` items.
 
     Args:
-        limit: only the first so many of each task.
-        bootstrap_iters: with 1, lm-eval gives the error of a mean, in closed form. With more it forks this process, which holds JAX.
+        bootstrap_iters: 1 computes standard errors in closed form. More forks this process, which holds JAX.
 
     Raises:
-        NotMeasured: the benchmark cannot be put to this model.
-        EvaluationError: an answer is not finite, or lm-eval did not use the number of shots.
+        NotMeasured: the model cannot answer the benchmark.
+        EvaluationError: an answer is not finite, or lm-eval used a different number of shots.
     """
     from lm_eval.evaluator import evaluate
 
@@ -352,7 +338,7 @@ def put(model: "JaxLanguageModel", tasks: dict[str, Any], prepared: Prepared, *,
 
 
 def _limit_new_tokens(task: Any, most: int) -> tuple[int, int] | None:
-    """Allow at most half of what the model sees; None if the task writes nothing."""
+    """Limit generation to `most` tokens; return the benchmark's limit and the new limit."""
     from phasewise.tasks.evaluation.language_model import MAX_NEW_TOKENS, read_generation
 
     if task.OUTPUT_TYPE != "generate_until":
@@ -366,29 +352,29 @@ def _limit_new_tokens(task: Any, most: int) -> tuple[int, int] | None:
 
 
 def samples_of(found: Mapping[str, Any], task: str, filter_name: str) -> list[Sample]:
-    """Return lm-eval's record of each item once, in order: it has one for each filter."""
+    """Select the record of each item under one filter, in order."""
     every: Sequence[Sample] = found["samples"][task]
     chosen = sorted((sample for sample in every if sample["filter"] == filter_name), key=lambda sample: sample["doc_id"])
     wanted = found["n-samples"][task]["effective"]
     if len(chosen) != wanted or len({sample["doc_id"] for sample in chosen}) != wanted:
         filters = sorted({sample["filter"] for sample in every})
         raise EvaluationError(
-            f"{task} must have one record of each of its {wanted} items under the filter {filter_name}, found {len(chosen)}; its filters "
+            f"{task} must have one record of each of its {wanted} items under the filter {filter_name}, found {len(chosen)}. Its filters "
             f"are {', '.join(filters)}. Correct the definition in tasks/evaluation/benchmarks.yaml."
         )
     return chosen
 
 
 def read_setting(found: Mapping[str, Any], name: str, *, filter_name: str, precision: str) -> Setting:
-    """Read the setting of one task from the result of lm-eval's `evaluate`."""
+    """Read the setting of one task from lm-eval's results."""
     samples: Sequence[Sample] = [sample for sample in found["samples"][name] if sample["filter"] == filter_name]
-    asked = found["n-samples"][name]
+    counts = found["n-samples"][name]
     return Setting(
         version=str(found["versions"][name]),
         shots=int(found["n-shot"][name]),
         filter=filter_name,
-        items=int(asked["original"]),
-        asked=int(asked["effective"]),
+        items=int(counts["original"]),
+        asked=int(counts["effective"]),
         items_digest=digest_of_json([sample["doc_hash"] for sample in samples]),
         prompts_digest=digest_of_json([sample["prompt_hash"] for sample in samples]),
         precision=precision,

@@ -1,4 +1,4 @@
-"""The held-out documents of every component, as texts and as tokens, and what is measured of them per component."""
+"""Held-out documents of every component as texts and tokens, and bits per byte by component."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 
 MAX_HELD_OUT_CHARACTERS = 1_000_000
-"""Characters of a component from which the benchmarks are made: many times what their items need."""
+"""Characters of a component for benchmark items, many times more than the items need."""
 
 
 class HeldOutDocument(NamedTuple):
-    """A document that nothing trains on."""
+    """A document outside the training data."""
 
     id: str
     text: str
 
 
 class HeldOutTokens(NamedTuple):
-    """A component's documents as token ids, without begin and end tokens, the UTF-8 bytes of their text, and the ids of these tokens."""
+    """Token ids of a component's documents without begin and end tokens, the UTF-8 bytes of the text, and the special tokens."""
 
     documents: list[np.ndarray]
     text_bytes: int
@@ -34,40 +34,59 @@ class HeldOutTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """Bits per UTF-8 byte of held-out text, by component. `macro` is their unweighted mean."""
+    """Bits per UTF-8 byte of held-out text by component. `macro` weights the components equally."""
 
     components: dict[str, float]
 
     @property
     def macro(self) -> float:
-        """Every component counts the same, however many bytes it has."""
+        """Unweighted mean."""
         return float(np.mean(list(self.components.values())))
 
 
 def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, max_tokens: int | None = None) -> dict[str, HeldOutTokens]:
-    """Tokens of each component's held-out cache: whole documents, in order, until they have `max_tokens` tokens; all where it is None.
+    """Read whole documents of each held-out cache in order, until they have `max_tokens` tokens. None reads all.
 
     Raises:
-        DataError: no cache is named, one is not a held-out cache, has no text, or was made with other begin and end tokens.
+        DataError: `caches` is empty, or a cache is not held-out, has no text or has different special tokens.
     """
     if not caches:
         raise DataError("bits per byte need the held-out cache of at least one component, found none. Prepare the data first.")
-    whole = {component: _read(component, folder) for component, folder in sorted(caches.items())}
-    shared_special_tokens({"the tokenizer": special_tokens(tokenizer), **{name: held.special for name, held in whole.items()}})
-    return whole if max_tokens is None else {name: _first(held, tokenizer, max_tokens) for name, held in whole.items()}
+    found: dict[str, HeldOutTokens] = {}
+    for component, folder in sorted(caches.items()):
+        cache = TokenCache.open(folder)
+        if cache.manifest.split != "held_out":
+            raise DataError(f"{folder} must be a held-out cache of {component}, found the split '{cache.manifest.split}'.")
+        if not cache.manifest.text_bytes:
+            raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
+        # Drop only the outer tokens: a chat template may write the end token inside a document
+        documents = [document.tokens[1:-1].astype(np.int32) for document in cache.documents()]
+        found[component] = HeldOutTokens(documents, cache.manifest.text_bytes, special_tokens_of(cache.manifest))
+    shared_special_tokens({"the tokenizer": special_tokens(tokenizer), **{name: held.special for name, held in found.items()}})
+    if max_tokens is not None:
+        for component, held in found.items():
+            ends = np.cumsum([len(document) for document in held.documents])
+            documents = held.documents[: int(np.searchsorted(ends, max_tokens)) + 1]
+            # The manifest's bytes include the special tokens of a chat template, which are predicted: count them here as well
+            texts = tokenizer.decode_batch([document.tolist() for document in documents], skip_special_tokens=False)
+            found[component] = HeldOutTokens(documents, sum(len(text.encode()) for text in texts), held.special)
+    return found
 
 
 def read_held_out_texts(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, list[HeldOutDocument]]:
-    """Documents of each component's held-out cache, decoded. Byte-level tokens give the text back exactly.
-
-    These are the first documents of each component, until they have `MAX_HELD_OUT_CHARACTERS`; the one that goes beyond ends there. Caches
-        of any size are read in bounded memory and time.
-    """
-    return {component: _beginning(folder, tokenizer) for component, folder in sorted(caches.items())}
+    """Decode the first documents of each held-out cache, `MAX_HELD_OUT_CHARACTERS` of each component. Byte-level tokens are lossless."""
+    found: dict[str, list[HeldOutDocument]] = {}
+    for component, folder in sorted(caches.items()):
+        documents, again = tee(TokenCache.open(folder).documents())
+        most_tokens = 4 * (MAX_HELD_OUT_CHARACTERS + 2)  # a character has at most four tokens
+        decoded = (tokenizer.decode(document.tokens[:most_tokens].tolist(), skip_special_tokens=True) for document in again)
+        texts = first_characters(decoded, MAX_HELD_OUT_CHARACTERS)
+        found[component] = [HeldOutDocument(document.id, text) for text, document in zip(texts, documents, strict=False)]
+    return found
 
 
 def first_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
-    """The first texts, until they have `max_characters`. The one that goes beyond ends at a space before that."""
+    """Yield the first `max_characters` of the texts. The last text ends at a space."""
     left = max_characters
     for text in texts:
         if len(text) > left:
@@ -75,33 +94,3 @@ def first_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]
             return
         yield text
         left -= len(text)
-
-
-def _beginning(folder: Path, tokenizer: Tokenizer) -> list[HeldOutDocument]:
-    """A cache's first documents. Of one no more is decoded than can be used: a character has at most four tokens."""
-    documents, again = tee(TokenCache.open(folder).documents())
-    most_tokens = 4 * (MAX_HELD_OUT_CHARACTERS + 2)
-    decoded = (tokenizer.decode(document.tokens[:most_tokens].tolist(), skip_special_tokens=True) for document in again)
-    texts = first_characters(decoded, MAX_HELD_OUT_CHARACTERS)
-    return [HeldOutDocument(document.id, text) for text, document in zip(texts, documents, strict=False)]
-
-
-def _read(component: str, folder: Path) -> HeldOutTokens:
-    cache = TokenCache.open(folder)
-    if cache.manifest.split != "held_out":
-        raise DataError(f"{folder} must be a held-out cache of {component}, found the split '{cache.manifest.split}'.")
-    if not cache.manifest.text_bytes:
-        raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
-    special = special_tokens_of(cache.manifest)
-    documents = [document.tokens[1:-1].astype(np.int32) for document in cache.documents()]  # a chat template may write the end token, too
-    return HeldOutTokens(documents, cache.manifest.text_bytes, special)
-
-
-def _first(held: HeldOutTokens, tokenizer: Tokenizer, max_tokens: int) -> HeldOutTokens:
-    """The first documents, up to and with the one that reaches `max_tokens`. Their bytes are counted as the manifest counts those of all:
-    with the special tokens that a chat template wrote, which are predicted, too.
-    """
-    ends = np.cumsum([len(document) for document in held.documents])
-    documents = held.documents[: int(np.searchsorted(ends, max_tokens)) + 1]
-    texts = tokenizer.decode_batch([document.tolist() for document in documents], skip_special_tokens=False)
-    return HeldOutTokens(documents, sum(len(text.encode()) for text in texts), held.special)

@@ -1,10 +1,7 @@
-"""A model of ours as lm-eval sees it. Importing this module imports lm-eval (seconds): do so only where it is used.
+"""A Phasewise model behind lm-eval's interface, with the answers of lm-eval's `HFLM` for the exported folder. Importing it takes seconds.
 
-It gives the answers that lm-eval's `HFLM` gives for the exported folder. Texts are generated token by token, many at once; the keys and
-values of earlier tokens are kept. A batch's contexts end at the same slot and are read in chunks, so that few shapes are compiled: for each
-size of cache one program that reads and one that writes.
-
-Shape letters: r rows, t slots, v vocab, e tokens that end a text.
+Texts of a batch are generated together, with cached keys and values. The contexts of a batch end at the same slot and are read in chunks:
+each size of cache needs only two compiled programs. Shape letters: r rows, t slots, v vocab, e end tokens.
 """
 
 import hashlib
@@ -33,28 +30,23 @@ from phasewise.trainer.model.params import Params
 from phasewise.trainer.sharding import batch_sharding, on_mesh, parts_here, replicated, state_shardings
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""If a benchmark names none; lm-eval's own models take the same."""
+"""The default of lm-eval's models."""
 MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names of one thing, in lm-eval's order: the first that is set counts."""
+"""Synonyms in lm-eval's order: the first setting that is present counts."""
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *MAX_NEW_TOKENS}
 SHOWN_CHARACTERS = 60
 CHUNK_TOKENS = 128
-"""Tokens of each context that are read at once."""
+"""Tokens of a context that are read in one step."""
 STEPS_AT_ONCE = 16
-"""Tokens between two checks for stop strings: some tokens of a text that has ended are in vain."""
+"""Tokens between two checks for stop strings."""
 CACHE_SLOTS, MAX_ROWS = 36_864, 32
-"""Slots of all rows of a batch together, and its rows, on each part of it."""
+"""Limits of a batch on each data-parallel part: slots of all rows together, and rows."""
 SHORT_SHARE = 4
-"""Texts of at most this part of `seq_len` have a smaller cache, and more of them are in a batch."""
+"""Texts of at most `seq_len / SHORT_SHARE` tokens get a smaller cache and larger batches."""
 
 
 class Sampling(NamedTuple):
-    """Greedy if `temperature` is 0; then the others mean nothing.
-
-    Attributes:
-        top_k: number of the likeliest tokens that are drawn from; 0 is all.
-        top_p: probability that the drawn tokens have together; 1 is all.
-    """
+    """Sampling settings; temperature 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: Any = 0.0
     top_k: Any = 0
@@ -62,7 +54,7 @@ class Sampling(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """Stop strings, the bound on new tokens, and how tokens are chosen."""
+    """The `generation_kwargs` of a benchmark."""
 
     stops: tuple[str, ...]
     max_new_tokens: int
@@ -70,14 +62,14 @@ class Generation(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A context with room for the new tokens, and how often the same one was asked for before."""
+    """Context tokens, and the number of earlier requests with the same text."""
 
     tokens: Sequence[int]
     repeat: int
 
 
 class Growing(NamedTuple):
-    """A batch between two checks: `z` is the logits of each row's next token, `step` the number of new tokens of each row."""
+    """A batch between two checks: `z` has the logits of each next token, `step` counts the new tokens of a row."""
 
     cache: Cache
     z: Float[Array, "r v"]
@@ -85,29 +77,23 @@ class Growing(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A row's new tokens, without the one that ended it, and whether all logits that they come from were finite."""
+    """The new tokens of a row before its end token. `finite` is False if any logits were not finite."""
 
     tokens: list[int]
     finite: bool
 
 
-Ended = Callable[[list[int]], bool]
-"""Whether a text with these new tokens needs no more."""
-
-
 def read_generation(settings: Mapping[str, Any]) -> Generation:
-    """Read a benchmark's `generation_kwargs`; greedy unless sampling is asked for. Unknown settings are refused: they change answers."""
+    """Read `generation_kwargs`, greedy by default. Unknown settings raise a ConfigError because they change answers."""
     if unknown := sorted(settings.keys() - KNOWN):
         raise ConfigError(
-            f"generation_kwargs must be of {', '.join(sorted(KNOWN))}, found {', '.join(unknown)}: take it out of the benchmark."
+            f"generation_kwargs must be of {', '.join(sorted(KNOWN))}, found {', '.join(unknown)}: remove it from the benchmark."
         )
     until = settings.get("until") or ()
     stops = (until,) if isinstance(until, str) else tuple(until)
     max_new_tokens = int(next((settings[name] for name in MAX_NEW_TOKENS if settings.get(name) is not None), DEFAULT_MAX_NEW_TOKENS))
     if max_new_tokens < 1:
-        raise ConfigError(
-            f"a benchmark must ask for one new token at least, found max_gen_toks {max_new_tokens}: correct its generation_kwargs."
-        )
+        raise ConfigError(f"max_gen_toks: expected one new token at least, found {max_new_tokens}: correct the generation_kwargs.")
     do_sample, temperature = settings.get("do_sample"), float(settings.get("temperature") or 0.0)
     if do_sample is False:
         temperature = 0.0
@@ -128,7 +114,7 @@ def before_first(text: str, stops: tuple[str, ...]) -> str:
 
 
 def check_finite(value: float, number: int, strings: Sequence[str]) -> float:
-    """Return a finite value. lm-eval would score others without a word: they raise an EvaluationError that names the request."""
+    """Return a finite value or raise an EvaluationError with the request's name. lm-eval would score NaN silently."""
     if not math.isfinite(value):
         raise EvaluationError(
             f"a model must answer every request with a finite number, found {value} for {name_request(number, strings)}. "
@@ -138,28 +124,22 @@ def check_finite(value: float, number: int, strings: Sequence[str]) -> float:
 
 
 def name_request(number: int, strings: Sequence[str]) -> str:
-    """Name a request by its number among those of its kind, and the end of each of its texts."""
+    """Name a request by its number and the end of each of its texts."""
     ends = (text if len(text) <= SHOWN_CHARACTERS else f"…{text[-SHOWN_CHARACTERS:]}" for text in strings)
     return f"request {number} ({' → '.join(map(repr, ends))})"
 
 
 class JaxLanguageModel(TemplateLM):
-    """Results are finite, complete, and in the order of the requests; batches, order and what shares a row change none of them.
+    """Answers are finite, in the order of the requests, and independent of batches. All devices work as one lm-eval process.
 
-    Contexts that are too long lose their beginning, as in `HFLM`, and are counted. All devices work on one list of requests: lm-eval sees
-    one process.
-
-    Attributes:
-        num_contexts, num_cut_contexts: contexts since the model was opened, and those that lost their beginning.
-        trained_length: tokens of the rows that the model was trained on.
-        ends: the tokens that end a written text, sorted.
+    Long contexts lose their start, as in `HFLM`: `num_cut_contexts` of `num_contexts` were cut.
 
     Args:
-        special: the tokens that began and ended the documents of the training data.
-        ends: tokens that end a written text, in addition to the one that ends a document: for conversations, the end of an answer.
-        begins_texts: whether a text begins with `special.begin`. Some models of others know no such token.
-        seed: of sampling. A request's sample depends on the seed, its text, and how often the same was asked for before.
-        mesh: the devices to cut weights and batches over; None is one device.
+        special: the tokens around the documents of the training data.
+        ends: further tokens that end a written text, such as the end of a turn.
+        begins_texts: whether a text starts with `special.begin`. Some models of other authors have no such token.
+        seed: of sampling. A sample depends only on the seed, the text and the number of earlier equal requests.
+        mesh: the devices that share weights and batches. None is one device.
     """
 
     def __init__(
@@ -181,26 +161,26 @@ class JaxLanguageModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document."""
+        """End-of-document token."""
         return self.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before an empty context."""
+        """Token before an empty context."""
         return self.begin_of_text
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model sees."""
+        """Context length in tokens."""
         return self.config.seq_len
 
     @property
     def tokenizer_name(self) -> str:
-        """lm-eval names cached requests by it; the weights are not in it."""
+        """Name of the tokenizer in lm-eval's cache of requests."""
         return f"phasewise-{self.tokenizer.get_vocab_size()}"
 
     def read_up_to(self, length: int) -> None:
-        """Read texts of so many tokens, more than the model was trained on. No weight depends on it."""
+        """Extend the context length beyond the trained length. The weights don't depend on it."""
         if length <= self.config.seq_len:
             raise ConfigError(
                 f"--context must be more than the {self.config.seq_len:,} tokens that the model reads, found {length:,}: leave it out."
@@ -208,15 +188,13 @@ class JaxLanguageModel(TemplateLM):
         self.config = self.config.but(seq_len=length)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Refuse lm-eval's `use_cache`: its keys do not name the model, and a second model would be given the first one's answers."""
+        """Reject lm-eval's `use_cache`: its keys omit the model, so a second model would get the first model's answers."""
         if cache_hook.dbdict is not None:
-            raise ConfigError(
-                "use_cache of lm-eval must be off, found it on: its keys do not name the model. Evaluations are kept by their own key."
-            )
+            raise ConfigError("use_cache of lm-eval must be off, found it on: its keys do not name the model. Phasewise keeps evaluations.")
         super().set_cache_hook(cache_hook)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """Token ids, begin-of-text first unless `add_special_tokens` is False. A text that spells that token has it once."""
+        """Encode with begin-of-text first unless `add_special_tokens` is False. A begin token spelled in the text counts once."""
         begin = self.tokenizer.id_to_token(self.begin_of_text)
         spelled = self.begins_texts and begin is not None and string.startswith(begin)
         ids = self.tokenizer.encode(string.removeprefix(begin) if spelled and begin else string, add_special_tokens=False).ids
@@ -224,10 +202,10 @@ class JaxLanguageModel(TemplateLM):
         return [self.begin_of_text, *ids] if spelled or adds else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation, whether greedy generation gives it) of each request, without a progress bar.
+        """Return (log-likelihood of the continuation, whether greedy generation would write it) for each request.
 
         Raises:
-            DataError: a continuation has no token, or more than the model sees.
+            DataError: a continuation is empty or longer than the context length.
             EvaluationError: an answer is not finite.
         """
         for number, request in enumerate(requests):
@@ -238,12 +216,12 @@ class JaxLanguageModel(TemplateLM):
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Log-likelihood of each continuation behind its context."""
+        """Return the log-likelihood of each (context, continuation) pair."""
         requests = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
         return [score for score, _ in self.loglikelihood(requests)]
 
     def windows_of(self, pairs: Sequence[tuple[str, str]]) -> list[Window]:
-        """The windows of (context, continuation) pairs, none of them empty."""
+        """Return the windows of non-empty (context, continuation) pairs."""
         return [self._window(number, pair, *self._encode_pair(*pair)) for number, pair in enumerate(pairs)]
 
     def _loglikelihood_tokens(
@@ -257,24 +235,28 @@ class JaxLanguageModel(TemplateLM):
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Log-likelihood of each whole text, in lm-eval's windows: each token once; the last window begins as early as the model sees.
+        """Return the log-likelihood of each whole text in lm-eval's windows: each token counts once, and the last window is full.
 
-        Begin-of-text is given, not predicted, as from an `HFLM` with `add_bos_token=False`.
+        Begin-of-text is given, not predicted, as in an `HFLM` with `add_bos_token=False`.
         """
-        windows: list[list[Window]] = []
-        for request in requests:
+        windows: list[Window] = []
+        text_of_window: list[int] = []
+        for number, request in enumerate(requests):
             tokens = self.tok_encode(request.arguments[0], add_special_tokens=False)
             pairs = get_rolling_token_windows(tokens, self.begin_of_text, max_seq_len=self.config.seq_len, context_len=1)
-            windows.append([_as_window(context, predicted) for context, predicted in map(make_disjoint_window, pairs)])
-        scores = iter(score_windows(self.params, self.config, [window for of_text in windows for window in of_text], self.mesh))
-        sums = [sum(float(next(scores).log_likelihoods.sum(dtype=np.float64)) for _ in of_text) for of_text in windows]
+            for context, predicted in map(make_disjoint_window, pairs):
+                windows.append(_as_window(context, predicted))
+                text_of_window.append(number)
+        sums = [0.0] * len(requests)
+        for number, found in zip(text_of_window, score_windows(self.params, self.config, windows, self.mesh), strict=True):
+            sums[number] += float(found.log_likelihoods.sum(dtype=np.float64))
         return [check_finite(value, number, requests[number].arguments) for number, value in enumerate(sums)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Write a text behind each context: up to its first stop string, a token that ends a text, or `max_gen_toks` tokens.
+        """Continue each context until a stop string, an end token or `max_gen_toks` tokens.
 
         Raises:
-            ConfigError: the benchmark's settings are not possible here.
+            ConfigError: the benchmark has unsupported settings.
             EvaluationError: the logits of a text were not finite.
         """
         groups: defaultdict[Generation, list[int]] = defaultdict(list)
@@ -293,15 +275,15 @@ class JaxLanguageModel(TemplateLM):
         if room < 1:
             raise ConfigError(
                 f"max_gen_toks must leave room for a context in the model's seq_len of {self.config.seq_len} tokens, found "
-                f"{generation.max_new_tokens} in a benchmark's generation_kwargs: lower it there."
+                f"{generation.max_new_tokens} in a benchmark's generation_kwargs: lower it."
             )
-        asked: Counter[str] = Counter()
+        repeats: Counter[str] = Counter()
         prompts: list[Prompt] = []
         for context in contexts:
             tokens = self.tok_encode(context) or [self.begin_of_text]
             self._count_context(is_cut=len(tokens) > room)
-            prompts.append(Prompt(tokens[-room:], asked[context]))
-            asked[context] += 1
+            prompts.append(Prompt(tokens[-room:], repeats[context]))
+            repeats[context] += 1
 
         def has_stopped(tokens: list[int]) -> bool:
             text = self.tokenizer.decode(tokens)
@@ -309,11 +291,10 @@ class JaxLanguageModel(TemplateLM):
 
         return generate(
             self.params, self.config, prompts, max_new_tokens=generation.max_new_tokens, ends=self.ends,
-            ended=has_stopped, sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
+            has_stopped=has_stopped, sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
         )  # fmt: skip
 
     def _window(self, number: int, strings: Sequence[str], context: list[int], continuation: list[int]) -> Window:
-        """The continuation behind as much of the end of its context as the model sees."""
         if not 1 <= len(continuation) <= self.config.seq_len:
             raise DataError(
                 f"a continuation must have a token and fit in the model's seq_len of {self.config.seq_len} tokens, found "
@@ -335,97 +316,75 @@ def _as_window(context: list[int], predicted: list[int]) -> Window:
 
 
 def generate(
-    params: Params,
-    config: ModelConfig,
-    prompts: Sequence[Prompt],
-    *,
-    max_new_tokens: int,
-    ends: Collection[int],
-    ended: Ended,
-    sampling: Sampling = Sampling(),  # noqa: B008  # a frozen tuple
-    seed: int = 0,
-    mesh: jax.sharding.Mesh | None = None,
-) -> list[Grown]:
-    """Generate at most `max_new_tokens` tokens behind each prompt, in order. Tokens behind the point where `ended` is true may be in vain.
+    params: Params, config: ModelConfig, prompts: Sequence[Prompt], *, max_new_tokens: int, ends: Collection[int],
+    has_stopped: Callable[[list[int]], bool], sampling: Sampling, seed: int, mesh: jax.sharding.Mesh | None,
+) -> list[Grown]:  # fmt: skip
+    """Generate at most `max_new_tokens` tokens for each prompt, in order.
 
     Args:
-        ends: the tokens of which the first one ends a text; at least one.
-        prompts: with `max_new_tokens` they are at most `config.seq_len` tokens long.
-        mesh: the devices that `params` are cut over; None is one device.
+        ends: end tokens, at least one.
+        has_stopped: whether a text with these new tokens is complete. Further tokens may follow.
+        prompts: a prompt and `max_new_tokens` fit in `config.seq_len`.
     """
     found: dict[int, Grown] = {}
-    for slots, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
-        some = [prompts[number] for number in numbers]
-        grown = _grow(
-            params, config, some, max_new_tokens, sorted(ends), ended, slots=slots, seed=seed, sampling=sampling, mesh=mesh
-        )  # fmt: skip
-        found.update(zip(numbers, grown, strict=True))
+    end_tokens = sorted(ends)
+    for slots, num_rows, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
+        # Spare rows have one token, and are done from the start
+        filled = [*(prompts[number] for number in numbers), *[Prompt([0], 0)] * (num_rows - len(numbers))]
+        chunks = -(-max(len(prompt.tokens) for prompt in filled) // CHUNK_TOKENS)
+        end = chunks * CHUNK_TOKENS
+        contexts = np.zeros((num_rows, -(-slots // CHUNK_TOKENS) * CHUNK_TOKENS), np.int32)
+        for row, prompt in zip(contexts, filled, strict=True):
+            row[end - len(prompt.tokens) : end] = prompt.tokens
+
+        def put(rows: np.ndarray) -> np.ndarray | jax.Array:
+            return rows if mesh is None else jax.device_put(rows, batch_sharding(mesh))
+
+        keys = put(_row_keys(seed, filled))
+        starts = put(np.array([end - len(prompt.tokens) for prompt in filled], np.int32))
+        growing = read(params, put(contexts), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
+        tokens: list[list[int]] = [[] for _ in numbers]
+        finite = np.ones(len(numbers), bool)
+        is_done = np.arange(num_rows) >= len(numbers)
+        for start in range(0, max_new_tokens, STEPS_AT_ONCE):
+            steps = min(STEPS_AT_ONCE, max_new_tokens - start)
+            growing, *outputs = write(
+                params, growing, put(is_done), np.int32(steps), np.array(end_tokens, np.int32), sampling, keys, config=config, mesh=mesh
+            )
+            written, is_finite = map(np.asarray, outputs)
+            for row in np.flatnonzero(~is_done):
+                tokens[row] += written[row, :steps].tolist()
+                finite[row] &= is_finite[row]
+                is_done[row] = any(token in tokens[row] for token in end_tokens) or has_stopped(tokens[row]) or not finite[row]
+            if is_done.all():
+                break
+        for number, of_row, all_finite in zip(numbers, tokens, finite, strict=True):
+            length = next((index for index, token in enumerate(of_row) if token in end_tokens), len(of_row))
+            found[number] = Grown(of_row[:length], bool(all_finite))
     return [found[number] for number in range(len(prompts))]
-
-
-def _grow(
-    params: Params, config: ModelConfig, prompts: Sequence[Prompt], max_new_tokens: int, ends: Sequence[int], ended: Ended,
-    *, slots: int, seed: int, sampling: Sampling, mesh: jax.sharding.Mesh | None,
-) -> list[Grown]:  # fmt: skip
-    """Grow one batch; rows that are left over are empty, and done from the beginning."""
-    num_rows = rows_per_batch(slots, mesh)
-    chunks = -(-max(len(prompt.tokens) for prompt in prompts) // CHUNK_TOKENS)
-    end = chunks * CHUNK_TOKENS
-    filled = [*prompts, *[Prompt([0], 0)] * (num_rows - len(prompts))]
-    contexts = np.zeros((num_rows, -(-slots // CHUNK_TOKENS) * CHUNK_TOKENS), np.int32)
-    for row, prompt in zip(contexts, filled, strict=True):
-        row[end - len(prompt.tokens) : end] = prompt.tokens
-
-    def placed(rows: np.ndarray) -> np.ndarray | jax.Array:
-        return rows if mesh is None else jax.device_put(rows, batch_sharding(mesh))
-
-    keys = placed(row_keys(seed, [prompt.tokens for prompt in filled], [prompt.repeat for prompt in filled]))
-    starts = placed(np.array([end - len(prompt.tokens) for prompt in filled], np.int32))
-    growing = read(params, placed(contexts), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
-    tokens: list[list[int]] = [[] for _ in prompts]
-    finite = np.ones(len(prompts), bool)
-    is_done = np.arange(num_rows) >= len(prompts)
-    for start in range(0, max_new_tokens, STEPS_AT_ONCE):
-        steps = min(STEPS_AT_ONCE, max_new_tokens - start)
-        growing, *found = write(
-            params, growing, placed(is_done), np.int32(steps), np.array(ends, np.int32), sampling, keys, config=config, mesh=mesh
-        )  # fmt: skip
-        written, is_finite = map(np.asarray, found)
-        for row in np.flatnonzero(~is_done):
-            tokens[row] += written[row, :steps].tolist()
-            finite[row] &= is_finite[row]
-            is_done[row] = any(token in tokens[row] for token in ends) or ended(tokens[row]) or not finite[row]
-        if is_done.all():
-            break
-    lengths = [next((place for place, token in enumerate(of_row) if token in ends), len(of_row)) for of_row in tokens]
-    return [Grown(of_row[:length], bool(is_finite)) for of_row, length, is_finite in zip(tokens, lengths, finite, strict=True)]
-
-
-def rows_per_batch(slots: int, mesh: jax.sharding.Mesh | None) -> int:
-    """Rows with a cache of `slots` slots that grow at once."""
-    return min(MAX_ROWS, max(1, CACHE_SLOTS // slots)) * parts_here(mesh)[1]
 
 
 def _batches(
     prompts: Sequence[Prompt], seq_len: int, max_new_tokens: int, mesh: jax.sharding.Mesh | None
-) -> Iterator[tuple[int, list[int]]]:
-    """The slots of a batch's cache, and the numbers of its prompts: those of like length together, the longest first."""
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield (slots of the cache, rows, numbers of the prompts). Prompts of similar length share a batch, the longest first."""
     sizes = sorted({-(-seq_len // SHORT_SHARE), seq_len})
     by_size: dict[int, list[int]] = {size: [] for size in sizes}
     for number in sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), prompts[number].tokens, number)):
         by_size[next(size for size in sizes if len(prompts[number].tokens) + max_new_tokens <= size)].append(number)
     for size, numbers in by_size.items():
-        slots = size + CHUNK_TOKENS  # contexts begin anywhere in their first chunk
-        rows = rows_per_batch(slots, mesh)
-        yield from ((slots, numbers[start : start + rows]) for start in range(0, len(numbers), rows))
+        slots = size + CHUNK_TOKENS  # a context may start anywhere in its first chunk
+        rows = min(MAX_ROWS, max(1, CACHE_SLOTS // slots)) * parts_here(mesh)[1]
+        for start in range(0, len(numbers), rows):
+            yield slots, rows, numbers[start : start + rows]
 
 
 @partial(jax.jit, static_argnames=("config", "slots", "mesh"))
 def read(
     params: Params, tokens: Int[Array, "r t"], starts: Int[Array, " r"], chunks: Int[Array, ""],
-    *, config: ModelConfig, slots: int, mesh: jax.sharding.Mesh | None = None,
+    *, config: ModelConfig, slots: int, mesh: jax.sharding.Mesh | None,
 ) -> Growing:  # fmt: skip
-    """Read the contexts, which end where the last of `chunks` chunks ends."""
+    """Read the contexts, which end at the end of chunk `chunks`."""
 
     def read_all(params: Params, tokens: Array, starts: Array, chunks: Array) -> Growing:
         def read_chunk(number: Array, so_far: tuple[Cache, Array]) -> tuple[Cache, Array]:
@@ -443,9 +402,9 @@ def read(
 @partial(jax.jit, static_argnames=("config", "mesh"), donate_argnames="growing")
 def write(
     params: Params, growing: Growing, is_done: Bool[Array, " r"], steps: Int[Array, ""], ends: Int[Array, " e"],
-    sampling: Sampling, keys: UInt[Array, "r two"], *, config: ModelConfig, mesh: jax.sharding.Mesh | None = None,
+    sampling: Sampling, keys: UInt[Array, "r two"], *, config: ModelConfig, mesh: jax.sharding.Mesh | None,
 ) -> tuple[Growing, Int[Array, "r t"], Bool[Array, " r"]]:  # fmt: skip
-    """Write the next `steps` tokens of each row, fewer if all rows are done; and whether their logits were finite."""
+    """Write up to `steps` tokens of each row, and report which rows had only finite logits."""
 
     def write_all(params: Params, growing: Growing, is_done: Array) -> tuple[Growing, Array, Array]:
         def is_left(state: tuple[Array, Growing, Array, Array, Array]) -> Array:
@@ -454,7 +413,7 @@ def write(
         def write_one(state: tuple[Array, Growing, Array, Array, Array]) -> tuple[Array, Growing, Array, Array, Array]:
             number, (cache, z, step), is_done, written, finite = state
 
-            # Choose the next token of each row: first of the `top_k`, then of `top_p` of what is left (Holtzman et al., 2020)
+            # Filter by `top_k`, then by `top_p` of the remaining probability (Holtzman et al., 2020)
             def draw() -> Array:
                 scaled = z / sampling.temperature
                 ranked = -jnp.sort(-scaled, axis=-1)
@@ -479,13 +438,12 @@ def write(
         _, growing, _, written, finite = jax.lax.while_loop(is_left, write_one, state)
         return growing, written, finite
 
-    growing, *found = on_mesh(write_all, mesh)(params, growing, is_done)
-    written, finite = found if mesh is None else (jax.lax.with_sharding_constraint(part, replicated(mesh)) for part in found)
+    growing, *outputs = on_mesh(write_all, mesh)(params, growing, is_done)
+    written, finite = outputs if mesh is None else (jax.lax.with_sharding_constraint(part, replicated(mesh)) for part in outputs)
     return growing, written, finite
 
 
-def row_keys(seed: int, contexts: Sequence[Sequence[int]], repeats: Sequence[int]) -> UInt[np.ndarray, "r two"]:
-    """A random key for each row, from its tokens and how often the same were asked before: no row's draw depends on the others."""
-    asked = zip(contexts, repeats, strict=True)
-    digests = [hashlib.sha256(repr((seed, repeat, list(context))).encode()).digest() for context, repeat in asked]
+def _row_keys(seed: int, prompts: Sequence[Prompt]) -> UInt[np.ndarray, "r two"]:
+    """Derive the random key of a row only from seed and prompt: the other rows don't change a sample."""
+    digests = [hashlib.sha256(repr((seed, prompt.repeat, list(prompt.tokens))).encode()).digest() for prompt in prompts]
     return np.stack([np.frombuffer(digest[:8], "<u4") for digest in digests])

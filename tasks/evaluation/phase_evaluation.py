@@ -1,4 +1,4 @@
-"""A phase's evaluation: the key that decides it, the finished one if it still holds, and a new one in a child process.
+"""A phase's evaluation: its key, a finished evaluation if it is valid, and a new evaluation in a child process.
 
 If the kernel kills the child for memory, the flow survives and reports the signal. Importing this module is cheap.
 """
@@ -39,17 +39,11 @@ MEASURING = (
         )
     ),
 )  # fmt: skip
-"""The files that decide a measured value. The model's own code, which is the trainer's, is left out on purpose."""
+"""The files that decide a measured value. The code of the model itself is left out on purpose."""
 
 
 class SchedulePoint(TypedDict):
-    """The end of a phase's schedule: two models are compared on scores only if their points are alike.
-
-    Attributes:
-        end: learning rate at the last step.
-        peak: highest learning rate from start to end.
-        optimizer: kind of the optimizer. A rate means another thing to each.
-    """
+    """Learning rate at the last step, highest rate, and optimizer kind. Scores are comparable only at similar points."""
 
     end: float
     peak: float
@@ -57,16 +51,16 @@ class SchedulePoint(TypedDict):
 
 
 class EvaluationRequest(Frozen):
-    """One phase's evaluation, for another process. Files of the home are named by URL: those of a store have no path here.
+    """A phase's evaluation in a child process. Files of the home are URLs.
 
     Attributes:
-        result: the trainer's result of the phase.
-        key: the digest of everything that decides the evaluation.
+        result: the trainer's result.
+        key: digest of everything that decides the evaluation.
         held_out: component → folder of its held-out cache.
-        measured_on: component → digest of the text that bits per byte are measured on.
-        benchmarks: the folder of the benchmarks that are made from held-out text.
-        real: the folder of the others; None if none is asked for.
-        haystack: the components of `held_out` whose text needles are hidden in: the same ones for all phases.
+        measured_on: component → digest of its measured text.
+        benchmarks: the folder of the benchmarks from held-out text.
+        real: the folder of lm-eval's benchmarks.
+        haystack: components whose text surrounds needles, equal for all phases.
     """
 
     run: RunConfig
@@ -85,15 +79,15 @@ def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, m
     """Request the evaluation of a phase's last weights on the planned data.
 
     Raises:
-        ConfigError: no folder of real benchmarks is named, or it lacks one that is asked for.
-        DataError: the made benchmarks are missing, or are not what their manifest says; or the held-out text was changed.
+        ConfigError: the folder of real benchmarks is missing or incomplete.
+        DataError: the made benchmarks are missing, or they or the held-out text were changed.
     """
     names = measured_components(run, plan)
     for name in names:
         check_cache(plan.components[name].held_out.folder, plan.digests)
     real = None
     if labels := real_of(measured.benchmarks):
-        from phasewise.tasks.evaluation.gate_benchmarks import gate_folder  # a third of a second, which made benchmarks do without
+        from phasewise.tasks.evaluation.gate_benchmarks import gate_folder  # imports for a third of a second
 
         real = gate_folder(labels)
     return EvaluationRequest(
@@ -116,20 +110,20 @@ def evaluation_path(run: RunConfig) -> Path:
 
 
 def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
-    """The components on whose held-out text a phase is measured: all of the main line, and the phase's own.
+    """Return the components of the main line and of the phase itself.
 
-    Another branch's components change nothing, so a parent's evaluation is one for all of its children.
+    Other branches change nothing, so a parent has one evaluation for all of its children.
     """
     return tuple(sorted({*plan.benchmark_components, *run.caches}))
 
 
 def measured_on(run: RunConfig, plan: DataPlan, held_out_tokens: int | None) -> dict[str, str]:
-    """Map each component to the digest of the held-out text that bits per byte are measured on."""
+    """Return component → digest of its measured held-out text."""
     return {name: digest_of_json([_content_of(plan.components[name]), held_out_tokens]) for name in measured_components(run, plan)}
 
 
 def read_schedule_point(run: RunConfig) -> SchedulePoint:
-    """Find the end and the peak of a run's learning rate. Segments are monotonic, so the peak is at an end of one of them."""
+    """Find the end and the peak of a run's learning rate. Segments are monotonic, so the peak is at the end of a segment."""
     inside = [one for one in run.learning_rate if one.start_step < run.stop_step and one.end_step > run.start_step]
     rates = [value_in(one, step) for one in inside for step in (max(one.start_step, run.start_step), min(one.end_step, run.stop_step))]
     return SchedulePoint(end=value_in(inside[-1], run.stop_step), peak=max(rates), optimizer=run.optimizer.kind)
@@ -139,8 +133,8 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
     """Digest everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, schedule, code.
 
     Raises:
-        ConfigError: no folder of real benchmarks is named, or it lacks one that is asked for.
-        DataError: the made benchmarks are missing, or are not what their manifest says; or the items of two renderings are missing.
+        ConfigError: the folder of real benchmarks is missing or incomplete.
+        DataError: the made benchmarks are missing or were changed, or the items of two renderings are missing.
     """
     deciding: dict[str, Any] = {}
     labels, needles = real_of(measured.benchmarks), needles_of(measured.benchmarks)
@@ -171,7 +165,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
 
 
 def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
-    """Read the evaluation of this key; None if it is missing, was edited, or has no seal."""
+    """Read the evaluation with this key; None if it is missing, was edited, or has no seal."""
     try:
         evaluation = read_sealed(evaluation_path(run))
     except (FileNotFoundError, NotAsWritten):
@@ -181,7 +175,7 @@ def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
 
 @cache
 def measuring_code() -> str:
-    """Digest of the code of `MEASURING`."""
+    """Digest of the code in `MEASURING`."""
     return code_digest(*MEASURING)
 
 
@@ -190,20 +184,20 @@ def _content_of(component: ComponentPlan) -> str:
 
 
 def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
-    """Run `phasewise.tasks.evaluation.checkpoint.evaluate_phase` in the child. The child stays for the next evaluation.
+    """Run `evaluate_phase` in a child process, which stays for the next evaluation.
 
     Raises:
         EvaluationError: the child was killed, or the model returned values that are not finite.
     """
     if found := finished_evaluation(request.run, request.key):
         return found
-    pool = _process()
+    pool = _pool()
     answer = pool.submit(_evaluate, request.model_dump_json())
     processes = active_children()
     try:
         evaluation, said = answer.result()
     except BrokenProcessPool:
-        _process.cache_clear()
+        _pool.cache_clear()
         pool.shutdown()  # joins the child: its exit code is unknown until then
         how = next((ending(one.exitcode) for one in processes if one.exitcode), "ended")
         raise EvaluationError(
@@ -216,8 +210,8 @@ def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
 
 
 @cache
-def _process() -> ProcessPoolExecutor:
-    """Return the pool of one spawned process. A forked one would hang: this process has threads."""
+def _pool() -> ProcessPoolExecutor:
+    """Return a pool of one spawned process. A forked process would hang, because this process has threads."""
     return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), initializer=_end_with_parent)
 
 
@@ -234,7 +228,7 @@ def _end_with_parent() -> None:
 
 
 def _evaluate(request: str) -> tuple[dict[str, Any], list[str]]:
-    """Evaluate in the child, and return the evaluation with its log lines."""
+    """Return the evaluation with its log lines."""
     from phasewise.tasks.evaluation.checkpoint import evaluate_phase
 
     lines: list[str] = []

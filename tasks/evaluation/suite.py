@@ -1,4 +1,4 @@
-"""A suite on a model: valid kept results are read, the other benchmarks are measured, and one that cannot be is a row with its reason."""
+"""Measure a suite of benchmarks on a model. Valid kept results are read; a benchmark that cannot be measured has a row with the reason."""
 
 import math
 import time
@@ -44,14 +44,14 @@ MEASURING = (
         )
     ),
 )  # fmt: skip
-"""The files that decide a measured value. The model's own code, which is the trainer's, is left out on purpose."""
+"""The files that decide a measured value. The code of the model itself is left out on purpose."""
 COMMON_ANSWERS, PHRASES = 3, ("", "I do not know.")
 CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}
-"""The same answer to every item, for the floor of a benchmark of programs."""
+"""The constant answer to a benchmark of programs, for its floor."""
 
 
 class Floors(TypedDict):
-    """Values of the metric without a model: guessing, the best constant answer, and the longest choice. None without choices."""
+    """Scores without a model: a random choice, the best constant answer, and the longest choice. None without choices."""
 
     random: float | None
     constant: float
@@ -59,11 +59,11 @@ class Floors(TypedDict):
 
 
 class Answer(TypedDict):
-    """One item, by lm-eval's task and its number there.
+    """The answer to one item, named by lm-eval's task and number.
 
     Attributes:
-        gold: positions of the right choices; empty without choices.
-        log_likelihoods: of each choice, in nats; of the right text, if an item has one text; empty if a text was written.
+        gold: positions of the right choices, empty without choices.
+        log_likelihoods: of each choice or of the only right text, in nats. Empty for generated text.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Answer(TypedDict):
 
 
 class Cut(TypedDict):
-    """Contexts that lost their beginning, since the model sees fewer tokens, of all that were read."""
+    """Number of contexts that lost their start, of all contexts."""
 
     contexts: int
     of: int
@@ -83,16 +83,16 @@ class SuiteResult(TypedDict):
     """A row of a suite.
 
     Attributes:
-        benchmark: with its shots, as the suite names it.
-        value, stderr: of the metric over all items, each counting once. None if there is a hole.
+        benchmark: label with shots.
+        value, stderr: of the metric over all items with equal weight. None if `hole` has a reason.
         hole: why the benchmark was not measured.
-        choice_probability: mean probability of the right choice among the choices, or of the right text; None if a text is written.
-        others: value of each other metric and filter, `metric,filter`.
+        choice_probability: mean probability of the right choice or text. None for generated text.
+        others: `metric,filter` → value of the remaining metrics.
         baseline: the highest of `floors`.
-        limit: only so many items of each part were asked; None is all.
-        max_new_tokens: what the benchmark lets the model write, and what was allowed; None if it writes nothing.
-        remarks: why the value cannot be compared with that of others.
-        guarded: what the kernel kept from programs that were run.
+        limit: measured items of each part. None is all.
+        max_new_tokens: the benchmark's limit and the applied limit. None without generation.
+        remarks: reasons against a comparison with published values.
+        guarded: kernel guards around generated programs.
     """
 
     benchmark: str
@@ -118,7 +118,7 @@ class SuiteResult(TypedDict):
 
 
 class Kept(TypedDict):
-    """A benchmark's result under its key, with the digest of the weights that gave it."""
+    """A kept result with its key and the digest of the weights."""
 
     key: str
     params_digest: str
@@ -127,14 +127,14 @@ class Kept(TypedDict):
 
 
 class Options(NamedTuple):
-    """How a suite is measured.
+    """Options of a measurement.
 
     Attributes:
-        benchmarks: a folder with the items, as JSON lines; None is the hub.
-        limit: only the first so many items of each part, for a look: such a value is compared with nothing.
-        allow_code: run programs that the model writes, in a sandbox.
-        haystack: gives the words of a text that the model never saw, for needles; None: there is none.
-        needles: how they are asked; None is the default.
+        benchmarks: a folder with the items as JSON lines. None is the hub.
+        limit: measure only the first items of each part. The value is not comparable.
+        allow_code: run generated programs in a sandbox.
+        haystack: returns the words of an unseen text for needles.
+        needles: None is the default.
     """
 
     benchmarks: Path | None
@@ -145,7 +145,7 @@ class Options(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A row for each benchmark of a suite, the file that keeps them, and the labels that were read from it."""
+    """A row for each benchmark, the file of kept results, and the labels that were read from it."""
 
     results: list[SuiteResult]
     path: Path
@@ -155,15 +155,15 @@ class Measured(NamedTuple):
 def run_suite(
     suite: Suite, model: "JaxLanguageModel", options: Options, *, place: Path, weights: str, about: Mapping[str, Any]
 ) -> Measured:
-    """Measure a suite, or read results that still hold. Each benchmark is kept as it ends.
+    """Measure a suite, or read valid results. Each result is written at once.
 
     Args:
         place: the checkpoint or folder of the model. Results are written next to it.
-        about: written into the file as well.
+        about: further fields of the file.
 
     Raises:
-        ConfigError: there is no such folder of benchmarks.
-        EvaluationError: an answer of the model is not finite, or lm-eval did not do as it was asked.
+        ConfigError: the folder of benchmarks is missing.
+        EvaluationError: an answer is not finite, or lm-eval deviated from the definition.
     """
     from phasewise.trainer.state import params_digest
 
@@ -180,7 +180,7 @@ def run_suite(
     kept = read_kept(path, params)
     results: list[SuiteResult] = []
     read: list[str] = []
-    for number, asked in enumerate(suite.asked):
+    for number, asked in enumerate(suite.asked, start=1):
         label = asked.label
         needles = options.needles or Needles(length=asked.length or 64)
         definition = definition_of(asked, needles) if asked.length else find_definition(asked.benchmark)
@@ -189,16 +189,15 @@ def run_suite(
                 prepared = prepare_needles(asked, model, options.haystack, needles=needles)
             else:
                 prepared = prepare(definition, asked, options.benchmarks, allow_code=options.allow_code)
-            key = digest_of_json(
-                {
-                    "benchmark": label,
-                    "model": named,
-                    "items": prepared.items_digest or hub_items_digest(prepared),
-                    "definition": prepared.definition_digest,
-                    "limit": options.limit,
-                    "code": measuring_code(),
-                }
-            )
+            decides = {
+                "benchmark": label,
+                "model": named,
+                "items": prepared.items_digest or hub_items_digest(prepared),
+                "definition": prepared.definition_digest,
+                "limit": options.limit,
+                "code": measuring_code(),
+            }
+            key = digest_of_json(decides)
             if label in kept and kept[label]["key"] == key:
                 read.append(label)
                 results.append(kept[label]["result"])
@@ -206,13 +205,13 @@ def run_suite(
             result, answers = measure(model, prepared, limit=options.limit)
         except NotMeasured as error:
             results.append(_row(definition, asked, hole=str(error)))
-            say(f"{number + 1} of {len(suite.asked)}: {label} not measured: {error}")
+            say(f"{number} of {len(suite.asked)}: {label} not measured: {error}")
             continue
         kept[label] = Kept(key=key, params_digest=params, result=result, answers=answers)
         write_kept(path, {**about, "suite": suite.name}, kept, [one.label for one in suite.asked])
         results.append(result)
         say(
-            f"{number + 1} of {len(suite.asked)}: {label} {result['metric']} {result['value']:.3f} (floor {result['baseline']:.3f}), "
+            f"{number} of {len(suite.asked)}: {label} {result['metric']} {result['value']:.3f} (floor {result['baseline']:.3f}), "
             f"{result['items']:,} items, {result['seconds']:.1f} s"
         )
     return Measured(results, path, tuple(read))
@@ -220,12 +219,12 @@ def run_suite(
 
 @cache
 def measuring_code() -> str:
-    """Digest of the code of `MEASURING`."""
+    """Digest of the code in `MEASURING`."""
     return code_digest(*MEASURING)
 
 
 def kept_path(place: Path, suite: str, weights: str, limit: int | None) -> Path:
-    """Return the file of a suite next to the checkpoint; for a run's checkpoints, next to their folder, which holds nothing else."""
+    """Return the file of a suite next to the checkpoint or, for a run, next to the folder of checkpoints."""
     name = f"{suite}-{weights}" if limit is None else f"{suite}-{weights}-first-{limit}"
     of_run = place.parent.name == "checkpoints"
     folder = place.parents[1] / "evaluations" / place.name if of_run else place.with_name(f"{place.name}.evaluations")
@@ -233,7 +232,7 @@ def kept_path(place: Path, suite: str, weights: str, limit: int | None) -> Path:
 
 
 def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
-    """Read label → result of these weights; nothing from a file that is missing or was edited."""
+    """Read label → result of these weights; empty if the file is missing or was edited."""
     try:
         benchmarks: dict[str, Kept] = read_sealed(path)["benchmarks"]
     except (FileNotFoundError, NotAsWritten, KeyError):
@@ -242,16 +241,16 @@ def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
 
 
 def write_kept(path: Path, about: Mapping[str, Any], kept: Mapping[str, Kept], order: Iterable[str]) -> None:
-    """Write all results so far, in the suite's order. A cut-off evaluation resumes from them."""
+    """Write all results in the suite's order."""
     write_sealed(path, {**about, "benchmarks": {label: kept[label] for label in order if label in kept}})
 
 
 def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None) -> tuple[SuiteResult, list[Answer]]:
-    """Measure a benchmark: its row, and the answer to each of its items.
+    """Measure a benchmark and return its row with all answers.
 
     Raises:
-        NotMeasured: the benchmark cannot be put to this model.
-        EvaluationError: an answer is not finite, or lm-eval did not do as it was asked.
+        NotMeasured: the model cannot answer the benchmark.
+        EvaluationError: an answer is not finite, or lm-eval deviated from the definition.
     """
     began = time.perf_counter()
     definition, asked = prepared.definition, prepared.asked
@@ -271,8 +270,16 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
             constant = _run(definition.name, items, [CONSTANT_PROGRAM[definition.name]] * len(items))
             floors = Floors(random=None, constant=sum(constant) / len(constant), longest_choice=None)
         else:
-            answers = [_answer(found.tasks[name], name, item, definition.metric) for name, items in samples.items() for item in items]
-            _check_means(found, answers, definition)
+            answers: list[Answer] = []
+            for name, items in samples.items():
+                of_task = [_answer(found.tasks[name], name, item, definition.metric) for item in items]
+                reported = float(found.found["results"][name][f"{definition.metric},{definition.filter}"])
+                mean = float(np.mean([answer["value"] for answer in of_task]))
+                if abs(reported - mean) > 1e-9:
+                    raise EvaluationError(
+                        f"{name}: lm-eval reports {definition.metric} {reported} and its items have the mean {mean}: they must be equal."
+                    )
+                answers += of_task
             floors = measure_floors(found.tasks, samples, definition.metric)
     values = [answer["value"] for answer in answers]
     setting = _setting(found, prepared, precision=model.config.compute_dtype)
@@ -284,7 +291,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         "items": len(values),
         "choice_probability": _choice_probability(answers),
         "others": _others(found, definition),
-        "baseline": max(floor for floor in (floors["random"], floors["constant"], floors["longest_choice"]) if floor is not None),
+        "baseline": max(floor for floor in floors.values() if floor is not None),
         "floors": floors,
         "limit": limit,
         "cut": cut,
@@ -306,7 +313,7 @@ def _row(definition: Definition, asked: Asked, *, hole: str | None = None) -> Su
 
 
 def program_of(benchmark: str, item: Mapping[str, Any], written: str) -> str:
-    """Join the text that the model wrote, up to its stop string, with the item's tests."""
+    """Join generated code with the item's tests."""
     if benchmark == "humaneval":
         return f"{item['prompt']}{written}\n{item['test']}\ncheck({item['entry_point']})\n"
     return "\n".join([written, item["test_setup_code"], *item["test_list"], ""])
@@ -334,44 +341,31 @@ def _answer(task: Any, name: str, sample: Sample, metric: str) -> Answer:
 
 
 def _gold(task: Any, name: str, sample: Sample) -> list[int]:
-    """Find the positions of the right choices. lm-eval counts an item whose answer is not a choice as wrong, with a warning."""
+    """Return the positions of the right choices. lm-eval only warns about an answer outside the choices, and counts it as wrong."""
     doc = sample["doc"]
     choices = task.doc_to_choice(doc)
     target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     every = target if isinstance(target, list) else [target]
-    places = [choices.index(one) if isinstance(one, str) and one in choices else one for one in every]
-    if not places or not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
+    positions = [choices.index(one) if isinstance(one, str) and one in choices else one for one in every]
+    if not positions or not all(isinstance(position, int) and 0 <= position < len(choices) for position in positions):
         raise NotMeasured(
             f"the answer of {name}'s item {sample['doc_id']} must be one of its {len(choices)} choices, found {target!r}: correct the item."
         )
-    return [int(place) for place in places]
-
-
-def _check_means(found: Put, answers: Sequence[Answer], definition: Definition) -> None:
-    """The mean of the items must be the value that lm-eval reports, under the metric and the filter that count."""
-    for name in found.tasks:
-        reported = float(found.found["results"][name][f"{definition.metric},{definition.filter}"])
-        mean = float(np.mean([answer["value"] for answer in answers if answer["id"].rpartition(":")[0] == name]))
-        if abs(reported - mean) > 1e-9:
-            raise EvaluationError(
-                f"{name}: lm-eval reports {definition.metric} {reported} and its items have the mean {mean}: they must be equal."
-            )
+    return [int(position) for position in positions]
 
 
 def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]], metric: str) -> Floors:
-    """Score answers that need no model, with lm-eval's own comparison."""
+    """Score answers without a model, by lm-eval's metric."""
     pairs = [(tasks[name], sample["doc"], sample["target"]) for name, found in samples.items() for sample in found]
     kinds = {task.OUTPUT_TYPE for task, _, _ in pairs}
     if kinds == {"loglikelihood"}:
         targets = Counter(str(target).strip() for _, _, target in pairs)
         return Floors(random=None, constant=targets.most_common(1)[0][1] / len(pairs), longest_choice=None)
     if kinds != {"multiple_choice"}:
-        # Behind `####` is the result of a sum that is done in words.
-        answers = Counter(
-            answer
-            for _, _, target in pairs
-            for answer in {str(one).rpartition("#### ")[2].strip() for one in (target if isinstance(target, list) else [target])}
-        )
+        # GSM8K has the result after `####`
+        answers: Counter[str] = Counter()
+        for _, _, target in pairs:
+            answers.update({str(one).rpartition("#### ")[2].strip() for one in (target if isinstance(target, list) else [target])})
         texts = dict.fromkeys([*(answer for answer, _ in answers.most_common(COMMON_ANSWERS)), *PHRASES])
         values = [np.mean([float(task.process_results(doc, [text])[metric]) for task, doc, _ in pairs]) for text in texts]
         return Floors(random=None, constant=float(max(values)), longest_choice=None)
@@ -379,8 +373,10 @@ def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Samp
     longest: list[float] = []
     for task, doc, _ in pairs:
         choices = task.doc_to_choice(doc)
-        answers = [[(0.0, True) if place == chosen else (-1e9, False) for place in range(len(choices))] for chosen in range(len(choices))]
-        right = [float(task.process_results(doc, answer)[metric]) for answer in answers]
+        right: list[float] = []
+        for chosen in range(len(choices)):
+            answer = [(0.0, True) if position == chosen else (-1e9, False) for position in range(len(choices))]
+            right.append(float(task.process_results(doc, answer)[metric]))
         rights.append(right)
         longest.append(right[int(np.argmax([len(choice) for choice in choices]))])
     positions = range(max(map(len, rights)))
@@ -407,7 +403,7 @@ def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
 
 
 def _choice_probability(answers: Sequence[Answer]) -> float | None:
-    """Mean probability of the right choice among the choices, by likelihood; of a text without others, its own probability."""
+    """Return the mean probability of the right choices among all choices, or of the right text itself."""
     if not all(answer["log_likelihoods"] for answer in answers):
         return None
     shares: list[float] = []
@@ -419,7 +415,7 @@ def _choice_probability(answers: Sequence[Answer]) -> float | None:
 
 
 def _others(found: Put, definition: Definition) -> dict[str, float]:
-    """The other values that lm-eval reports, each item counting once."""
+    """Average lm-eval's remaining values over the tasks, weighted by items."""
     counts = {name: found.found["n-samples"][name]["effective"] for name in found.tasks}
     totals: dict[str, float] = {}
     for name, count in counts.items():

@@ -1,4 +1,4 @@
-"""Starts the compiler in a process of its own, and keeps what it found under the digest of everything that decides it."""
+"""Run the compiler in a child process, and keep its results under the digest of everything that decides them."""
 
 import os
 import subprocess
@@ -24,40 +24,26 @@ from phasewise.trainer.process.environment import deciding_variables
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
 DECIDING = (
-    "interventions.py",
-    "kernels",
-    "loss.py",
-    "metrics.py",
-    "model",
-    "optimizer.py",
-    "preflight",
-    "sharding.py",
-    "state.py",
-    "step.py",
-)
-"""The files of `trainer` that the step, or what is read from it, is made by."""
+    "interventions.py", "kernels", "loss.py", "metrics.py", "model", "optimizer.py", "preflight", "sharding.py", "state.py", "step.py",
+)  # fmt: skip
+"""The files of `trainer` that decide the compiled step and its analysis."""
 DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")
-"""They are for the devices of this machine."""
+"""Variables for the devices of this machine."""
 FLAGS = "LIBTPU_INIT_ARGS"
-COMPILER = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
+COMPILER = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 class MissingCompiler(PhasewiseError):
-    """There is no compiler for TPUs here."""
+    """The TPU compiler is not installed."""
 
 
 def examine(spec: Spec, home: Home) -> Result:
-    """The result of compiling this; compiled where it has not been yet.
+    """Compile a specification, or read its kept result.
 
     Raises:
         MissingCompiler: libtpu is not installed.
-        ConfigError: slice, mesh, batch and model do not fit one another.
-        TrainingError: the compiler failed, or took too long.
+        ConfigError: slice, mesh, batch and model do not fit together.
+        TrainingError: the compiler failed or timed out.
     """
     key = digest_of(spec)
     kept = home.preflight(key)
@@ -72,7 +58,7 @@ def examine(spec: Spec, home: Home) -> Result:
 
 
 def digest_of(spec: Spec) -> str:
-    """Of everything that decides the result: what is compiled, by which versions, with which flags and code."""
+    """Digest of a specification with the versions, flags, variables and code that decide its result."""
     deciding = {
         "spec": without_added(spec.model_dump(mode="json")),
         "versions": versions(),
@@ -84,11 +70,7 @@ def digest_of(spec: Spec) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what compiles.
-
-    Raises:
-        MissingCompiler: libtpu is not installed.
-    """
+    """Return the versions of the compiling libraries, or raise MissingCompiler."""
     try:
         return {name: version(name) for name in LIBRARIES}
     except PackageNotFoundError as error:
@@ -99,14 +81,16 @@ def versions() -> dict[str, str]:
 
 @cache
 def deciding_code() -> str:
-    """The digest of the code that makes the step; comments and layout do not count. The files are read, not imported: they need jax."""
+    """Digest of the code in `DECIDING`, without comments and layout. The files are read, not imported: they need jax."""
     return code_digest(*(f"trainer/{name}" if name.endswith(".py") else f"trainer/{name}/**/*.py" for name in DECIDING))
 
 
 def run_compiler(spec: Spec) -> Result:
-    """One life of `python -m phasewise.trainer.preflight`; it dies with this process, which holds its standard input."""
+    """Run `python -m phasewise.trainer.preflight`. The process exits with this process, which holds its standard input."""
     limit = MAX_MACHINE_CODE_SECONDS if spec.machine_code else MAX_SECONDS
-    environment = {name: value for name, value in os.environ.items() if name not in DROPPED} | COMPILER | _devices_for(spec)
+    environment = {name: value for name, value in os.environ.items() if name not in DROPPED} | COMPILER
+    if spec.topology.platform == "cpu":
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={spec.topology.devices}"
     with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as folder:
         spec_file, result_file, log = (Path(folder) / name for name in ("spec.json", "result.json", "log"))
         write_json(spec_file, spec.model_dump(mode="json"))
@@ -124,32 +108,23 @@ def run_compiler(spec: Spec) -> Result:
                 process.kill()
                 raise
         if code:
-            raise _failure(spec, code, log)
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("preflight: ")]
+            if lines:
+                kinds: dict[int, type[PhasewiseError]] = {ExitCode.USAGE: ConfigError, ExitCode.NO_STORAGE: StorageError}
+                raise kinds.get(code, TrainingError)(lines[-1].removeprefix("preflight: "))
+            reason = last_line(log) or "it said nothing"
+            raise TrainingError(f"the compiler for TPUs {ending(code)} for {spec.topology.name}: {reason}")
         return Result.model_validate(read_json(result_file))
 
 
-def _devices_for(spec: Spec) -> dict[str, str]:
-    """The compiler's process has as many devices as the trainer's will have, where they are a CPU's."""
-    if spec.topology.platform != "cpu":
-        return {}
-    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.topology.devices}"}
-
-
-def _failure(spec: Spec, code: int, log: Path) -> PhasewiseError:
-    said = [line.removeprefix("preflight: ") for line in log.read_text(errors="replace").splitlines() if line.startswith("preflight: ")]
-    reason = said[-1] if said else f"the compiler for TPUs {ending(code)} for {spec.topology.name}: {last_line(log) or 'it said nothing'}"
-    kinds: dict[int, type[PhasewiseError]] = {ExitCode.USAGE: ConfigError, ExitCode.NO_STORAGE: StorageError} if said else {}
-    return kinds.get(code, TrainingError)(reason)
-
-
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, estimated: bool = False) -> Report:
-    """Find the fastest plan that fits the setup on its slice, and project what it takes.
+    """Find the fastest plan that fits the setup on its slice, and project time and cost.
 
     Args:
-        estimated: compile nothing. For a GPU nothing is compiled anyway.
+        estimated: do not compile. Plans for GPUs are never compiled.
 
     Raises:
-        ConfigError: no slice is called so, or the model does not fit the mesh.
+        ConfigError: the slice is unknown, or the model does not fit the mesh.
         TrainingError: the compiler failed.
     """
     where = find_slice(setup.slice)

@@ -1,4 +1,4 @@
-"""How a phase is carried out on its slice: mesh, what is kept of the forward pass and where, parts of the batch, chunks of the loss."""
+"""Execution plans of a phase on its slice: mesh, rematerialization and offloading, parts of the batch, chunks of the loss."""
 
 import itertools
 from collections.abc import Iterator
@@ -25,21 +25,18 @@ from phasewise.trainer.config import (
 from phasewise.trainer.preflight.spec import Platform, Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
-"""Logits of so many tokens exist at a time on a chip: 1 GiB at Llama 3's vocabulary. More need memory; with
-fewer, the head's gradient is summed over the chips more often: once a chunk."""
+"""Tokens whose logits exist at one time on a chip: 1 GiB at Llama 3's vocabulary. Smaller chunks sum the head's gradient more often."""
 GIB = 2**30
 DENSE_PRODUCTS = {"query", "key", "value", "output", "gate", "up", ATTENTION}
-"""All that the backward pass of a dense block needs."""
-
-
+"""All inputs of a dense block's backward pass."""
 MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
 MAX_EXPERT, MAX_TENSOR_SPARSE = 16, 2
-"""Rows of experts go to each of so many devices at most: further ones are further away on the torus."""
+"""Limits for experts: more distant devices on the torus are slower."""
 MAX_CONTEXT, MIN_CONTEXT_POSITIONS = 16, 8192
-"""Rows are cut along positions into so many parts at most, and of at least so many positions: shorter rows are many, and cut the batch."""
+"""Limits for parts of a row. Shorter rows are numerous, and the batch is divided instead."""
 LOSS_TOKENS = (LOSS_TOKENS_A_CHIP, 4 * LOSS_TOKENS_A_CHIP)
 OFFLOADED = ("gate", "up")
-"""The widest products: the only ones that are worth the way to the host."""
+"""The widest products, the only products worth offloading."""
 SPARSE_GROUPS = (
     (ATTENTION,),
     ("query", "attention_gate"),
@@ -48,13 +45,11 @@ SPARSE_GROUPS = (
     ("gate", "up", "down"),
     ("router", "shared_gate", "shared_up", "shared_down"),
 )
-"""What is kept together in a sparse model: dense layers are few, and what experts compute cannot be named."""
+"""Products of a sparse model that are kept together. Dense layers are few, and the products of experts have no names."""
 
 
 class Setup(Frozen):
-    """Attributes:
-    stretches: start and stop step of each, where the phase comes back to the same slice and batch.
-    """
+    """A step of a phase on a slice. `stretches` has the start and stop steps of all segments with this slice and batch."""
 
     phase: str
     slice: str
@@ -63,17 +58,17 @@ class Setup(Frozen):
 
     @property
     def steps(self) -> int:
-        """Updates of all stretches."""
+        """Number of updates."""
         return sum(stop - start for start, stop in self.stretches)
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Summary for people."""
         return f"{self.phase}, {self.step.batch_sequences:,} sequences on {self.slice}"
 
 
 def step_shape(phase: Any, batch_sequences: int) -> StepShape:
-    """Select everything of a phase of a recipe, or of a run, that decides its compiled step."""
+    """Select the fields of a recipe's phase or a run that decide its compiled step."""
     stability: Stability = phase.stability
 
     def ever(values: Steps[Any]) -> list[Any]:
@@ -93,12 +88,12 @@ def step_shape(phase: Any, batch_sequences: int) -> StepShape:
 
 
 class Plan(Frozen):
-    """Everything of `Execution` that preflight decides.
+    """The fields of `Execution` that preflight decides.
 
     Attributes:
-        parts: how many parts of the batch the gradients are summed over.
-        mesh: None is the slice's mesh by rule: copies over slices, weights cut over all chips of a slice.
-        loss_tokens_a_chip: logits of so many tokens exist at a time on a chip, whole or cut over `tensor`.
+        parts: gradient accumulation steps.
+        mesh: None is the mesh by rule, with replicas over slices and weights over all chips of a slice.
+        loss_tokens_a_chip: tokens whose logits exist at one time on a chip.
     """
 
     remat: Remat
@@ -107,12 +102,12 @@ class Plan(Frozen):
     loss_tokens_a_chip: int = Field(default=LOSS_TOKENS_A_CHIP, gt=0)
 
     def mesh_on(self, where: Slice) -> Mesh:
-        """The mesh on this slice."""
+        """Return the mesh on a slice."""
         return self.mesh or where.mesh
 
     @property
     def words(self) -> str:
-        """For people; a mesh by rule and the usual chunks of the loss are not mentioned."""
+        """Summary for people without default values."""
         words = [kept_in_words(self.remat)]
         if self.parts > 1:
             words.append(f"gradients over {self.parts} parts")
@@ -126,7 +121,7 @@ class Plan(Frozen):
 
 
 def kept_in_words(remat: Remat) -> str:
-    """What of the forward pass is kept for the backward pass, for people."""
+    """Describe the kept activations for people."""
     match remat:
         case "none":
             return "everything kept"
@@ -148,7 +143,7 @@ def kept_in_words(remat: Remat) -> str:
 
 
 def batch_refusal(batch_sequences: int, where: Slice) -> str | None:
-    """Why a batch cannot be cut over a slice's devices; None where it can."""
+    """Return the reason why a batch cannot be divided over a slice's devices, or None."""
     parts = where.devices
     if batch_sequences % parts == 0:
         return None
@@ -162,7 +157,7 @@ def batch_refusal(batch_sequences: int, where: Slice) -> str | None:
 
 
 def mesh_refusal(step: StepShape, where: Slice) -> str:
-    """Why no mesh of a sparse model fits its batch and the slice's devices."""
+    """Return the reason why no mesh of a sparse model fits its batch and the slice's devices."""
     experts = step.model.experts
     assert experts is not None
     return (
@@ -172,11 +167,11 @@ def mesh_refusal(step: StepShape, where: Slice) -> str:
 
 
 def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = False) -> Spec:
-    """The plan as something that can be compiled, and as what the trainer executes."""
+    """Return the specification for the compiler, with the trainer's `Execution`."""
     tokens = step.batch_sequences // plan.parts * step.model.seq_len
     chunk = plan.loss_tokens_a_chip * where.devices
     mesh = plan.mesh_on(where)
-    # The quickest kernel that can run there, by its name: "auto" would ask the machine at hand
+    # "auto" would choose the kernel for this machine
     from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
 
     execution = Execution(
@@ -191,20 +186,20 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
 
 
 class Setting(NamedTuple):
-    """All of a plan but what is kept."""
+    """A plan without its remat policy."""
 
     mesh: Mesh
     parts: int
     loss_tokens_a_chip: int
 
     def plan(self, remat: Remat, where: Slice) -> Plan:
-        """The plan that keeps this."""
+        """Return the plan with a policy."""
         mesh = None if self.mesh == where.mesh else self.mesh
         return Plan(remat=remat, parts=self.parts, mesh=mesh, loss_tokens_a_chip=self.loss_tokens_a_chip)
 
 
 def settings_for(step: StepShape, where: Slice) -> list[Setting]:
-    """Every setting that mesh, model and batch allow, the rule's first, in an order that does not change. Whether it fits is not asked."""
+    """List every setting that mesh, model and batch allow, the mesh by rule first, regardless of memory."""
     found: list[Setting] = []
     for mesh in meshes_for(step.model, where):
         for parts in parts_for(step.batch_sequences, mesh.batch_parts):
@@ -216,10 +211,9 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
 
 
 def meshes_for(model: ModelConfig, where: Slice) -> list[Mesh]:
-    """The rule's mesh first; then fewer devices that cut the weights, with copies within the slice, heads cut over `tensor`, and long rows
-    along their positions over `context`.
+    """List the mesh by rule, then meshes with replicas in a slice, `tensor` for heads, and `context` for positions of long rows.
 
-    A sparse model has no mesh by rule: those that deal out its experts come with the others.
+    A sparse model has no mesh by rule.
     """
     if model.experts is not None:
         return list(_sparse_meshes(model, where))
@@ -237,7 +231,7 @@ def meshes_for(model: ModelConfig, where: Slice) -> list[Mesh]:
 
 
 def contexts_for(model: ModelConfig, where: Slice) -> list[int]:
-    """Into how many parts a row may be cut. Not for GPUs, whose kernel cannot compute a part of a row."""
+    """List the possible numbers of parts of a row. The GPU kernel supports only whole rows."""
     if where.chip.platform == "gpu":
         return [1]
     parts = (size for size in _powers(MAX_CONTEXT) if model.seq_len >= size * MIN_CONTEXT_POSITIONS)
@@ -245,7 +239,7 @@ def contexts_for(model: ModelConfig, where: Slice) -> list[int]:
 
 
 def _sparse_meshes(model: ModelConfig, where: Slice) -> Iterator[Mesh]:
-    """As `trainer.sharding` takes them: experts in equal parts over `expert`, all other weights over fsdp × expert × context."""
+    """Yield the meshes that `trainer.sharding` accepts: experts over `expert`, all other weights over fsdp × expert × context."""
     from phasewise.trainer.sharding import check_mesh  # it imports jax
 
     for expert, tensor, context in itertools.product(_powers(MAX_EXPERT), _powers(MAX_TENSOR_SPARSE), contexts_for(model, where)):
@@ -262,22 +256,20 @@ def _sparse_meshes(model: ModelConfig, where: Slice) -> Iterator[Mesh]:
 
 
 def parts_for(batch_sequences: int, rows: int) -> list[int]:
-    """The parts of the batch that replica × fsdp × expert divides."""
+    """List the numbers of parts whose size replica × fsdp × expert divides."""
     return [parts for parts in _powers(MAX_PARTS) if batch_sequences % parts == 0 and (batch_sequences // parts) % rows == 0]
 
 
 def policies_for(model: ModelConfig, platform: Platform = "tpu") -> Iterator[Remat]:
-    """Every choice of what is kept, on the device or on the host. Keys and values, both small, go together.
+    """Yield every choice of kept activations on device and host. Keys and values are small and stay together.
 
-    Where it is no TPU, nothing goes to the host, and attention has no name: its kernel does not say what it needs.
+    Only a TPU offloads, and only its attention kernel names its inputs.
     """
-    if platform != "tpu":
-        found = _sparse_policies(model) if model.experts is not None else _dense_policies()
+    found = _sparse_policies(model) if model.experts is not None else _dense_policies()
+    if platform == "tpu":
+        yield from ("full", "offload", *found)
+    else:
         yield from ("full", "none", *(one for one in found if isinstance(one, Kept) and not one.on_host and ATTENTION not in one.on_device))
-        return
-    yield "full"
-    yield "offload"
-    yield from _sparse_policies(model) if model.experts is not None else _dense_policies()
 
 
 def _dense_policies() -> Iterator[Remat]:
@@ -292,7 +284,7 @@ def _dense_policies() -> Iterator[Remat]:
 
 
 def _sparse_policies(model: ModelConfig) -> Iterator[Remat]:
-    """What experts compute and exchange is kept with everything else, or comes again. Names are those of products that there are."""
+    """Yield the choices for a sparse model. Experts' activations are kept only with everything else."""
     from phasewise.trainer.preflight.roofline import products  # it imports jax
 
     yield "none"

@@ -1,4 +1,4 @@
-"""The slices that a recipe may name: `deployments/slices.toml`, read."""
+"""Slices that a recipe may name, from `deployments/slices.toml`."""
 
 import math
 import re
@@ -21,13 +21,13 @@ GIGA = 1e9
 
 
 class Chip(Frozen):
-    """A kind of chip. Bandwidths in gigabytes a second and chip, networks and the way to the host in one direction.
+    """A kind of chip. Bandwidths are GB/s per chip, in one direction for networks and host.
 
     Attributes:
-        devices: as how many devices a program sees the chip; each has an equal part of its memory and of all its speeds.
-        peak_flops: of bfloat16; None is what trainer/flops.py says of the device.
-        usable: share of the memory that a program may use, where no compiler says it.
-        is_switched: each chip of a slice reaches each other one at full speed; else they are the corners of a torus.
+        devices: devices of a chip in JAX, with equal shares of its memory and speeds.
+        peak_flops: bfloat16. None takes the value of trainer/flops.py.
+        usable: usable share of the memory if the compiler reports no limit.
+        is_switched: all chips of a slice are connected at full speed, else by a torus.
     """
 
     platform: Platform = "tpu"
@@ -50,7 +50,7 @@ class Chip(Frozen):
 
     @property
     def speeds(self) -> Speeds:
-        """Of one device, for the roofline."""
+        """Speeds of a device for the roofline."""
         peak = self.peak_flops or peak_flops(self.device_kind, "bfloat16")
         assert peak is not None, f"trainer/flops.py names no peak of {self.device_kind}"
         return Speeds(
@@ -63,19 +63,19 @@ class Chip(Frozen):
 
     @property
     def device_gib(self) -> float:
-        """The maker's memory of one device."""
+        """Memory of a device by the maker."""
         return self.memory_gib / self.devices
 
 
 class Torus(Frozen):
-    """A slice's chip, and chips along each axis."""
+    """Chip of a slice, and number of chips along each axis."""
 
     chip: str
     torus: tuple[Annotated[int, Field(gt=0)], ...] = Field(min_length=1)
 
 
 class Table(Frozen):
-    """The file."""
+    """Content of the file."""
 
     chips: dict[str, Chip]
     slices: dict[str, Torus]
@@ -93,7 +93,7 @@ class Table(Frozen):
 
 
 class Slice(Frozen):
-    """What a recipe's name means: `count` slices alike."""
+    """`count` equal slices."""
 
     name: str
     count: int = Field(gt=0)
@@ -102,37 +102,37 @@ class Slice(Frozen):
 
     @property
     def chips_of_each(self) -> int:
-        """Chips of one of the slices."""
+        """Chips of a slice."""
         return math.prod(self.torus)
 
     @property
     def chips(self) -> int:
-        """All chips."""
+        """Chips of all slices."""
         return self.count * self.chips_of_each
 
     @property
     def devices_of_each(self) -> int:
-        """Devices of one of the slices: places of a mesh."""
+        """Devices of a slice."""
         return self.chips_of_each * self.chip.devices
 
     @property
     def devices(self) -> int:
-        """All devices."""
+        """Devices of all slices."""
         return self.count * self.devices_of_each
 
     @property
     def hosts(self) -> int:
-        """All machines that hold them; no two slices are on one."""
+        """Hosts of all slices. Slices share no host."""
         return self.count * -(-self.chips_of_each // self.chip.chips_per_host)
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh by rule: copies over slices, weights cut over the devices of a slice."""
+        """Mesh by rule: replicas over slices, weights over the devices of a slice."""
         return Mesh(replica=self.count, fsdp=self.devices_of_each, tensor=1)
 
     @property
     def topology(self) -> Topology:
-        """As the compiler names it."""
+        """Topology in the compiler's names."""
         platform = self.chip.platform
         name = f"{self.chip.topology or platform}:{'x'.join(map(str, self.torus))}"
         if platform != "tpu":
@@ -141,17 +141,13 @@ class Slice(Frozen):
 
     @property
     def is_compiled_for(self) -> bool:
-        """Whether the compiler for it runs where there is none of it; what it needs is estimated where it does not."""
+        """Whether the compiler runs without the chip. GPUs are only estimated."""
         return self.chip.platform != "gpu"
 
 
 @cache
 def read_table() -> Table:
-    """What the file says.
-
-    Raises:
-        ConfigError: it is not there, or something in it is not understood.
-    """
+    """Read the file, or raise a ConfigError if it is missing or invalid."""
     try:
         return Table.model_validate(tomllib.loads(files(PACKAGE).joinpath(TABLE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ModuleNotFoundError):
@@ -161,11 +157,7 @@ def read_table() -> Table:
 
 
 def find_slice(name: str) -> Slice:
-    """The slice of that name: `v4-2048`, `2x v5e-256`.
-
-    Raises:
-        ConfigError: no slice is called so.
-    """
+    """Return the slice of a name such as `v4-2048` or `2x v5e-256`, or raise a ConfigError."""
     table = read_table()
     found = COUNTED.fullmatch(name.strip())
     torus = table.slices.get(found.group(2)) if found else None

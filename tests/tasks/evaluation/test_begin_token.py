@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import SpecialTokens, special_tokens
-from phasewise.tasks.evaluation.checkpoint import Evaluation, evaluate_model
+from phasewise.tasks.evaluation.checkpoint import evaluate_model
 from phasewise.tasks.evaluation.held_out import HeldOutDocument, read_held_out_tokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.trainer.config import ModelConfig
@@ -43,7 +43,7 @@ def of_shifted(params: Params) -> Params:
     return params | {"embedding": jnp.roll(params["embedding"], SHIFT, axis=0), "head": jnp.roll(params["head"], SHIFT, axis=1)}
 
 
-def as_floats(evaluation: Evaluation) -> np.ndarray:
+def as_floats(evaluation: dict[str, Any]) -> np.ndarray:
     """All that was measured, in order."""
     answers = [score for result in evaluation["results"] for answer in result["answers"] for score in answer["log_likelihoods"]]
     return np.array([*evaluation["bits_per_byte"].values(), evaluation["macro_bits_per_byte"], *answers])
@@ -61,7 +61,7 @@ def test_an_evaluation_is_the_same(
 ) -> None:
     """Up to the order in which a row of logits is summed. A model that was made by hand, and is right about something."""
 
-    def evaluated(by: Tokenizer, params: Params) -> Evaluation:
+    def evaluated(by: Tokenizer, params: Params) -> dict[str, Any]:
         home = tmp_path / str(special_tokens(by).begin)
         caches = {name: write_cache(home / name, documents, by=by) for name, documents in held_out_texts.items()}
         held_out = read_held_out_tokens(caches, by, max_tokens=400)

@@ -3,13 +3,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
 from phasewise.tasks.data.tokenizer import special_tokens
-from phasewise.tasks.evaluation.checkpoint import Evaluation, evaluate_model
+from phasewise.tasks.evaluation.checkpoint import evaluate_model
 from phasewise.tasks.evaluation.held_out import HeldOutTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
@@ -57,7 +58,7 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
 def test_only_what_is_named_is_measured(
     params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
 ) -> None:
-    def found(*names: str) -> Evaluation:
+    def found(*names: str) -> dict[str, Any]:
         return evaluate_model(
             params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=names, held_out=held_out_tokens
         )

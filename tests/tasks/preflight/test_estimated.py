@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight import launcher as module
-from phasewise.tasks.preflight.estimate import exchange_speed, ici_speed
+from phasewise.tasks.preflight.estimate import ici_speed
 from phasewise.tasks.preflight.launcher import preflight_setup
 from phasewise.tasks.preflight.plan import GIB, Plan, Setup, policies_for, spec_for
 from phasewise.tasks.preflight.search import estimate_plan
@@ -95,7 +95,7 @@ def test_elsewhere_than_on_a_tpu_nothing_goes_to_the_host_and_attention_has_no_n
 def test_behind_a_switch_every_chip_has_all_its_links():
     where = find_slice("h100-8")
     for mesh, axis in ((Mesh(fsdp=8), "fsdp"), (Mesh(replica=4, fsdp=2), "fsdp")):
-        assert ici_speed(axis, mesh, where) == exchange_speed(axis, mesh, where) == 450e9
+        assert ici_speed(axis, mesh, where) == ici_speed(axis, mesh, where, all_to_all=True) == 450e9
 
 
 def test_the_slices_beside_the_record():

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from phasewise.tasks.evaluation.checkpoint import BenchmarkResult
 from phasewise.tasks.evaluation.gate_benchmarks import as_gate_result, gate_key, gate_results
+from phasewise.tasks.evaluation.harness import BenchmarkResult
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
 from phasewise.validations.evidence.floor import measure_floor

@@ -132,7 +132,7 @@ def test_9_two_tasks_of_one_name_are_not_one(
     write_items("arc_challenge/test", riddles(3, answer=1))
     parts = tuple(Part(task="arc_easy", include="arc/arc_easy.yaml", file=f"{name}/test.jsonl") for name in ("arc_easy", "arc_challenge"))
     monkeypatch.setitem(benchmark_definitions.DEFINITIONS, "both", Definition(name="both", parts=parts, metric="acc"))
-    with pytest.raises(EvaluationError, match="must load the tasks arc_easy, arc_easy, found arc_easy: two of one name"):
+    with pytest.raises(EvaluationError, match="must load the tasks arc_easy, arc_easy, found arc_easy: two have the same name"):
         run_lines(scripted(), "both:0")
 
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from phasewise.tasks.preflight.search import slices_of, smallest_slice
+from experiments.lab.preflight_tables import slices_of, smallest_slice
 from phasewise.trainer.preflight.spec import Result, Spec
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
