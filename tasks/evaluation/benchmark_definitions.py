@@ -1,4 +1,4 @@
-"""The benchmarks that lm-eval runs and the suites that ask them, read from `benchmarks.yaml`."""
+"""lm-eval's benchmarks and suites, from `benchmarks.yaml`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 
 SHOTS_IN_DEFINITION = "definition"
-"""The examples are written in lm-eval's own definition, and need no file."""
+"""lm-eval's definition has the examples, which need no file."""
 
 
 class Rows(Frozen):
@@ -21,13 +21,13 @@ class Rows(Frozen):
 
 
 class Part(Frozen):
-    """One task of lm-eval; most benchmarks are one.
+    """An lm-eval task. Most benchmarks have one.
 
     Attributes:
-        include: lm-eval's file below `lm_eval/tasks`; empty if the benchmark is defined here.
-        file: items below the folder of benchmarks. `{split}` is the name of a split.
-        rows: the rows of the file that belong to the task; None is all.
-        split: of the items, if it differs from the benchmark's.
+        include: path below `lm_eval/tasks`, or empty for a complete definition here.
+        file: path of the items below the folder of benchmarks, with `{split}`.
+        rows: rows of the file. None is all.
+        split: replaces the benchmark's split.
     """
 
     task: str
@@ -41,15 +41,14 @@ class Definition(Frozen):
     """A benchmark.
 
     Attributes:
-        metric: lm-eval's name of the metric that counts. `pass` is counted here: the program passed its tests.
-        filter: lm-eval's name of the filter that counts.
-        shots_split: the split of the examples. None: there is none, and lm-eval would take examples from the items themselves.
-        shots_rows: the rows of that split that are examples; None is all.
-        settings: changes of lm-eval's definition, or all of it.
-        local_settings: the whole definition for a folder whose files have another form than the hub's.
-        fields: the fields of a row that are needed, if the others have no one type; empty is all.
-        modules: Python modules that the definition imports.
-        remark: how the value differs from values that others measure under this name.
+        metric: lm-eval's metric, or `pass` for programs that pass their tests.
+        filter: lm-eval's filter.
+        shots_split: split of the examples. None forbids examples, which lm-eval would take from the items.
+        settings: changes of lm-eval's definition, or a complete definition.
+        local_settings: complete definition for local files in a different form than the hub's.
+        fields: needed fields of a row, if the other fields have mixed types.
+        modules: Python packages that the definition imports.
+        remark: differences to published values of this name.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Definition(Frozen):
 
 
 class Asked(Frozen):
-    """A line of a suite: a benchmark with its number of examples, or with the tokens of an item if items are made at any length."""
+    """A line of a suite: a benchmark with a number of examples or, for needles, a length in tokens."""
 
     benchmark: str
     shots: int = Field(ge=0)
@@ -77,12 +76,12 @@ class Asked(Frozen):
 
     @property
     def label(self) -> str:
-        """The name of its result: `arc_easy:10`, `niah:8192`."""
+        """Name of the result, such as `arc_easy:10` or `niah:8192`."""
         return f"{self.benchmark}:{self.shots if self.length is None else self.length}"
 
 
 class Suite(Frozen):
-    """Benchmarks that are measured together, in this order."""
+    """Benchmarks in the order of their measurement."""
 
     name: str
     about: str
@@ -90,14 +89,14 @@ class Suite(Frozen):
 
 
 def find_definition(name: str) -> Definition:
-    """Return the benchmark of this name, or raise a ConfigError."""
+    """Return a benchmark, or raise a ConfigError."""
     if name not in DEFINITIONS:
         raise ConfigError(f"a suite must name benchmarks that are known, found {name!r}; known are {', '.join(DEFINITIONS)}.")
     return DEFINITIONS[name]
 
 
 def find_suite(name: str) -> Suite:
-    """Return the suite of this name, or raise a ConfigError."""
+    """Return a suite, or raise a ConfigError."""
     if name not in SUITES:
         raise ConfigError(f"--suite must be one of {', '.join(SUITES)}, niah or niah:LENGTH, found {name!r}.")
     return SUITES[name]
@@ -110,14 +109,15 @@ def ask(label: str, source: str) -> Asked:
 
 
 def _definition(name: str, entry: dict[str, Any]) -> Definition:
-    found = {key: entry.pop(key, default) for key, default in (("task", name), ("include", ""), ("file", name + "/{split}.jsonl"))}
-    field, split, names = (entry.pop(key, default) for key, default in (("rows_field", None), ("part_split", ""), ("parts", [""])))
+    """Expand `{part}` in the fields of each part."""
+    texts = {"task": entry.pop("task", name), "include": entry.pop("include", ""), "file": entry.pop("file", name + "/{split}.jsonl")}
+    texts["split"] = entry.pop("part_split", "")
+    field, names = entry.pop("rows_field", None), entry.pop("parts", [""])
     values: dict[str, str] = names if isinstance(names, dict) else dict(zip(names, names, strict=True))
-    parts = [
-        {key: text.replace("{part}", part) for key, text in (found | {"split": split}).items()}
-        | ({"rows": {"field": field, "values": [value]}} if field else {})
-        for part, value in values.items()
-    ]
+    parts: list[dict[str, Any]] = []
+    for part, value in values.items():
+        fields = {key: text.replace("{part}", part) for key, text in texts.items()}
+        parts.append({**fields, "rows": {"field": field, "values": [value]}} if field else fields)
     return Definition.model_validate({"name": name, "parts": parts, **entry})
 
 

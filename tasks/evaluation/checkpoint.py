@@ -147,7 +147,7 @@ def open_model(
 def measure_benchmarks(
     model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None, haystack: Sequence[str] = ()
 ) -> list[BenchmarkResult]:
-    """Measure the named benchmarks; arguments and errors as in `evaluate_model`."""
+    """Measure the named benchmarks. Arguments and errors as in `evaluate_model`."""
     described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
     results = [_measure_made(model, as_path(benchmarks), benchmark) for benchmark in described]
     labels, needles = real_of(names), needles_of(names)
@@ -221,7 +221,7 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
 
 
 def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> dict[str, Any] | None:
-    """Measure the answers of held-out conversations by the run's weights and its parent's; None unless the run trains on answers.
+    """Measure the answers of held-out conversations by the run's weights and its parent's, or None unless the run trains on answers.
 
     `items` has the number of answer tokens of each conversation and their negative log-likelihoods in nats. `against` is the parent
     phase, or None.

@@ -1,6 +1,6 @@
 """Corpus fit: bits per byte and perplexity of texts by subset, in the rolling windows of lm-eval's `loglikelihood_rolling`.
 
-Each text is independent. Its first token is predicted from begin-of-text, end-of-text is not predicted. Windows of `seq_len` tokens are
+Each text is independent. Its first token is predicted from the BOS token, end-of-text is not predicted. Windows of `seq_len` tokens are
 `seq_len` apart, and the last window starts earlier to be full. Bytes don't depend on the tokenizer, only the text in a window does.
 """
 
@@ -158,7 +158,7 @@ def _format_of(name: str) -> Format | None:
 
 
 class TokenizedText(NamedTuple):
-    """The tokens of a text without begin and end tokens. `where` names the text in errors."""
+    """The tokens of a text without BOS and EOS tokens. `where` names the text in errors."""
 
     subset: str
     where: str
@@ -219,7 +219,7 @@ def measure_fit(
     """Measure bits per byte and perplexity of the texts by subset, for each set of weights.
 
     Args:
-        begin: begin-of-text token.
+        begin: the BOS token.
         text_bytes: subset → UTF-8 bytes, if the texts don't have their sizes.
 
     Raises:

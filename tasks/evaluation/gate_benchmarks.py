@@ -1,7 +1,7 @@
-"""The benchmarks of a phase's gate that lm-eval has, and needles: the digests that decide them, and their results as a gate judges them.
+"""The benchmarks of a phase's gate from lm-eval, and needles: their keys, and their results in the gate's shape.
 
-Items of real benchmarks come only from the folder that the scan for leaks reads (`PHASEWISE_BENCHMARKS`): no gate asks an item that the
-scan did not search for. Needles are hidden in the held-out text of the recipe's main line, so a phase and its parent get the same items.
+Real items come only from `PHASEWISE_BENCHMARKS`, the folder of the leakage scan: a gate uses only items that the scan searched for.
+Needles are hidden in held-out text of the recipe's main line, so a phase and its parent get equal items.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,18 +27,41 @@ SOURCE = "the phase's evaluation.benchmarks"
 
 
 def gate_key(labels: Iterable[str]) -> dict[str, str]:
-    """Map each benchmark to the digest of its items, examples, definition and code.
-
-    Raises:
-        ConfigError: no folder is named, or it lacks what a benchmark needs.
-    """
+    """Return label → digest of items, examples, definition and code, or raise a ConfigError as `gate_folder`."""
     named = sorted(labels)
     folder = gate_folder(named)
-    return {label: _digest(label, folder, _signature(folder, label)) for label in named} if folder else {}
+    if folder is None:
+        return {}
+    keys: dict[str, str] = {}
+    for label in named:
+        # While size and time of the possible files are equal, the digest is not computed again
+        definition = find_definition(label.partition(":")[0])
+        splits = {part.split or definition.split for part in definition.parts} | {definition.shots_split or definition.split}
+        paths = sorted({folder / part.file.format(split=split) for part in definition.parts for split in splits})
+        stats = [(str(path), path.stat()) for path in paths if path.is_file()]
+        keys[label] = _digest(label, folder, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+    return keys
+
+
+@lru_cache(maxsize=256)
+def _digest(label: str, folder: Path, _signature: tuple[tuple[str, int, int], ...]) -> str:
+    prepared = _prepared(label, folder)
+    return digest_of_json([label, prepared.items_digest, prepared.definition_digest, measuring_code()])
+
+
+def _prepared(label: str, folder: Path) -> Prepared:
+    asked = ask(label, SOURCE)
+    try:
+        return prepare(find_definition(asked.benchmark), asked, folder, allow_code=False)
+    except NotMeasured as error:
+        raise ConfigError(
+            f"the gate asks {label}, and {folder} ({BENCHMARKS_VARIABLE}) does not have what it needs: {error}. Put it there, or "
+            f"take {label} out of {SOURCE}."
+        ) from None
 
 
 def gate_folder(labels: Iterable[str]) -> Path | None:
-    """Return the folder of the benchmarks' items; None without labels."""
+    """Return the folder of the benchmarks' items, or None without labels. A ConfigError reports a missing variable."""
     named = sorted(labels)
     if not named:
         return None
@@ -46,7 +69,7 @@ def gate_folder(labels: Iterable[str]) -> Path | None:
     if folder is None:
         raise ConfigError(
             f"the gate asks {', '.join(named)}: {BENCHMARKS_VARIABLE} must name a folder with their items, as JSON lines, and is not set. "
-            "The scan searches the data for what is in it."
+            "The scan searches the training data for these items."
         )
     return folder
 
@@ -64,10 +87,7 @@ def gate_results(model: "JaxLanguageModel", labels: Iterable[str], folder: Path)
 
 
 def as_gate_result(result: SuiteResult, answers: list[Answer]) -> BenchmarkResult:
-    """Turn a row of a suite and its answers into what a gate judges: items that are right or wrong.
-
-    The likelihoods of a benchmark whose items have several right choices, or none, tell a gate nothing: they are left out.
-    """
+    """Convert a suite's row to the gate's shape, with binary items. Likelihoods count only for items with one right choice."""
     value, baseline, setting = result["value"], result["baseline"], result["setting"]
     assert value is not None
     assert baseline is not None
@@ -80,68 +100,24 @@ def as_gate_result(result: SuiteResult, answers: list[Answer]) -> BenchmarkResul
     has_choices = all(len(answer["gold"]) == 1 and len(answer["log_likelihoods"]) > 1 for answer in answers)
     items = [
         ItemAnswer(
-            id=answer["id"],
-            right=bool(answer["value"]),
-            baseline_right=None,
-            group=None,
-            gold=answer["gold"][0] if has_choices else 0,
-            log_likelihoods=answer["log_likelihoods"] if has_choices else [],
+            id=answer["id"], right=bool(answer["value"]), baseline_right=None, group=None,
+            gold=answer["gold"][0] if has_choices else 0, log_likelihoods=answer["log_likelihoods"] if has_choices else [],
         )
         for answer in answers
-    ]
+    ]  # fmt: skip
     return BenchmarkResult(
-        benchmark=result["benchmark"],
-        metric=result["metric"],
-        value=value,
-        stderr=result["stderr"] or 0.0,
-        items=result["items"],
-        baseline=baseline,
-        answers=items,
-        setting=setting,
-    )
-
-
-def _prepared(label: str, folder: Path) -> Prepared:
-    asked = ask(label, SOURCE)
-    try:
-        return prepare(find_definition(asked.benchmark), asked, folder, allow_code=False)
-    except NotMeasured as error:
-        raise ConfigError(
-            f"the gate asks {label}, and {folder} ({BENCHMARKS_VARIABLE}) does not have what it needs: {error}. Put it there, or "
-            f"take {label} out of {SOURCE}."
-        ) from None
-
-
-def _signature(folder: Path, label: str) -> tuple[tuple[str, int, int], ...]:
-    """The files that a benchmark may read, with size and time of change: while these are the same its digest is not computed again."""
-    definition = find_definition(label.partition(":")[0])
-    splits = {part.split or definition.split for part in definition.parts} | {definition.shots_split or definition.split}
-    places = {folder / part.file.format(split=split) for part in definition.parts for split in splits}
-    found = [(str(place), place.stat()) for place in sorted(places) if place.is_file()]
-    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
-
-
-@lru_cache(maxsize=256)
-def _digest(label: str, folder: Path, _signature: tuple[tuple[str, int, int], ...]) -> str:
-    prepared = _prepared(label, folder)
-    return digest_of_json([label, prepared.items_digest, prepared.definition_digest, measuring_code()])
+        benchmark=result["benchmark"], metric=result["metric"], value=value, stderr=result["stderr"] or 0.0, items=result["items"],
+        baseline=baseline, answers=items, setting=setting,
+    )  # fmt: skip
 
 
 def needle_key(labels: Iterable[str], haystack: Mapping[str, str]) -> dict[str, str]:
-    """Map each benchmark to the digest of everything that decides its score, except the model and its tokenizer.
-
-    Args:
-        haystack: component → digest of its held-out text.
-    """
+    """Return label → digest of code and haystack, a mapping of components to digests of held-out text."""
     return {label: digest_of_json([label, dict(sorted(haystack.items())), measuring_code()]) for label in sorted(labels)}
 
 
 def check_room(phase: str, labels: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Refuse lengths without room for two needles, by the tokenizer that the phase trains with.
-
-    Raises:
-        ConfigError: with the least length.
-    """
+    """Raise a ConfigError with the least length if a length has no room for two needles."""
     if not labels:
         return
     needles = Needles(length=MIN_LENGTH, keys=MIN_KEYS)
@@ -154,11 +130,7 @@ def check_room(phase: str, labels: Sequence[str], tokenizer: Tokenizer) -> None:
 
 
 def needle_results(model: "JaxLanguageModel", labels: Iterable[str], words: Sequence[str]) -> list[BenchmarkResult]:
-    """Measure each benchmark on all of its items. A short one has fewer needles, down to two, which is logged.
-
-    Args:
-        words: of the text that needles are hidden in.
-    """
+    """Measure each benchmark on all of its items, hidden in the text of `words`. A log line reports a reduced number of needles."""
     results: list[BenchmarkResult] = []
     for label in sorted(labels):
         length = needle_length(label) or 0
@@ -176,7 +148,7 @@ def needle_results(model: "JaxLanguageModel", labels: Iterable[str], words: Sequ
 
 
 def words_of_held_out(caches: Mapping[str, Path], tokenizer: Tokenizer) -> list[str]:
-    """The words of the first documents of each component's held-out cache."""
+    """Read the words of the first documents of each held-out cache."""
     from phasewise.tasks.evaluation.held_out import read_held_out_texts
 
     texts = read_held_out_texts(caches, tokenizer)

@@ -83,7 +83,7 @@ class ItemAnswer(TypedDict):
     Attributes:
         baseline_right: whether the constant answer is right. None if the baseline guesses.
         group: group number of a next-word item, else None.
-        gold: position of the right choice; without meaning if `log_likelihoods` is empty.
+        gold: position of the right choice. Without meaning if `log_likelihoods` is empty.
         log_likelihoods: of each choice after the opening, in nats.
     """
 
@@ -338,7 +338,7 @@ def put(model: "JaxLanguageModel", tasks: dict[str, Any], prepared: Prepared, *,
 
 
 def _limit_new_tokens(task: Any, most: int) -> tuple[int, int] | None:
-    """Limit generation to `most` tokens; return the benchmark's limit and the new limit."""
+    """Limit generation to `most` tokens. Return the benchmark's limit and the new limit."""
     from phasewise.tasks.evaluation.language_model import MAX_NEW_TOKENS, read_generation
 
     if task.OUTPUT_TYPE != "generate_until":

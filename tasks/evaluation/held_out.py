@@ -25,7 +25,7 @@ class HeldOutDocument(NamedTuple):
 
 
 class HeldOutTokens(NamedTuple):
-    """Token ids of a component's documents without begin and end tokens, the UTF-8 bytes of the text, and the special tokens."""
+    """Token ids of a component's documents without BOS and EOS tokens, the UTF-8 bytes of the text, and the special tokens."""
 
     documents: list[np.ndarray]
     text_bytes: int

@@ -46,7 +46,7 @@ SHORT_SHARE = 4
 
 
 class Sampling(NamedTuple):
-    """Sampling settings; temperature 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """Sampling settings. Temperature 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: Any = 0.0
     top_k: Any = 0
@@ -194,7 +194,7 @@ class JaxLanguageModel(TemplateLM):
         super().set_cache_hook(cache_hook)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """Encode with begin-of-text first unless `add_special_tokens` is False. A begin token spelled in the text counts once."""
+        """Encode with the BOS token first unless `add_special_tokens` is False. A begin token spelled in the text counts once."""
         begin = self.tokenizer.id_to_token(self.begin_of_text)
         spelled = self.begins_texts and begin is not None and string.startswith(begin)
         ids = self.tokenizer.encode(string.removeprefix(begin) if spelled and begin else string, add_special_tokens=False).ids
@@ -237,7 +237,7 @@ class JaxLanguageModel(TemplateLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Return the log-likelihood of each whole text in lm-eval's windows: each token counts once, and the last window is full.
 
-        Begin-of-text is given, not predicted, as in an `HFLM` with `add_bos_token=False`.
+        The BOS token is given, not predicted, as in an `HFLM` with `add_bos_token=False`.
         """
         windows: list[Window] = []
         text_of_window: list[int] = []

@@ -1,7 +1,4 @@
-"""Benchmark items as lm-eval puts them to a model, for the search in training data, without examples before them.
-
-Importing this module is cheap; lm-eval is imported when it is first used, offline unless the environment says otherwise.
-"""
+"""Benchmark items without examples for the leakage search, in lm-eval's wording. lm-eval is imported at first use, offline by default."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +13,7 @@ from phasewise.validations.evidence.leakage.items import BenchmarkItem, ParsedRo
 
 
 class SuiteItems(NamedTuple):
-    """Items under a key of their content, and benchmark → why it has none here."""
+    """Items under a digest of their content, and benchmark → reason why its items are missing."""
 
     items: list[BenchmarkItem]
     key: str
@@ -24,7 +21,7 @@ class SuiteItems(NamedTuple):
 
 
 def find_items(suite: Suite, folder: Path) -> SuiteItems:
-    """Find the test items of each benchmark once; then the items of other splits in the folder, which are examples and not searched for.
+    """Read the test items of each benchmark, and mark the items of other splits in the folder as examples.
 
     Raises:
         ConfigError: the folder is missing, or has no item of the suite.
@@ -55,16 +52,15 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
 
 
 def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in: bool = True) -> list[BenchmarkItem]:
-    """Read the test documents, else the validation documents, of lm-eval tasks, groups or tags; equal ones are one item.
+    """Read the test documents, else the validation documents, of lm-eval's tasks, groups or tags. Equal documents are one item.
 
     Args:
-        tasks: names. An item's benchmark is the name in this list, its task the task within it.
-        include_path: a folder of definitions (YAML), which can include lm-eval's own.
-        built_in: whether lm-eval's own are known as well. Reading them takes ten seconds, and is done only for a name that needs them.
+        include_path: a folder of YAML definitions, which can include lm-eval's.
+        built_in: load lm-eval's definitions for unknown names, which takes ten seconds.
 
     Raises:
-        ConfigError: lm-eval does not know a name.
-        DataError: the documents of a task cannot be loaded, or one of them has no question.
+        ConfigError: a name is unknown.
+        DataError: a task cannot be loaded, or a document has no question.
     """
     items: list[BenchmarkItem] = []
     with quiet_harness(offline=True):
@@ -84,7 +80,7 @@ def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in:
             except (OSError, KeyError, ValueError, ImportError) as error:
                 raise DataError(
                     f"lm-eval must be able to load the task {name!r}, found {type(error).__name__}: {error}. Without a network, include "
-                    "the task in a YAML file of your own with dataset_path: json and the files' places in dataset_kwargs."
+                    "the task in your own YAML file with dataset_path: json and the paths of the files in dataset_kwargs."
                 ) from error
             for task_name, task in loaded.items():
                 items += _items_of_task(task, benchmark=name, task_name=task_name)
@@ -93,7 +89,7 @@ def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in:
 
 def _items_of_task(task: Any, *, benchmark: str, task_name: str) -> Iterator[BenchmarkItem]:
     if getattr(task, "DATASET_PATH", None) in ("json", "csv", "parquet", "text", "arrow") and (settings := task.config.dataset_kwargs):
-        # `datasets` keeps files by path and time of change, so local ones are read afresh.
+        # `datasets` caches local files by path and modification time
         task.download({**settings, "download_mode": "force_redownload"})
     ids: set[str] = set()
     documents = cast(Sequence[dict[str, Any]], task.test_docs() if task.has_test_docs() else task.validation_docs())
@@ -111,13 +107,13 @@ def _items_of_task(task: Any, *, benchmark: str, task_name: str) -> Iterator[Ben
 
 
 def _parse_document(task: Any, document: dict[str, Any]) -> ParsedRow | None:
-    """Take question, choices and answer from the task's wording; passage, solutions and id from the document's own fields."""
+    """Take question, choices and answer from the task's wording, and passage, solutions and id from the document's fields."""
     own = parse_row(document)
     text = task.doc_to_text(document)
     target = task.doc_to_target(document)
     offers_choices = task.OUTPUT_TYPE == "multiple_choice" or getattr(task.config, "doc_to_choice", None) is not None
     choices = task.doc_to_choice(document) if offers_choices else []
-    if isinstance(text, int):  # each choice is the beginning of a sentence, and the target its end
+    if isinstance(text, int):  # each choice starts a sentence, which the target completes
         row = {"context_options": choices, "continuation": target, "gold": text}
     else:
         passage = own.passage if own and own.passage in text else ""

@@ -54,7 +54,7 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
 
 
 class Cut(NamedTuple):
-    """Lengths of passages in words; `opening_words` has the least and the most.
+    """Lengths of passages in words. `opening_words` has the least and the most.
 
     The end of an opening moves by up to `max_shift_words` until `fits(last word of the opening, following text)` is true.
     """
@@ -140,7 +140,7 @@ class _Item(Frozen):
 
 
 class WordOrderItem(_Item):
-    """An opening and four word orders of its continuation; `choices[gold]` is the original.
+    """An opening and four word orders of its continuation. `choices[gold]` is the original.
 
     The other choices exchange one pair of words, a second pair, and both pairs. Each choice is equally similar to the other three, so
     similarity does not reveal the answer.
@@ -161,7 +161,7 @@ class NextWordItem(_Item):
     Attributes:
         group: the number of a few items whose answers are scored after each of their openings. Each word is right as often as any other
             answer of its group is, so a preference for a word gains nothing.
-        choices: the answers of the group's items, equal in all items; `choices[gold]` is the answer of this item.
+        choices: the answers of the group's items, equal in all items. `choices[gold]` is the answer of this item.
     """
 
     answer: str
@@ -176,7 +176,7 @@ class NextWordItem(_Item):
 
 
 class Baseline(Frozen):
-    """The score of the best constant rule. `answer` is the constant word; None for a guess or a constant position."""
+    """The score of the best constant rule. `answer` is the constant word, or None for a guess or a constant position."""
 
     value: float
     rule: str
@@ -282,7 +282,7 @@ def _spread(held_out: HeldOut, cut: Cut) -> list[Passage]:
 
 
 def _orders(passage: Passage) -> list[str]:
-    """Return the original order, two orders with one exchanged pair each, and the order with both pairs; empty without two pairs.
+    """Return the original order, two orders with one exchanged pair each, and the order with both pairs, or empty without two pairs.
 
     Digests choose the pairs. The words of a pair follow equal white space, which stays: the words of each order have equal tokens.
     """
@@ -367,8 +367,9 @@ def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest
         definition = Path(__file__).with_name(f"{name}.yaml").read_bytes()
         write_atomically(as_path(folder) / f"{name}.jsonl", lines)
         write_atomically(as_path(folder) / f"{name}.yaml", definition)
+        fields = {"name": name, "metric": metric, "items": len(items), "baseline": baseline}
         digests = {"items_digest": digest_of_bytes(lines), "definition_digest": digest_of_bytes(definition)}
-        benchmarks.append(Benchmark(name=name, metric=metric, items=len(items), baseline=baseline, **digests))
+        benchmarks.append(Benchmark.model_validate(fields | digests))
     manifest = BenchmarkManifest(format_version=FORMAT_VERSION, benchmarks=tuple(benchmarks))
     write_sealed(as_path(folder) / MANIFEST_NAME, manifest.model_dump(mode="json"))
     return manifest

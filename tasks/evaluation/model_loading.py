@@ -39,7 +39,7 @@ def model_of_checkpoint(
     Raises:
         CheckpointError: the checkpoint is damaged, or has no moving average.
         ConfigError: the mesh does not fit the devices or the model.
-        DataError: the tokenizer lacks begin or end tokens.
+        DataError: the tokenizer lacks BOS or EOS tokens.
     """
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
@@ -102,7 +102,7 @@ def _id_of(tokenizer: Tokenizer, token: Any) -> int | None:
 
 
 class Opened(NamedTuple):
-    """A model for corpus fit. `weights` has `last` and, with a moving average, `ema`; `begin` is begin-of-text."""
+    """A model for corpus fit. `weights` has `last` and, with a moving average, `ema`. `begin` is the BOS token."""
 
     checkpoint: Path
     config: ModelConfig

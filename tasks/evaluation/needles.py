@@ -1,8 +1,8 @@
-"""Items that ask for one of several values hidden in a long text (MK-NIAH: needles with several keys in a haystack), of any length.
+"""Needles in a haystack with several keys (MK-NIAH): a question about one of several values in a long text, at any length.
 
-After the multi-key task of RULER (Hsieh et al., 2024), in words of this project: a text of so many tokens tells the number of each of a few
-names, and then one of them is asked for. Everything is decided by digests: the same text, tokenizer and settings give the same items.
-In lm-eval `niah:8192` is a choice among the values of all keys in a text of 8,192 tokens; `niah_written:8192` has the model write it.
+The format follows the multi-key task of RULER (Hsieh et al., 2024) in this project's words. Digests decide everything: equal text,
+tokenizer and settings give equal items. `niah:8192` is a choice among the values of all keys in a text of 8,192 tokens, and
+`niah_written:8192` lets the model write the value.
 """
 
 import json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAME, WRITTEN = "niah", "niah_written"
 FOLDER = "niah"
 MAX_NEW_TOKENS = 8
-"""Room behind a prompt for the answer: no value of the default wording is longer, by its bytes."""
+"""Room for the answer, enough for the default values at one token per byte."""
 MIN_KEYS = 2
 Haystack = Callable[[], Sequence[str]]
 CountTokens = Callable[[str], int]
@@ -43,12 +43,7 @@ _THINGS = (
 
 
 class Wording(Frozen):
-    """How a needle is told and asked for; `{key}` and `{value}` are replaced in each item.
-
-    Attributes:
-        keys: names that can be asked for.
-        values: possible values; None is six digits of the item's own digest.
-    """
+    """The sentence of a needle and its question, with the keys. `values` None draws six-digit numbers."""
 
     needle: str = "The secret number of the {key} is {value}."
     question: str = "What is the secret number of the {key}? The secret number of the {key} is"
@@ -67,12 +62,12 @@ class Wording(Frozen):
 
 
 class Needles(Frozen):
-    """How needles are hidden.
+    """Settings of the items.
 
     Attributes:
-        length: tokens of text, question and answer together, by the model's tokenizer and with its begin token.
-        keys: needles in a text; one is asked for, the others distract.
-        depths: share of the text before the needle that is asked for.
+        length: tokens of text, question and answer, including the BOS token.
+        keys: needles in a text, of which one is the answer.
+        depths: shares of the text before the answer's needle.
     """
 
     length: int = Field(ge=MIN_LENGTH)
@@ -91,12 +86,7 @@ class Needles(Frozen):
 
 
 class NeedleItem(Frozen):
-    """A prompt, the values of all its keys in their order, and the right one.
-
-    Attributes:
-        tokens: of the prompt, with the begin token.
-        needle_token: approximate position of the needle that is asked for.
-    """
+    """A prompt with the values of all keys. `needle_token` is the approximate position of the answer's needle."""
 
     id: str
     prompt: str
@@ -118,14 +108,14 @@ class _Draw(NamedTuple):
 
 
 def build_items(needles: Needles, haystack: Sequence[str], count_tokens: CountTokens) -> list[NeedleItem]:
-    """Build `len(depths) · items_per_depth` items, each as long as fits into `needles.length` with its answer.
+    """Build `len(depths) · items_per_depth` items that fill `needles.length` with their answers.
 
     Args:
-        haystack: the words of a text, which is repeated if it is too short.
-        count_tokens: tokens that the model reads for a text, the begin token included.
+        haystack: the words of a text. A short text is repeated.
+        count_tokens: counts the tokens of a text with the BOS token.
 
     Raises:
-        DataError: there are no words, or the length has no room for the needles, the question and an answer.
+        DataError: `haystack` is empty, or the length is too short for the needles, the question and an answer.
     """
     if not haystack:
         raise DataError(
@@ -146,26 +136,20 @@ def build_items(needles: Needles, haystack: Sequence[str], count_tokens: CountTo
         prompt, before = _prompt(needles, draw, haystack, words)
         items.append(
             NeedleItem(
-                id=digest_of_json([prompt, draw.gold])[:16],
-                prompt=prompt,
-                choices=draw.values,
-                gold=draw.gold,
-                answer=draw.values[draw.gold],
-                depth=draw.depth,
-                tokens=count_tokens(prompt),
-                needle_token=count_tokens(before),
+                id=digest_of_json([prompt, draw.gold])[:16], prompt=prompt, choices=draw.values, gold=draw.gold,
+                answer=draw.values[draw.gold], depth=draw.depth, tokens=count_tokens(prompt), needle_token=count_tokens(before),
             )
-        )
+        )  # fmt: skip
     return items
 
 
 def least_length(needles: Needles, count_tokens: CountTokens) -> int:
-    """Tokens of the longest item without any text around its needles: a shorter length has no room for it."""
+    """Return the tokens of the longest item without surrounding text."""
     return max(_least(needles, draw, count_tokens) for draw in _draws(needles, frozenset()))
 
 
 def with_room(needles: Needles, count_tokens: CountTokens) -> Needles:
-    """Reduce the keys, down to two, until the length has room for them."""
+    """Reduce the keys, down to two, until the items fit in the length."""
     fewer = (needles.but(keys=keys) for keys in range(needles.keys, MIN_KEYS, -1))
     return next((one for one in fewer if least_length(one, count_tokens) <= one.length), needles.but(keys=MIN_KEYS))
 
@@ -179,14 +163,14 @@ def _answer_tokens(draw: _Draw, count_tokens: CountTokens) -> int:
 
 
 def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
-    """What the digests of each item decide. Six-digit values are all different, and none is a word of the text."""
+    """Draw keys, values and positions by digests. Six-digit values are distinct and absent from `words`."""
 
-    def fraction(what: str, number: int, more: int) -> float:
-        return int(digest_of_json(["needle", what, number, more])[:13], 16) / 16**13
+    def fraction(kind: str, number: int, more: int) -> float:
+        return int(digest_of_json(["needle", kind, number, more])[:13], 16) / 16**13
 
-    def some(names: Sequence[str], what: str, number: int) -> tuple[str, ...]:
+    def some(names: Sequence[str], kind: str, number: int) -> tuple[str, ...]:
         left = list(names)
-        return tuple(left.pop(int(fraction(what, number, place) * len(left))) for place in range(needles.keys))
+        return tuple(left.pop(int(fraction(kind, number, draw) * len(left))) for draw in range(needles.keys))
 
     def six_digits(number: int) -> tuple[str, ...]:
         found: list[str] = []
@@ -213,36 +197,31 @@ def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
 
 
 def _prompt(needles: Needles, draw: _Draw, haystack: Sequence[str], words: int) -> tuple[str, str]:
-    """The prompt with so many words around its needles, and the part of it before the needle that is asked for."""
+    """Return the prompt with `words` words around its needles, and the text before the answer's needle."""
     first = int(draw.start * len(haystack))
-    text = [haystack[(first + place) % len(haystack)] for place in range(words)]
-    depths = [draw.depth if place == draw.gold else other for place, other in enumerate(draw.others)]
-    told = [needles.wording.needle.format(key=key, value=value) for key, value in zip(draw.keys, draw.values, strict=True)]
+    text = [haystack[(first + word) % len(haystack)] for word in range(words)]
+    depths = [draw.depth if key == draw.gold else other for key, other in enumerate(draw.others)]
     parts: list[str] = []
     done = 0
     before = ""
-    for place in sorted(range(needles.keys), key=lambda place: (depths[place], place)):
-        at = round(depths[place] * words)
-        parts += [*text[done:at]]
-        if place == draw.gold:
+    for number in sorted(range(needles.keys), key=lambda number: (depths[number], number)):
+        at = round(depths[number] * words)
+        parts += text[done:at]
+        if number == draw.gold:
             before = " ".join(parts)
-        parts.append(told[place])
+        parts.append(needles.wording.needle.format(key=draw.keys[number], value=draw.values[number]))
         done = at
     question = needles.wording.question.format(key=draw.keys[draw.gold])
     return re.sub(" +", " ", " ".join([*parts, *text[done:], question])), before
 
 
 def names_needles(suite: str) -> bool:
-    """Whether a suite's name means needles: `niah`, or `niah:LENGTH[,LENGTH…]`."""
+    """Return whether a suite's name is `niah` or `niah:LENGTH[,LENGTH…]`."""
     return suite.partition(":")[0] == NAME
 
 
 def lengths_of(suite: str) -> tuple[int, ...]:
-    """Read the lengths of a suite's name; none if the model decides.
-
-    Raises:
-        ConfigError: a length is not a number, too short, or named twice.
-    """
+    """Read the lengths in a suite's name, or raise a ConfigError for invalid, short or repeated lengths."""
     _, colon, named = suite.partition(":")
     words = named.split(",") if colon else []
     lengths = tuple(int(word) for word in words if word.isascii() and word.isdigit())
@@ -255,7 +234,7 @@ def lengths_of(suite: str) -> tuple[int, ...]:
 
 
 def needle_suite(lengths: Sequence[int], max_length: int) -> Suite:
-    """Build both benchmarks at each length; without lengths, at a quarter, half and all of what the model reads (`max_length`)."""
+    """Build both benchmarks at each length. The default is a quarter, half and all of the model's `max_length`."""
     source = "after MK-NIAH of RULER, which Trinity's report names; items, words and depths are this project's"
     chosen = list(lengths) or sorted({max(MIN_LENGTH, max_length // part) for part in (4, 2, 1)})
     asked = tuple(Asked(benchmark=name, shots=0, source=source, length=length) for length in chosen for name in (NAME, WRITTEN))
@@ -263,11 +242,7 @@ def needle_suite(lengths: Sequence[int], max_length: int) -> Suite:
 
 
 def words_of_folder(benchmarks: Path) -> Sequence[str]:
-    """The words of the text files in the folder `niah` of a folder of benchmarks.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Read the words of `niah/*.txt` in the folder of benchmarks. A DataError reports missing text."""
     files = sorted((benchmarks / FOLDER).glob("*.txt"))
     words = [word for file in files for word in file.read_text(encoding="utf-8").split()]
     if not words:
@@ -276,10 +251,10 @@ def words_of_folder(benchmarks: Path) -> Sequence[str]:
 
 
 def definition_of(asked: Asked, needles: Needles) -> Definition:
-    """Build the benchmark of one length as lm-eval runs it."""
+    """Build the lm-eval benchmark of one length."""
     is_written = asked.benchmark == WRITTEN
     settings: dict[str, Any] = {"test_split": "test", "doc_to_text": "{{prompt}}", "metadata": {"version": 1.0}}
-    if is_written:  # the first word, without a full stop or comma behind it, must be the value
+    if is_written:  # compare the first word without punctuation
         first = [{"function": "regex", "regex_pattern": r"([^\s.,]+)", "group_select": 0}, {"function": "take_first"}]
         generation = {"until": ["\n", "."], "do_sample": False, "temperature": 0.0, "max_gen_toks": MAX_NEW_TOKENS}
         settings |= {"output_type": "generate_until", "doc_to_target": "{{answer}}", "generation_kwargs": generation}
@@ -299,12 +274,7 @@ def definition_of(asked: Asked, needles: Needles) -> Definition:
 
 
 def prepare_needles(asked: Asked, model: "JaxLanguageModel", haystack: Haystack | None, *, needles: Needles) -> Prepared:
-    """Prepare the items of one length for lm-eval, or raise NotMeasured.
-
-    Args:
-        haystack: gives the words of the text; None: there is none.
-        needles: number of keys, depths and words; its length is that of `asked`.
-    """
+    """Prepare the items of one length for lm-eval, or raise NotMeasured. `asked.length` replaces the length of `needles`."""
     assert asked.length is not None
     if asked.length > model.max_length:
         raise NotMeasured(

@@ -1,4 +1,4 @@
-"""Byte n-gram models on the same split: what any model worth training must beat."""
+"""Byte n-gram models of the training split: baselines of held-out bits per byte."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt
 
 from phasewise.tasks.data.documents import split_texts
-from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.evaluation.held_out import BitsPerByte, read_held_out_tokens
 from phasewise.tasks.home import Home
@@ -19,11 +19,14 @@ from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of
 NUM_BYTES = 256
 MAX_ORDER = 8
 """A gram of eight bytes fills a 64-bit number."""
+ORDERS = (3, 5)
+MEASURING = ("tasks/evaluation/ngram_baselines.py", "tasks/evaluation/held_out.py")
+"""The files that decide the measured values."""
 
 
 @dataclass(frozen=True)
 class GramTable:
-    """Counts of one order n. Grams and contexts are big-endian numbers, sorted; `types` counts the distinct bytes after a context."""
+    """Counts of one order. Grams and contexts are sorted big-endian numbers. `types` counts the distinct bytes after a context."""
 
     grams: UInt[np.ndarray, " g"]
     counts: Shaped[np.ndarray, " g"]
@@ -34,8 +37,11 @@ class GramTable:
 
 @dataclass(frozen=True)
 class ByteNgram:
-    """P_n(w | h) = (c(hw) + T(h) · P_{n-1}(w | h')) / (c(h) + T(h)), and P_0 = 1/256 (Witten and Bell, 1991; Chen and Goodman, 1998,
-    eq. 17). A context never seen passes on to the shorter one. No context reaches into the document before."""
+    """P_n(w | h) = (c(hw) + T(h) · P_{n-1}(w | h')) / (c(h) + T(h)), with P_0 = 1/256.
+
+    Source: Witten and Bell (1991), and Chen and Goodman (1998), equation 17. An unseen context falls back to the shorter context.
+    Contexts end at the start of a document.
+    """
 
     tables: tuple[GramTable, ...]
 
@@ -44,29 +50,34 @@ class ByteNgram:
         """Count the grams of orders 1 to `max_order`."""
         if not 1 <= max_order <= MAX_ORDER:
             raise ValueError(f"max_order must be between 1 and {MAX_ORDER}, found {max_order}")
-        stream = _ByteStream.join(texts, max_order)
-        if not len(stream.data):
+        data, depths = _join(texts, max_order)
+        if not len(data):
             raise DataError("a byte n-gram model needs text to be fitted on, found 0 bytes. Check that the training caches are not empty.")
-        return cls(tuple(_count(stream.grams(order)) for order in range(1, max_order + 1)))
+        return cls(tuple(_count(_grams(data, depths, order)) for order in range(1, max_order + 1)))
 
     def probabilities(self, texts: Iterable[str]) -> Float[np.ndarray, "order bytes"]:
-        """P of each byte of the texts, in order, given those before it in its text: row n - 1 by grams of at most n bytes."""
-        stream = _ByteStream.join(texts, len(self.tables))
-        rows = np.empty((len(self.tables), len(stream.data)))
-        below = np.full(len(stream.data), 1 / NUM_BYTES)
+        """Return P of each byte by its preceding bytes. Row n - 1 uses grams of at most n bytes."""
+        data, depths = _join(texts, len(self.tables))
+        rows = np.empty((len(self.tables), len(data)))
+        below = np.full(len(data), 1 / NUM_BYTES)
         for order, table in enumerate(self.tables, start=1):
-            grams = stream.grams(order)
-            reached = stream.depths >= order - 1
+            reached = depths >= order - 1
+            unique, inverse = np.unique(_grams(data, depths, order), return_inverse=True)
+            counts = _look_up(table.grams, unique, table.counts)[inverse]
+            contexts = unique >> unique.dtype.type(8)
+            totals = _look_up(table.contexts, contexts, table.totals)[inverse]
+            types = _look_up(table.contexts, contexts, table.types)[inverse]
+            shorter = below[reached]
             rows[order - 1] = below
-            rows[order - 1, reached] = _interpolate(table, grams, below[reached])
+            rows[order - 1, reached] = np.where(totals > 0, (counts + types * shorter) / np.maximum(totals + types, 1), shorter)
             below = rows[order - 1]
         return rows
 
 
 def ngram_bits_per_byte(
-    train: Iterable[str], held_out: Mapping[str, Sequence[str]], orders: Sequence[int] = (3, 5)
+    train: Iterable[str], held_out: Mapping[str, Sequence[str]], orders: Sequence[int] = ORDERS
 ) -> dict[int, BitsPerByte]:
-    """Fit on the training texts once, up to the highest order; bits per byte of the held-out texts, by order and component."""
+    """Fit the highest order on the training texts, and measure bits per byte of the held-out texts by order and component."""
     if empty := [component for component, texts in held_out.items() if not any(texts)]:
         raise DataError(f"every component must have held-out text, found none for {', '.join(empty)}. Give it more source files.")
     model = ByteNgram.fit(train, max(orders))
@@ -74,33 +85,27 @@ def ngram_bits_per_byte(
     return {order: BitsPerByte({component: float(values[order - 1]) for component, values in bits.items()}) for order in orders}
 
 
-@dataclass(frozen=True)
-class _ByteStream:
-    """Texts end to end. `depths`: how many bytes of its own text come before a byte, at most `max_order - 1`."""
+def _join(texts: Iterable[str], max_order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Join texts; count the bytes of the text before each byte, up to `max_order - 1`."""
+    encoded = [text.encode() for text in texts]
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    ends = np.array([*accumulate(map(len, encoded))], np.int64)
+    starts = ends - np.array([*map(len, encoded)], np.int64)
+    depths = np.full(len(data), max_order - 1, np.uint8)
+    for depth in range(max_order - 1):
+        depths[(starts + depth)[starts + depth < ends]] = depth
+    return data, depths
 
-    data: np.ndarray
-    depths: np.ndarray
 
-    @classmethod
-    def join(cls, texts: Iterable[str], max_order: int) -> "_ByteStream":
-        encoded = [text.encode() for text in texts]
-        data = np.frombuffer(b"".join(encoded), np.uint8)
-        ends = np.array([*accumulate(map(len, encoded))], np.int64)
-        starts = ends - np.array([*map(len, encoded)], np.int64)
-        depths = np.full(len(data), max_order - 1, np.uint8)
-        for depth in range(max_order - 1):
-            depths[(starts + depth)[starts + depth < ends]] = depth
-        return cls(data, depths)
-
-    def grams(self, order: int) -> np.ndarray:
-        """The gram that ends at each byte with at least `order - 1` bytes before it, as a big-endian number."""
-        dtype = np.uint32 if order <= 4 else np.uint64
-        length = max(0, len(self.data) - order + 1)
-        codes = np.zeros(length, dtype)
-        for place in range(order):
-            codes <<= dtype(8)
-            codes |= self.data[place : place + length]
-        return codes[self.depths[order - 1 :] >= order - 1]
+def _grams(data: np.ndarray, depths: np.ndarray, order: int) -> np.ndarray:
+    """Return the gram that ends at each byte with enough preceding bytes, as a big-endian number."""
+    dtype = np.uint32 if order <= 4 else np.uint64
+    length = max(0, len(data) - order + 1)
+    codes = np.zeros(length, dtype)
+    for offset in range(order):
+        codes <<= dtype(8)
+        codes |= data[offset : offset + length]
+    return codes[depths[order - 1 :] >= order - 1]
 
 
 def _count(grams: np.ndarray) -> GramTable:
@@ -118,71 +123,47 @@ def _first_of_each(ordered: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]]))
 
 
-def _interpolate(table: GramTable, grams: np.ndarray, below: np.ndarray) -> np.ndarray:
-    unique, inverse = np.unique(grams, return_inverse=True)
-    counts = _look_up(table.grams, unique, table.counts)[inverse]
-    contexts = unique >> unique.dtype.type(8)
-    totals = _look_up(table.contexts, contexts, table.totals)[inverse]
-    types = _look_up(table.contexts, contexts, table.types)[inverse]
-    return np.where(totals > 0, (counts + types * below) / np.maximum(totals + types, 1), below)
-
-
 def _look_up(keys: np.ndarray, wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
     if not len(keys):
         return np.zeros(len(wanted), np.int64)
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[places] == wanted, values[places], 0)
-
-
-ORDERS = (3, 5)
-MEASURING = ("tasks/evaluation/ngram_baselines.py", "tasks/evaluation/held_out.py")
-"""The files that decide what is measured, beside this one's own function."""
+    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[found] == wanted, values[found], 0)
 
 
 def baselines_path(plan: DataPlan, home: Home, held_out_tokens: int | None) -> Path:
-    """Where the baselines of this data are kept: under the digest of text, split, tokenizer, bound and code."""
-    components = _main_components(plan)
-    key = digest_of_json(
-        {
-            "code": code_digest(*MEASURING),
-            "orders": ORDERS,
-            "held_out_tokens": held_out_tokens,
-            "documents": {component.name: component.documents.key for component in components},
-            "held_out": {component.name: component.held_out.key for component in components},
-        }
-    )
-    return home.evidence("byte-ngram", key) / "baselines.json"
+    """Return the file of the baselines, under the digest of text, split, tokenizer, bound and code."""
+    components = [plan.components[name] for name in plan.benchmark_components]
+    decides = {
+        "code": code_digest(*MEASURING),
+        "orders": ORDERS,
+        "held_out_tokens": held_out_tokens,
+        "documents": {component.name: component.documents.key for component in components},
+        "held_out": {component.name: component.held_out.key for component in components},
+    }
+    return home.evidence("byte-ngram", digest_of_json(decides)) / "baselines.json"
 
 
 def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -> dict[str, float]:
-    """Macro bits per byte of each n-gram model, fitted on the main line's whole training split, on the text that models are measured on.
-
-    What a branch draws from beside that changes nothing: its phases are read beside those of the main line.
-    """
+    """Return the macro bits per byte of each n-gram model, trained and measured on the components of the main line."""
     path = baselines_path(plan, home, held_out_tokens)
     found = read_baselines(path)
     if found is None:
-        components = _main_components(plan)
+        components = [plan.components[name] for name in plan.benchmark_components]
         tokenizer = load_tokenizer(plan.tokenizer)
         folders = {component.name: component.held_out.folder for component in components}
         held_out = read_held_out_tokens(folders, tokenizer, max_tokens=held_out_tokens)
-        tokens = {name: [document.tolist() for document in found.documents] for name, found in held_out.items()}
+        tokens = {name: [document.tolist() for document in held.documents] for name, held in held_out.items()}
         texts = {name: tokenizer.decode_batch(ids, skip_special_tokens=False) for name, ids in tokens.items()}
         training = (text for component in components for text in split_texts(component.documents.folder, "train"))
-        measured = ngram_bits_per_byte(training, texts, ORDERS)
-        found = {f"byte {order}-gram": measured[order].macro for order in ORDERS}
+        found = {f"byte {order}-gram": bits.macro for order, bits in ngram_bits_per_byte(training, texts).items()}
         write_sealed(path, {"key": path.parent.name, "bits_per_byte": found})
     return found
 
 
 def read_baselines(path: Path) -> dict[str, float] | None:
-    """The macro bits per byte in a file; None if the file is missing or was changed after it was written."""
+    """Read the macro bits per byte, or return None if the file is missing or was changed."""
     try:
         kept = read_sealed(path)
     except (FileNotFoundError, NotAsWritten):
         return None
     return kept["bits_per_byte"] if kept.get("key") == path.parent.name else None
-
-
-def _main_components(plan: DataPlan) -> list[ComponentPlan]:
-    return [plan.components[name] for name in plan.benchmark_components]

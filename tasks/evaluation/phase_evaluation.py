@@ -165,7 +165,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
 
 
 def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
-    """Read the evaluation with this key; None if it is missing, was edited, or has no seal."""
+    """Read the evaluation with this key, or None if it is missing, was edited, or has no seal."""
     try:
         evaluation = read_sealed(evaluation_path(run))
     except (FileNotFoundError, NotAsWritten):

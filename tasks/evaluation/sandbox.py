@@ -1,8 +1,7 @@
-"""Runs programs that a model wrote, each in a process of its own that can do no harm where the kernel helps.
+"""Run generated programs in separate processes with limited rights.
 
-Kept from a program: time, memory and size of files by limits of the process; the network and other processes by namespaces; changes to
-files outside its folder by Landlock; and all of that by Python's audit events as well. It can read what this user can read, and has no way
-to pass it on.
+Process limits bound time, memory and file size. Namespaces block the network and other processes. Landlock blocks changes outside the
+program's folder, and Python's audit events block all of these again. A program can read this user's files, but cannot send them anywhere.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ GUARDS = ("network", "processes", "files")
 
 
 class Limits(NamedTuple):
-    """Of one program: time of a processor, and time of a clock, which passes on a busy machine too."""
+    """Limits of one program: processor time, and wall time for a busy machine."""
 
     cpu_seconds: int = 15
     seconds: float = 45.0
@@ -34,29 +33,28 @@ class Limits(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """Whether the program came to its end, and what the kernel kept from it, of `GUARDS`."""
+    """Whether the program finished, and the active kernel guards of `GUARDS`."""
 
     passed: bool
     guarded: tuple[str, ...]
 
 
 LIMITS = Limits()
-HARMLESS = "assert sorted([2, 1]) == [1, 2]"
 
 
 def check_sandbox() -> Ran:
-    """What is kept from a program here."""
-    ran = run_program(HARMLESS)
+    """Run a harmless program, or raise an EvaluationError if the sandbox does not work here."""
+    ran = run_program("assert sorted([2, 1]) == [1, 2]")
     if not ran.passed:
         raise EvaluationError(
             f"the sandbox must run a harmless program, and does not: {sys.executable} -I -S {CHILD} fails on this machine. "
-            "Leave --allow-code out, and the benchmarks that need it are holes."
+            "Leave --allow-code out to skip the benchmarks that need it."
         )
     return ran
 
 
 def run_program(program: str, limits: Limits = LIMITS) -> Ran:
-    """Run a program. One that fails, ends early, waits too long or does what it may not has not passed; nothing else happens."""
+    """Run a program. It passes only if it finishes without error, early exit, timeout or forbidden action."""
     secret = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="phasewise-program-", ignore_cleanup_errors=True) as folder:
         given = {"program": program, "secret": secret, "folder": folder, **limits._asdict()}
@@ -65,19 +63,19 @@ def run_program(program: str, limits: Limits = LIMITS) -> Ran:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env={}, start_new_session=True
         ) as process:
             try:
-                said, _ = process.communicate((json.dumps(given) + "\n").encode(), timeout=limits.seconds)
+                output, _ = process.communicate((json.dumps(given) + "\n").encode(), timeout=limits.seconds)
             except subprocess.TimeoutExpired:
                 _kill(process)
-                said, _ = process.communicate()
+                output, _ = process.communicate()
             finally:
                 _kill(process)
-    first, _, rest = said.decode("utf-8", "replace").partition("\n")
+    first, _, rest = output.decode("utf-8", "replace").partition("\n")
     kept = json.loads(first) if first.startswith("{") else {}
     return Ran(rest == secret, tuple(name for name in GUARDS if kept.get(name)))
 
 
 def run_programs(programs: Sequence[str], limits: Limits = LIMITS) -> list[Ran]:
-    """One after the other: two at once would take time from each other."""
+    """Run programs in sequence. Parallel programs would share the limited time."""
     found: list[Ran] = []
     for number, program in enumerate(programs):
         found.append(run_program(program, limits))

@@ -1,7 +1,7 @@
-"""Runs one program that a model wrote, as little as the kernel lets it do. A script for `python -I -S`: it imports nothing of ours.
+"""Run one generated program with as few rights as the kernel allows. A script for `python -I -S` without Phasewise imports.
 
-It is given one line of JSON: the program, the limits, its own folder, and a secret that only a program which came to its end leads to.
-It prints one line of JSON about what is kept from the program, and the secret.
+Standard input has one line of JSON with the program, its limits, its folder and a secret. The script prints a line of JSON with the active
+guards and, only if the program finishes, the secret.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 CHANGES_SINCE = {1: (1 << 13) - 1 - READ_FILE - READ_DIR, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-"""What Landlock can refuse of changes to files, and of running one, by its version (`linux/landlock.h`)."""
+"""Version of Landlock → rights to change or run files that it can deny (`linux/landlock.h`)."""
 SIGNALS_AND_SOCKETS = 3
 FORBIDDEN_EXIT = 77
 FORBIDDEN = (
@@ -26,11 +26,11 @@ FORBIDDEN = (
     "os.removexattr", "os.mkdir", "os.chdir", "os.fchdir", "shutil.", "subprocess.", "socket.", "ctypes.", "pty.", "signal.pthread_kill",
     "sys.addaudithook", "resource.", "fcntl.", "syslog.", "webbrowser.", "urllib.", "ftplib.", "http.", "smtplib.", "mmap.",
 )  # fmt: skip
-"""Beginnings of the names of Python's audit events that end a program."""
+"""Prefixes of Python's audit events that end a program."""
 
 
 def main() -> None:
-    """Shut the program in, and run it."""
+    """Restrict the process, and run the program."""
     given = json.loads(sys.stdin.readline())
     report = os.dup(1)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +43,7 @@ def main() -> None:
         os.waitpid(child, 0)
         os._exit(0)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The program reads nothing and prints nothing
+    # The program has no input and no output
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def guard_files(libc: ctypes.CDLL, folder: str) -> bool:
-    """Refuse every change to files outside the folder, and to run one, by Landlock. Whether the kernel does so."""
+    """Deny changes and execution of files outside the folder by Landlock. Return whether the kernel supports it."""
     version = libc.syscall(LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return False
@@ -82,7 +82,7 @@ def guard_files(libc: ctypes.CDLL, folder: str) -> bool:
 
 
 def run(program: str, secret: str, folder: str, report: int) -> None:
-    """To its end; then the secret is written. An error, an exit or a forbidden act writes none."""
+    """Run the program and write the secret, unless it fails, exits or does something forbidden."""
     leave, write = os._exit, os.write
     inside = os.path.realpath(folder) + os.sep
 
@@ -100,8 +100,8 @@ def run(program: str, secret: str, folder: str, report: int) -> None:
     sys.argv = ["program"]
     sys.addaudithook(watch)
     try:
-        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})  # what this script is for
-    except BaseException:  # whatever it is, the program failed
+        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})
+    except BaseException:
         leave(1)
     write(report, secret.encode())
     leave(0)

@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 class RowArrays(NamedTuple):
-    """Packed rows. `trainer.kernels.branches.Branches` defines `ends` and `positions`; `slots` has the slot before each target."""
+    """Packed rows. `trainer.kernels.branches.Branches` defines `ends` and `positions`. `slots` has the slot before each target."""
 
     tokens: Int[np.ndarray, "r t"]
     ends: Int[np.ndarray, "r t"]
@@ -60,7 +60,7 @@ class _Row:
         self._path_slots = np.empty(0, np.int32)
 
     def put(self, window: Window) -> int | None:
-        """Add a window after its shared prefix; return the number of its first target, or None if the row is too short."""
+        """Add a window after its shared prefix. Return the number of its first target, or None if the row is too short."""
         count = len(window.targets)
         length = min(len(window.inputs), len(self._path_tokens))
         differ = np.flatnonzero(window.inputs[:length] != self._path_tokens[:length])
@@ -162,7 +162,7 @@ class Scores(NamedTuple):
 
 
 def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int, begin_of_text: int) -> list[Window]:
-    """Cut disjoint windows that predict every token once. Each window has the token before it, the first window begin-of-text."""
+    """Cut disjoint windows that predict every token once. Each window has the token before it, the first window the BOS token."""
     sequence = np.concatenate([[begin_of_text], tokens]).astype(np.int32)
     inputs, targets = sequence[:-1], sequence[1:]
     return [Window(inputs[start : start + seq_len], targets[start : start + seq_len]) for start in range(0, len(targets), seq_len)]
@@ -230,7 +230,7 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
 def bits_per_byte(params: Params, config: ModelConfig, held_out: Mapping[str, HeldOutTokens]) -> BitsPerByte:
     """Divide the negative log2-likelihood of each component's documents by their UTF-8 bytes.
 
-    A long document is cut into disjoint windows, each with the token before it. Begin and end tokens are given, not predicted.
+    A long document is cut into disjoint windows, each with the token before it. BOS and EOS tokens are given, not predicted.
     Diverged weights give NaN or infinity.
     """
     windows = [

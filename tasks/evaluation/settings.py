@@ -1,6 +1,6 @@
-"""The settings of a phase's evaluation: benchmarks by name, the bound on held-out text, and test items under two renderings.
+"""Settings of a phase's evaluation: names of benchmarks, the bound on held-out text, and test items under two renderings.
 
-A gate asks by two renderings whether the model has seen the items (`validations.evidence.fragility`). Importing this module is cheap.
+A gate compares two renderings to detect items in the training data (`validations.evidence.fragility`). Importing this module is cheap.
 """
 
 import os
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 MADE_BENCHMARKS = ("word_order", "next_word")
-"""Made from a recipe's own held-out text (`tasks.evaluation.made_benchmarks`)."""
+"""Built from held-out text by `tasks.evaluation.made_benchmarks`."""
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 MIN_LENGTH = 64
-"""Tokens of a text with needles: a shorter text has no room for any needles, whatever the tokenizer."""
+"""Least tokens of a text with needles, for any tokenizer."""
 MIN_ITEMS = 8
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class Renderings(Frozen):
-    """Two renderings of the same test items.
+    """Two renderings of test items.
 
     Attributes:
-        items: the test items, as JSON lines: a path or a URL.
-        reference: items of the same kind that are in no data, such as items made for the purpose by the benchmark's own rules.
-        prompt: the text before an answer; `{question}` is the field of that name.
-        answer: the field with the answer, in its first rendering.
-        left_out: a regular expression. Its matches in the answer are not in the second rendering, such as calculator tags, `<<.*?>>`.
+        items: path or URL of the test items as JSON lines.
+        reference: similar items outside all data.
+        prompt: the text before an answer, with fields such as `{question}`.
+        answer: the field with the answer in its first rendering.
+        left_out: a regular expression for text that the second rendering omits, such as `<<.*?>>`.
     """
 
     items: str = Field(min_length=1)
@@ -57,7 +57,7 @@ class Renderings(Frozen):
 
 
 class Measured(Frozen):
-    """Benchmarks by name, the bound on each component's held-out tokens (None is all), and test items under two renderings, if any."""
+    """Names of benchmarks, the bound on each component's held-out tokens (None is all), and optional renderings."""
 
     benchmarks: tuple[str, ...]
     held_out_tokens: int | None
@@ -65,7 +65,7 @@ class Measured(Frozen):
 
 
 class Rendered(NamedTuple):
-    """One item: the text before an answer, and the answer under both renderings."""
+    """The prompt of an item, and its answer under both renderings."""
 
     prompt: str
     first: str
@@ -73,7 +73,7 @@ class Rendered(NamedTuple):
 
 
 class ReadNats(TypedDict):
-    """Log-likelihoods in nats of the answers under both renderings; the number of items that the model cannot see whole."""
+    """Log-likelihoods of the answers in nats, and the number of items beyond the context length."""
 
     first: list[float]
     second: list[float]
@@ -81,7 +81,7 @@ class ReadNats(TypedDict):
 
 
 class ReadRenderings(TypedDict):
-    """The renderings' part of an evaluation. `rule` is the digest of how the items are rendered."""
+    """Measured renderings. `rule` is the digest of the rendering rule."""
 
     rule: str
     items_digest: str
@@ -91,32 +91,28 @@ class ReadRenderings(TypedDict):
 
 
 def made_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Select the benchmarks that are made from held-out text."""
+    """Select the benchmarks from held-out text."""
     return tuple(name for name in names if name in MADE_BENCHMARKS)
 
 
 def real_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Select lm-eval's benchmarks, each with its number of examples: `arc_easy:10`."""
+    """Select lm-eval's benchmarks, such as `arc_easy:10`."""
     return tuple(name for name in names if name not in MADE_BENCHMARKS and not is_needle(name))
 
 
 def needles_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Select the benchmarks that hide needles in held-out text, each with its length in tokens: `niah:4096`."""
+    """Select the benchmarks of needles, such as `niah:4096`."""
     return tuple(name for name in names if is_needle(name))
 
 
 def needle_length(name: str) -> int | None:
-    """Read the tokens in the name of a benchmark of needles; None if it has no number."""
+    """Read the tokens in the name of a benchmark of needles, or return None."""
     _, _, length = name.partition(":")
     return int(length) if length.isascii() and length.isdigit() and str(int(length)) == length else None
 
 
 def real_benchmarks() -> Path | None:
-    """Return the folder that `PHASEWISE_BENCHMARKS` names: the scan searches for its items, and gates ask them.
-
-    Raises:
-        ConfigError: the folder is missing.
-    """
+    """Return the folder in `PHASEWISE_BENCHMARKS`, for the scan and the gates. A ConfigError reports a missing folder."""
     if not (named := os.environ.get(BENCHMARKS_VARIABLE)):
         return None
     path = as_path(named)
@@ -137,11 +133,7 @@ def renderings_key(renderings: Renderings) -> dict[str, str]:
 
 
 def check_renderings(renderings: Renderings) -> None:
-    """Refuse files that tell nothing.
-
-    Raises:
-        DataError: as `read_items`; or an item is in both files.
-    """
+    """Raise a DataError for invalid files, or for items in both files."""
     items, reference = (read_items(renderings, url) for url in (renderings.items, renderings.reference))
     if shared := {*items} & {*reference}:
         example = sorted(shared)[0].prompt[:80]
@@ -152,11 +144,7 @@ def check_renderings(renderings: Renderings) -> None:
 
 
 def read_items(renderings: Renderings, url: str) -> list[Rendered]:
-    """Read the items of a file whose two renderings differ.
-
-    Raises:
-        DataError: the file is missing, has lines of another form, or fewer than eight such items.
-    """
+    """Read the items with two different renderings. A DataError reports malformed lines, or fewer than `MIN_ITEMS` items."""
     wanted = {*_FIELD.findall(renderings.prompt), renderings.answer}
     found: list[Rendered] = []
     try:
@@ -190,11 +178,11 @@ def read_items(renderings: Renderings, url: str) -> list[Rendered]:
 
 
 def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> ReadRenderings:
-    """Measure every item of both files that the model can see whole.
+    """Measure every item of both files within the context length.
 
     Raises:
         DataError: as `check_renderings`.
-        EvaluationError: fewer than eight items of a file are short enough, or an answer of the model is not finite.
+        EvaluationError: fewer than `MIN_ITEMS` items fit, or an answer is not finite.
     """
     check_renderings(renderings)
     key = renderings_key(renderings)

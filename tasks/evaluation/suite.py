@@ -1,4 +1,4 @@
-"""Measure a suite of benchmarks on a model. Valid kept results are read; a benchmark that cannot be measured has a row with the reason."""
+"""Measure a suite of benchmarks on a model. Valid kept results are read. A benchmark that cannot be measured has a row with the reason."""
 
 import math
 import time
@@ -232,7 +232,7 @@ def kept_path(place: Path, suite: str, weights: str, limit: int | None) -> Path:
 
 
 def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
-    """Read label → result of these weights; empty if the file is missing or was edited."""
+    """Read label → result of these weights, or empty if the file is missing or was edited."""
     try:
         benchmarks: dict[str, Kept] = read_sealed(path)["benchmarks"]
     except (FileNotFoundError, NotAsWritten, KeyError):
@@ -291,7 +291,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         "items": len(values),
         "choice_probability": _choice_probability(answers),
         "others": _others(found, definition),
-        "baseline": max(floor for floor in floors.values() if floor is not None),
+        "baseline": max(floor for floor in (floors["random"], floors["constant"], floors["longest_choice"]) if floor is not None),
         "floors": floors,
         "limit": limit,
         "cut": cut,

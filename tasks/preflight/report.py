@@ -153,7 +153,7 @@ class Reads(Frozen):
 
 
 def region_of(home: Path) -> str | None:
-    """Return the lowercase region of a home's bucket; None for a local home. A ConfigError reports a store that hides it."""
+    """Return the lowercase region of a home's bucket, or None for a local home. A ConfigError reports a store that hides it."""
     store = file_system_of(home)
     if store is None:
         return None
@@ -175,7 +175,7 @@ def check_region(name: str) -> None:
 
 
 def reads_between(setup: Setup, bucket_region: str, slice_region: str, usd_per_gib: float | None = None) -> Reads | None:
-    """Return a setup's reads across regions; None within a region."""
+    """Return a setup's reads across regions, or None within a region."""
     if bucket_region == slice_region:
         return None
     step = setup.step

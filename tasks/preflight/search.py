@@ -36,7 +36,7 @@ class Tried(Frozen):
 
 
 class Found(Frozen):
-    """The result of the search; `plan` is None if no plan fits.
+    """The result of the search. `plan` is None if no plan fits.
 
     Attributes:
         result: of the plan, or of the last compiled plan.

@@ -38,7 +38,7 @@ NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")
 STATEMENT_NAME, ENVELOPE_NAME = "statement.json", "statement.dsse.json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:phasewise:card:2"
-"""Names the shape of the predicate; `docs/reference/card.md` describes it."""
+"""Names the shape of the predicate. `docs/reference/card.md` describes it."""
 NEEDED = ("lineage", "training", "mixture", "order", "data", "evaluation", "checkpoint")
 NAMED = ("recipe", "scale", "phase")
 SAID = "said"
@@ -56,7 +56,7 @@ class CardOptions(NamedTuple):
 
 
 def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
-    """Read every claim from the home, of which `work` has the runs (`HomeFiles`), and write the card; return a summary.
+    """Read every claim from the home, of which `work` has the runs (`HomeFiles`), and write the card. Return a summary.
 
     Raises:
         ConfigError: the folder is not empty, or the key cannot be used.
@@ -105,7 +105,7 @@ def render_documents(claims: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> tuple[str, ...]:
-    """Write the files of the card; the folder appears when it is complete. Return the names. Equal claims give equal bytes.
+    """Write the files of the card. The folder appears when it is complete. Return the names. Equal claims give equal bytes.
 
     Raises:
         ConfigError: the folder is not free, or the key cannot be used.
@@ -149,7 +149,7 @@ def _as_json(value: Any) -> bytes:
 
 
 class Against(NamedTuple):
-    """The material that a card is checked against, as in `CardOptions` and `HomeFiles`; None is not at hand."""
+    """The material that a card is checked against, as in `CardOptions` and `HomeFiles`, or None is not at hand."""
 
     home: Path | None = None
     work: Path | None = None
@@ -161,7 +161,7 @@ class Against(NamedTuple):
 
 @dataclass
 class Verification:
-    """The outcome. It passes only if nothing disagrees and everything was checked; `checked` names each check in words."""
+    """The outcome. It passes only if nothing disagrees and everything was checked. `checked` names each check in words."""
 
     signed: bool = False
     disagreements: list[Disagreement] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Verification:
 
 
 def subject_of(folder: Path) -> Subject | None:
-    """Return the phase that a card names, before anything of it is checked; None if its names are not those of folders."""
+    """Return the phase that a card names, before anything of it is checked, or None if its names are not those of folders."""
     try:
         said = parse_json((folder / STATEMENT_NAME).read_bytes())["predicate"]
         named = Subject(said["recipe"], said["scale"], said["phase"], None)

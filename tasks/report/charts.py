@@ -69,7 +69,7 @@ class Axes:
 
 
 def svg(pixels: float, height: float, axes: Iterable[Axes], *, label: str = "") -> Markup:
-    """Put the plots into one picture; without a label it is hidden from screen readers."""
+    """Put the plots into one picture. Without a label it is hidden from screen readers."""
     about = Markup('role="img" aria-label="{}"').format(label) if label else Markup('aria-hidden="true"')
     body = Markup("").join(part for one in axes for part in one.parts)
     return Markup('<svg viewBox="0 0 {} {}" {}>{}</svg>').format(round(pixels), round(height), about, body)
@@ -86,7 +86,7 @@ def ticks(low: float, high: float, *, most: int) -> list[float]:
 
 
 def padded(values: Sequence[float], room: float = 0.05) -> Range:
-    """Return the range of the values with room at both ends; one value has a range around it."""
+    """Return the range of the values with room at both ends. One value has a range around it."""
     low, high = min(values), max(values)
     half = abs(low) / 10 or 1.0
     return (low - half, high + half) if low == high else (low - room * (high - low), high + room * (high - low))
@@ -95,7 +95,7 @@ def padded(values: Sequence[float], room: float = 0.05) -> Range:
 def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[list[tuple[float, float]]]:
     """Thin the curve to at most about twice `most` points: the least and the greatest value of every stretch, in the order of the steps.
 
-    A run of numbers is one part; a missing value starts a new part.
+    A run of numbers is one part. A missing value starts a new part.
     """
     stretch = max(1, math.ceil(len(steps) / most))
     parts: list[list[tuple[float, float]]] = [[]]
@@ -111,7 +111,7 @@ def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[l
 
 
 class Line(NamedTuple):
-    """One curve of a figure; with gaps it has several parts. `place` is its style: 0 the first, 1 the compared one."""
+    """One curve of a figure. With gaps it has several parts. `place` is its style: 0 the first, 1 the compared one."""
 
     name: str
     parts: Sequence[Points]
@@ -125,7 +125,7 @@ class Line(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A picture with its title; screen readers get the same in words."""
+    """A picture with its title. Screen readers get the same in words."""
 
     title: str
     svg: Markup
@@ -134,7 +134,7 @@ class Figure(NamedTuple):
 
 
 def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") -> Figure | None:
-    """Draw the lines over steps; None if there is nothing to draw."""
+    """Draw the lines over steps, or None if there is nothing to draw."""
     drawn = [line for line in lines if line.points]
     if not drawn:
         return None
@@ -167,7 +167,7 @@ class Node(NamedTuple):
 
 
 def tree(nodes: Sequence[Node]) -> Markup:
-    """Draw the tree of phases, from left to right; a second child of one phase goes down a row. Each box is a link."""
+    """Draw the tree of phases, from left to right. A second child of one phase goes down a row. Each box is a link."""
     parents = {node.name: node.parent for node in nodes}
     children: dict[str | None, list[str]] = {}
     for name, parent in parents.items():

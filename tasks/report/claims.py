@@ -69,7 +69,7 @@ class HomeFiles:
         return (self._work if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
-        """Read the fields of a JSON file; None if the file is missing or was changed, which is a problem of the field."""
+        """Read the fields of a JSON file, or None if the file is missing or was changed, which is a problem of the field."""
         if not self.place(path).is_file():
             self.problem(field, f"the home has no {path}")
             return None
@@ -95,7 +95,7 @@ class HomeFiles:
         return self.digests[path]
 
     def agree(self, field: str, speaker: str, expected: Any, found: Any) -> None:
-        """Note a problem of the field if two files of the home disagree; `speaker` names the second one."""
+        """Note a problem of the field if two files of the home disagree. `speaker` names the second one."""
         if expected != found:
             self.problem(field, f"the home says {shown(expected)}, {speaker} {shown(found)}")
 
@@ -108,7 +108,7 @@ class HomeFiles:
         self.unread.append(Disagreement(field, words))
 
     def tried(self, field: str, read: Callable[[], Any], *errors: type[Exception]) -> Any:
-        """Return the result of `read`; None if it raises one of these errors, which is a problem of the field."""
+        """Return the result of `read`, or None if it raises one of these errors, which is a problem of the field."""
         try:
             return read()
         except errors as error:
@@ -142,7 +142,7 @@ class Subject(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A phase's run; `folder` and `checkpoint` are paths in the home."""
+    """A phase's run. `folder` and `checkpoint` are paths in the home."""
 
     run: RunConfig
     result: dict[str, Any]
@@ -151,7 +151,7 @@ class Trained(NamedTuple):
 
 
 def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
-    """Read the claims; problems of the home, and files that could not be read, are noted in `files`.
+    """Read the claims. Problems of the home, and files that could not be read, are noted in `files`.
 
     Raises:
         ConfigError: a name is not that of a folder.
@@ -219,7 +219,7 @@ def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[s
 
 
 def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Trained | None:
-    """Read the run and its result; None if a file is missing or damaged."""
+    """Read the run and its result, or None if a file is missing or damaged."""
     folder = f"runs/{run_name}/{phase}"
     written = files.json(f"{field}.settings", f"{folder}/{RUN_NAME}")
     result = files.json(field, f"{folder}/{RESULT_NAME}")

@@ -13,7 +13,7 @@ from phasewise.trainer.config import Component
 from phasewise.validations.outcomes import CheckCounts
 
 GATE_EVENTS = {"fails": "phasewise.gate.refused", "waits": "phasewise.gate.waits"}
-"""State of a ruling → the event that automations know; here, so that a server needs no flow to know them."""
+"""State of a ruling → the event that automations know. Here, so that a server needs no flow to know them."""
 GATE_RESOURCE = "phasewise.gate"
 Points = tuple[tuple[int, float], ...]
 """Step and value."""
@@ -26,7 +26,7 @@ class Recorded(Frozen):
 
 
 class VerdictReport(Recorded):
-    """One judgement; `path` is the verdict file."""
+    """One judgement. `path` is the verdict file."""
 
     name: Literal["data", "training", "gate"]
     counts: CheckCounts
@@ -89,7 +89,7 @@ class RoutingReport(Recorded):
 
 
 class RollBackReport(Recorded):
-    """Updates that a phase passed over with their data after a roll-back; `decided_by` is the recipe, or a person."""
+    """Updates that a phase passed over with their data after a roll-back. `decided_by` is the recipe, or a person."""
 
     steps: str
     sequences: int

@@ -42,7 +42,7 @@ class Card:
 
     Args:
         particulars: (table, a check's expectation) → the first rows that say more of a failure.
-        note: a word about its pages; empty if there is nothing to say.
+        note: a word about its pages, or empty if there is nothing to say.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Card:
 
 
 def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
-    """Write the report of these verdicts, in place of the one in the folder; return the index page.
+    """Write the report of these verdicts, in place of the one in the folder. Return the index page.
 
     Of several verdicts on one subject by one suite, the last counts. The index says which evidence is gone or cannot be judged again.
-    Builders on one machine wait for each other; on an object store, the last one's pages stay.
+    Builders on one machine wait for each other. On an object store, the last one's pages stay.
     """
     folder = as_path(folder)
     latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
@@ -101,7 +101,7 @@ def index_page(cards: Sequence[Card]) -> str:
 
 
 def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict) -> Card:
-    """Add the pages of a verdict's tables; return its card on the index."""
+    """Add the pages of a verdict's tables. Return its card on the index."""
     anchor = f"{re.sub(r'[^a-zA-Z0-9]+', '-', name)[:60].strip('-')}-{digest_of_bytes(name.encode())[:8]}"
     suite = SUITES.get(verdict.suite)
     tables: dict[str, pd.DataFrame] = {}

@@ -53,7 +53,7 @@ def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params,
 
 
 def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Mapping[str, Any]) -> str | None:
-    """Return the reason why the tensors of an exported folder are not the weights that it names; None if they are.
+    """Return the reason why the tensors of an exported folder are not the weights that it names, or None if they are.
 
     Raises:
         PhasewiseError: the folder or a checkpoint does not read.
@@ -95,16 +95,16 @@ def export_phase(
     chats: Sequence[ChatTemplate] = (),
     generation_prompt: GenerationPrompt | None = None,
 ) -> dict[str, Any]:
-    """Write the folder; return a summary.
+    """Write the folder. Return a summary.
 
     Args:
         weights: `last`, their moving average as `ema`, or `average:N` for the mean of the last N checkpoints.
-        claims: facts about the phase, for the page about the model; None is no more than its run says.
+        claims: facts about the phase, for the page about the model, or None is no more than its run says.
         chats: the chat templates of the training conversations. Of several none goes with the tokenizer: each is for other questions.
         generation_prompt: of a template that opens no answer: add what does, or leave it.
 
     Raises:
-        CheckpointError: the checkpoint is not whole, has no moving average, or has other weights than the result; or fewer than N are kept.
+        CheckpointError: the checkpoint is not whole, has no moving average, or has other weights than the result. Or fewer than N are kept.
         ConfigError: there are no such weights, the folder is not empty, `transformers` has no class for such a model, or the chat template
             opens no answer and `generation_prompt` is None.
         DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
@@ -168,7 +168,7 @@ def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()
     """Prepare the tokenizer, with the fields that tell `transformers` which tokens begin and end a document.
 
     Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so the exported one does it
-    by itself, as Llama 3's does; one that has rules of its own keeps them.
+    by itself, as Llama 3's does. One that has rules of its own keeps them.
 
     Args:
         chats: the templates of the training text. With one, `apply_chat_template` gives that text, without the token that ends a document.

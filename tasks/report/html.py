@@ -52,7 +52,7 @@ TAG = re.compile(r"</?[a-zA-Z][^>]*>")
 
 @cache
 def environment() -> jinja2.Environment:
-    """Open the templates. Everything that comes from a run is escaped; a name that is missing is an error."""
+    """Open the templates. Everything that comes from a run is escaped. A name that is missing is an error."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([HERE / "templates", HERE / "static"]),
         autoescape=True,

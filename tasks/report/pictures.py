@@ -29,17 +29,17 @@ LEVELS = (
     (4.0, "above 2"),
     (float("inf"), "4 times the mean or more"),
 )
-"""A load, as a share of the mean, is of the first level whose bound is above it; no load is of the first."""
+"""A load, as a share of the mean, is of the first level whose bound is above it. No load is of the first."""
 
 
 def in_both_widths(draw: Callable[[Report, int], Markup | None], report: Report) -> Markup | None:
-    """Draw the picture wide and narrow; None if there is nothing to draw."""
+    """Draw the picture wide and narrow, or None if there is nothing to draw."""
     wide, narrow = draw(report, WIDE_PIXELS), draw(report, NARROW_PIXELS)
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow) if wide else None
 
 
 def training_picture(report: Report, pixels: int) -> Markup | None:
-    """Draw the loss over all phases, and the learning rate beneath on the same steps; None if neither was recorded."""
+    """Draw the loss over all phases, and the learning rate beneath on the same steps, or None if neither was recorded."""
     phases = report.phases
     losses, rates = ([_arrays(phase.loss) for phase in phases], [_arrays(phase.learning_rate) for phase in phases])
     if not any(len(part) for _, part in (*losses, *rates)):
@@ -110,7 +110,7 @@ def _arrays(points: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray
 
 
 def _label_rows(labels: Sequence[str], starts: Sequence[float], pixels: float) -> list[int]:
-    """Find the row above the axes in which each name fits, from its phase's start or up to the right edge; row 0 is the lowest."""
+    """Find the row above the axes in which each name fits, from its phase's start or up to the right edge. Row 0 is the lowest."""
     taken: list[list[Range]] = []
     rows: list[int] = []
     for label, start in zip(labels, starts, strict=True):
@@ -124,7 +124,7 @@ def _label_rows(labels: Sequence[str], starts: Sequence[float], pixels: float) -
 
 
 def macro_picture(report: Report, pixels: int) -> Markup | None:
-    """Draw macro bits per byte after each phase, between the simple models to beat; None if no phase was evaluated."""
+    """Draw macro bits per byte after each phase, between the simple models to beat, or None if no phase was evaluated."""
     places = list(enumerate(report.phases))
     raw = [(place, phase.macro_bits_per_byte) for place, phase in places if _is_number(phase.macro_bits_per_byte)]
     averaged = [(place, phase.ema_macro_bits_per_byte) for place, phase in places if _is_number(phase.ema_macro_bits_per_byte)]
@@ -166,7 +166,7 @@ def _name_phases(axes: Axes, report: Report, pixels: int) -> None:
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], pixels: int) -> None:
-    """Write names (text, value, style) at the right edge; a narrow picture has the strong ones inside, above.
+    """Write names (text, value, style) at the right edge. A narrow picture has the strong ones inside, above.
 
     Names that would touch are moved apart: in the order of their values, and within the axes if they fit.
     """
@@ -189,7 +189,7 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], pixels: int) 
 
 
 class PhaseCurve(NamedTuple):
-    """Values by phase, each joined to its parent's if it is in `joined`; `errors` are standard errors. The styles are of line and name."""
+    """Values by phase, each joined to its parent's if it is in `joined`. `errors` are standard errors. The styles are of line and name."""
 
     name: str
     values: Mapping[str, float]
@@ -209,7 +209,7 @@ class Panel(NamedTuple):
 
 
 def across_picture(report: Report, pixels: int) -> Markup | None:
-    """Draw benchmarks, components, and gaps to the parents over all phases; None if fewer than two were measured."""
+    """Draw benchmarks, components, and gaps to the parents over all phases, or None if fewer than two were measured."""
     top, drawn = 0.0, list[Axes]()
     for panel in panels_of(report):
         axes = panel.draw(pixels, top + 34, panel.height)
@@ -333,7 +333,7 @@ def balance_picture(phase: PhaseReport, routing: RoutingReport, *, top: float) -
 
 
 def heat_map(routing: RoutingReport) -> Markup | None:
-    """Draw a row a layer, a column an expert; equal neighbours are one stroke of the style's colour. None if no load is known."""
+    """Draw a row a layer, a column an expert. Equal neighbours are one stroke of the style's colour. None if no load is known."""
     if not routing.loads:
         return None
     strokes: dict[int, list[str]] = {}

@@ -12,7 +12,7 @@ ORIGIN_NAME = "phasewise.json"
 
 
 def export_name(phase: str, weights: str, dtype: str) -> str:
-    """The beginning of the name of the folder that weights are exported to in a home; their digest follows."""
+    """The beginning of the name of the folder that weights are exported to in a home. Their digest follows."""
     return f"{phase}-{weights.replace(':', '-')}-{dtype}-"
 
 

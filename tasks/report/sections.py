@@ -30,7 +30,7 @@ class Standing(NamedTuple):
 
 
 def standing_of(phase: PhaseReport) -> Standing:
-    """Name a failed verdict first, then the state; a phase without a verdict does not pass."""
+    """Name a failed verdict first, then the state. A phase without a verdict does not pass."""
     failed = " and ".join(verdict.name for verdict in phase.verdicts if not verdict.passes and verdict.ruling != "waits")
     if failed or phase.state == "refused":
         return Standing("failed", f"{failed} failed" if failed else "refused")
@@ -148,7 +148,7 @@ def spans_of(report: Report) -> list[Span]:
 
 
 class Cell(NamedTuple):
-    """A component after a phase. `change` is bits per byte against the parent; `strength` in [-1, 1] is negative if better."""
+    """A component after a phase. `change` is bits per byte against the parent. `strength` in [-1, 1] is negative if better."""
 
     value: float | None
     change: float | None
@@ -258,7 +258,7 @@ def gauges_of(report: Report) -> list[Gauge]:
 
 
 class MeasuredRow(NamedTuple):
-    """One figure in words; `direction` is unclear if the interval has zero in it, or is missing."""
+    """One figure in words. `direction` is unclear if the interval has zero in it, or is missing."""
 
     what: str
     value: str
@@ -317,7 +317,7 @@ def _signed(value: float | None) -> str:
 
 
 class Gap(NamedTuple):
-    """The distance of a phase to its parent, by component or benchmark that both have; each counts the same in the mean."""
+    """The distance of a phase to its parent, by component or benchmark that both have. Each counts the same in the mean."""
 
     phase: str
     changes: tuple[tuple[str, float], ...]
@@ -331,7 +331,7 @@ def gaps_of(changes: Mapping[str, Iterable[tuple[str, float]]]) -> list[Gap]:
 
 
 def component_gaps(report: Report) -> list[Gap]:
-    """Return bits per byte of each component minus the parent's; a phase without a measured parent has none."""
+    """Return bits per byte of each component minus the parent's. A phase without a measured parent has none."""
     measured = {phase.name: phase.bits_per_byte for phase in report.phases}
     changes: dict[str, list[tuple[str, float]]] = {}
     for phase in report.phases:
@@ -386,7 +386,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def routing_of(rows: Sequence[Row], max_violation: float | None) -> RoutingReport | None:
-    """Find the routers in the rows of a phase with this limit; None for a dense model. The load is that of the last row that has it."""
+    """Find the routers in the rows of a phase with this limit, or None for a dense model. The load is that of the last row that has it."""
     if not any("max_violation" in row for row in rows):
         return None
     points = {

@@ -1,4 +1,4 @@
-"""Signing a statement with a key of the user's, in a DSSE envelope; the extra `card` has what it needs.
+"""Signing a statement with a key of the user's, in a DSSE envelope. The extra `card` has what it needs.
 
 An Ed25519 key, or one on the curve P-256 (ECDSA with SHA-256), as PEM. DSSE's pre-authentication encoding is signed, which names the
 payload's type and length, so that the same bytes cannot be given out as something else.
@@ -37,7 +37,7 @@ def sign(payload: bytes, key: Path) -> dict[str, Any]:
 
 
 def signature_problem(envelope: Any, payload: bytes, public_key: Path | None) -> str | None:
-    """Return the reason why the envelope is not a signature of these bytes by that key; None if it is.
+    """Return the reason why the envelope is not a signature of these bytes by that key, or None if it is.
 
     Args:
         public_key: None checks only the payload.

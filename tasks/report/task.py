@@ -47,7 +47,7 @@ def shown_on_this_run() -> Iterator[None]:
 
 
 def publish_page(markdown: str, *, key: str, description: str) -> None:
-    """Publish a Markdown artifact of the run. The run's own one by this key is written again; another run's stays as its history.
+    """Publish a Markdown artifact of the run. The run's own one by this key is written again. Another run's stays as its history.
 
     Args:
         key: lowercase letters, digits and dashes.
@@ -67,7 +67,7 @@ def tell_of_gate(state: str, *, subject: str, gate: str, message: str, link: str
     """Emit an event for automations if a verdict stops its phase and nobody has decided of it yet.
 
     Args:
-        state: of `trainer.base.decision.Ruling`; only `fails` and `waits` emit one.
+        state: of `trainer.base.decision.Ruling`. Only `fails` and `waits` emit one.
     """
     if current.id is None or state not in GATE_EVENTS:
         return
