@@ -1,4 +1,4 @@
-"""Charts as inline SVG: axes, figures of curves over steps, the tree of phases. Colours and sizes of text are the style sheet's."""
+"""Charts as inline SVG: axes, curves over steps, and the tree of phases. The style sheet sets colours and text sizes."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +14,12 @@ Range = tuple[float, float]
 
 
 def short(value: float) -> str:
-    """Write a value at an axis: `12 k`, `0.25`."""
+    """Format a value of an axis, such as `12 k` or `0.25`."""
     return count(int(value)) if value >= 10_000 and value == int(value) else number(value)
 
 
 class Axes:
-    """A plot in CSS pixels: the box, the ranges of its values, and its parts as SVG. Values beyond a range are drawn at its end."""
+    """A plot in CSS pixels with its box, value ranges and SVG parts. Values outside a range are clamped."""
 
     def __init__(self, box: tuple[float, float, float, float], across: Range, up: Range) -> None:
         self.left, self.top, self.width, self.height = box
@@ -37,12 +37,12 @@ class Axes:
         return round(self.top + self.height * (high - min(max(value, low), high)) / (high - low), 1)
 
     def line(self, parts: Iterable[Points], css: str) -> None:
-        """Draw a line through each part."""
+        """Draw a line for each part."""
         path = " ".join("M" + " ".join(f"{self.x(x)},{self.y(y)}" for x, y in part) for part in parts if len(part))
         self.parts.append(Markup('<path class="{}" d="{}"/>').format(css, path))
 
     def dots(self, points: Points, css: str, radius: float = 3) -> None:
-        """Draw a dot each."""
+        """Draw dots."""
         self.parts += [Markup('<circle class="{}" cx="{}" cy="{}" r="{}"/>').format(css, self.x(x), self.y(y), radius) for x, y in points]
 
     def level(self, value: float, css: str) -> None:
@@ -50,33 +50,33 @@ class Axes:
         self.line([[(self.across[0], value), (self.across[1], value)]], css)
 
     def text(self, place: tuple[float, float], text: str, css: str = "", anchor: str = "start", turn: str = "") -> None:
-        """Write text at a place in pixels."""
+        """Write text at a position in pixels."""
         x, y = round(place[0], 1), round(place[1], 1)
         turned = Markup(' transform="rotate({} {} {})"').format(turn, x, y) if turn else ""
         self.parts.append(Markup('<text class="{}" x="{}" y="{}" text-anchor="{}"{}>{}</text>').format(css, x, y, anchor, turned, text))
 
     def grid(self, most: int, form: Callable[[float], str] = short) -> None:
-        """Draw horizontal lines at round values, with the values at the left."""
+        """Draw and label horizontal lines at round values."""
         for tick in ticks(*self.up, most=most):
             self.level(tick, "grid")
             self.text((self.left - 6, self.y(tick) + 4), form(tick), anchor="end")
 
     def steps(self, most: int) -> None:
-        """Write round values below the plot."""
+        """Label round values below the plot."""
         for tick in ticks(*self.across, most=most):
             self.text((self.x(tick), self.top + self.height + 18), short(tick), anchor="middle")
         self.level(self.up[0], "axis")
 
 
 def svg(pixels: float, height: float, axes: Iterable[Axes], *, label: str = "") -> Markup:
-    """Put the plots into one picture. Without a label it is hidden from screen readers."""
+    """Combine plots in a picture, which is hidden from screen readers without a label."""
     about = Markup('role="img" aria-label="{}"').format(label) if label else Markup('aria-hidden="true"')
     body = Markup("").join(part for one in axes for part in one.parts)
     return Markup('<svg viewBox="0 0 {} {}" {}>{}</svg>').format(round(pixels), round(height), about, body)
 
 
 def ticks(low: float, high: float, *, most: int) -> list[float]:
-    """Return round numbers within the range, at most `most` + 1."""
+    """Return at most `most` + 1 round numbers within the range."""
     raw = (high - low) / most
     if not math.isfinite(raw) or raw <= 0:
         return []
@@ -86,17 +86,14 @@ def ticks(low: float, high: float, *, most: int) -> list[float]:
 
 
 def padded(values: Sequence[float], room: float = 0.05) -> Range:
-    """Return the range of the values with room at both ends. One value has a range around it."""
+    """Return the range of the values with margins."""
     low, high = min(values), max(values)
     half = abs(low) / 10 or 1.0
     return (low - half, high + half) if low == high else (low - room * (high - low), high + room * (high - low))
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[list[tuple[float, float]]]:
-    """Thin the curve to at most about twice `most` points: the least and the greatest value of every stretch, in the order of the steps.
-
-    A run of numbers is one part. A missing value starts a new part.
-    """
+    """Thin a curve to about twice `most` points, the minimum and maximum of each interval. A missing value starts a new part."""
     stretch = max(1, math.ceil(len(steps) / most))
     parts: list[list[tuple[float, float]]] = [[]]
     for start in range(0, len(steps), stretch):
@@ -111,7 +108,7 @@ def thinned(steps: np.ndarray, values: np.ndarray, *, most: int = 240) -> list[l
 
 
 class Line(NamedTuple):
-    """One curve of a figure. With gaps it has several parts. `place` is its style: 0 the first, 1 the compared one."""
+    """A curve with a part between gaps. `place` is the style: 0 for the first curve, 1 for the compared curve."""
 
     name: str
     parts: Sequence[Points]
@@ -120,12 +117,12 @@ class Line(NamedTuple):
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """The points of all parts."""
+        """Points of all parts."""
         return [point for part in self.parts for point in part]
 
 
 class Figure(NamedTuple):
-    """A picture with its title. Screen readers get the same in words."""
+    """A picture with title and legend."""
 
     title: str
     svg: Markup
@@ -134,7 +131,7 @@ class Figure(NamedTuple):
 
 
 def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") -> Figure | None:
-    """Draw the lines over steps, or None if there is nothing to draw."""
+    """Draw lines over steps, or return None without points."""
     drawn = [line for line in lines if line.points]
     if not drawn:
         return None
@@ -157,7 +154,7 @@ def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") 
 
 
 class Node(NamedTuple):
-    """A phase in the tree: `kind` of its state, which colours it, and a line below its name."""
+    """A phase in the tree. `kind` sets its colour, `said` is the second line."""
 
     name: str
     parent: str | None
@@ -167,12 +164,12 @@ class Node(NamedTuple):
 
 
 def tree(nodes: Sequence[Node]) -> Markup:
-    """Draw the tree of phases, from left to right. A second child of one phase goes down a row. Each box is a link."""
+    """Draw the tree of phases from left to right. The first child stays in its parent's row. Each box is a link."""
     parents = {node.name: node.parent for node in nodes}
     children: dict[str | None, list[str]] = {}
     for name, parent in parents.items():
         children.setdefault(parent if parent in parents and parent != name else None, []).append(name)
-    places: dict[str, tuple[int, int]] = {}  # column and row; the first child is in its parent's row
+    places: dict[str, tuple[int, int]] = {}  # column and row
     next_row = 0
     waiting = [(name, 0, True) for name in reversed(children.get(None, []))]
     while waiting:
@@ -181,7 +178,7 @@ def tree(nodes: Sequence[Node]) -> Markup:
         next_row = max(next_row, row + 1)
         places[name] = (column, row)
         waiting += [(child, column + 1, place > 0) for place, child in reversed(list(enumerate(children.get(name, []))))]
-    lost = [name for name in parents if name not in places]  # phases that start from each other, in a damaged home
+    lost = [name for name in parents if name not in places]  # cycles of a damaged home
     places |= {name: (0, next_row + number) for number, name in enumerate(lost)}
 
     width, height, column_pixels, row_pixels, margin = 196, 46, 228, 62, 4
@@ -207,5 +204,5 @@ def tree(nodes: Sequence[Node]) -> Markup:
 
 
 def cut(text: str, most: int) -> str:
-    """Cut the text at `most` characters."""
+    """Cut a text to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

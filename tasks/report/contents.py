@@ -1,7 +1,4 @@
-"""The contents of a report: plain facts about a run, in the order in which they happened.
-
-Not-finite numbers are allowed here, because a report is wanted most when training went wrong.
-"""
+"""Contents of a report: facts about a run in chronological order. Numbers may be NaN or infinite, because diverged runs have reports."""
 
 from typing import Literal
 
@@ -13,20 +10,18 @@ from phasewise.trainer.config import Component
 from phasewise.validations.outcomes import CheckCounts
 
 GATE_EVENTS = {"fails": "phasewise.gate.refused", "waits": "phasewise.gate.waits"}
-"""State of a ruling → the event that automations know. Here, so that a server needs no flow to know them."""
+"""State of a ruling → event for automations. Servers read the names without importing a flow."""
 GATE_RESOURCE = "phasewise.gate"
 Points = tuple[tuple[int, float], ...]
 """Step and value."""
 
 
 class Recorded(Frozen):
-    """Frozen and strict about names, but a number may be NaN or infinite."""
-
     model_config = ConfigDict(allow_inf_nan=True)
 
 
 class VerdictReport(Recorded):
-    """One judgement. `path` is the verdict file."""
+    """A verdict with the path of its file."""
 
     name: Literal["data", "training", "gate"]
     counts: CheckCounts
@@ -38,12 +33,12 @@ class VerdictReport(Recorded):
 
     @property
     def passes(self) -> bool:
-        """No check failed and none could not be made, or a person waived the failures."""
+        """Whether all checks passed, or a person approved the failures."""
         return self.counts.passes if self.ruling is None else self.ruling in ("passes", "approved")
 
 
 class BenchmarkReport(Recorded):
-    """One benchmark's metric after a phase. `baseline` is the score of the best dumb answer."""
+    """A metric after a phase. `baseline` is the score of the best constant answer."""
 
     benchmark: str
     metric: str
@@ -53,7 +48,7 @@ class BenchmarkReport(Recorded):
 
 
 class MeasuredReport(Recorded):
-    """One figure of a phase's last weights beside its parent's, as its gate compared them. An unknown value is None."""
+    """A figure of a phase's last weights and its parent's, as compared by the gate. An unknown value is None."""
 
     what: str  # a benchmark and its metric, or the macro mean of bits per byte
     higher_is_better: bool
@@ -62,13 +57,13 @@ class MeasuredReport(Recorded):
     parent: float | None = None
     difference: float | None = None
     interval: tuple[float, float] | None = None  # of the difference, at 95 %
-    smallest_effect: float | None = None  # the least fall that the gate would have seen
-    floor: float | None = None  # the score of the best dumb answer
-    not_compared: str = ""  # why there is no parent's value
+    smallest_effect: float | None = None  # the smallest detectable fall
+    floor: float | None = None  # the score of the best constant answer
+    not_compared: str = ""  # reason for a missing parent value
 
 
 class RecordReport(Recorded):
-    """A fact that the record of this phase reported, and where it is printed. A measure is a score or a loss."""
+    """A published fact about this phase with its source. A measure is a score or a loss."""
 
     what: str
     value: str
@@ -77,7 +72,7 @@ class RecordReport(Recorded):
 
 
 class RoutingReport(Recorded):
-    """The routers of a sparse model in a phase."""
+    """Routing of a sparse model in a phase."""
 
     max_violation: Points  # the busiest expert's load above the mean, in the worst layer
     dead_experts: Points  # experts without any token of a batch, over all layers
@@ -89,7 +84,7 @@ class RoutingReport(Recorded):
 
 
 class RollBackReport(Recorded):
-    """Updates that a phase passed over with their data after a roll-back. `decided_by` is the recipe, or a person."""
+    """Skipped updates after a roll-back, with the deciding recipe or person."""
 
     steps: str
     sequences: int
@@ -98,7 +93,7 @@ class RollBackReport(Recorded):
 
 
 class PhaseReport(Recorded):
-    """One phase of the recipe. A value that was not measured is None or empty."""
+    """A phase of the recipe. Missing values are None or empty."""
 
     name: str
     start_step: int
@@ -129,7 +124,7 @@ class PhaseReport(Recorded):
 
 
 class Report(Recorded):
-    """One run of a recipe."""
+    """A run of a recipe."""
 
     recipe: str
     scale: str
@@ -140,5 +135,5 @@ class Report(Recorded):
     phases: tuple[PhaseReport, ...]
     baselines: dict[str, float] = Field(default_factory=dict)  # simple model → macro bits per byte on the same held-out text
     macro_over: tuple[str, ...] = ()  # components of all macro means; empty if each phase was measured on the same ones
-    unused: tuple[str, ...] = ()  # findings that the recipe accepts and no verdict has
+    unused: tuple[str, ...] = ()  # accepted findings without a verdict
     facts: dict[str, str] = Field(default_factory=dict)  # the small print: tokenizer, seed, versions, home

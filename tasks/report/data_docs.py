@@ -1,8 +1,7 @@
-"""The Data Docs of a run's verdicts: failures and remedies, the evidence, and Great Expectations' words on it.
+"""Data Docs of a run's verdicts: failures and remedies, evidence, and the content of Great Expectations.
 
-Great Expectations' own pages load styles and scripts from other hosts and write cells of data into the page as they are. Only its content
-is taken, as a tree of blocks, and rendered by our templates. One process builds at a time. Every page keeps its name and is replaced
-whole, the index last: a reader meanwhile finds a page as it was or as it is.
+The pages of Great Expectations load styles and scripts from the network, and don't escape data. Phasewise renders only their blocks, by
+its own templates. Each page is replaced atomically, the index last. One process builds at a time.
 """
 
 import re
@@ -27,7 +26,7 @@ INDEX, LOCK = "index.html", ".lock"
 
 
 class TableLinks(NamedTuple):
-    """One evidence table and its pages, relative to the index: `evidence` is empty if the table is gone, `judged` if no check judges it."""
+    """An evidence table and its pages relative to the index. `evidence` is empty for a lost table, `judged` without a check."""
 
     table: str
     rows: int
@@ -38,21 +37,12 @@ class TableLinks(NamedTuple):
 
 
 class Card:
-    """A verdict as the index shows it.
-
-    Args:
-        particulars: (table, a check's expectation) → the first rows that say more of a failure.
-        note: a word about its pages, or empty if there is nothing to say.
-    """
+    """A verdict on the index. `particulars` maps (table, expectation) to the first rows of a failure."""
 
     def __init__(
-        self,
-        anchor: str,
-        verdict: Verdict,
-        tables: Sequence[TableLinks] = (),
-        particulars: Mapping[tuple[str, str], ShownTable] | None = None,
-        note: str = "",
-    ) -> None:
+        self, anchor: str, verdict: Verdict, tables: Sequence[TableLinks] = (),
+        particulars: Mapping[tuple[str, str], ShownTable] | None = None, note: str = "",
+    ) -> None:  # fmt: skip
         self.anchor, self.verdict, self.tables, self.note = anchor, verdict, tables, note
         self.particulars = particulars or {}
         self.counts, self.failures, self.accepted = verdict.counts, failures_of(verdict), accepted_of(verdict)
@@ -60,10 +50,10 @@ class Card:
 
 
 def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
-    """Write the report of these verdicts, in place of the one in the folder. Return the index page.
+    """Replace the Data Docs in the folder, and return the index page.
 
-    Of several verdicts on one subject by one suite, the last counts. The index says which evidence is gone or cannot be judged again.
-    Builders on one machine wait for each other. On an object store, the last one's pages stay.
+    The last verdict on a subject by a suite counts. The index names evidence that is lost or cannot be judged again. A lock serializes
+    builders on one machine. On an object store, the pages of the last builder remain.
     """
     folder = as_path(folder)
     latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
@@ -76,14 +66,14 @@ def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
             write_atomically(folder / path, content.encode())
         kept = {folder / path for path in (*pages, LOCK)}
         kept |= {parent for path in kept for parent in path.parents}
-        for path in sorted(folder.rglob("*"), key=str, reverse=True):  # an earlier report's, which the index no longer names
+        for path in sorted(folder.rglob("*"), key=str, reverse=True):  # pages of an earlier build
             if path not in kept:
                 path.rmdir() if path.is_dir() else path.unlink()
     return folder / INDEX
 
 
 def index_page(cards: Sequence[Card]) -> str:
-    """Render the first page: failures, then warnings, then verdicts that pass."""
+    """Render the index: failures, warnings, then passing verdicts."""
     counts = [card.counts for card in cards]
     in_order = sorted(cards, key=lambda card: STANDINGS.index(card.counts.standing))
     folders = zip(*(card.verdict.subject.split("/")[:-1] for card in cards), strict=False)
@@ -101,13 +91,13 @@ def index_page(cards: Sequence[Card]) -> str:
 
 
 def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict) -> Card:
-    """Add the pages of a verdict's tables. Return its card on the index."""
+    """Add the pages of a verdict's tables, and return its card on the index."""
     anchor = f"{re.sub(r'[^a-zA-Z0-9]+', '-', name)[:60].strip('-')}-{digest_of_bytes(name.encode())[:8]}"
     suite = SUITES.get(verdict.suite)
     tables: dict[str, pd.DataFrame] = {}
     names = list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks)]))
     for table in names:
-        with suppress(OSError, ValueError, KeyError):  # gone, or changed: the index says that it is missing
+        with suppress(OSError, ValueError, KeyError):  # the index names a lost or changed table
             tables |= read_tables(verdict.evidence, {table: verdict.tables[table]})
     judged = judge_again(judge, verdict, tables)
     links: list[TableLinks] = []
@@ -127,7 +117,7 @@ def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict)
     if judged.problem:
         note = f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
     elif outcomes != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
-        note = "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
+        note = "The suite or the evidence has changed since the verdict was given: the tables no longer match the verdict."
     card = Card(anchor, verdict, links, particulars, note)
     rows, expectations = (environment().get_template(f"docs_{kind}.html") for kind in ("evidence", "expectations"))
     for link in links:

@@ -1,4 +1,4 @@
-"""A phase's weights as a folder that `transformers` reads, with the tokenizer that they were trained with, and a page about the model."""
+"""Export of a phase's weights for `transformers`, with the tokenizer and a model card."""
 
 import functools
 import json
@@ -35,11 +35,7 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 def check_weights(weights: str) -> None:
-    """Refuse an unknown name of weights.
-
-    Raises:
-        ConfigError: expected `last`, `ema` or `average:N` with N of at least 2.
-    """
+    """Raise a ConfigError unless `weights` is `last`, `ema` or `average:N` with N of at least 2."""
     count = weights.removeprefix(AVERAGE)
     if weights not in (LAST, EMA) and not (weights.startswith(AVERAGE) and count.isdecimal() and int(count) > 1):
         raise ConfigError(f"the weights must be last, ema or average:N with N of at least 2, found {weights!r}.")
@@ -53,10 +49,10 @@ def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params,
 
 
 def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Mapping[str, Any]) -> str | None:
-    """Return the reason why the tensors of an exported folder are not the weights that it names, or None if they are.
+    """Return the difference between an exported folder's tensors and the weights that it names, or None.
 
     Raises:
-        PhasewiseError: the folder or a checkpoint does not read.
+        PhasewiseError: the folder or a checkpoint is unreadable.
     """
     params, steps = _weights_of(run, checkpoint, str(origin["weights"]))
     if (found := params_digest(params)) != origin["params_digest"]:
@@ -77,37 +73,29 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
 
 
 def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list[str]:
-    """Name the fields of an exported folder's `config.json` that are not as they would be written for this model."""
+    """List the fields of an exported folder's `config.json` that differ from this model's."""
     expected = json.loads(json.dumps(to_hugging_face(model, dtype)))
     found = read_settings(folder / "config.json")
     return sorted(name for name, value in expected.items() if found.get(name) != value)
 
 
 def export_phase(
-    run: RunConfig,
-    result: dict[str, Any],
-    tokenizer: Path,
-    folder: Path,
-    *,
-    weights: str = LAST,
-    dtype: DType = "float32",
-    claims: Mapping[str, Any] | None = None,
-    chats: Sequence[ChatTemplate] = (),
-    generation_prompt: GenerationPrompt | None = None,
-) -> dict[str, Any]:
-    """Write the folder. Return a summary.
+    run: RunConfig, result: dict[str, Any], tokenizer: Path, folder: Path, *, weights: str = LAST, dtype: DType = "float32",
+    claims: Mapping[str, Any] | None = None, chats: Sequence[ChatTemplate] = (), generation_prompt: GenerationPrompt | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the folder, and return a summary.
 
     Args:
-        weights: `last`, their moving average as `ema`, or `average:N` for the mean of the last N checkpoints.
-        claims: facts about the phase, for the page about the model, or None is no more than its run says.
-        chats: the chat templates of the training conversations. Of several none goes with the tokenizer: each is for other questions.
-        generation_prompt: of a template that opens no answer: add what does, or leave it.
+        weights: `last`, `ema` for the moving average, or `average:N` for the mean of the last N checkpoints.
+        claims: facts about the phase for the model card.
+        chats: chat templates of the training conversations. Only a unique template is exported with the tokenizer.
+        generation_prompt: add a missing generation prompt to the template, or export the template unchanged.
 
     Raises:
-        CheckpointError: the checkpoint is not whole, has no moving average, or has other weights than the result. Or fewer than N are kept.
-        ConfigError: there are no such weights, the folder is not empty, `transformers` has no class for such a model, or the chat template
-            opens no answer and `generation_prompt` is None.
-        DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
+        CheckpointError: the checkpoint is damaged, lacks the wanted weights, or differs from the result.
+        ConfigError: the weights are unknown, the folder is not empty, `transformers` does not support the model, or the template lacks a
+            generation prompt and `generation_prompt` is None.
+        DataError: the tokenizer was edited, or lacks special tokens.
     """
     check_weights(weights)
     check_writable(folder, run.model)
@@ -144,19 +132,15 @@ def export_phase(
 
 
 def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None) -> Sequence[ChatTemplate]:
-    """Make a template that opens no answer open one, or leave it.
-
-    Raises:
-        ConfigError: the template opens no answer, and `how` is None.
-    """
+    """Add a missing generation prompt to a unique template if `how` is "add". A ConfigError asks for `how`."""
     chat = _shared(chats)
     if chat is None or not (opening := chat.missing_generation_prompt()) or how == "none":
         return chats
     if how == "add":
         return [chat.with_generation_prompt()]
     raise ConfigError(
-        f"the chat template {chat.name} has no generation prompt: asked for an answer (add_generation_prompt), it does not write "
-        f"{opening!r}, and a chat with the model would not begin one. Say --generation-prompt add, or none to export it as it is."
+        f"the chat template {chat.name} has no generation prompt: with add_generation_prompt, it does not write {opening!r}, and a chat "
+        "with the model would not start an answer. Say --generation-prompt add, or none to export it unchanged."
     )
 
 
@@ -165,14 +149,14 @@ def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:
 
 
 def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()) -> TokenizerFiles:
-    """Prepare the tokenizer, with the fields that tell `transformers` which tokens begin and end a document.
+    """Prepare the tokenizer for `transformers`, with BOS and EOS tokens.
 
-    Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so the exported one does it
-    by itself, as Llama 3's does. One that has rules of its own keeps them.
+    The exported tokenizer adds the BOS token itself, as Llama 3's does, because the model always saw it in training. An existing
+    post-processor is kept.
 
     Args:
-        chats: the templates of the training text. With one, `apply_chat_template` gives that text, without the token that ends a document.
-            Generation ends with the token that ends an answer of any of them.
+        chats: chat templates of the training text. `apply_chat_template` of a unique template returns this text without the EOS token.
+            Generation stops at the end token of any template.
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -191,18 +175,17 @@ def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()
     if (chat := _shared(chats)) is not None:
         turn_end = chat.turn_end()
         about["chat_template"] = files[CHAT_TEMPLATE_NAME] = chat.with_begin()
-        if turn_end is not None and not chat.uses_end_of_text:  # a template that writes `eos_token` means the one that it was used with
+        if turn_end is not None and not chat.uses_end_of_text:  # a template with `eos_token` needs the training's token
             about["eos_token"] = turn_end
     files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"
     return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, turn_end_ids(tokenizer, chats))
 
 
 def build_model_card(claims: Mapping[str, Any], origin: Mapping[str, Any] | None = None) -> str:
-    """Render the page about a model, in Markdown.
+    """Render a model card in Markdown.
 
     Args:
-        origin: the weights of an exported folder. Its page has the fields that the hub reads at its head, and names the parts of which the
-            home knows nothing.
+        origin: the weights of an exported folder, whose card has the hub's metadata, and names missing facts.
     """
     changes = {name: one for name, one in (claims.get("hand_off") or {}).get("changes", {}).items() if one["found"]}
     known = {name: claims.get(name) for name in ("training", "said", "order", *PARTS)}
@@ -214,7 +197,7 @@ def build_model_card(claims: Mapping[str, Any], origin: Mapping[str, Any] | None
 
 @functools.cache
 def templates() -> jinja2.Environment:
-    """Open the templates of Markdown and JSON: words of people are escaped by `plain` and `tojson`."""
+    """Open the templates of Markdown and JSON, which escape text by `plain` and `tojson`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), trim_blocks=True, lstrip_blocks=True
     )

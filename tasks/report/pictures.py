@@ -1,4 +1,4 @@
-"""The pictures of a run's report, each as wide as the page: drawn wide and narrow, of which the page shows the one that fits."""
+"""Full-width pictures of a run's report, in a wide and a narrow version for the page to choose from."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,26 +20,20 @@ LETTER_PIXELS, LINE_PIXELS = 6.8, 14
 LEFT_PIXELS, RIGHT_PIXELS, NAMES_PIXELS = 54, 20, 204
 MAX_STRETCHES = 750
 LEVELS = (
-    (0.0, "no token"),
-    (0.25, "below ¼ of the mean"),
-    (0.5, "below ½"),
-    (0.8, "below 0.8"),
-    (1.25, "about the mean"),
-    (2.0, "above 1.25"),
-    (4.0, "above 2"),
-    (float("inf"), "4 times the mean or more"),
-)
-"""A load, as a share of the mean, is of the first level whose bound is above it. No load is of the first."""
+    (0.0, "no token"), (0.25, "below ¼ of the mean"), (0.5, "below ½"), (0.8, "below 0.8"), (1.25, "about the mean"), (2.0, "above 1.25"),
+    (4.0, "above 2"), (float("inf"), "4 times the mean or more"),
+)  # fmt: skip
+"""Upper bounds of an expert's load as a share of the mean, and names. Only a zero load has the first level."""
 
 
 def in_both_widths(draw: Callable[[Report, int], Markup | None], report: Report) -> Markup | None:
-    """Draw the picture wide and narrow, or None if there is nothing to draw."""
+    """Draw a picture wide and narrow, or return None for an empty picture."""
     wide, narrow = draw(report, WIDE_PIXELS), draw(report, NARROW_PIXELS)
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow) if wide else None
 
 
 def training_picture(report: Report, pixels: int) -> Markup | None:
-    """Draw the loss over all phases, and the learning rate beneath on the same steps, or None if neither was recorded."""
+    """Draw loss and learning rate over all phases, or return None without records."""
     phases = report.phases
     losses, rates = ([_arrays(phase.loss) for phase in phases], [_arrays(phase.learning_rate) for phase in phases])
     if not any(len(part) for _, part in (*losses, *rates)):
@@ -53,7 +47,7 @@ def training_picture(report: Report, pixels: int) -> Markup | None:
     values = np.concatenate([part for _, part in losses])
     values = values[np.isfinite(values)]
     frame, is_cut = (0.0, 1.0), False
-    if len(values):  # most steps; the first steep ones are beyond the frame, where they would squeeze the rest
+    if len(values):  # cut off the first steep steps, which would flatten all others
         least, greatest, usual = float(values.min()), float(values.max()), float(np.quantile(values, 0.94))
         is_cut = greatest - least > 1.6 * (usual - least) > 0
         top = usual if is_cut else greatest
@@ -110,7 +104,7 @@ def _arrays(points: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray
 
 
 def _label_rows(labels: Sequence[str], starts: Sequence[float], pixels: float) -> list[int]:
-    """Find the row above the axes in which each name fits, from its phase's start or up to the right edge. Row 0 is the lowest."""
+    """Find a free row above the axes for each name, which starts at its phase or ends at the right edge. Row 0 is the lowest."""
     taken: list[list[Range]] = []
     rows: list[int] = []
     for label, start in zip(labels, starts, strict=True):
@@ -124,7 +118,7 @@ def _label_rows(labels: Sequence[str], starts: Sequence[float], pixels: float) -
 
 
 def macro_picture(report: Report, pixels: int) -> Markup | None:
-    """Draw macro bits per byte after each phase, between the simple models to beat, or None if no phase was evaluated."""
+    """Draw macro bits per byte after each phase with baselines, or return None without evaluations."""
     places = list(enumerate(report.phases))
     raw = [(place, phase.macro_bits_per_byte) for place, phase in places if _is_number(phase.macro_bits_per_byte)]
     averaged = [(place, phase.ema_macro_bits_per_byte) for place, phase in places if _is_number(phase.ema_macro_bits_per_byte)]
@@ -166,9 +160,9 @@ def _name_phases(axes: Axes, report: Report, pixels: int) -> None:
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], pixels: int) -> None:
-    """Write names (text, value, style) at the right edge. A narrow picture has the strong ones inside, above.
+    """Write names (text, value, style) at the right edge. A narrow picture shows only names with a style, inside the axes.
 
-    Names that would touch are moved apart: in the order of their values, and within the axes if they fit.
+    Overlapping names are moved apart in the order of their values, within the axes if possible.
     """
     right = axes.left + axes.width
     if pixels < WIDE_PIXELS:
@@ -189,7 +183,7 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], pixels: int) 
 
 
 class PhaseCurve(NamedTuple):
-    """Values by phase, each joined to its parent's if it is in `joined`. `errors` are standard errors. The styles are of line and name."""
+    """Values by phase with standard errors. A phase in `joined` is connected to its parent. `css` styles the line, `name_css` the name."""
 
     name: str
     values: Mapping[str, float]
@@ -201,7 +195,7 @@ class PhaseCurve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One plot of the picture across phases: `draw` takes the width of the picture and the axes' top and height in pixels."""
+    """A plot of the picture across phases. `draw` takes picture width, axes top and axes height in pixels."""
 
     title: str
     height: float
@@ -209,7 +203,7 @@ class Panel(NamedTuple):
 
 
 def across_picture(report: Report, pixels: int) -> Markup | None:
-    """Draw benchmarks, components, and gaps to the parents over all phases, or None if fewer than two were measured."""
+    """Draw benchmarks, components and gaps to parents over all phases, or return None for fewer than two measured phases."""
     top, drawn = 0.0, list[Axes]()
     for panel in panels_of(report):
         axes = panel.draw(pixels, top + 34, panel.height)
@@ -223,7 +217,7 @@ def across_picture(report: Report, pixels: int) -> Markup | None:
 
 
 def panels_of(report: Report) -> list[Panel]:
-    """Return the panels that have something to show."""
+    """Return the panels with values."""
     if sum(bool(phase.bits_per_byte or phase.benchmarks) for phase in report.phases) < 2:
         return []
     scores: dict[str, PhaseCurve] = {}
@@ -267,7 +261,7 @@ def panels_of(report: Report) -> list[Panel]:
 
 
 def _curves(report: Report, curves: Sequence[PhaseCurve], ticks: int, has_floor: bool, pixels: int, top: float, height: float) -> Axes:
-    """Draw a line each, named at the right edge if there is room. A branch is joined to its parent, not to its neighbour."""
+    """Draw named lines from each phase to its parent."""
     ends = [value + sign * curve.errors.get(name, 0.0) for curve in curves for name, value in curve.values.items() for sign in (-1, 1)]
     up = padded([0.0, *ends], 0.14) if has_floor else padded(ends, 0.06)
     axes = _phase_axes(report, pixels, top=top, height=height, up=up)
@@ -311,7 +305,7 @@ def _gaps(report: Report, gaps: Sequence[Gap], places: int, pixels: int, top: fl
 
 
 def balance_picture(phase: PhaseReport, routing: RoutingReport, *, top: float) -> Markup:
-    """Draw MaxVio with its limit up to `top`, experts without a token, and the router's entropy over the steps of a phase."""
+    """Draw MaxVio up to `top` with its limit, idle experts and router entropy over a phase."""
     steps = (phase.start_step, max(phase.stop_step, phase.start_step + 1))
     dead = max((value for _, value in routing.dead_experts if math.isfinite(value)), default=0.0)
     drawn: list[Axes] = []
@@ -333,7 +327,7 @@ def balance_picture(phase: PhaseReport, routing: RoutingReport, *, top: float) -
 
 
 def heat_map(routing: RoutingReport) -> Markup | None:
-    """Draw a row a layer, a column an expert. Equal neighbours are one stroke of the style's colour. None if no load is known."""
+    """Draw the load by layer (row) and expert (column), with one stroke for equal neighbours. Return None without loads."""
     if not routing.loads:
         return None
     strokes: dict[int, list[str]] = {}
@@ -347,5 +341,5 @@ def heat_map(routing: RoutingReport) -> Markup | None:
 
 
 def level_of(load: float) -> int:
-    """Return the place in `LEVELS` of a load, as a share of the mean."""
+    """Return the level of a load as a share of the mean."""
     return next(level for level, (bound, _) in enumerate(LEVELS) if load < bound or load == bound == 0)

@@ -1,4 +1,4 @@
-"""Puts a finished export where it is to be found, on this machine or on a store. It is there once its `phasewise.json` is."""
+"""Publish a finished export on this machine or on a store. An export is complete when its `phasewise.json` exists."""
 
 import shutil
 from pathlib import Path
@@ -8,16 +8,16 @@ from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.storage import file_system_of, put_file
 
 ORIGIN_NAME = "phasewise.json"
-"""The file in an exported folder that says which weights it holds."""
+"""The file that describes the weights of an exported folder."""
 
 
 def export_name(phase: str, weights: str, dtype: str) -> str:
-    """The beginning of the name of the folder that weights are exported to in a home. Their digest follows."""
+    """Return the prefix of an export's folder name in a home, before the digest."""
     return f"{phase}-{weights.replace(':', '-')}-{dtype}-"
 
 
 def is_placed(folder: Path, digests: KnownDigests) -> bool:
-    """Whether a whole export is there, as it was written."""
+    """Return whether a complete and unchanged export exists."""
     try:
         files = read_sealed(folder / ORIGIN_NAME)["files"]
     except (FileNotFoundError, NotAsWritten, KeyError):
@@ -26,13 +26,10 @@ def is_placed(folder: Path, digests: KnownDigests) -> bool:
 
 
 def place(made: Path, folder: Path) -> None:
-    """Copy every file, and the one that says which weights these are last. What was left there by somebody who was killed is written over.
-
-    Args:
-        made: a folder of this machine, as `tasks.report.export.export_phase` writes it.
+    """Move or upload every file of a local export, `phasewise.json` last, over the files of an interrupted export.
 
     Raises:
-        OSError: there is no room, or the store did not take a file, also when asked again.
+        OSError: the disk is full, or the store rejected a file repeatedly.
     """
     for path in sorted(made.iterdir(), key=lambda path: path.name == ORIGIN_NAME):
         target = folder / path.name

@@ -1,4 +1,4 @@
-"""The sections of a run's report: standings, tiles, mixtures, progress by component, benchmarks, figures beside the parent's, routing."""
+"""Sections of a run's report: standings, tiles, mixtures, progress by component, benchmarks, comparison with the parent, routing."""
 
 import math
 import re
@@ -23,14 +23,14 @@ LOAD = re.compile(r"expert_load/(\d+)/(\d+)")
 
 
 class Standing(NamedTuple):
-    """The state of a phase. `kind` decides colour and mark."""
+    """The state of a phase. `kind` sets colour and mark."""
 
     kind: Literal["passed", "warned", "failed", "waiting"]
     word: str
 
 
 def standing_of(phase: PhaseReport) -> Standing:
-    """Name a failed verdict first, then the state. A phase without a verdict does not pass."""
+    """Return the standing of a phase: a failed verdict, the state, or the counts of its checks."""
     failed = " and ".join(verdict.name for verdict in phase.verdicts if not verdict.passes and verdict.ruling != "waits")
     if failed or phase.state == "refused":
         return Standing("failed", f"{failed} failed" if failed else "refused")
@@ -43,7 +43,7 @@ def standing_of(phase: PhaseReport) -> Standing:
 
 
 class Tile(NamedTuple):
-    """One figure with its name and a note."""
+    """A figure with label and note."""
 
     label: str
     value: str
@@ -51,7 +51,7 @@ class Tile(NamedTuple):
 
 
 def tiles_of(report: Report) -> list[Tile]:
-    """Show phases, tokens, parameters, held-out bits per byte and verdicts."""
+    """Summarize phases, tokens, parameters, held-out bits per byte and verdicts."""
     done = [phase for phase in report.phases if phase.state == "done"]
     verdicts = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
     measured = [phase for phase in report.phases if phase.macro_bits_per_byte is not None]
@@ -73,7 +73,7 @@ def tiles_of(report: Report) -> list[Tile]:
 
 
 class Segment(NamedTuple):
-    """One component within a block of a mixture."""
+    """A component in a block."""
 
     name: Component
     label: str
@@ -82,7 +82,7 @@ class Segment(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A family of components, or the rest. `percent` is the sum of its segments."""
+    """A family of components, or the remaining components."""
 
     name: str
     percent: float
@@ -90,7 +90,7 @@ class Block(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One bar: the mixture in force from `start_step` on. `shares` has every component."""
+    """A bar for the mixture from `start_step` to `stop_step`. `shares` has every component."""
 
     phase: str
     state: str
@@ -101,9 +101,9 @@ class Span(NamedTuple):
 
 
 def spans_of(report: Report) -> list[Span]:
-    """Draw every span of every phase that has a mixture: families in order of size, small families together as the last block.
+    """Return a bar for every mixture, with families in order of size and small families in the last block.
 
-    A family shares the first word of the names. A component has the same colour in every bar: a hue of its family, a shade of its own.
+    Components of a family share the first word of their names. A component has one colour in all bars, a shade of its family's hue.
     """
     every = [shares for phase in report.phases for _, shares in phase.mixture]
     by_word: dict[str, list[Component]] = defaultdict(list)
@@ -148,7 +148,7 @@ def spans_of(report: Report) -> list[Span]:
 
 
 class Cell(NamedTuple):
-    """A component after a phase. `change` is bits per byte against the parent. `strength` in [-1, 1] is negative if better."""
+    """Bits per byte of a component after a phase. `change` is relative to the parent. A negative `strength` in [-1, 1] is better."""
 
     value: float | None
     change: float | None
@@ -157,14 +157,14 @@ class Cell(NamedTuple):
 
 
 class HeatRow(NamedTuple):
-    """A component (or the macro mean), one cell a phase."""
+    """A component or the macro mean, with a cell for each phase."""
 
     name: str
     cells: tuple[Cell, ...]
 
 
 def component_rows(phases: Sequence[PhaseReport]) -> list[HeatRow]:
-    """Show one row a component, grouped by the phase in which it improved most, so that improvements form a staircase."""
+    """Return a row for each component, sorted by the phase of its largest improvement, so that improvements form a staircase."""
     names = {name for phase in phases for name in phase.bits_per_byte}
     rows = _heat_rows(phases, {name: {phase.name: phase.bits_per_byte.get(name) for phase in phases} for name in names})
     keyed: list[tuple[int, float, str, HeatRow]] = []
@@ -176,7 +176,7 @@ def component_rows(phases: Sequence[PhaseReport]) -> list[HeatRow]:
 
 
 def macro_row(phases: Sequence[PhaseReport], over: tuple[Component, ...] = ()) -> HeatRow:
-    """Show the macro mean over the components `over`, or each phase's own. Means over other components than the parent's have no change."""
+    """Return the macro mean over the components `over`, by default over each phase's. Only equal components give a change."""
     measured = {phase.name: over or frozenset(phase.bits_per_byte) for phase in phases}
     alike = {phase.name for phase in phases if measured.get(phase.parent or "") == measured[phase.name]}
     [row] = _heat_rows(phases, {"macro": {phase.name: phase.macro_bits_per_byte for phase in phases}}, alike)
@@ -193,7 +193,7 @@ def _heat_rows(
             if value is not None and before is not None and math.isfinite(value - before):
                 changes[name, phase.name] = value - before
     sizes = sorted(map(abs, changes.values()))
-    scale = sizes[math.ceil(0.95 * len(sizes)) - 1] if sizes else 0.0  # nearly the largest: one outlier must not pale the rest
+    scale = sizes[math.ceil(0.95 * len(sizes)) - 1] if sizes else 0.0  # robust to an outlier
     rows: list[HeatRow] = []
     for name, of_name in values.items():
         cells: list[Cell] = []
@@ -207,7 +207,7 @@ def _heat_rows(
 
 
 class Mark(NamedTuple):
-    """A benchmark after a phase, at a place from 0 to 100. Without a standard error `low` and `high` are the value's place."""
+    """A benchmark after a phase, at a position from 0 to 100. `low` and `high` are one standard error away."""
 
     phase: str
     value: float
@@ -218,7 +218,7 @@ class Mark(NamedTuple):
 
 
 class Gauge(NamedTuple):
-    """One benchmark's metric over the phases, on a scale from `bottom` to `top`."""
+    """A metric over the phases, on a scale from `bottom` to `top`."""
 
     benchmark: str
     metric: str
@@ -230,7 +230,7 @@ class Gauge(NamedTuple):
 
 
 def gauges_of(report: Report) -> list[Gauge]:
-    """Draw one gauge a benchmark and metric, in the order of first appearance, from zero to a little past the largest value."""
+    """Return a gauge for each benchmark and metric in order of appearance, from zero to above the largest value."""
     results: dict[tuple[str, str], list[tuple[str, float, float | None, float | None]]] = {}
     for phase in report.phases:
         for one in phase.benchmarks:
@@ -258,7 +258,7 @@ def gauges_of(report: Report) -> list[Gauge]:
 
 
 class MeasuredRow(NamedTuple):
-    """One figure in words. `direction` is unclear if the interval has zero in it, or is missing."""
+    """A formatted figure. `direction` is unclear without an interval, or if the interval contains zero."""
 
     what: str
     value: str
@@ -272,7 +272,7 @@ class MeasuredRow(NamedTuple):
 
 
 class MeasuredPhase(NamedTuple):
-    """A phase's figures, and the record's of its own run."""
+    """Measured figures of a phase, and its published figures."""
 
     phase: PhaseReport
     rows: tuple[MeasuredRow, ...]
@@ -280,7 +280,7 @@ class MeasuredPhase(NamedTuple):
 
 
 def measured_phases(report: Report) -> list[MeasuredPhase]:
-    """Return the phases that were measured, or of which the record reported a score or a loss."""
+    """Return the phases with measured figures, or with published scores or losses."""
     found: list[MeasuredPhase] = []
     for phase in report.phases:
         rows = tuple(row_of(one, report.baselines) for one in phase.measured)
@@ -289,7 +289,7 @@ def measured_phases(report: Report) -> list[MeasuredPhase]:
 
 
 def row_of(measured: MeasuredReport, baselines: Mapping[str, float]) -> MeasuredRow:
-    """Write the figure in words. The floor of bits per byte is the best of the simple models `baselines`."""
+    """Format a figure. The floor of bits per byte is the best of the n-gram `baselines`."""
     floor, direction, interval = decimal(measured.floor, places=PLACES), "unclear", MISSING
     if baselines and not measured.higher_is_better:
         name, best = min(baselines.items(), key=lambda one: one[1])
@@ -317,7 +317,7 @@ def _signed(value: float | None) -> str:
 
 
 class Gap(NamedTuple):
-    """The distance of a phase to its parent, by component or benchmark that both have. Each counts the same in the mean."""
+    """The differences of a phase from its parent by shared component or benchmark, and their unweighted mean."""
 
     phase: str
     changes: tuple[tuple[str, float], ...]
@@ -325,13 +325,13 @@ class Gap(NamedTuple):
 
 
 def gaps_of(changes: Mapping[str, Iterable[tuple[str, float]]]) -> list[Gap]:
-    """Return the gap of each phase that has finite changes."""
+    """Return the gap of each phase with finite changes."""
     finite = {phase: tuple(one for one in of_phase if math.isfinite(one[1])) for phase, of_phase in changes.items()}
     return [Gap(phase, found, sum(change for _, change in found) / len(found)) for phase, found in finite.items() if found]
 
 
 def component_gaps(report: Report) -> list[Gap]:
-    """Return bits per byte of each component minus the parent's. A phase without a measured parent has none."""
+    """Return the gaps of bits per byte by component."""
     measured = {phase.name: phase.bits_per_byte for phase in report.phases}
     changes: dict[str, list[tuple[str, float]]] = {}
     for phase in report.phases:
@@ -341,7 +341,7 @@ def component_gaps(report: Report) -> list[Gap]:
 
 
 def benchmark_gaps(report: Report) -> list[Gap]:
-    """Return each benchmark's value minus the parent's, if the gate compared them."""
+    """Return the gaps of the benchmarks that the gate compared."""
     return gaps_of(
         {
             phase.name: [(one.what, one.difference) for one in phase.measured if one.higher_is_better and one.difference is not None]
@@ -351,7 +351,7 @@ def benchmark_gaps(report: Report) -> list[Gap]:
 
 
 def report_markdown(report: Report, path: str, docs: str) -> str:
-    """Write the page in the Prefect UI: the headline, a row a phase, the measured figures, and the paths of the whole report."""
+    """Render the summary in the Prefect UI: headline, a row for each phase, measured figures, and paths of the full report."""
     judged = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
     lines = [f"**{report.headline}**", "", f"{verdicts_in_words(judged)}: {sum_counts(judged).shares}.", ""]
     rows: list[Sequence[str]] = []
@@ -386,7 +386,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def routing_of(rows: Sequence[Row], max_violation: float | None) -> RoutingReport | None:
-    """Find the routers in the rows of a phase with this limit, or None for a dense model. The load is that of the last row that has it."""
+    """Summarize routing metrics of a phase with the last recorded load, or return None for a dense model."""
     if not any("max_violation" in row for row in rows):
         return None
     points = {
@@ -404,7 +404,7 @@ def routing_of(rows: Sequence[Row], max_violation: float | None) -> RoutingRepor
 
 
 def busiest_in_words(routing: RoutingReport) -> str:
-    """Name the most loaded expert, and how many experts have no token."""
+    """Describe the most loaded expert and the number of idle experts."""
     every = [(load, layer, expert) for layer, loads in zip(routing.layers, routing.loads, strict=True) for expert, load in enumerate(loads)]
     load, layer, expert = max(every, key=lambda one: one[0])
     dead = sum(load == 0 for load, _, _ in every)

@@ -1,7 +1,6 @@
-"""Signing a statement with a key of the user's, in a DSSE envelope. The extra `card` has what it needs.
+"""Signatures of a statement in a DSSE envelope, with the user's Ed25519 or P-256 key (ECDSA with SHA-256) in PEM.
 
-An Ed25519 key, or one on the curve P-256 (ECDSA with SHA-256), as PEM. DSSE's pre-authentication encoding is signed, which names the
-payload's type and length, so that the same bytes cannot be given out as something else.
+DSSE signs the type and length of the payload, so the bytes cannot pass as another kind of document. The extra `card` has the packages.
 """
 
 import base64
@@ -15,11 +14,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def sign(payload: bytes, key: Path) -> dict[str, Any]:
-    """Build the envelope.
-
-    Raises:
-        ConfigError: the key does not read, is of another kind, or the extra is not installed.
-    """
+    """Build the envelope. A ConfigError reports an unusable key or a missing package."""
     hashes, serialization, ec, ed25519 = _cryptography()
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)
@@ -37,13 +32,10 @@ def sign(payload: bytes, key: Path) -> dict[str, Any]:
 
 
 def signature_problem(envelope: Any, payload: bytes, public_key: Path | None) -> str | None:
-    """Return the reason why the envelope is not a signature of these bytes by that key, or None if it is.
-
-    Args:
-        public_key: None checks only the payload.
+    """Return the reason why the envelope does not sign these bytes, or None. `public_key` None checks only the payload.
 
     Raises:
-        ConfigError: the key does not read, or the extra is not installed.
+        ConfigError: the key is unreadable, or a package is missing.
     """
     try:
         inside = base64.b64decode(envelope["payload"], validate=True)

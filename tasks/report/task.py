@@ -1,4 +1,4 @@
-"""Publishing as Prefect tasks: the report of a run, and artifacts and events of the flow run of a phase."""
+"""Prefect task that publishes the report of a run, and artifacts and events of a phase's flow run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _shown_on: ContextVar[str | None] = ContextVar("shown_on", default=None)
 
 @task(task_run_name="write report of {report.recipe}", cache_policy=NO_CACHE)
 def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) -> Path:
-    """Write the HTML report and, beside it, the Data Docs of every verdict."""
+    """Write the HTML report and the Data Docs of every verdict."""
     docs = build_data_docs(folder / "data-docs", verdicts)
     path = write_report(folder / "report.html", report)
     markdown = report_markdown(report, str(path), str(docs))
@@ -38,7 +38,7 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
 
 @contextmanager
 def shown_on_this_run() -> Iterator[None]:
-    """Show artifacts that are published within the context, also by subflows and tasks, on the page of the current run."""
+    """Attach artifacts of the context, including subflows and tasks, to the current run."""
     token = _shown_on.set(str(current.id) if current.id else None)
     try:
         yield
@@ -47,11 +47,7 @@ def shown_on_this_run() -> Iterator[None]:
 
 
 def publish_page(markdown: str, *, key: str, description: str) -> None:
-    """Publish a Markdown artifact of the run. The run's own one by this key is written again. Another run's stays as its history.
-
-    Args:
-        key: lowercase letters, digits and dashes.
-    """
+    """Create or update the run's Markdown artifact. Artifacts of other runs remain. A key has lowercase letters, digits and dashes."""
     run_id = _shown_on.get() or current.id
     owner = UUID(str(run_id)) if run_id else None
     with get_client(sync_client=True) as client:
@@ -64,11 +60,7 @@ def publish_page(markdown: str, *, key: str, description: str) -> None:
 
 
 def tell_of_gate(state: str, *, subject: str, gate: str, message: str, link: str | None) -> None:
-    """Emit an event for automations if a verdict stops its phase and nobody has decided of it yet.
-
-    Args:
-        state: of `trainer.base.decision.Ruling`. Only `fails` and `waits` emit one.
-    """
+    """Emit an event for automations if a ruling `fails` or `waits`."""
     if current.id is None or state not in GATE_EVENTS:
         return
     word = "waits for a person" if state == "waits" else "is refused"
