@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Part, Suite
 from phasewise.tasks.evaluation.harness import NotMeasured, Prepared, PreparedPart
@@ -40,25 +40,9 @@ _THINGS = (
     "anchor", "basket", "bridge", "candle", "castle", "door", "engine", "feather", "garden", "hammer", "island", "kettle", "ladder",
     "lantern", "mirror", "needle", "orchard", "pencil", "river", "saddle", "tower", "umbrella", "violin", "wagon",
 )  # fmt: skip
-
-
-class Wording(Frozen):
-    """The sentence of a needle and its question, with the keys. `values` None draws six-digit numbers."""
-
-    needle: str = "The secret number of the {key} is {value}."
-    question: str = "What is the secret number of the {key}? The secret number of the {key} is"
-    keys: tuple[str, ...] = Field(default=tuple(f"{colour} {thing}" for colour in _COLOURS for thing in _THINGS), min_length=2)
-    values: tuple[str, ...] | None = None
-
-    @model_validator(mode="after")
-    def _has_places(self) -> "Wording":
-        if "{key}" not in self.needle or "{value}" not in self.needle or "{key}" not in self.question:
-            raise ValueError(
-                f"a needle must have {{key}} and {{value}}, and its question {{key}}, found {self.needle!r}, {self.question!r}"
-            )
-        if len(set(self.keys)) < len(self.keys) or (self.values and len(set(self.values)) < len(self.values)):
-            raise ValueError("keys and values must differ from each other, found one twice")
-        return self
+KEYS = tuple(f"{colour} {thing}" for colour in _COLOURS for thing in _THINGS)
+NEEDLE = "The secret number of the {key} is {value}."
+QUESTION = "What is the secret number of the {key}? The secret number of the {key} is"
 
 
 class Needles(Frozen):
@@ -71,18 +55,9 @@ class Needles(Frozen):
     """
 
     length: int = Field(ge=MIN_LENGTH)
-    keys: int = Field(default=4, ge=MIN_KEYS)
-    depths: tuple[float, ...] = Field(default=(0.0, 0.25, 0.5, 0.75, 1.0), min_length=1)
+    keys: int = Field(default=4, ge=MIN_KEYS, le=len(KEYS))
+    depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(default=(0.0, 0.25, 0.5, 0.75, 1.0), min_length=1)
     items_per_depth: int = Field(default=8, gt=0)
-    wording: Wording = Wording()
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> "Needles":
-        if self.keys > len(self.wording.keys) or (self.wording.values and self.keys > len(self.wording.values)):
-            raise ValueError(f"there must be a name and a value for each of the {self.keys} keys")
-        if not all(0 <= depth <= 1 for depth in self.depths):
-            raise ValueError(f"depths must be between 0 and 1, found {self.depths}")
-        return self
 
 
 class NeedleItem(Frozen):
@@ -168,32 +143,22 @@ def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
     def fraction(kind: str, number: int, more: int) -> float:
         return int(digest_of_json(["needle", kind, number, more])[:13], 16) / 16**13
 
-    def some(names: Sequence[str], kind: str, number: int) -> tuple[str, ...]:
-        left = list(names)
-        return tuple(left.pop(int(fraction(kind, number, draw) * len(left))) for draw in range(needles.keys))
-
-    def six_digits(number: int) -> tuple[str, ...]:
-        found: list[str] = []
+    draws: list[_Draw] = []
+    count = len(needles.depths)
+    for number in range(count * needles.items_per_depth):
+        left = list(KEYS)
+        keys = tuple(left.pop(int(fraction("key", number, draw) * len(left))) for draw in range(needles.keys))
+        values: list[str] = []
         attempt = 0
-        while len(found) < needles.keys:
+        while len(values) < needles.keys:
             value = str(100_000 + int(900_000 * fraction("number", number, attempt)))
             attempt += 1
-            if value not in found and value not in words:
-                found.append(value)
-        return tuple(found)
-
-    wording, count = needles.wording, len(needles.depths)
-    return [
-        _Draw(
-            depth=needles.depths[number % count],
-            keys=some(wording.keys, "key", number),
-            values=six_digits(number) if wording.values is None else some(wording.values, "value", number),
-            gold=number // count % needles.keys,
-            others=tuple(fraction("depth", number, other) for other in range(needles.keys)),
-            start=fraction("start", number, 0),
-        )
-        for number in range(count * needles.items_per_depth)
-    ]
+            if value not in values and value not in words:
+                values.append(value)
+        depth, gold = needles.depths[number % count], number // count % needles.keys
+        others = tuple(fraction("depth", number, other) for other in range(needles.keys))
+        draws.append(_Draw(depth, keys, tuple(values), gold, others, fraction("start", number, 0)))
+    return draws
 
 
 def _prompt(needles: Needles, draw: _Draw, haystack: Sequence[str], words: int) -> tuple[str, str]:
@@ -209,9 +174,9 @@ def _prompt(needles: Needles, draw: _Draw, haystack: Sequence[str], words: int) 
         parts += text[done:at]
         if number == draw.gold:
             before = " ".join(parts)
-        parts.append(needles.wording.needle.format(key=draw.keys[number], value=draw.values[number]))
+        parts.append(NEEDLE.format(key=draw.keys[number], value=draw.values[number]))
         done = at
-    question = needles.wording.question.format(key=draw.keys[draw.gold])
+    question = QUESTION.format(key=draw.keys[draw.gold])
     return re.sub(" +", " ", " ".join([*parts, *text[done:], question])), before
 
 
@@ -269,7 +234,7 @@ def definition_of(asked: Asked, needles: Needles) -> Definition:
         filter="first-word" if is_written else "none",
         shots_split=None,
         settings=settings | {"metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True}]},
-        remark=f"{needles.keys} keys, in words of {'this project' if needles.wording == Wording() else 'its own'}",
+        remark=f"{needles.keys} keys, in words of this project",
     )
 
 

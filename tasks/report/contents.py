@@ -16,11 +16,11 @@ Points = tuple[tuple[int, float], ...]
 """Step and value."""
 
 
-class Recorded(Frozen):
+class _Recorded(Frozen):
     model_config = ConfigDict(allow_inf_nan=True)
 
 
-class VerdictReport(Recorded):
+class VerdictReport(_Recorded):
     """A verdict with the path of its file."""
 
     name: Literal["data", "training", "gate"]
@@ -37,7 +37,7 @@ class VerdictReport(Recorded):
         return self.counts.passes if self.ruling is None else self.ruling in ("passes", "approved")
 
 
-class BenchmarkReport(Recorded):
+class BenchmarkReport(_Recorded):
     """A metric after a phase. `baseline` is the score of the best constant answer."""
 
     benchmark: str
@@ -47,7 +47,7 @@ class BenchmarkReport(Recorded):
     stderr: float | None
 
 
-class MeasuredReport(Recorded):
+class MeasuredReport(_Recorded):
     """A figure of a phase's last weights and its parent's, as compared by the gate. An unknown value is None."""
 
     what: str  # a benchmark and its metric, or the macro mean of bits per byte
@@ -62,7 +62,7 @@ class MeasuredReport(Recorded):
     not_compared: str = ""  # reason for a missing parent value
 
 
-class RecordReport(Recorded):
+class RecordReport(_Recorded):
     """A published fact about this phase with its source. A measure is a score or a loss."""
 
     what: str
@@ -71,7 +71,7 @@ class RecordReport(Recorded):
     is_measure: bool
 
 
-class RoutingReport(Recorded):
+class RoutingReport(_Recorded):
     """Routing of a sparse model in a phase."""
 
     max_violation: Points  # the busiest expert's load above the mean, in the worst layer
@@ -83,7 +83,7 @@ class RoutingReport(Recorded):
     loads_step: int | None = None
 
 
-class RollBackReport(Recorded):
+class RollBackReport(_Recorded):
     """Skipped updates after a roll-back, with the deciding recipe or person."""
 
     steps: str
@@ -92,7 +92,7 @@ class RollBackReport(Recorded):
     decided_by: str
 
 
-class PhaseReport(Recorded):
+class PhaseReport(_Recorded):
     """A phase of the recipe. Missing values are None or empty."""
 
     name: str
@@ -123,7 +123,7 @@ class PhaseReport(Recorded):
     roll_backs: tuple[RollBackReport, ...] = ()
 
 
-class Report(Recorded):
+class Report(_Recorded):
     """A run of a recipe."""
 
     recipe: str

@@ -3,12 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
-from phasewise.tasks.evaluation.needles import MAX_NEW_TOKENS, NeedleItem, Needles, Wording, build_items
+from phasewise.tasks.evaluation.needles import MAX_NEW_TOKENS, NeedleItem, Needles, build_items
 from phasewise.trainer.base.errors import DataError
 
 HAYSTACK = [f"word{number % 97}" for number in range(3_000)]
 FEW = Needles(length=256, items_per_depth=4)
-OWN = Wording(needle="{key} {value}", question="{key}", keys=tuple(f"k{n}" for n in range(8)), values=tuple(f"v{n}" for n in range(8)))
 
 
 def count_words(text: str) -> int:
@@ -36,17 +35,14 @@ def test_tokens_are_counted_by_the_tokenizer_that_is_given():
         assert 2_000 - MAX_NEW_TOKENS - len(" word96") <= count_characters(item.prompt) <= 2_000 - MAX_NEW_TOKENS
 
 
-@pytest.mark.parametrize("needles", [FEW, Needles(length=256, keys=8, wording=OWN, items_per_depth=4)])
+@pytest.mark.parametrize("needles", [FEW, Needles(length=256, keys=8, items_per_depth=4)])
 def test_every_key_has_its_value_in_the_prompt_and_the_last_one_is_asked_for(needles: Needles):
     for item in built(needles):
         assert len(set(item.choices)) == needles.keys == len(item.choices)
         assert all(item.prompt.count(choice) == 1 for choice in item.choices)
         assert item.choices[item.gold] == item.answer
         key, _, question = item.prompt.rpartition(item.answer)[0].rpartition(" the ")[2].partition(" is")
-        if needles is FEW:
-            assert item.prompt.endswith(f"The secret number of the {key} is"), question
-        else:
-            assert f"{item.prompt.split()[-1]} {item.answer}" in item.prompt
+        assert item.prompt.endswith(f"The secret number of the {key} is"), question
 
 
 def test_the_needle_is_at_its_depth():
@@ -66,7 +62,7 @@ def test_no_place_among_the_choices_is_right_more_often_at_any_depth():
 
 def test_the_same_settings_give_the_same_items_and_other_ones_others():
     assert built() == built()
-    for change in ({"length": 300}, {"keys": 5}, {"depths": (0.1, 0.2)}, {"wording": OWN}):
+    for change in ({"length": 300}, {"keys": 5}, {"depths": (0.1, 0.2)}):
         assert {item.id for item in built(FEW.but(**change))}.isdisjoint(item.id for item in built()), change
     assert {item.id for item in built()} < {item.id for item in built(FEW.but(items_per_depth=6))}
 
@@ -89,17 +85,10 @@ def test_a_length_without_room_is_refused_with_what_it_takes():
     [
         ({"length": 10}, "greater than or equal to 64"),
         ({"keys": 1}, "greater than or equal to 2"),
-        ({"depths": (1.5,)}, "depths must be between 0 and 1"),
-        ({"keys": 9, "wording": OWN}, "a name and a value for each of the 9 keys"),
+        ({"depths": (1.5,)}, "less than or equal to 1"),
+        ({"keys": 577}, "less than or equal to 576"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(fields: dict[str, object], said: str):
     with pytest.raises(ValidationError, match=said):
         FEW.but(**fields)
-
-
-def test_a_wording_must_name_key_and_value():
-    with pytest.raises(ValidationError, match=r"must have \{key\} and \{value\}"):
-        Wording(needle="{key} is known")
-    with pytest.raises(ValidationError, match="found one twice"):
-        Wording(keys=("a", "a"))
