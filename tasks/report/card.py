@@ -1,4 +1,4 @@
-"""A card: a signed list of digests and results of a trained phase, and its verification from bytes. Nothing is fetched."""
+"""Cards: signed lists of digests and results of a trained phase, and their offline verification."""
 
 import json
 import math
@@ -34,33 +34,33 @@ from phasewise.trainer.base.wording import name_some
 
 BOM_NAME, CROISSANT_NAME = "ml-bom.cdx.json", "croissant.json"
 NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")
-"""For serial numbers: equal claims have equal ones."""
+"""For serial numbers, which are equal for equal claims."""
 STATEMENT_NAME, ENVELOPE_NAME = "statement.json", "statement.dsse.json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:phasewise:card:2"
-"""Names the shape of the predicate. `docs/reference/card.md` describes it."""
+"""Format of the predicate, described in `docs/reference/card.md`."""
 NEEDED = ("lineage", "training", "mixture", "order", "data", "evaluation", "checkpoint")
 NAMED = ("recipe", "scale", "phase")
 SAID = "said"
-"""Words of the author, such as the licence: only a signature speaks for them."""
+"""Statements of the author, such as the licence, which only a signature proves."""
 _NOTHING = object()
 
 
 class CardOptions(NamedTuple):
     """Options of a card."""
 
-    key: Path | None = None  # a private key to sign with
-    export: Path | None = None  # an exported folder of the phase, to be listed in the card
+    key: Path | None = None  # private key
+    export: Path | None = None  # exported folder of the phase
     licence: str | None = None
-    source_folders: Mapping[str, Path] = {}  # component → folder of its source files, if that is not in the home
+    source_folders: Mapping[str, Path] = {}  # component → folder of source files outside the home
 
 
 def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
-    """Read every claim from the home, of which `work` has the runs (`HomeFiles`), and write the card. Return a summary.
+    """Read all claims from the home with the runs in `work`, write the card, and return a summary.
 
     Raises:
-        ConfigError: the folder is not empty, or the key cannot be used.
-        VerdictError: the home lacks something that a card needs, or contradicts itself.
+        ConfigError: the folder is not empty, or the key is unusable.
+        VerdictError: the home is incomplete or inconsistent.
     """
     _check_free(out)
     files = HomeFiles(home, work=work)
@@ -74,8 +74,8 @@ def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *,
     if files.problems or missing:
         said = [one.line for one in files.problems] or [f"{name} is missing" for name in missing]
         raise VerdictError(
-            f"a card of {subject.recipe}/{subject.phase} must rest on bytes that agree, and those in {home} do not: "
-            f"{name_some(said, 3, '; ')}. Run the recipe again, which makes what does not hold any more."
+            f"a card of {subject.recipe}/{subject.phase} needs consistent files, found in {home}: {name_some(said, 3, '; ')}. Run the "
+            "recipe again to renew invalid results."
         )
     return {
         "card": str(out.resolve()),
@@ -89,7 +89,7 @@ def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *,
 
 
 def render_documents(claims: Mapping[str, Any]) -> dict[str, bytes]:
-    """Render name → content."""
+    """Return name → content of the documents."""
     facts: list[tuple[str, Any]] = [(name, claims["training"][name]) for name in ("run_digest", "params_digest")]
     facts += [("lineage", " → ".join(one["phase"] for one in claims["lineage"])), ("seed", claims["order"]["seed"])]
     facts += [("tokenizer", claims["tokenizer"]["digest"])]
@@ -105,10 +105,10 @@ def render_documents(claims: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> tuple[str, ...]:
-    """Write the files of the card. The folder appears when it is complete. Return the names. Equal claims give equal bytes.
+    """Write the card's folder atomically, and return the names of its files. Equal claims give equal bytes.
 
     Raises:
-        ConfigError: the folder is not free, or the key cannot be used.
+        ConfigError: the folder is not empty, or the key is unusable.
     """
     _check_free(folder)
     documents = render_documents(claims)
@@ -149,19 +149,19 @@ def _as_json(value: Any) -> bytes:
 
 
 class Against(NamedTuple):
-    """The material that a card is checked against, as in `CardOptions` and `HomeFiles`, or None is not at hand."""
+    """The material for a verification. None is unavailable."""
 
     home: Path | None = None
     work: Path | None = None
     export: Path | None = None
-    public_key: Path | None = None  # of the person who signed
+    public_key: Path | None = None  # of the signer
     source_folders: Mapping[str, Path] = {}
     max_read_bytes: int = MAX_READ_BYTES
 
 
 @dataclass
 class Verification:
-    """The outcome. It passes only if nothing disagrees and everything was checked. `checked` names each check in words."""
+    """The result of a verification, with descriptions of the successful checks in `checked`."""
 
     signed: bool = False
     disagreements: list[Disagreement] = field(default_factory=list)
@@ -171,17 +171,17 @@ class Verification:
 
     @property
     def passes(self) -> bool:
-        """Whether everything was checked, and holds."""
+        """Whether everything was checked and is valid."""
         return not self.disagreements and not self.unchecked
 
     def add(self, found: str, words: str) -> None:
-        """Note a field that does not hold."""
+        """Add a disagreement once."""
         if (one := Disagreement(found, words)) not in self.disagreements:
             self.disagreements.append(one)
 
 
 def subject_of(folder: Path) -> Subject | None:
-    """Return the phase that a card names, before anything of it is checked, or None if its names are not those of folders."""
+    """Return the phase in an unchecked card, or None if a name is not a folder's name."""
     try:
         said = parse_json((folder / STATEMENT_NAME).read_bytes())["predicate"]
         named = Subject(said["recipe"], said["scale"], said["phase"], None)
@@ -191,10 +191,10 @@ def subject_of(folder: Path) -> Subject | None:
 
 
 def verify_card(folder: Path, against: Against) -> Verification:
-    """Check a card: its signature, its documents, and with a home each claim against the bytes.
+    """Check a card's signature and documents and, with a home, each claim against the bytes.
 
     Raises:
-        ConfigError: the folder has no card, or the card's names lead out of the home.
+        ConfigError: the folder has no card, or a name in the card leads outside the home.
     """
     if not (folder / STATEMENT_NAME).is_file():
         raise ConfigError(f"{folder} is no card: it has no {STATEMENT_NAME}. `phasewise card` writes one.")
@@ -225,7 +225,7 @@ def verify_card(folder: Path, against: Against) -> Verification:
         for one in _differences(statement["subject"], _subjects(claims), "subject", "its files give"):
             found.add(*one)
         noted, before = predicate["documents"], len(found.disagreements)
-        rendered = render_documents(claims)  # again, to be compared byte by byte
+        rendered = render_documents(claims)
         for name, expected in rendered.items():
             if not (folder / name).is_file():
                 found.add(name, "the card has no such file")
@@ -280,7 +280,7 @@ def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, f
 
 
 def _differences(said: Any, found: Any, place: str = "", speaker: str = "the home says") -> Iterator[Disagreement]:
-    """Name each field in which the card differs from the bytes, the deepest one that can be named."""
+    """Yield the innermost fields in which the card differs from the bytes."""
     lists = [isinstance(value, Sequence) and not isinstance(value, str) for value in (said, found)]
     if isinstance(said, Mapping) and isinstance(found, Mapping):
         for name in dict.fromkeys([*said, *found]):
@@ -306,7 +306,7 @@ def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
     if origin is None:
         return {"files": found}
     for name, digest in origin.get("files", {}).items():
-        if name != README_NAME:  # people write into it
+        if name != README_NAME:  # edited by people
             files.agree(f"export.files.{name}", "the folder's file has", digest, found.get(name, {}).get("sha256"))
     for name in NAMED:
         files.agree(f"export.origin.{name}", "the card is of", origin.get(name), getattr(subject, name))

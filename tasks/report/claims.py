@@ -1,4 +1,4 @@
-"""The claims of a card: digests of the files that a phase rests on, and the results in them, read from a home without recipe or network."""
+"""Claims of a card: digests of a phase's files and their results, from a home without recipe or network."""
 
 import hashlib
 import json
@@ -30,21 +30,21 @@ SHOWN_CHARACTERS = 64
 Gate = Literal["data", "health", "model"]
 GATES: tuple[Gate, ...] = ("data", "health", "model")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""The name of one folder: a card from elsewhere must not lead out of the home."""
+"""A folder's name. A foreign card must not lead outside the home."""
 SOURCE_DIGESTS = ("sha256", "md5")
 STAMPS = "_CHECKPOINT_METADATA"
 FOREIGN_PATH = re.compile(r"(?<![\w.])/(?:[^\s\"',/]+/)+[^\s\"',]*")
 
 
 class Disagreement(NamedTuple):
-    """A field of the card, and in words the difference between the card and the bytes."""
+    """A field of the card, and its difference to the bytes."""
 
     field: str
     words: str
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """Line for people."""
         return f"{self.field}: {self.words}"
 
 
@@ -52,24 +52,24 @@ class HomeFiles:
     """The files of a home, each read once.
 
     Args:
-        work: the folder of runs, verdicts and reports, if it is not below `root`: those of a home on a store are brought to this machine.
-        max_read_bytes: shards and checkpoint files beyond this bound are listed in `unread`.
+        work: a local copy of runs, verdicts and reports for a home on a store.
+        max_read_bytes: `unread` lists shards and checkpoint files beyond this bound.
     """
 
     def __init__(self, root: Path, *, work: Path | None = None, max_read_bytes: int = MAX_READ_BYTES) -> None:
         self.root, self._work = root, work or root
-        self.digests: dict[str, str] = {}  # path in the home → SHA-256 of each file that was read
-        self.problems: list[Disagreement] = []  # contradictions between files, by the field of the card that they decide
-        self.unread: list[Disagreement] = []  # files and fields that could not be checked: they never count as checked
-        self.read_bytes = 0  # for digests only
+        self.digests: dict[str, str] = {}  # path in the home → SHA-256 of the read files
+        self.problems: list[Disagreement] = []  # contradictions between files, by the field that they decide
+        self.unread: list[Disagreement] = []  # unchecked files and fields
+        self.read_bytes = 0  # for digests
         self._max_read_bytes = max_read_bytes
 
     def place(self, path: str) -> Path:
-        """Return the file or folder at a path in the home."""
+        """Return the local file or folder of a path in the home."""
         return (self._work if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
-        """Read the fields of a JSON file, or None if the file is missing or was changed, which is a problem of the field."""
+        """Read a sealed JSON file. A missing or changed file is a problem of the field."""
         if not self.place(path).is_file():
             self.problem(field, f"the home has no {path}")
             return None
@@ -78,7 +78,7 @@ class HomeFiles:
         return self.tried(field, lambda: unsealed(parse_json(content, allows_nan=True), path, may_lack_seal=True), NotAsWritten, ValueError)
 
     def check(self, field: str, path: str, expected: str | None = None) -> str | None:
-        """Return the SHA-256 of a file. A digest other than `expected` is a problem of the field, and so is a missing file."""
+        """Return the SHA-256 of a file. A missing file or an unexpected digest is a problem of the field."""
         place = self.place(path)
         if not place.is_file():
             self.problem(field, f"the home has no {path}")
@@ -95,20 +95,20 @@ class HomeFiles:
         return self.digests[path]
 
     def agree(self, field: str, speaker: str, expected: Any, found: Any) -> None:
-        """Note a problem of the field if two files of the home disagree. `speaker` names the second one."""
+        """Note a problem of the field if two files disagree. `speaker` names the second file."""
         if expected != found:
             self.problem(field, f"the home says {shown(expected)}, {speaker} {shown(found)}")
 
     def problem(self, field: str, words: str) -> None:
-        """Note a contradiction in the home."""
+        """Note a contradiction."""
         self.problems.append(Disagreement(field, words))
 
     def skip(self, field: str, words: str) -> None:
-        """Note something that could not be checked."""
+        """Note an unchecked field."""
         self.unread.append(Disagreement(field, words))
 
     def tried(self, field: str, read: Callable[[], Any], *errors: type[Exception]) -> Any:
-        """Return the result of `read`, or None if it raises one of these errors, which is a problem of the field."""
+        """Return the result of `read`. One of these errors is a problem of the field."""
         try:
             return read()
         except errors as error:
@@ -117,18 +117,18 @@ class HomeFiles:
 
 
 def shown(value: Any) -> str:
-    """Write a value in one line."""
+    """Format a value in one line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def ruling_word(gate: Mapping[str, Any]) -> str:
-    """Return the ruling on a verdict of a card: passes, approved, waits, rejected or fails."""
+    """Return the ruling on a verdict: passes, approved, waits, rejected or fails."""
     return str(gate.get("ruling") or ("passes" if gate["passes"] else "fails"))
 
 
 class Subject(NamedTuple):
-    """A phase. Its evaluation has `held_out_tokens`, the bound on held-out text, in a digest only, which proves it."""
+    """A phase. The digests of its evaluation prove `held_out_tokens`, the bound on held-out text."""
 
     recipe: str
     scale: str
@@ -137,12 +137,12 @@ class Subject(NamedTuple):
 
     @property
     def run_name(self) -> str:
-        """Its folder under `runs` and `verdicts`."""
+        """Folder under `runs` and `verdicts`."""
         return f"{self.recipe}-{self.scale}"
 
 
 class Trained(NamedTuple):
-    """A phase's run. `folder` and `checkpoint` are paths in the home."""
+    """A phase's run, with folder and checkpoint as paths in the home."""
 
     run: RunConfig
     result: dict[str, Any]
@@ -151,11 +151,7 @@ class Trained(NamedTuple):
 
 
 def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
-    """Read the claims. Problems of the home, and files that could not be read, are noted in `files`.
-
-    Raises:
-        ConfigError: a name is not that of a folder.
-    """
+    """Read the claims, and note problems and unread files in `files`. A ConfigError reports an invalid name."""
     for name in (subject.recipe, subject.scale, subject.phase):
         if not NAME.fullmatch(name):
             raise ConfigError(f"recipe, scale and phase must be names of folders, found {name!r}.")
@@ -194,8 +190,8 @@ def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[s
     stamp = (files.json("training.finished", f"{checkpoint}/{STAMPS}") or {}).get("commit_timestamp_nsecs")
     finished = datetime.fromtimestamp(stamp // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(stamp, int) else None
     kept = ("params_digest", "tokens", *(["counted_tokens"] if "counted_tokens" in result else []), "final_loss")
-    results = {name: result.get(name) for name in kept}  # tokens are places of rows, counted_tokens those predicted
-    changes: list[dict[str, Any]] | None = None  # against the parent, as the verdict on the data judged them
+    results = {name: result.get(name) for name in kept}  # counted_tokens are only the predicted tokens
+    changes: list[dict[str, Any]] | None = None  # from the verdict on the data
     if (hand_off := files.place(f"{verdict_folder}/data/hand_off.parquet")).is_file():
         table = files.tried("hand_off", lambda: pd.read_parquet(hand_off), ValueError, OSError)
         names = ["name", "declared", "found", "before", "after"]
@@ -214,12 +210,12 @@ def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[s
     }
     claims["digests"] = dict(sorted(files.digests.items()))
     plain = json.loads(json.dumps(claims, ensure_ascii=False))
-    told = {name: plain[name] for name in ("gates", "hand_off")}  # words of verdicts and tables may name a folder of this machine
+    told = {name: plain[name] for name in ("gates", "hand_off")}  # messages may contain local paths
     return {**plain, **json.loads(FOREIGN_PATH.sub("<a place>", json.dumps(told, ensure_ascii=False)))}
 
 
 def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Trained | None:
-    """Read the run and its result, or None if a file is missing or damaged."""
+    """Read the run and its result, or return None for a missing or damaged file."""
     folder = f"runs/{run_name}/{phase}"
     written = files.json(f"{field}.settings", f"{folder}/{RUN_NAME}")
     result = files.json(field, f"{folder}/{RESULT_NAME}")
@@ -232,7 +228,7 @@ def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Tra
 
 
 def _lineage(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str, Any]]:
-    """Return the ancestors and the phase, the first one first: each with the weights that the next one started from."""
+    """Return the ancestors in order and the phase, each with the weights for its child."""
     lineage: list[dict[str, Any]] = []
     current, left_at, params_digest = trained, trained.run.stop_step, trained.result.get("params_digest")
     while True:
@@ -271,7 +267,7 @@ def _named_in(checkpoint: str) -> tuple[str, int]:
 
 
 def _checkpoint(files: HomeFiles, trained: Trained) -> dict[str, Any]:
-    """List every file of the last checkpoint, read its bytes, and compare the digest of its weights with the result's."""
+    """Check the bytes of every file in the last checkpoint, and compare the weights with the result."""
     folder = trained.checkpoint
     named: dict[str, Any] = (files.json("checkpoint", f"{folder}/digests.json") or {}).get("files", {})
     for name in sorted(named):
@@ -293,7 +289,7 @@ def _checkpoint(files: HomeFiles, trained: Trained) -> dict[str, Any]:
 
 
 def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Return component → its cache: the one whose manifest the verdict on the data judged, and whose content the contract names."""
+    """Return component → the cache that the verdict on the data judged and the data order contract names."""
     trained: Mapping[str, Any] = order.get("components", {})
     claims: dict[str, Any] = {}
     for name in sorted({*judged, *trained}):
@@ -306,7 +302,7 @@ def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any],
             files.problem(f"data.{name}.manifest_digest", f"no cache in the home has the manifest {digest[:16]} that was judged")
             continue
         where, manifest = found
-        if name in trained:  # by content if the contract has it: code may have made the same bytes again
+        if name in trained:  # code changes may reproduce equal bytes
             kind, value = ("content", manifest.content) if "content" in trained[name] else ("manifest", manifest.digest)
             files.agree(f"order.components.{name}.{kind}", "the judged cache has", trained[name].get(kind), value)
         for source in manifest.sources:
@@ -328,7 +324,7 @@ def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any],
 def _find_cache(
     files: HomeFiles, field: str, component: str, split: Split, is_wanted: Callable[[Manifest], bool]
 ) -> tuple[str, Manifest] | None:
-    """Find the wanted cache of a component, and compare its shards with the manifest. A cache that was edited is not found."""
+    """Find the wanted unedited cache of a component, and compare its shards with the manifest."""
     for path in sorted(files.place(f"tokens/{component}").glob(f"{split}-*/{MANIFEST_NAME}")):
         try:
             manifest = read_manifest(path.parent)
