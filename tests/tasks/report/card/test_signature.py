@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.report.card import ENVELOPE_NAME, STATEMENT_NAME
-from phasewise.tasks.report.signature import sign, signature_problem
+from phasewise.tasks.report.card import ENVELOPE_NAME, STATEMENT_NAME, sign, signature_problem
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
 from tests.tasks.report.card.conftest import Carded
