@@ -21,14 +21,7 @@ class Rows(Frozen):
 
 
 class Part(Frozen):
-    """An lm-eval task. Most benchmarks have one.
-
-    Attributes:
-        include: path below `lm_eval/tasks`, or empty for a complete definition here.
-        file: path of the items below the folder of benchmarks, with `{split}`.
-        rows: rows of the file. None is all.
-        split: replaces the benchmark's split.
-    """
+    """An lm-eval task. `include` is a path below `lm_eval/tasks`, `file` a path of items with `{split}`, `rows` None is all rows."""
 
     task: str
     include: str = ""
@@ -38,17 +31,11 @@ class Part(Frozen):
 
 
 class Definition(Frozen):
-    """A benchmark.
+    """A benchmark with lm-eval's metric and filter. The metric `pass` counts programs that pass their tests.
 
-    Attributes:
-        metric: lm-eval's metric, or `pass` for programs that pass their tests.
-        filter: lm-eval's filter.
-        shots_split: split of the examples. None forbids examples, which lm-eval would take from the items.
-        settings: changes of lm-eval's definition, or a complete definition.
-        local_settings: complete definition for local files in a different form than the hub's.
-        fields: needed fields of a row, if the other fields have mixed types.
-        modules: Python packages that the definition imports.
-        remark: differences to published values of this name.
+    `shots_split` None forbids examples, which lm-eval would take from the items. `settings` change or replace lm-eval's definition, and
+    `local_settings` replace it for local files. `fields` are the needed fields of rows with mixed types. `remark` lists differences to
+    published values.
     """
 
     name: str

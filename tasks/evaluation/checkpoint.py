@@ -107,16 +107,8 @@ def evaluate_model(
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the named benchmarks, and bits per byte of each component's held-out text, offline.
 
-    Args:
-        benchmarks: the folder of the benchmarks from held-out text.
-        real: the folder of lm-eval's benchmarks.
-        haystack: the words of the text around needles.
-        ends: further tokens that end a written text.
-
-    Raises:
-        ConfigError: a folder is incomplete.
-        DataError: the benchmarks or the tokenizer are invalid.
-        EvaluationError: an answer is not finite, or the model cannot answer a benchmark.
+    `benchmarks` is the folder of the benchmarks from held-out text, `real` the folder of lm-eval's. `haystack` has the words around
+    needles. An EvaluationError reports an answer that is not finite, a ConfigError or DataError an invalid folder.
     """
     described = read_benchmark_folder(benchmarks).only(made_of(names))
     model = open_model(params, config, tokenizer, held_out, ends)
@@ -221,14 +213,10 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
 
 
 def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> dict[str, Any] | None:
-    """Measure the answers of held-out conversations by the run's weights and its parent's, or None unless the run trains on answers.
+    """Measure the answers of held-out conversations by the run's weights and its parent's, or return None for runs on all tokens.
 
-    `items` has the number of answer tokens of each conversation and their negative log-likelihoods in nats. `against` is the parent
-    phase, or None.
-
-    Raises:
-        DataError: a component has no held-out conversation with an answer.
-        CheckpointError: the parent's weights are missing or were changed.
+    `items` has the number of answer tokens and their negative log-likelihoods in nats, `against` the parent phase. A CheckpointError
+    reports missing or changed weights of the parent.
     """
     if run.loss_on != "answers":
         return None

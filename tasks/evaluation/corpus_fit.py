@@ -48,14 +48,9 @@ class Document(NamedTuple):
 
 @dataclass
 class SubsetText:
-    """Counts of a subset.
+    """Counts of a subset. `documents` are measured, `empty_documents` are not. `copies` repeat an earlier text.
 
-    Attributes:
-        documents: measured documents, with one byte at least.
-        empty_documents: documents without text, which are not measured.
-        copies: measured documents whose text was read before.
-        normalized: documents that normalization changed.
-        text_bytes: UTF-8 bytes after normalization.
+    `normalized` counts documents that normalization changed. `text_bytes` are UTF-8 bytes after normalization.
     """
 
     name: str
@@ -74,14 +69,9 @@ class SubsetText:
 
 
 class Corpus:
-    """A file, or a folder with a subset for each file and each folder in it.
+    """A file, or a folder with a subset for each file and each folder in it. `text_key` is the text field of JSON and tables.
 
-    Args:
-        text_key: the text field of JSON and tables.
-
-    Raises:
-        ConfigError: the folder is missing.
-        DataError: the folder is empty, or has a file of an unknown format.
+    A ConfigError reports a missing folder, a DataError an empty folder or a file of an unknown format.
     """
 
     def __init__(self, root: Path, *, text_key: str = "text") -> None:
@@ -216,15 +206,9 @@ def measure_fit(
     weights: Mapping[str, Params], config: ModelConfig, begin: int, texts: Iterable[TokenizedText],
     *, text_bytes: Mapping[str, int] | None = None,
 ) -> CorpusFit:  # fmt: skip
-    """Measure bits per byte and perplexity of the texts by subset, for each set of weights.
+    """Measure bits per byte and perplexity of the texts by subset, for each set of weights. `begin` is the BOS token.
 
-    Args:
-        begin: the BOS token.
-        text_bytes: subset → UTF-8 bytes, if the texts don't have their sizes.
-
-    Raises:
-        DataError: there is no text.
-        EvaluationError: a likelihood is not finite.
+    `text_bytes` has UTF-8 bytes by subset for texts without sizes. An EvaluationError reports a likelihood that is not finite.
     """
     placed = {name: jax.device_put(params) for name, params in weights.items()}
     sizes: dict[str, tuple[int, int]] = {}

@@ -59,12 +59,7 @@ class Prepared(NamedTuple):
 class Setting(TypedDict):
     """Everything that decides a score, except the model. Only scores with equal settings are compared.
 
-    Attributes:
-        version: of lm-eval's definition.
-        items: number of items of the benchmark.
-        asked: number of measured items, always the first items.
-        prompts_digest: digest of the prompts in order, including examples and choices.
-        precision: dtype of the computation.
+    The first `asked` of `items` were measured. `prompts_digest` includes examples and choices. `precision` is the dtype of the computation.
     """
 
     version: str
@@ -78,13 +73,9 @@ class Setting(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """The answer to one item.
+    """The answer to one item, with log-likelihoods of its choices in nats. Without choices, `gold` has no meaning.
 
-    Attributes:
-        baseline_right: whether the constant answer is right. None if the baseline guesses.
-        group: group number of a next-word item, else None.
-        gold: position of the right choice. Without meaning if `log_likelihoods` is empty.
-        log_likelihoods: of each choice after the opening, in nats.
+    `baseline_right` is None if the baseline guesses. `group` is the group of a next-word item.
     """
 
     id: str
@@ -121,12 +112,7 @@ class Put(NamedTuple):
 
 
 def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_code: bool) -> Prepared:
-    """Prepare a benchmark for lm-eval, or raise NotMeasured.
-
-    Args:
-        folder: has the items as JSON lines. None uses the hub.
-        allow_code: allow generated programs to run.
-    """
+    """Prepare a benchmark for lm-eval, or raise NotMeasured. `folder` has the items as JSON lines, None uses the hub."""
     if asked.shots and definition.shots_split is None:
         raise NotMeasured(f"no split for its {asked.shots} shots: lm-eval would take them from the items themselves")
     if missing := [name for name in definition.modules if importlib.util.find_spec(name) is None]:
@@ -308,12 +294,8 @@ def hub_items_digest(prepared: Prepared) -> str:
 def put(model: "JaxLanguageModel", tasks: dict[str, Any], prepared: Prepared, *, limit: int | None, bootstrap_iters: int = 0) -> Put:
     """Put the items of loaded tasks to a model, of each task at most the first `limit` items.
 
-    Args:
-        bootstrap_iters: 1 computes standard errors in closed form. More forks this process, which holds JAX.
-
-    Raises:
-        NotMeasured: the model cannot answer the benchmark.
-        EvaluationError: an answer is not finite, or lm-eval used a different number of shots.
+    `bootstrap_iters` 1 computes standard errors in closed form. More would fork this process, which holds JAX. NotMeasured reports a
+    benchmark that the model cannot answer, an EvaluationError an answer that is not finite or a wrong number of shots.
     """
     from lm_eval.evaluator import evaluate
 

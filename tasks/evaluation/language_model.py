@@ -130,16 +130,10 @@ def name_request(number: int, strings: Sequence[str]) -> str:
 
 
 class JaxLanguageModel(TemplateLM):
-    """Answers are finite, in the order of the requests, and independent of batches. All devices work as one lm-eval process.
+    """Answers are finite, in the order of the requests, and independent of batches. All devices of `mesh` work as one lm-eval process.
 
-    Long contexts lose their start, as in `HFLM`: `num_cut_contexts` of `num_contexts` were cut.
-
-    Args:
-        special: the tokens around the documents of the training data.
-        ends: further tokens that end a written text, such as the end of a turn.
-        begins_texts: whether a text starts with `special.begin`. Some models of other authors have no such token.
-        seed: of sampling. A sample depends only on the seed, the text and the number of earlier equal requests.
-        mesh: the devices that share weights and batches. None is one device.
+    Long contexts lose their start, as in `HFLM`: `num_cut_contexts` of `num_contexts` were cut. `ends` are end tokens in addition to
+    `special.end`. Without `begins_texts`, a text has no BOS token. A sample depends only on `seed`, the text, and earlier equal requests.
     """
 
     def __init__(
@@ -204,9 +198,7 @@ class JaxLanguageModel(TemplateLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return (log-likelihood of the continuation, whether greedy generation would write it) for each request.
 
-        Raises:
-            DataError: a continuation is empty or longer than the context length.
-            EvaluationError: an answer is not finite.
+        A DataError reports an empty or long continuation, an EvaluationError an answer that is not finite.
         """
         for number, request in enumerate(requests):
             if not request.arguments[1]:
@@ -255,9 +247,7 @@ class JaxLanguageModel(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Continue each context until a stop string, an end token or `max_gen_toks` tokens.
 
-        Raises:
-            ConfigError: the benchmark has unsupported settings.
-            EvaluationError: the logits of a text were not finite.
+        A ConfigError reports unsupported settings, an EvaluationError logits that are not finite.
         """
         groups: defaultdict[Generation, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
@@ -319,12 +309,9 @@ def generate(
     params: Params, config: ModelConfig, prompts: Sequence[Prompt], *, max_new_tokens: int, ends: Collection[int],
     has_stopped: Callable[[list[int]], bool], sampling: Sampling, seed: int, mesh: jax.sharding.Mesh | None,
 ) -> list[Grown]:  # fmt: skip
-    """Generate at most `max_new_tokens` tokens for each prompt, in order.
+    """Generate at most `max_new_tokens` tokens for each prompt, in order. A prompt and its new tokens fit in `config.seq_len`.
 
-    Args:
-        ends: end tokens, at least one.
-        has_stopped: whether a text with these new tokens is complete. Further tokens may follow.
-        prompts: a prompt and `max_new_tokens` fit in `config.seq_len`.
+    `has_stopped` returns whether a text with these new tokens is complete. A few further tokens may follow.
     """
     found: dict[int, Grown] = {}
     end_tokens = sorted(ends)

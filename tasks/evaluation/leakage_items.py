@@ -23,8 +23,7 @@ class SuiteItems(NamedTuple):
 def find_items(suite: Suite, folder: Path) -> SuiteItems:
     """Read the test items of each benchmark, and mark the items of other splits in the folder as examples.
 
-    Raises:
-        ConfigError: the folder is missing, or has no item of the suite.
+    A ConfigError reports a missing folder, or a folder without any item of the suite.
     """
     if not folder.is_dir():
         raise ConfigError(f"--benchmarks must be a folder with a folder for each benchmark, found none at {folder}.")
@@ -54,13 +53,8 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
 def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in: bool = True) -> list[BenchmarkItem]:
     """Read the test documents, else the validation documents, of lm-eval's tasks, groups or tags. Equal documents are one item.
 
-    Args:
-        include_path: a folder of YAML definitions, which can include lm-eval's.
-        built_in: load lm-eval's definitions for unknown names, which takes ten seconds.
-
-    Raises:
-        ConfigError: a name is unknown.
-        DataError: a task cannot be loaded, or a document has no question.
+    `built_in` loads lm-eval's definitions for names outside `include_path`, which takes ten seconds. A ConfigError reports an unknown name,
+    a DataError an unreadable task or a document without a question.
     """
     items: list[BenchmarkItem] = []
     with quiet_harness(offline=True):

@@ -156,12 +156,9 @@ class WordOrderItem(_Item):
 
 
 class NextWordItem(_Item):
-    """An opening and the word after it.
+    """An opening and the word after it. `choices` has the answers of a group of items, `choices[gold]` is the answer.
 
-    Attributes:
-        group: the number of a few items whose answers are scored after each of their openings. Each word is right as often as any other
-            answer of its group is, so a preference for a word gains nothing.
-        choices: the answers of the group's items, equal in all items. `choices[gold]` is the answer of this item.
+    The choices are scored after each opening of the group. Each word is right equally often, so a preference for a word gains nothing.
     """
 
     answer: str
@@ -376,11 +373,7 @@ def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest
 
 
 def read_benchmark_folder(folder: str | Path) -> BenchmarkManifest:
-    """Read the manifest and check the digest of every file.
-
-    Raises:
-        DataError: the manifest or a file is missing or was changed.
-    """
+    """Read the manifest and check the digest of every file. A DataError reports missing or changed files."""
     path = as_path(folder) / MANIFEST_NAME
     try:
         manifest = BenchmarkManifest.model_validate(read_sealed(path))

@@ -29,17 +29,10 @@ Weights = Literal["last", "ema"]
 def model_of_checkpoint(
     checkpoint: Path, tokenizer: Path, *, weights: Weights = "last", chats: Sequence[ChatTemplate] = (), mesh: Mesh | None = None
 ) -> "JaxLanguageModel":
-    """Open the last weights of a checkpoint, or their moving average. Each device reads its shards.
+    """Open the last weights of a checkpoint, or their moving average, with the `tokenizer.json` of the training.
 
-    Args:
-        tokenizer: the `tokenizer.json` of the training.
-        chats: chat templates of the training data. Their end tokens end a written text, as in the exported folder.
-        mesh: of all devices. None is one device.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or has no moving average.
-        ConfigError: the mesh does not fit the devices or the model.
-        DataError: the tokenizer lacks BOS or EOS tokens.
+    A written text ends at the end tokens of `chats`, as in the exported folder. A CheckpointError reports a damaged checkpoint or missing
+    average, a ConfigError an unsuitable mesh.
     """
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
@@ -60,9 +53,7 @@ def model_of_checkpoint(
 def model_of_folder(folder: Path, *, mesh: Mesh | None = None) -> "JaxLanguageModel":
     """Open a folder of `transformers`. A written text ends at the tokenizer's end token and at the end tokens of `generate`.
 
-    Raises:
-        CheckpointError: the folder is incomplete, the decoder does not support its model, or it has no end token.
-        ConfigError: the mesh does not fit the devices or the model.
+    A CheckpointError reports an incomplete or unsupported folder.
     """
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
@@ -115,9 +106,7 @@ class Opened(NamedTuple):
 def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_average: bool) -> Opened:
     """Open the weights of a checkpoint with the tokenizer of the training.
 
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-        DataError: the tokenizer was edited, lacks special tokens, or has ids outside the model's vocabulary.
+    A CheckpointError reports a damaged checkpoint, a DataError an edited or unsuitable tokenizer.
     """
     tokenizers_of_home.check_tokenizer(tokenizer)
     tokenizers_of_home.check_special_tokens(tokenizer, config.vocab_size)
@@ -128,15 +117,9 @@ def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_
 
 
 def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
-    """Open a Phasewise checkpoint, or a folder of `transformers`.
+    """Open a Phasewise checkpoint, or a folder of `transformers`. A checkpoint outside a home needs its `tokenizer.json`.
 
-    Args:
-        tokenizer: the `tokenizer.json` of a checkpoint outside a home.
-
-    Raises:
-        CheckpointError: the folder has no complete model.
-        ConfigError: the tokenizer is missing.
-        DataError: the given tokenizer is not the tokenizer of the checkpoint's caches.
+    A CheckpointError reports an incomplete model, a ConfigError a missing tokenizer, a DataError a wrong tokenizer.
     """
     if (folder / "config.json").exists():
         model = model_of_folder(folder)
@@ -149,13 +132,9 @@ def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
 
 
 def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None, home: Path | None = None) -> Path:
-    """Find the tokenizer that the caches of a run name, or check the given tokenizer.
+    """Find the tokenizer that the caches of a run name, or check the given tokenizer. `home` is a further home to search.
 
-    Args:
-        home: a further home to search, besides the checkpoint's current home.
-
-    Raises:
-        ConfigError, DataError: as `open_folder`.
+    Errors as in `open_folder`.
     """
     if given and not given.is_file():
         raise ConfigError(f"--tokenizer must name a tokenizer.json, found no file at {given}.")

@@ -46,12 +46,9 @@ QUESTION = "What is the secret number of the {key}? The secret number of the {ke
 
 
 class Needles(Frozen):
-    """Settings of the items.
+    """Settings of the items. `length` counts text, question, answer and the BOS token. A text has `keys` needles, one with the answer.
 
-    Attributes:
-        length: tokens of text, question and answer, including the BOS token.
-        keys: needles in a text, of which one is the answer.
-        depths: shares of the text before the answer's needle.
+    `depths` are shares of the text before the needle with the answer.
     """
 
     length: int = Field(ge=MIN_LENGTH)
@@ -83,14 +80,9 @@ class _Draw(NamedTuple):
 
 
 def build_items(needles: Needles, haystack: Sequence[str], count_tokens: CountTokens) -> list[NeedleItem]:
-    """Build `len(depths) · items_per_depth` items that fill `needles.length` with their answers.
+    """Build `len(depths) · items_per_depth` items that fill `needles.length` with their answers. A short haystack is repeated.
 
-    Args:
-        haystack: the words of a text. A short text is repeated.
-        count_tokens: counts the tokens of a text with the BOS token.
-
-    Raises:
-        DataError: `haystack` is empty, or the length is too short for the needles, the question and an answer.
+    `count_tokens` includes the BOS token. A DataError reports an empty haystack, or a length without room for needles and answer.
     """
     if not haystack:
         raise DataError(

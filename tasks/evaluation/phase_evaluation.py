@@ -51,16 +51,10 @@ class SchedulePoint(TypedDict):
 
 
 class EvaluationRequest(Frozen):
-    """A phase's evaluation in a child process. Files of the home are URLs.
+    """A phase's evaluation in a child process, with URLs of the home's files.
 
-    Attributes:
-        result: the trainer's result.
-        key: digest of everything that decides the evaluation.
-        held_out: component → folder of its held-out cache.
-        measured_on: component → digest of its measured text.
-        benchmarks: the folder of the benchmarks from held-out text.
-        real: the folder of lm-eval's benchmarks.
-        haystack: components whose text surrounds needles, equal for all phases.
+    `result` is the trainer's result. `held_out` and `measured_on` have the cache and the text digest of each component. `benchmarks` has
+    the benchmarks from held-out text, `real` lm-eval's. `haystack` lists the components around needles, equal for all phases.
     """
 
     run: RunConfig
@@ -76,12 +70,7 @@ class EvaluationRequest(Frozen):
 
 
 def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> EvaluationRequest:
-    """Request the evaluation of a phase's last weights on the planned data.
-
-    Raises:
-        ConfigError: the folder of real benchmarks is missing or incomplete.
-        DataError: the made benchmarks are missing, or they or the held-out text were changed.
-    """
+    """Request the evaluation of a phase's last weights. A ConfigError or DataError reports incomplete or changed data."""
     names = measured_components(run, plan)
     for name in names:
         check_cache(plan.components[name].held_out.folder, plan.digests)
@@ -132,9 +121,7 @@ def read_schedule_point(run: RunConfig) -> SchedulePoint:
 def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured: Measured) -> str:
     """Digest everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, schedule, code.
 
-    Raises:
-        ConfigError: the folder of real benchmarks is missing or incomplete.
-        DataError: the made benchmarks are missing or were changed, or the items of two renderings are missing.
+    Errors as in `request_evaluation`.
     """
     deciding: dict[str, Any] = {}
     labels, needles = real_of(measured.benchmarks), needles_of(measured.benchmarks)
@@ -186,8 +173,7 @@ def _content_of(component: ComponentPlan) -> str:
 def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
     """Run `evaluate_phase` in a child process, which stays for the next evaluation.
 
-    Raises:
-        EvaluationError: the child was killed, or the model returned values that are not finite.
+    An EvaluationError reports a killed child, or an answer that is not finite.
     """
     if found := finished_evaluation(request.run, request.key):
         return found

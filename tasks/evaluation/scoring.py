@@ -87,11 +87,7 @@ class _Row:
 
 
 class Rows:
-    """Rows of `length` slots, filled in order. An empty slot sees only itself.
-
-    Attributes:
-        places: number of a window → its row, and its first target in the row.
-    """
+    """Rows of `length` slots, filled in order. An empty slot sees only itself. `places` maps a window to its row and first target."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -174,8 +170,7 @@ def score(
 ) -> tuple[Float[Array, "r t"], Bool[Array, "r t"]]:
     """Return the log-likelihood of each target, and whether it has the highest logit. Logits exist for a few targets at a time.
 
-    Args:
-        num_targets: the largest number of a row. Outputs behind it are undefined.
+    Outputs behind `num_targets`, the largest number of a row, are undefined.
     """
     found = on_mesh(partial(_score, config=config), mesh)(params, rows, num_targets)
     return found if mesh is None else jax.tree.map(lambda part: jax.lax.with_sharding_constraint(part, replicated(mesh)), found)
@@ -205,11 +200,7 @@ def _score(
 
 
 def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window], mesh: jax.sharding.Mesh | None = None) -> list[Scores]:
-    """Score each window, in the given order. Shared prefixes of windows are computed once.
-
-    Args:
-        mesh: the devices that share `params`. None is one device.
-    """
+    """Score each window, in the given order. Shared prefixes of windows are computed once, on one device or on `mesh`."""
     scores: dict[int, Scores] = {}
     for rows in lay_out(windows, config.seq_len):
         size = max(1, BATCH_TOKENS // rows.length) * parts_here(mesh)[1]

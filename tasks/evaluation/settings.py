@@ -30,14 +30,10 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class Renderings(Frozen):
-    """Two renderings of test items.
+    """Two renderings of test items in JSON lines, and similar `reference` items outside all data.
 
-    Attributes:
-        items: path or URL of the test items as JSON lines.
-        reference: similar items outside all data.
-        prompt: the text before an answer, with fields such as `{question}`.
-        answer: the field with the answer in its first rendering.
-        left_out: a regular expression for text that the second rendering omits, such as `<<.*?>>`.
+    `prompt` has fields such as `{question}`. `answer` is the field of the first rendering. The second rendering omits matches of
+    `left_out`, such as `<<.*?>>`.
     """
 
     items: str = Field(min_length=1)
@@ -178,11 +174,9 @@ def read_items(renderings: Renderings, url: str) -> list[Rendered]:
 
 
 def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> ReadRenderings:
-    """Measure every item of both files within the context length.
+    """Measure every item of both files within the context length. Errors as in `check_renderings`.
 
-    Raises:
-        DataError: as `check_renderings`.
-        EvaluationError: fewer than `MIN_ITEMS` items fit, or an answer is not finite.
+    An EvaluationError reports fewer than `MIN_ITEMS` short items, or an answer that is not finite.
     """
     check_renderings(renderings)
     key = renderings_key(renderings)

@@ -59,11 +59,9 @@ class Floors(TypedDict):
 
 
 class Answer(TypedDict):
-    """The answer to one item, named by lm-eval's task and number.
+    """The answer to one item, named by lm-eval's task and number. `log_likelihoods` are nats of each choice or of the only right text.
 
-    Attributes:
-        gold: positions of the right choices, empty without choices.
-        log_likelihoods: of each choice or of the only right text, in nats. Empty for generated text.
+    `gold` is empty without choices, `log_likelihoods` for generated text.
     """
 
     id: str
@@ -80,19 +78,11 @@ class Cut(TypedDict):
 
 
 class SuiteResult(TypedDict):
-    """A row of a suite.
+    """A row of a suite. `hole` is the reason for a missing value. All items have equal weight.
 
-    Attributes:
-        benchmark: label with shots.
-        value, stderr: of the metric over all items with equal weight. None if `hole` has a reason.
-        hole: why the benchmark was not measured.
-        choice_probability: mean probability of the right choice or text. None for generated text.
-        others: `metric,filter` → value of the remaining metrics.
-        baseline: the highest of `floors`.
-        limit: measured items of each part. None is all.
-        max_new_tokens: the benchmark's limit and the applied limit. None without generation.
-        remarks: reasons against a comparison with published values.
-        guarded: kernel guards around generated programs.
+    `choice_probability` is the mean probability of the right choice or text. `others` has values by `metric,filter`. `baseline` is the
+    highest of `floors`. `max_new_tokens` has the benchmark's limit and the applied limit. `remarks` are reasons against a comparison with
+    published values, `guarded` the kernel guards around generated programs.
     """
 
     benchmark: str
@@ -127,14 +117,10 @@ class Kept(TypedDict):
 
 
 class Options(NamedTuple):
-    """Options of a measurement.
+    """Options of a measurement. `benchmarks` has the items as JSON lines, None is the hub.
 
-    Attributes:
-        benchmarks: a folder with the items as JSON lines. None is the hub.
-        limit: measure only the first items of each part. The value is not comparable.
-        allow_code: run generated programs in a sandbox.
-        haystack: returns the words of an unseen text for needles.
-        needles: None is the default.
+    A `limit` measures only the first items of each part, for values that are not comparable. `haystack` returns the words of an unseen
+    text.
     """
 
     benchmarks: Path | None
@@ -155,15 +141,9 @@ class Measured(NamedTuple):
 def run_suite(
     suite: Suite, model: "JaxLanguageModel", options: Options, *, place: Path, weights: str, about: Mapping[str, Any]
 ) -> Measured:
-    """Measure a suite, or read valid results. Each result is written at once.
+    """Measure a suite, or read valid results. Each result is written at once next to `place`, with the fields of `about`.
 
-    Args:
-        place: the checkpoint or folder of the model. Results are written next to it.
-        about: further fields of the file.
-
-    Raises:
-        ConfigError: the folder of benchmarks is missing.
-        EvaluationError: an answer is not finite, or lm-eval deviated from the definition.
+    A ConfigError reports a missing folder of benchmarks, an EvaluationError an answer that is not finite or a failure of lm-eval.
     """
     from phasewise.trainer.state import params_digest
 
@@ -246,11 +226,9 @@ def write_kept(path: Path, about: Mapping[str, Any], kept: Mapping[str, Kept], o
 
 
 def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None) -> tuple[SuiteResult, list[Answer]]:
-    """Measure a benchmark and return its row with all answers.
+    """Measure a benchmark, and return its row with all answers.
 
-    Raises:
-        NotMeasured: the model cannot answer the benchmark.
-        EvaluationError: an answer is not finite, or lm-eval deviated from the definition.
+    NotMeasured reports a benchmark that the model cannot answer, an EvaluationError an answer that is not finite or a failure of lm-eval.
     """
     began = time.perf_counter()
     definition, asked = prepared.definition, prepared.asked

@@ -182,8 +182,7 @@ def _sizes_a_token(model: ModelConfig, tensor: int, *, once: bool) -> dict[str, 
 def exchanged_a_token(model: ModelConfig, *, expert: int, again: bool) -> float:
     """Return the bytes per token and step that leave a device along `expert`: rows, and gates in rows of 128 numbers.
 
-    Args:
-        again: recompute blocks: rows are sent again, and come back if a norm follows the experts.
+    With recomputation (`again`), rows are sent again, and come back if a norm follows the experts.
     """
     if model.experts is None or expert == 1:
         return 0.0

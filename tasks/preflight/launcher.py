@@ -40,10 +40,7 @@ class MissingCompiler(PhasewiseError):
 def examine(spec: Spec, home: Home) -> Result:
     """Compile a specification, or read its kept result.
 
-    Raises:
-        MissingCompiler: libtpu is not installed.
-        ConfigError: slice, mesh, batch and model do not fit together.
-        TrainingError: the compiler failed or timed out.
+    MissingCompiler reports missing libtpu, a ConfigError an inconsistent specification, a TrainingError a failure or timeout.
     """
     key = digest_of(spec)
     kept = home.preflight(key)
@@ -118,14 +115,9 @@ def run_compiler(spec: Spec) -> Result:
 
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, estimated: bool = False) -> Report:
-    """Find the fastest plan that fits the setup on its slice, and project time and cost.
+    """Find the fastest plan that fits the setup on its slice, and project time and cost. `estimated` does not compile.
 
-    Args:
-        estimated: do not compile. Plans for GPUs are never compiled.
-
-    Raises:
-        ConfigError: the slice is unknown, or the model does not fit the mesh.
-        TrainingError: the compiler failed.
+    A ConfigError reports an unknown slice or unsuitable model, a TrainingError a compiler failure. Plans for GPUs are only estimated.
     """
     where = find_slice(setup.slice)
     if not settings_for(setup.step, where):

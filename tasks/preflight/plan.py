@@ -88,12 +88,10 @@ def step_shape(phase: Any, batch_sequences: int) -> StepShape:
 
 
 class Plan(Frozen):
-    """The fields of `Execution` that preflight decides.
+    """The fields of `Execution` that preflight decides. `parts` are gradient accumulation steps.
 
-    Attributes:
-        parts: gradient accumulation steps.
-        mesh: None is the mesh by rule, with replicas over slices and weights over all chips of a slice.
-        loss_tokens_a_chip: tokens whose logits exist at one time on a chip.
+    `mesh` None is the mesh by rule: replicas over slices, weights over all chips of a slice. `loss_tokens_a_chip` bounds the logits of a
+    chip.
     """
 
     remat: Remat

@@ -36,14 +36,9 @@ class Tried(Frozen):
 
 
 class Found(Frozen):
-    """The result of the search. `plan` is None if no plan fits.
+    """The result of the search. Without a plan that fits, `plan` is None and `result` has the last compiled plan.
 
-    Attributes:
-        result: of the plan, or of the last compiled plan.
-        tried: the other compiled plans in order.
-        considered: number of estimated plans.
-        why: the reason for the plan and for the end of the search.
-        estimated: `result` and `roofline` are estimates.
+    `tried` has the other compiled plans in order, `considered` the number of estimates, `why` the reason for the plan and the end.
     """
 
     plan: Plan | None

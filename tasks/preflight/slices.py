@@ -23,11 +23,8 @@ GIGA = 1e9
 class Chip(Frozen):
     """A kind of chip. Bandwidths are GB/s per chip, in one direction for networks and host.
 
-    Attributes:
-        devices: devices of a chip in JAX, with equal shares of its memory and speeds.
-        peak_flops: bfloat16. None takes the value of trainer/flops.py.
-        usable: usable share of the memory if the compiler reports no limit.
-        is_switched: all chips of a slice are connected at full speed, else by a torus.
+    JAX sees `devices` devices with equal shares. `peak_flops` (bfloat16) None takes the value of trainer/flops.py. `usable` is the usable
+    share of the memory if the compiler reports no limit. `is_switched` connects all chips of a slice at full speed, instead of a torus.
     """
 
     platform: Platform = "tpu"

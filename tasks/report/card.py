@@ -59,9 +59,7 @@ class CardOptions(NamedTuple):
 def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
     """Read all claims from the home with the runs in `work`, write the card, and return a summary.
 
-    Raises:
-        ConfigError: the folder is not empty, or the key is unusable.
-        VerdictError: the home is incomplete or inconsistent.
+    A ConfigError reports an unusable folder or key, a VerdictError an incomplete or inconsistent home.
     """
     _check_free(out)
     files = HomeFiles(home, work=work)

@@ -49,11 +49,9 @@ class Disagreement(NamedTuple):
 
 
 class HomeFiles:
-    """The files of a home, each read once.
+    """The files of a home, each read once. `work` has a local copy of runs, verdicts and reports for a home on a store.
 
-    Args:
-        work: a local copy of runs, verdicts and reports for a home on a store.
-        max_read_bytes: `unread` lists shards and checkpoint files beyond this bound.
+    `unread` lists shards and checkpoint files beyond `max_read_bytes`.
     """
 
     def __init__(self, root: Path, *, work: Path | None = None, max_read_bytes: int = MAX_READ_BYTES) -> None:

@@ -83,19 +83,12 @@ def export_phase(
     run: RunConfig, result: dict[str, Any], tokenizer: Path, folder: Path, *, weights: str = LAST, dtype: DType = "float32",
     claims: Mapping[str, Any] | None = None, chats: Sequence[ChatTemplate] = (), generation_prompt: GenerationPrompt | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write the folder, and return a summary.
+    """Write the folder, and return a summary. Only a unique chat template is exported with the tokenizer.
 
-    Args:
-        weights: `last`, `ema` for the moving average, or `average:N` for the mean of the last N checkpoints.
-        claims: facts about the phase for the model card.
-        chats: chat templates of the training conversations. Only a unique template is exported with the tokenizer.
-        generation_prompt: add a missing generation prompt to the template, or export the template unchanged.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, lacks the wanted weights, or differs from the result.
-        ConfigError: the weights are unknown, the folder is not empty, `transformers` does not support the model, or the template lacks a
-            generation prompt and `generation_prompt` is None.
-        DataError: the tokenizer was edited, or lacks special tokens.
+    `weights` is `last`, `ema` for the moving average, or `average:N` for the mean of the last N checkpoints. `generation_prompt` adds a
+    missing generation prompt, or exports the template unchanged. A CheckpointError reports damaged, missing or different weights, a
+    ConfigError an unusable folder, unknown weights, an unsupported model or an undecided generation prompt, a DataError an unsuitable
+    tokenizer.
     """
     check_weights(weights)
     check_writable(folder, run.model)
@@ -149,14 +142,10 @@ def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:
 
 
 def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()) -> TokenizerFiles:
-    """Prepare the tokenizer for `transformers`, with BOS and EOS tokens.
+    """Prepare the tokenizer for `transformers`. `apply_chat_template` of a unique template returns the training text without the EOS token.
 
     The exported tokenizer adds the BOS token itself, as Llama 3's does, because the model always saw it in training. An existing
-    post-processor is kept.
-
-    Args:
-        chats: chat templates of the training text. `apply_chat_template` of a unique template returns this text without the EOS token.
-            Generation stops at the end token of any template.
+    post-processor is kept. Generation stops at the end token of any template.
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -182,11 +171,7 @@ def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()
 
 
 def build_model_card(claims: Mapping[str, Any], origin: Mapping[str, Any] | None = None) -> str:
-    """Render a model card in Markdown.
-
-    Args:
-        origin: the weights of an exported folder, whose card has the hub's metadata, and names missing facts.
-    """
+    """Render a model card in Markdown. With `origin`, the card of an exported folder has the hub's metadata and names missing facts."""
     changes = {name: one for name, one in (claims.get("hand_off") or {}).get("changes", {}).items() if one["found"]}
     known = {name: claims.get(name) for name in ("training", "said", "order", *PARTS)}
     missing = [word for name, word in PARTS.items() if not known[name] or (name == "mixture" and not known["order"])] if origin else []
