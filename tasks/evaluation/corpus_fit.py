@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -156,28 +156,15 @@ class TokenizedText(NamedTuple):
     text_bytes: int = 0
 
 
-class Fit(TypedDict):
-    """The fit of a subset. Perplexity per token is comparable only between models with the same tokenizer."""
-
-    bits_per_byte: float
-    perplexity_per_byte: float
-    perplexity_per_token: float
-
-
-class SubsetFit(TypedDict):
-    """Sizes of a subset, and weights → fit."""
-
-    text_bytes: int
-    tokens: int
-    fit: dict[str, Fit]
-
-
 class CorpusFit(NamedTuple):
-    """Weights → fit over all subsets, with equal weight for each subset (macro) or each byte (micro)."""
+    """Sizes and fit of each subset, and weights → fit over all subsets, with equal weight for each subset (macro) or byte (micro).
 
-    subsets: dict[str, SubsetFit]
-    macro: dict[str, Fit]
-    micro: dict[str, Fit]
+    Perplexity per token is comparable only between models with the same tokenizer.
+    """
+
+    subsets: dict[str, dict[str, Any]]
+    macro: dict[str, dict[str, float]]
+    micro: dict[str, dict[str, float]]
 
 
 def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[TokenizedText]:
@@ -233,19 +220,19 @@ def measure_fit(
     if not sizes:
         raise DataError("corpus fit needs at least one text, found none.")
     sizes = {subset: ((text_bytes or {}).get(subset, known), tokens) for subset, (known, tokens) in sizes.items()}
-    subsets: dict[str, SubsetFit] = {}
+    subsets: dict[str, dict[str, Any]] = {}
     for subset, (num_bytes, tokens) in sizes.items():
-        fit = {name: fit_of(value / num_bytes, value / tokens) for name, value in nats[subset].items()}
-        subsets[subset] = SubsetFit(text_bytes=num_bytes, tokens=tokens, fit=fit)
-    macro: dict[str, Fit] = {}
-    micro: dict[str, Fit] = {}
+        fit = {name: _fit(value / num_bytes, value / tokens) for name, value in nats[subset].items()}
+        subsets[subset] = {"text_bytes": num_bytes, "tokens": tokens, "fit": fit}
+    macro: dict[str, dict[str, float]] = {}
+    micro: dict[str, dict[str, float]] = {}
     all_bytes, all_tokens = (sum(counts) for counts in zip(*sizes.values(), strict=True))
     for name in placed:
         per_byte = sum(nats[subset][name] / num_bytes for subset, (num_bytes, _) in sizes.items())
         per_token = sum(nats[subset][name] / tokens for subset, (_, tokens) in sizes.items())
-        macro[name] = fit_of(per_byte / len(sizes), per_token / len(sizes))
+        macro[name] = _fit(per_byte / len(sizes), per_token / len(sizes))
         total = sum(nats[subset][name] for subset in sizes)
-        micro[name] = fit_of(total / all_bytes, total / all_tokens)
+        micro[name] = _fit(total / all_bytes, total / all_tokens)
     return CorpusFit(subsets, macro, micro)
 
 
@@ -262,10 +249,10 @@ def _batches(texts: Iterable[TokenizedText]) -> Iterator[list[TokenizedText]]:
         yield batch
 
 
-def fit_of(nats_per_byte: float, nats_per_token: float) -> Fit:
+def _fit(nats_per_byte: float, nats_per_token: float) -> dict[str, float]:
     """Convert nats to the reported units. A perplexity beyond the largest float is infinite."""
-    return Fit(
-        bits_per_byte=nats_per_byte / math.log(2),
-        perplexity_per_byte=float(np.exp(np.float64(nats_per_byte))) if nats_per_byte < 700 else math.inf,
-        perplexity_per_token=float(np.exp(np.float64(nats_per_token))) if nats_per_token < 700 else math.inf,
-    )
+    return {
+        "bits_per_byte": nats_per_byte / math.log(2),
+        "perplexity_per_byte": float(np.exp(np.float64(nats_per_byte))) if nats_per_byte < 700 else math.inf,
+        "perplexity_per_token": float(np.exp(np.float64(nats_per_token))) if nats_per_token < 700 else math.inf,
+    }

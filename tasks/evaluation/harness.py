@@ -120,7 +120,7 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
     if definition.metric == "pass" and not allow_code:
         raise NotMeasured("it runs programs that the model writes: allow it with --allow-code")
     if folder is None and not definition.on_hub:
-        raise NotMeasured("its items come from a folder alone: give one with --benchmarks")
+        raise NotMeasured("its items come only from a folder: give one with --benchmarks")
     parts: list[PreparedPart] = []
     definitions: list[Any] = []
     for part in definition.parts:

@@ -188,7 +188,7 @@ class JaxLanguageModel(TemplateLM):
         super().set_cache_hook(cache_hook)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """Encode with the BOS token first unless `add_special_tokens` is False. A begin token spelled in the text counts once."""
+        """Encode with the BOS token first unless `add_special_tokens` is False. A BOS token spelled in the text counts once."""
         begin = self.tokenizer.id_to_token(self.begin_of_text)
         spelled = self.begins_texts and begin is not None and string.startswith(begin)
         ids = self.tokenizer.encode(string.removeprefix(begin) if spelled and begin else string, add_special_tokens=False).ids

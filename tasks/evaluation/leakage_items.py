@@ -36,7 +36,7 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
             prepared = prepare(definition, Asked(benchmark=name, shots=0, source="the search for leaks"), folder, allow_code=True)
             with quiet_harness(offline=True) as temporary:
                 definitions = write_definitions(prepared, temporary)
-                found = items_of_tasks([part.task for part in definition.parts], definitions, built_in=False)
+                found = items_of_tasks([part.task for part in definition.parts], definitions)
         except (NotMeasured, DataError) as error:
             missing[name] = str(error)
             continue
@@ -50,23 +50,17 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
     return SuiteItems([*merge_equal(items), *examples], key, missing)
 
 
-def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in: bool = True) -> list[BenchmarkItem]:
-    """Read the test documents, else the validation documents, of lm-eval's tasks, groups or tags. Equal documents are one item.
+def items_of_tasks(tasks: Sequence[str], include_path: Path) -> list[BenchmarkItem]:
+    """Read the test documents, else the validation documents, of tasks, groups or tags in a folder of YAML definitions.
 
-    `built_in` loads lm-eval's definitions for names outside `include_path`, which takes ten seconds. A ConfigError reports an unknown name,
-    a DataError an unreadable task or a document without a question.
+    Equal documents are one item. A ConfigError reports an unknown name, a DataError an unreadable task or a document without a question.
     """
     items: list[BenchmarkItem] = []
     with quiet_harness(offline=True):
         from lm_eval.tasks import TaskManager
 
-        folders: list[str | Path] = [include_path] if include_path else []
-        manager = TaskManager(include_path=folders, include_defaults=False)
-        complete = not built_in
+        manager = TaskManager(include_path=[include_path], include_defaults=False)
         for name in tasks:
-            if name not in manager.all_tasks and not complete:
-                manager = TaskManager(include_path=folders)
-                complete = True
             if name not in manager.all_tasks:
                 raise ConfigError(f"a benchmark must be a task, group or tag of lm-eval, found {name!r}. `lm-eval ls tasks` lists them.")
             try:

@@ -155,7 +155,7 @@ def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None,
             "would mean other text."
         )
     raise ConfigError(
-        f"the tokenizer of {checkpoint} is not found beside its caches: name its tokenizer.json with --tokenizer, or its home with --home."
+        f"the tokenizer of {checkpoint} is not found next to its caches: name its tokenizer.json with --tokenizer, or its home with --home."
     )
 
 

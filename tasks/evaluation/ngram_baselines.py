@@ -86,7 +86,7 @@ def ngram_bits_per_byte(
 
 
 def _join(texts: Iterable[str], max_order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Join texts; count the bytes of the text before each byte, up to `max_order - 1`."""
+    """Join texts and count the bytes of the text before each byte, up to `max_order - 1`."""
     encoded = [text.encode() for text in texts]
     data = np.frombuffer(b"".join(encoded), np.uint8)
     ends = np.array([*accumulate(map(len, encoded))], np.int64)

@@ -12,7 +12,7 @@ from functools import cache
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.template import turn_ends
@@ -40,14 +40,6 @@ MEASURING = (
     ),
 )  # fmt: skip
 """The files that decide a measured value. The code of the model itself is left out on purpose."""
-
-
-class SchedulePoint(TypedDict):
-    """Learning rate at the last step, highest rate, and optimizer kind. Scores are comparable only at similar points."""
-
-    end: float
-    peak: float
-    optimizer: str
 
 
 class EvaluationRequest(Frozen):
@@ -111,11 +103,11 @@ def measured_on(run: RunConfig, plan: DataPlan, held_out_tokens: int | None) -> 
     return {name: digest_of_json([_content_of(plan.components[name]), held_out_tokens]) for name in measured_components(run, plan)}
 
 
-def read_schedule_point(run: RunConfig) -> SchedulePoint:
-    """Find the end and the peak of a run's learning rate. Segments are monotonic, so the peak is at the end of a segment."""
+def read_schedule_point(run: RunConfig) -> dict[str, Any]:
+    """Return end and peak of the learning rate, whose segments are monotonic. Scores are comparable only at similar points."""
     inside = [one for one in run.learning_rate if one.start_step < run.stop_step and one.end_step > run.start_step]
     rates = [value_in(one, step) for one in inside for step in (max(one.start_step, run.start_step), min(one.end_step, run.stop_step))]
-    return SchedulePoint(end=value_in(inside[-1], run.stop_step), peak=max(rates), optimizer=run.optimizer.kind)
+    return {"end": value_in(inside[-1], run.stop_step), "peak": max(rates), "optimizer": run.optimizer.kind}
 
 
 def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured: Measured) -> str:

@@ -210,7 +210,7 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
             arrays = rows.arrays(batch, size)
             placed = arrays if mesh is None else jax.device_put(arrays, batch_sharding(mesh))
             found.append(score(params, placed, np.int32(rows.num_targets(batch)), config=config, mesh=mesh))
-        # JAX computes while the loop prepares the next batch; the conversion waits for the results
+        # JAX computes while the loop prepares the next batch. The conversion waits for the results
         log_likelihoods, greedy = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found, strict=True))
         for number, (row, first) in rows.places.items():
             targets = slice(first, first + len(windows[number].targets))

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -68,24 +68,6 @@ class Rendered(NamedTuple):
     second: str
 
 
-class ReadNats(TypedDict):
-    """Log-likelihoods of the answers in nats, and the number of items beyond the context length."""
-
-    first: list[float]
-    second: list[float]
-    too_long: int
-
-
-class ReadRenderings(TypedDict):
-    """Measured renderings. `rule` is the digest of the rendering rule."""
-
-    rule: str
-    items_digest: str
-    reference_digest: str
-    items: ReadNats
-    reference: ReadNats
-
-
 def made_of(names: Iterable[str]) -> tuple[str, ...]:
     """Select the benchmarks from held-out text."""
     return tuple(name for name in names if name in MADE_BENCHMARKS)
@@ -113,7 +95,7 @@ def real_benchmarks() -> Path | None:
         return None
     path = as_path(named)
     if not path.exists():
-        raise ConfigError(f"{BENCHMARKS_VARIABLE} names {named}, which is not there: correct it, or leave it unset.")
+        raise ConfigError(f"{BENCHMARKS_VARIABLE} names {named}, which does not exist: correct it, or leave it unset.")
     return path
 
 
@@ -173,15 +155,14 @@ def read_items(renderings: Renderings, url: str) -> list[Rendered]:
     return found
 
 
-def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> ReadRenderings:
+def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> dict[str, Any]:
     """Measure every item of both files within the context length. Errors as in `check_renderings`.
 
     An EvaluationError reports fewer than `MIN_ITEMS` short items, or an answer that is not finite.
     """
     check_renderings(renderings)
-    key = renderings_key(renderings)
-    nats: list[ReadNats] = []
-    for url in (renderings.items, renderings.reference):
+    found: dict[str, Any] = renderings_key(renderings)
+    for name, url in (("items", renderings.items), ("reference", renderings.reference)):
         items = read_items(renderings, url)
         seen = [
             item
@@ -194,7 +175,5 @@ def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> Rea
                 f"{len(items)}. Take renderings out of the phase's evaluation, or name shorter items."
             )
         scores = model.log_likelihoods([(item.prompt, answer) for item in seen for answer in (item.first, item.second)])
-        nats.append(ReadNats(first=scores[::2], second=scores[1::2], too_long=len(items) - len(seen)))
-    return ReadRenderings(
-        rule=key["rule"], items_digest=key["items_digest"], reference_digest=key["reference_digest"], items=nats[0], reference=nats[1]
-    )
+        found[name] = {"first": scores[::2], "second": scores[1::2], "too_long": len(items) - len(seen)}
+    return found

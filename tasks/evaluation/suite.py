@@ -50,14 +50,6 @@ CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}
 """The constant answer to a benchmark of programs, for its floor."""
 
 
-class Floors(TypedDict):
-    """Scores without a model: a random choice, the best constant answer, and the longest choice. None without choices."""
-
-    random: float | None
-    constant: float
-    longest_choice: float | None
-
-
 class Answer(TypedDict):
     """The answer to one item, named by lm-eval's task and number. `log_likelihoods` are nats of each choice or of the only right text.
 
@@ -68,13 +60,6 @@ class Answer(TypedDict):
     value: float
     gold: list[int]
     log_likelihoods: list[float]
-
-
-class Cut(TypedDict):
-    """Number of contexts that lost their start, of all contexts."""
-
-    contexts: int
-    of: int
 
 
 class SuiteResult(TypedDict):
@@ -97,9 +82,9 @@ class SuiteResult(TypedDict):
     choice_probability: float | None
     others: dict[str, float]
     baseline: float | None
-    floors: Floors | None
+    floors: dict[str, float | None] | None
     limit: int | None
-    cut: Cut | None
+    cut: dict[str, int] | None
     max_new_tokens: list[int] | None
     remarks: list[str]
     guarded: list[str]
@@ -246,7 +231,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
                 for item, value in zip(items, values, strict=True)
             ]
             constant = _run(definition.name, items, [CONSTANT_PROGRAM[definition.name]] * len(items))
-            floors = Floors(random=None, constant=sum(constant) / len(constant), longest_choice=None)
+            floors = {"random": None, "constant": sum(constant) / len(constant), "longest_choice": None}
         else:
             answers: list[Answer] = []
             for name, items in samples.items():
@@ -261,7 +246,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
             floors = measure_floors(found.tasks, samples, definition.metric)
     values = [answer["value"] for answer in answers]
     setting = _setting(found, prepared, precision=model.config.compute_dtype)
-    cut = Cut(contexts=model.num_cut_contexts - before[1], of=model.num_contexts - before[0])
+    cut = {"contexts": model.num_cut_contexts - before[1], "of": model.num_contexts - before[0]}
     result = {
         **_row(definition, asked),
         "value": float(np.mean(values)),
@@ -269,7 +254,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         "items": len(values),
         "choice_probability": _choice_probability(answers),
         "others": _others(found, definition),
-        "baseline": max(floor for floor in (floors["random"], floors["constant"], floors["longest_choice"]) if floor is not None),
+        "baseline": max(floor for floor in floors.values() if floor is not None),
         "floors": floors,
         "limit": limit,
         "cut": cut,
@@ -332,13 +317,13 @@ def _gold(task: Any, name: str, sample: Sample) -> list[int]:
     return [int(position) for position in positions]
 
 
-def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]], metric: str) -> Floors:
-    """Score answers without a model, by lm-eval's metric."""
+def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]], metric: str) -> dict[str, float | None]:
+    """Score a random choice, the best constant answer and the longest choice by lm-eval's metric. None without choices."""
     pairs = [(tasks[name], sample["doc"], sample["target"]) for name, found in samples.items() for sample in found]
     kinds = {task.OUTPUT_TYPE for task, _, _ in pairs}
     if kinds == {"loglikelihood"}:
         targets = Counter(str(target).strip() for _, _, target in pairs)
-        return Floors(random=None, constant=targets.most_common(1)[0][1] / len(pairs), longest_choice=None)
+        return {"random": None, "constant": targets.most_common(1)[0][1] / len(pairs), "longest_choice": None}
     if kinds != {"multiple_choice"}:
         # GSM8K has the result after `####`
         answers: Counter[str] = Counter()
@@ -346,7 +331,7 @@ def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Samp
             answers.update({str(one).rpartition("#### ")[2].strip() for one in (target if isinstance(target, list) else [target])})
         texts = dict.fromkeys([*(answer for answer, _ in answers.most_common(COMMON_ANSWERS)), *PHRASES])
         values = [np.mean([float(task.process_results(doc, [text])[metric]) for task, doc, _ in pairs]) for text in texts]
-        return Floors(random=None, constant=float(max(values)), longest_choice=None)
+        return {"random": None, "constant": float(max(values)), "longest_choice": None}
     rights: list[list[float]] = []
     longest: list[float] = []
     for task, doc, _ in pairs:
@@ -360,7 +345,7 @@ def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Samp
     positions = range(max(map(len, rights)))
     constant = max(np.mean([right[position] if position < len(right) else 0.0 for right in rights]) for position in positions)
     random = float(np.mean([np.mean(right) for right in rights]))
-    return Floors(random=random, constant=float(constant), longest_choice=float(np.mean(longest)))
+    return {"random": random, "constant": float(constant), "longest_choice": float(np.mean(longest))}
 
 
 def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
@@ -405,15 +390,15 @@ def _others(found: Put, definition: Definition) -> dict[str, float]:
 
 
 def _remarks(
-    remark: str, setting: Setting, cut: Cut, limit: int | None, max_new_tokens: tuple[int, int] | None, model: "JaxLanguageModel"
+    remark: str, setting: Setting, cut: Mapping[str, int], limit: int | None, new_tokens: tuple[int, int] | None, model: "JaxLanguageModel"
 ) -> list[str]:
     remarks = [remark] if remark else []
     if limit is not None:
         remarks.append(f"only the first {setting['asked']:,} of {setting['items']:,} items")
     if cut["contexts"]:
         remarks.append(f"{cut['contexts']:,} of {cut['of']:,} contexts lost their beginning: the model sees fewer tokens")
-    if max_new_tokens and max_new_tokens[1] < max_new_tokens[0]:
-        remarks.append(f"at most {max_new_tokens[1]:,} new tokens, where the benchmark lets it write {max_new_tokens[0]:,}")
+    if new_tokens and new_tokens[1] < new_tokens[0]:
+        remarks.append(f"at most {new_tokens[1]:,} new tokens, where the benchmark lets it write {new_tokens[0]:,}")
     if model.max_length != model.trained_length:
         remarks.append(f"it reads {model.max_length:,} tokens, and was trained on rows of {model.trained_length:,}")
     return remarks

@@ -74,12 +74,12 @@ class RecordReport(_Recorded):
 class RoutingReport(_Recorded):
     """Routing of a sparse model in a phase."""
 
-    max_violation: Points  # the busiest expert's load above the mean, in the worst layer
-    dead_experts: Points  # experts without any token of a batch, over all layers
+    max_violation: Points  # relative excess load of the busiest expert in the worst layer.
+    dead_experts: Points  # idle experts over all layers.
     router_entropy: Points  # of the scores, as a share of its maximum
     limit: float | None  # of max_violation
     layers: tuple[int, ...] = ()
-    loads: tuple[tuple[float, ...], ...] = ()  # by layer, the load on each expert as a share of the mean; empty if not recorded
+    loads: tuple[tuple[float, ...], ...] = ()  # by layer, the load on each expert as a share of the mean
     loads_step: int | None = None
 
 
@@ -117,7 +117,7 @@ class PhaseReport(_Recorded):
     verdicts: tuple[VerdictReport, ...] = ()
     state: Literal["done", "refused", "waits for a person", "not reached"]
     params_digest: str | None = None
-    reported: tuple[RecordReport, ...] = ()  # of the phase at full scale; of a smaller run only scores and losses
+    reported: tuple[RecordReport, ...] = ()  # published facts, for a smaller scale only scores and losses
     spent: str = ""  # time breakdown
     computed: str = ""  # execution
     roll_backs: tuple[RollBackReport, ...] = ()
@@ -134,6 +134,6 @@ class Report(_Recorded):
     parameters: int
     phases: tuple[PhaseReport, ...]
     baselines: dict[str, float] = Field(default_factory=dict)  # simple model → macro bits per byte on the same held-out text
-    macro_over: tuple[str, ...] = ()  # components of all macro means; empty if each phase was measured on the same ones
+    macro_over: tuple[str, ...] = ()  # components of all macro means, if phases have different components
     unused: tuple[str, ...] = ()  # accepted findings without a verdict
     facts: dict[str, str] = Field(default_factory=dict)  # the small print: tokenizer, seed, versions, home

@@ -121,7 +121,7 @@ def test_what_cannot_be_had_is_refused_with_what_to_do(define: Define, tmp_path:
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a task, group or tag of lm-eval, found 'no_such_birds'"):
-        items_of_tasks(["no_such_birds"], tmp_path, built_in=False)
+        items_of_tasks(["no_such_birds"], tmp_path)
 
 
 def test_what_is_started_afterwards_may_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

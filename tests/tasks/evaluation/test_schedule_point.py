@@ -1,15 +1,15 @@
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.words import adamw, constant, cosine, linear
-from phasewise.tasks.evaluation.phase_evaluation import SchedulePoint, read_schedule_point
+from phasewise.tasks.evaluation.phase_evaluation import read_schedule_point
 from phasewise.trainer.config import LearningRateSegment, RunConfig
 
 
-def point(*segments: LearningRateSegment, start_step: int = 0, stop_step: int = 100) -> SchedulePoint:
+def point(*segments: LearningRateSegment, start_step: int = 0, stop_step: int = 100) -> dict[str, Any]:
     run = SimpleNamespace(learning_rate=segments, start_step=start_step, stop_step=stop_step, optimizer=adamw())
     return read_schedule_point(cast(RunConfig, run))
 

@@ -248,7 +248,7 @@ def test_real_benchmarks_are_scanned_for_where_they_are_named(
     monkeypatch.setenv(BENCHMARKS_VARIABLE, str(benchmarks))
     assert benchmarks_of(judged(copied)) - without == {"made-math"}
     monkeypatch.setenv(BENCHMARKS_VARIABLE, str(benchmarks / "nowhere"))
-    with pytest.raises(ConfigError, match=r"PHASEWISE_BENCHMARKS names .*nowhere, which is not there"):
+    with pytest.raises(ConfigError, match=r"PHASEWISE_BENCHMARKS names .*nowhere, which does not exist"):
         judged(copied)
 
 

@@ -236,4 +236,4 @@ def test_without_a_network_the_hub_is_a_hole(scripted: Scripted, run_lines: RunL
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     arc, joined = run_lines(scripted(), "arc_easy:0", "hellaswag_joined:0", benchmarks=None).results
     assert (arc["hole"] or "").startswith("lm-eval could not load it: ")
-    assert joined["hole"] == "its items come from a folder alone: give one with --benchmarks"
+    assert joined["hole"] == "its items come only from a folder: give one with --benchmarks"
