@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 
+from phasewise.tasks.evaluation import harness
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Suite, find_definition
-from phasewise.tasks.evaluation.harness import (
-    NotMeasured,
-    Prepared,
-    Put,
-    Sample,
-    Setting,
-    hub_items_digest,
-    load_tasks,
-    prepare,
-    put,
-    quiet_harness,
-    read_setting,
-    samples_of,
-)
+from phasewise.tasks.evaluation.harness import NotMeasured, Prepared, Put, Sample, Setting
 from phasewise.tasks.evaluation.needles import Haystack, Needles, definition_of, prepare_needles
 from phasewise.tasks.evaluation.sandbox import check_sandbox, run_programs
 from phasewise.tasks.progress import say
@@ -153,11 +141,11 @@ def run_suite(
             if asked.length:
                 prepared = prepare_needles(asked, model, options.haystack, needles=needles)
             else:
-                prepared = prepare(definition, asked, options.benchmarks, allow_code=options.allow_code)
+                prepared = harness.prepare(definition, asked, options.benchmarks, allow_code=options.allow_code)
             decides = {
                 "benchmark": label,
                 "model": named,
-                "items": prepared.items_digest or hub_items_digest(prepared),
+                "items": prepared.items_digest or harness.hub_items_digest(prepared),
                 "definition": prepared.definition_digest,
                 "limit": options.limit,
                 "code": measuring_code(),
@@ -219,9 +207,9 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
     definition, asked = prepared.definition, prepared.asked
     before = (model.num_contexts, model.num_cut_contexts)
     guarded: tuple[str, ...] = ()
-    with quiet_harness(offline=any(part.files for part in prepared.parts)) as temporary:
-        found = put(model, load_tasks(prepared, temporary), prepared, limit=limit)
-        samples = {name: samples_of(found.found, name, definition.filter) for name in found.tasks}
+    with harness.quiet_harness(offline=any(part.files for part in prepared.parts)) as temporary:
+        found = harness.put(model, harness.load_tasks(prepared, temporary), prepared, limit=limit)
+        samples = {name: harness.samples_of(found.found, name, definition.filter) for name in found.tasks}
         if definition.metric == "pass":
             [(name, items)] = samples.items()
             guarded = check_sandbox().guarded
@@ -350,7 +338,7 @@ def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Samp
 
 def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
     filter_name = prepared.definition.filter
-    settings = [read_setting(found.found, name, filter_name=filter_name, precision=precision) for name in found.tasks]
+    settings = [harness.read_setting(found.found, name, filter_name=filter_name, precision=precision) for name in found.tasks]
     if len(settings) == 1:
         return settings[0]
     return Setting(

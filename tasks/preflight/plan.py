@@ -9,19 +9,7 @@ from pydantic import Field
 from phasewise.tasks.preflight.slices import Slice
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.config import (
-    ATTENTION,
-    BLOCK_INPUT,
-    LANES,
-    AttentionKernel,
-    Execution,
-    Kept,
-    Mesh,
-    ModelConfig,
-    Remat,
-    Stability,
-    Steps,
-)
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, LANES, Execution, Kept, Mesh, ModelConfig, Remat, Steps
 from phasewise.trainer.preflight.spec import Platform, Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
@@ -69,7 +57,7 @@ class Setup(Frozen):
 
 def step_shape(phase: Any, batch_sequences: int) -> StepShape:
     """Select the fields of a recipe's phase or a run that decide its compiled step."""
-    stability: Stability = phase.stability
+    stability = phase.stability
 
     def ever(values: Steps[Any]) -> list[Any]:
         return [value for _, value in values.within(phase.start_step, phase.stop_step) if value is not None]
@@ -175,7 +163,7 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
     execution = Execution(
         mesh=mesh,
         remat=plan.remat,
-        attention=cast(AttentionKernel, check_kernel("auto", where.chip.platform, step.model, context=mesh.context)),
+        attention=cast(Any, check_kernel("auto", where.chip.platform, step.model, context=mesh.context)),
         expert_kernel="auto" if step.model.experts is None else ("megablox" if where.chip.platform == "tpu" else "padded"),
         microbatch_sequences=None if plan.parts == 1 else step.batch_sequences // plan.parts,
         loss_chunk_tokens=chunk if chunk < tokens else None,
