@@ -16,7 +16,7 @@ from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, 
 from phasewise.tasks.evaluation.harness import BenchmarkResult, ItemAnswer
 from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from phasewise.tasks.evaluation.made_benchmarks import Benchmark, read_benchmark_folder
-from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, evaluation_path, finished_evaluation, read_schedule_point
+from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, finished_evaluation, read_schedule_point
 from phasewise.tasks.evaluation.scoring import Window, bits_per_byte, score_windows
 from phasewise.tasks.evaluation.settings import Measured, Renderings, made_of, measure_renderings, needles_of, real_of
 from phasewise.tasks.progress import say
@@ -96,7 +96,7 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
-    write_sealed(evaluation_path(run), evaluation)
+    write_sealed(RunFolder.at(run.output).evaluation, evaluation)
     return evaluation
 
 

@@ -85,11 +85,6 @@ def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, m
     )
 
 
-def evaluation_path(run: RunConfig) -> Path:
-    """Return the file of the evaluation of a phase's last checkpoint."""
-    return RunFolder.at(run.output).evaluation
-
-
 def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
     """Return the components of the main line and of the phase itself.
 
@@ -146,7 +141,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
 def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
     """Read the evaluation with this key, or None if it is missing, was edited, or has no seal."""
     try:
-        evaluation = read_sealed(evaluation_path(run))
+        evaluation = read_sealed(RunFolder.at(run.output).evaluation)
     except (FileNotFoundError, NotAsWritten):
         return None
     return evaluation if evaluation.get("key") == key else None

@@ -249,37 +249,32 @@ def parts_for(batch_sequences: int, rows: int) -> list[int]:
 def policies_for(model: ModelConfig, platform: Platform = "tpu") -> Iterator[Remat]:
     """Yield every choice of kept activations on device and host. Keys and values are small and stay together.
 
-    Only a TPU offloads, and only its attention kernel names its inputs.
+    Only a TPU offloads, and only its attention kernel names its inputs. Experts' activations are kept only with everything else.
     """
-    found = _sparse_policies(model) if model.experts is not None else _dense_policies()
-    if platform == "tpu":
-        yield from ("full", "offload", *found)
+    found: list[Kept] = []
+    if model.experts is None:
+        wide = list(itertools.product(("again", "device", "host"), repeat=len(OFFLOADED)))
+        for (attention, query, keys, output, carries), of_wide in itertools.product(itertools.product((False, True), repeat=5), wide):
+            device = [ATTENTION] * attention + ["query"] * query + ["key", "value"] * keys + ["output"] * output
+            device += [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "device"]
+            host = [BLOCK_INPUT] * carries + [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "host"]
+            if device or set(host) - {BLOCK_INPUT}:
+                found.append(Kept(on_device=tuple(device), on_host=tuple(host)))
     else:
-        yield from ("full", "none", *(one for one in found if isinstance(one, Kept) and not one.on_host and ATTENTION not in one.on_device))
+        from phasewise.trainer.preflight.roofline import products  # it imports jax
 
-
-def _dense_policies() -> Iterator[Remat]:
-    places = itertools.product((False, True), repeat=5)
-    wide = list(itertools.product(("again", "device", "host"), repeat=len(OFFLOADED)))
-    for (attention, query, keys, output, carries), of_wide in itertools.product(places, wide):
-        device = [ATTENTION] * attention + ["query"] * query + ["key", "value"] * keys + ["output"] * output
-        device += [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "device"]
-        host = [BLOCK_INPUT] * carries + [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "host"]
-        if device or set(host) - {BLOCK_INPUT}:
-            yield Kept(on_device=tuple(device), on_host=tuple(host))
-
-
-def _sparse_policies(model: ModelConfig) -> Iterator[Remat]:
-    """Yield the choices for a sparse model. Experts' activations are kept only with everything else."""
-    from phasewise.trainer.preflight.roofline import products  # it imports jax
-
-    yield "none"
-    there = {ATTENTION, *products(model)}
-    groups = [group for names in SPARSE_GROUPS if (group := [name for name in names if name in there])]
-    for chosen, carries in itertools.product(itertools.product((False, True), repeat=len(groups)), (False, True)):
-        device = [name for group, is_kept in zip(groups, chosen, strict=True) if is_kept for name in group]
-        if device:
-            yield Kept(on_device=tuple(device), on_host=(BLOCK_INPUT,) if carries else ())
+        present = {ATTENTION, *products(model)}
+        groups = [group for names in SPARSE_GROUPS if (group := [name for name in names if name in present])]
+        for chosen, carries in itertools.product(itertools.product((False, True), repeat=len(groups)), (False, True)):
+            device = [name for group, is_kept in zip(groups, chosen, strict=True) if is_kept for name in group]
+            if device:
+                found.append(Kept(on_device=tuple(device), on_host=(BLOCK_INPUT,) if carries else ()))
+    if platform == "tpu":
+        yield from ("full", "offload") if model.experts is None else ("full", "offload", "none")
+        yield from found
+    else:
+        yield from ("full", "none")
+        yield from (one for one in found if not one.on_host and ATTENTION not in one.on_device)
 
 
 def _powers(limit: int) -> Iterator[int]:
