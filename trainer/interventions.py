@@ -1,13 +1,13 @@
 """Scheduled values of a step, and interventions as pure functions: clips, rolling windows and their limits, skip-step, the average.
 
-The order in an update: clip the gradients by their norm; compute the optimizer's direction, weight decay included; clip each weight's root
-mean square; clip the norm of the whole by the norms before it; apply the learning rate. An update that skip-step refuses changes only
-skip-step's own windows. All of it is Levanter's of June 2025, which the record ran (`docs/decisions/0006-interventions.md` lists the
-differences). Scheduled values are computed on the host, so a change of one compiles nothing.
+Order in an update: clip the gradients' norm, compute the optimizer's direction with weight decay, clip the root mean square of each weight.
+Then clip the norm of the whole direction by earlier norms, and apply the learning rate. A skipped update changes only the windows of
+skip-step. The rules are Levanter's of June 2025, as in the published runs (`docs/decisions/0006-interventions.md` lists the differences).
+The host computes scheduled values, so a schedule compiles nothing.
 """
 
 import math
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,12 @@ from jaxtyping import Array, Bool, Float, Int
 from phasewise.trainer.config import AdamC, RollingLimit, RunConfig, learning_rate_at
 from phasewise.trainer.model.params import Params
 
-T = TypeVar("T")
 MIN_STD = 1e-6
-"""A window of equal values still leaves room for rounding; Levanter has the same floor."""
+"""Tolerance for rounding in a window of equal values, as in Levanter."""
 
 
 class Limit(NamedTuple):
-    """mean + `sigmas` standard deviations, once `min_samples` values are there; infinite sigmas are no limit."""
+    """mean + `sigmas` standard deviations of at least `min_samples` values. Infinite `sigmas` mean no limit."""
 
     sigmas: float
     min_samples: int
@@ -32,13 +31,12 @@ NO_LIMIT = Limit(math.inf, 1)
 
 
 class Scheduled(NamedTuple):
-    """The scheduled values of one update, as plain numbers; off is the neutral value (z_loss 0, max_grad_norm infinity).
+    """Scheduled values of one update as plain numbers. The neutral value means off (z_loss 0, max_grad_norm infinity).
 
     Attributes:
-        decay_scale: multiplies the decay of every weight: learning rate / peak for AdamC, whose effective decay is weight_decay · learning
-            rate² / peak (Defazio, 2025, §4); else 1.
-        max_update_rms: None if the phase never clips by it, so that it costs nothing.
-        max_update_norm, skip_step: they need the windows that `trainer.state.init_rolling` makes for a phase that has them at any step.
+        decay_scale: factor of every weight's decay. AdamC has learning rate / peak (Defazio, 2025, §4).
+        max_update_rms: None if the phase never clips by it.
+        max_update_norm, skip_step: limits over the windows of `trainer.state.init_rolling`.
     """
 
     learning_rate: float
@@ -74,18 +72,18 @@ def scheduled_at(run: RunConfig, step: int) -> Scheduled:
 
 
 class Window(NamedTuple):
-    """The last values of a series, in a ring. `pushed` counts all values that ever came; empty places hold 0."""
+    """Ring buffer of the last values of a series. `pushed` counts all values of the run. Empty places have the value 0."""
 
     values: Float[Array, " w"]
     pushed: Int[Array, ""]
 
 
 class Rolling(NamedTuple):
-    """The windows of a phase; None if it never uses them.
+    """Windows of a phase, None if the phase never uses them.
 
     Attributes:
-        losses, grad_norms: of skip-step: cross-entropies without z-loss, and norms before clipping.
-        update_norms: of the clip of the update's norm: norms before that clip and before the learning rate.
+        losses, grad_norms: for skip-step, cross-entropies without z-loss and norms before clipping.
+        update_norms: norms of the direction before its clip and before the learning rate.
     """
 
     losses: Window | None = None
@@ -99,7 +97,7 @@ def empty_window(length: int) -> Window:
 
 
 def push(window: Window, value: Float[Array, ""]) -> Window:
-    """Return the window with one more value, and without the oldest if it was full. A value that is not finite does not enter."""
+    """Return the window with one more value. Values that are not finite are ignored."""
     place = window.pushed % window.values.shape[0]
     finite = jnp.isfinite(value)
     values = window.values.at[place].set(jnp.where(finite, value, window.values[place]))
@@ -107,7 +105,7 @@ def push(window: Window, value: Float[Array, ""]) -> Window:
 
 
 def limit_from(window: Window, limit: Limit) -> Float[Array, ""]:
-    """Return mean + sigmas · max(standard deviation, `MIN_STD`) of the window; infinity while it has fewer than `min_samples`."""
+    """Return mean + sigmas · max(standard deviation, `MIN_STD`) of the window, or infinity for fewer than `min_samples` values."""
     length = window.values.shape[0]
     there = jnp.arange(length) < window.pushed
     count = jnp.clip(window.pushed, 1, length)
@@ -124,29 +122,24 @@ def is_skipped(
     return jnp.isfinite(limit.sigmas) & ~steady
 
 
-def keep_if(kept: Bool[Array, ""], old: T, new: T) -> T:
-    """Return `old` where `kept`, else `new`, leaf by leaf."""
-    return jax.tree.map(lambda before, after: jnp.where(kept, before, after), old, new)
-
-
 def clip_factor(norm: Float[Array, ""], max_norm: float | Array) -> Float[Array, ""]:
-    """Return the factor that brings a tree's norm to at most `max_norm` (Pascanu et al., 2013)."""
+    """Return the factor that limits a tree's norm to `max_norm` (Pascanu et al., 2013)."""
     return jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-16))
 
 
-def clip_update_rms(direction: Params, rules: dict[str, Any], max_rms: float | Array) -> tuple[Params, Float[Array, ""]]:
-    """Return each weight of each layer with a root mean square of at most `max_rms`, and the least factor.
+def clip_update_rms(direction: Params, specs: dict[str, Any], max_rms: float | Array) -> tuple[Params, Float[Array, ""]]:
+    """Limit the root mean square of each weight and layer to `max_rms`. Return the direction and the smallest factor.
 
-    u / max(1, rms(u) / max_rms), as in Adafactor (Shazeer and Stern, 2018, §6), on the direction with its decay, a stacked weight layer
-    by layer: Levanter's `update_rms_clipping`, which the record ran from step 67,522 to 72,233 of its 32B.
+    u / max(1, rms(u) / max_rms), as in Adafactor (Shazeer and Stern, 2018, §6), on the direction with its decay. It is Levanter's
+    `update_rms_clipping`, used in Marin 32B from step 67,522 to 72,233.
     """
 
-    def factor(update: Array, rule: Any) -> Array:
-        axes = tuple(range(1 if rule.stacked else 0, update.ndim))
+    def factor(update: Array, spec: Any) -> Array:
+        axes = tuple(range(1 if spec.layers else 0, update.ndim))
         rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=axes, keepdims=True))
         return 1.0 / jnp.maximum(1.0, rms / max_rms)
 
-    factors = jax.tree.map(factor, direction, rules)
+    factors = jax.tree.map(factor, direction, specs)
     return jax.tree.map(jnp.multiply, direction, factors), jnp.min(jnp.stack([jnp.min(leaf) for leaf in jax.tree.leaves(factors)]))
 
 

@@ -1,6 +1,6 @@
-"""Next-token cross-entropy with z-loss, from hidden states and the head. Logits need not exist for more than some tokens at a time.
+"""Next-token cross-entropy with z-loss, from hidden states and the head, in chunks of logits.
 
-Shape letters: b batch, t position, d d_model, v vocab; n chunk, c position within a chunk. Logits, softmax and sums are float32.
+Shape letters: b batch, t position, d d_model, v vocab, n chunk, c position within a chunk. Logits, softmax and sums are float32.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,16 @@ from phasewise.trainer.model.router import Routing
 from phasewise.trainer.sharding import constrain, context_parts
 
 SegmentIds = Int[Array, "b t"] | None
-
 Targets = Bool[Array, "b t"]
 
 
 class LossSums(NamedTuple):
-    """Sums over tokens, in nats: parts of a batch add up, and the division comes once at the end.
+    """Sums over tokens in nats. Parts of a batch add up before one division.
 
     Attributes:
-        tokens: how many were predicted.
-        routing: what the routers did; None where there are no experts, and from the loss alone.
-        part_losses: of a batch that was cut into parts, the mean loss of each, no number where a part predicts nothing. None where
-            it was not cut.
+        tokens: number of predicted tokens.
+        routing: None without experts, and directly from `objective_sums`.
+        part_losses: mean loss of each part of a batch, NaN if a part predicts nothing. None for an uncut batch.
     """
 
     cross_entropy: Float[Array, ""]
@@ -39,21 +37,20 @@ class LossSums(NamedTuple):
 
 
 Objective = Callable[..., tuple[Float[Array, ""], LossSums]]
-"""Weights, tokens, the documents they belong to, the weight of z-loss, and which tokens are predicted, where not all are → Σ cross-entropy
-+ z_loss · Σ logsumexp², and the sums alone. Of a part of a batch with such targets there is a further argument, `targets_a_token`.
+"""Weights, tokens, segment ids, weight of z-loss, and optional targets → Σ cross-entropy + z_loss · Σ logsumexp², and the sums.
 
-The sums are over the tokens that are predicted, and have no gradient.
+The sums are over predicted tokens and have no gradient. A part of a batch with targets has the further argument `targets_a_token`.
 """
 
 Rows = tuple[Int[Array, "b t"], SegmentIds] | tuple[Int[Array, "b t"], SegmentIds, Targets]
-"""Tokens, the documents they belong to, and which of them are predicted; without the last all are that the documents allow."""
+"""Tokens, segment ids, and optional targets. Without targets every token of a document is predicted."""
 
 
 class Chunks(NamedTuple):
-    """What predicts, what is predicted and how much that counts; or one chunk of it, without the first axis.
+    """Predicting states, predicted tokens and weights, for all chunks or without the first axis for one chunk.
 
-    The cuts are along positions: a chunk has a part of every row, so that no device of a mesh, which has some of the rows, waits. Where a
-    mesh cuts rows along positions, too, a chunk has an equal part of what each device has.
+    Cuts are along positions: a chunk has a part of every row, so no device of a mesh waits. On a mesh that cuts rows along positions, a
+    chunk has an equal part from each device.
     """
 
     hidden: Float[Array, "*n b c d"]
@@ -62,17 +59,16 @@ class Chunks(NamedTuple):
 
 
 Gradients = tuple[Float[Array, "*n b c d"], Float[Array, "d v"], Float[Array, ""]]
-"""Gradients of the objective: of hidden states, head and the weight of z-loss."""
+"""Gradients with respect to hidden states, head and the weight of z-loss."""
 
 
 def mean_gradients(
     objective: Objective, params: Params, rows: Rows, *, z_loss: float | Array, microbatch_sequences: int | None
 ) -> tuple[LossSums, Params]:
-    """Sums over the batch, and the gradients of (Σ cross-entropy + z_loss · Σ logsumexp²) / Σ tokens.
+    """Return sums over the batch, and the gradients of (Σ cross-entropy + z_loss · Σ logsumexp²) / Σ tokens.
 
-    Losses and gradients are summed over the parts and divided once, so that parts with unequal numbers of tokens count by their tokens.
-    What each part's loss was is kept beside the sums. A part is told how many tokens of the whole batch are predicted for each one that is
-    there: by that it weighs what every token counts in, predicted or not.
+    Losses and gradients are summed over the parts and divided once, so parts count by their tokens. Each part receives the ratio of
+    predicted to present tokens in the whole batch, as the weight of terms over all present tokens.
     """
     in_parts = microbatch_sequences is not None and len(rows[0]) > microbatch_sequences
 
@@ -99,14 +95,14 @@ def mean_gradients(
 
 
 def targets_a_token(tokens: Int[Array, "b t"], segment_ids: SegmentIds, targets: Targets) -> Float[Array, ""]:
-    """How many tokens are predicted for each one that is no padding."""
+    """Return the ratio of predicted tokens to tokens without padding."""
     counted = jnp.ones(tokens.shape, jnp.bool_) if segment_ids is None else segment_ids != 0
     predicted = jnp.sum((targets & counted)[:, 1:], dtype=jnp.float32)
     return predicted / jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
 
 
 def microbatches(rows: Rows, sequences: int) -> Any:
-    """Parts of so many rows, along a new first axis. Part i has the rows i, i + n, …: each device keeps the rows that it has.
+    """Cut rows into parts along a new first axis. Part i has the rows i, i + n, …, so no row changes its device.
 
     Raises:
         ConfigError: the parts would be unequal.
@@ -133,18 +129,18 @@ def objective_sums(
     chunk_tokens: int | None = None,
     targets_weight: Float[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, ""], LossSums]:
-    """Σ cross-entropy + z_loss · Σ logsumexp(logits)², to be differentiated (z-loss: PaLM, §5); beside it the sums, without gradients.
+    """Return Σ cross-entropy + z_loss · Σ logsumexp(logits)² (z-loss: PaLM, §5), and the sums without gradients.
 
-    Each position but the last predicts the token after it. Products run in the type of `hidden`. The weight of z-loss is known in the
-    forward pass: so the gradients are formed there, while a chunk of logits is at hand. No logits are kept, none are computed again.
+    Each position except the last predicts the next token. Products run in the type of `hidden`. The forward pass knows z_loss, so it
+    computes the gradients while a chunk of logits exists. Logits are neither stored nor recomputed.
 
     Args:
-        z_loss: the weight of the second sum; 0 is off.
-        chunk_tokens: logits of about so many tokens exist at a time, but of at least one position of every row; None is all.
-        targets_weight: how much the prediction made at each position counts; what it says of the last one is not used. None is 1: then
-            the first token of a document is predicted from the end of the one before it in the row, and counts, as in the record.
+        z_loss: weight of the second sum, 0 for off.
+        chunk_tokens: approximate number of tokens whose logits exist at a time, at least one position per row. None for all tokens.
+        targets_weight: weight of the prediction at each position, ignored for the last position. None is 1: then the first token of a
+            document is predicted from the end of the previous document, as in the published runs.
     """
-    # Chunks of equal length. What is missing at the end weighs nothing, like the last position of a row, which predicts nothing
+    # Chunks have equal length. Padding at the end has weight 0, like the last position of a row.
     rows, length = tokens.shape
     parts = context_parts(length)
     own = length // parts
@@ -167,24 +163,24 @@ def objective_sums(
 
 
 def measure_chunk(chunk: Chunks, head: Float[Array, "d v"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Cross-entropy and logsumexp² of one chunk, weighed and summed."""
+    """Return the weighted sums of cross-entropy and logsumexp² of one chunk."""
     logits = project(chunk, head)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     return jnp.sum(chunk.weights * (log_z - chosen(logits, chunk))), jnp.sum(chunk.weights * log_z**2)
 
 
 def project(chunk: Chunks, head: Float[Array, "d v"]) -> Float[Array, "b c v"]:
-    """Logits in float32."""
+    """Return float32 logits."""
     return jnp.einsum("bcd,dv->bcv", chunk.hidden, head, preferred_element_type=jnp.float32)
 
 
 def is_target(logits: Float[Array, "b c v"], chunk: Chunks) -> Bool[Array, "b c v"]:
-    """Each token's place in the vocabulary, as ones and zeros. A comparison, where a gather would have a scatter for its gradient."""
+    """Return one-hot targets. The gradient of a gather would be a scatter, a comparison has none."""
     return jnp.arange(logits.shape[-1], dtype=chunk.targets.dtype) == chunk.targets[..., None]
 
 
 def chosen(logits: Float[Array, "b c v"], chunk: Chunks) -> Float[Array, "b c"]:
-    """The logit of the token that came."""
+    """Return the logit of the target."""
     return jnp.sum(jnp.where(is_target(logits, chunk), logits, jnp.float32(0)), axis=-1)
 
 
@@ -214,7 +210,7 @@ def _objective_forward(
 def _objective_backward(
     gradients: Gradients, cotangents: tuple[Float[Array, ""], LossSums]
 ) -> tuple[Chunks, Float[Array, "d v"], Float[Array, ""]]:
-    scale = cotangents[0]  # the sums beside the objective have no gradient
+    scale = cotangents[0]  # the sums have no gradient
     of_hidden, of_head, of_z_loss = (scale.astype(part.dtype) * part for part in gradients)
     return Chunks(of_hidden, None, None), of_head, of_z_loss  # type: ignore[arg-type]
 
@@ -225,9 +221,9 @@ _objective.defvjp(_objective_forward, _objective_backward)
 def differentiate_chunk(
     chunk: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]
 ) -> tuple[tuple[Float[Array, ""], Float[Array, ""]], Float[Array, "b c d"], Float[Array, "d v"]]:
-    """A chunk's two sums, and the gradients of its objective with respect to its hidden states and, in float32, to the head.
+    """Return a chunk's two sums, and the gradients of its objective with respect to hidden states and (in float32) head.
 
-    With p the softmax: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is the target]).
+    With the softmax p: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is target]).
     """
     logits = project(chunk, head)
     weights = chunk.weights

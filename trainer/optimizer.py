@@ -1,8 +1,7 @@
-"""The update before the learning rate, by the kind of optimizer."""
+"""The update before the learning rate, for each kind of optimizer."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,97 +14,130 @@ from phasewise.trainer.interventions import clip_factor
 from phasewise.trainer.model.params import Params, ParamSpec, param_specs
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast, and end near 1, not at it."""
+"""Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast and end near 1."""
 
 
 class MuonState(NamedTuple):
-    """Momentum of the matrices of the blocks, and Adam's state of the other weights."""
+    """Momentum of the matrices of the layers, and Adam's state of the other weights."""
 
     momentum: optax.TraceState
     adam: optax.ScaleByAdamState
 
 
-@dataclass(frozen=True)
-class WeightRule:
-    """How one weight is updated.
-
-    Attributes:
-        stacked: the first axis counts layers.
-        stacking_axes: how many leading axes count layers and experts; behind them is one matrix each.
-        matrix_inputs: for what is Muon's where the optimizer is Muon, how many axes of the matrix it reads from; the others it writes to.
-            None is Adam's.
-        decays: whether weight decay applies.
-    """
-
-    stacked: bool
-    stacking_axes: int
-    matrix_inputs: int | None
-    decays: bool
-
-
 OptimizerState = optax.ScaleByAdamState | MuonState
-"""Adam's for AdamW, AdamC and NAdamW, which can go on from one another's; Muon's own."""
+"""AdamW, AdamC and NAdamW share Adam's state, so a phase can switch between them."""
 
 
 class BuiltOptimizer(NamedTuple):
-    """What the step asks of an optimizer.
+    """An optimizer for the step.
 
     Attributes:
         init: weights → state.
-        update: gradients, state, weights, decay scale → direction, state. The direction has its weight decay, and is to be multiplied by
-            minus the learning rate. The decay scale multiplies the decay of every weight (`trainer.schedule.decay_scale`).
+        update: gradients, state, weights, decay scale → direction with weight decay, state. The step multiplies the direction by minus the
+            learning rate. The decay scale is a factor of every weight's decay (`trainer.interventions.Scheduled`).
     """
 
     init: Callable[[Params], OptimizerState]
     update: Callable[[Params, OptimizerState, Params, Any], tuple[Params, OptimizerState]]
 
 
-def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransformation:
-    """Directions of both groups, without decay; that of Adam's group is multiplied by `adam_learning_rate_scale`.
+def build_optimizer(config: Optimizer, model: ModelConfig) -> BuiltOptimizer:
+    """Build AdamW (Loshchilov and Hutter, 2019), AdamC (Defazio, 2025), NAdamW (Dozat, 2016) or Muon (Jordan et al., 2024)."""
+    specs = param_specs(model)
+    if isinstance(config, Muon):
+        directions: Any = _scale_by_muon(config, specs)
+        of_others = config.adam.weight_decay * config.adam_learning_rate_scale
+        decays = jax.tree.map(lambda spec: spec.decays * (config.weight_decay if _is_muons(spec) else of_others), specs)
+    else:
+        directions = _scale_by_adam(config)
+        decays = jax.tree.map(lambda spec: config.weight_decay * spec.decays, specs)
 
-    As Levanter's Muon of mid-2025 has it, which the record's run used: the momentum is a sum (m ← momentum · m + g; Nesterov:
-    momentum · m + g once more), each layer's matrix is taken by itself with heads and head_dim as one dimension, query, key, value, gate
-    and up apart, and the result is multiplied by √max(1, outputs / inputs) (KellerJordan/Muon; not the 0.2 · √max(outputs, inputs) that
-    Levanter offers as an option). `optax.contrib.scale_by_muon` averages and corrects the bias instead, which differs in early updates.
+    def update(grads: Params, state: OptimizerState, params: Params, decay_scale: Any = 1.0) -> tuple[Params, OptimizerState]:
+        direction, state = directions.update(grads, state)
+        return jax.tree.map(lambda d, weight, decay: d + (decay_scale * decay) * weight if decay else d, direction, params, decays), state
+
+    return BuiltOptimizer(directions.init, update)
+
+
+def _scale_by_adam(config: AdamW | AdamC | NAdamW) -> optax.GradientTransformation:
+    """Bias-corrected m / (√v + epsilon) (Kingma and Ba, 2015, Algorithm 1), for NAdamW with Nesterov's momentum.
+
+    Nesterov's momentum is m' = beta1 · m / (1 - beta1^(t+1)) + (1 - beta1) · g / (1 - beta1^t) (Dozat, 2016, Algorithm 2 without the
+    factor beta2 on v), as with Levanter's `nesterov` flag in the published NAdamW run.
+    """
+    return optax.scale_by_adam(
+        b1=config.beta1, b2=config.beta2, eps=config.epsilon, eps_root=0.0, mu_dtype=None, nesterov=config.kind == "nadamw"
+    )
+
+
+def _scale_by_muon(config: Muon, specs: dict[str, Any]) -> optax.GradientTransformation:
+    """Directions without decay. The direction of Adam's weights is multiplied by `adam_learning_rate_scale`.
+
+    The rule is Levanter's Muon of mid-2025, used in the published run. The momentum is a sum: m ← momentum · m + g, and once more for
+    Nesterov. Each layer's query, key, value, gate and up are separate matrices, with heads and head_dim as one dimension. The factor is
+    √max(1, outputs / inputs) (KellerJordan/Muon), not Levanter's optional 0.2 · √max(outputs, inputs). `optax.contrib.scale_by_muon`
+    averages with bias correction, which differs in early updates.
     """
     momentum = optax.trace(config.momentum, config.nesterov)
-    adam = scale_by_adam(config.adam)
-    matrix_rules = select(rules, rules, matrices=True)
+    adam = _scale_by_adam(config.adam)
+    matrix_specs = _select(specs, specs, matrices=True)
 
     def init(params: Params) -> MuonState:
-        parts = [select(params, rules, matrices=matrices) for matrices in (True, False)]
+        parts = [_select(params, specs, matrices=matrices) for matrices in (True, False)]
         return MuonState(momentum.init(parts[0]), adam.init(parts[1]))  # pyright: ignore[reportArgumentType]  # optax names only bases
 
     def update(updates: Params, state: MuonState, params: Params | None = None) -> tuple[Params, MuonState]:
-        matrices, momentum_state = momentum.update(select(updates, rules, matrices=True), state.momentum)
-        others = select(updates, rules, matrices=False)
+        matrices, momentum_state = momentum.update(_select(updates, specs, matrices=True), state.momentum)
+        others = _select(updates, specs, matrices=False)
         if config.max_adam_grad_norm is not None:
             others = optax.tree.scale(clip_factor(optax.tree.norm(others), config.max_adam_grad_norm), others)
         others, adam_state = adam.update(others, state.adam)
-        matrices = jax.tree.map(lambda x, rule: orthogonal_direction(x, rule, config), matrices, matrix_rules)
+        matrices = jax.tree.map(
+            lambda x, spec: orthogonal_directions(x, config, batch_axes=spec.num_stacking_axes - 1, input_axes=spec.inputs),
+            matrices,
+            matrix_specs,
+        )
         others = optax.tree.scale(config.adam_learning_rate_scale, others)
-        return merge(matrices, others), MuonState(momentum_state, adam_state)  # pyright: ignore[reportArgumentType]  # see above
+        return _join(specs, matrices, others), MuonState(momentum_state, adam_state)  # pyright: ignore[reportArgumentType]  # see above
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # see above
 
 
-def orthogonal_direction(momentum: Float[Array, "layer *matrix"], rule: WeightRule, config: Muon) -> Float[Array, "layer *matrix"]:
-    """Each matrix of each layer as a direction, each expert's by itself: see `orthogonal_directions`."""
-    assert rule.matrix_inputs is not None
-    return orthogonal_directions(momentum, config, batch_axes=rule.stacking_axes - 1, input_axes=rule.matrix_inputs)
+def _is_muons(spec: ParamSpec) -> bool:
+    is_muons = spec.updated_by == "muon"
+    assert not is_muons or (spec.layers and spec.inputs is not None), f"Muon takes stacked matrices, found {spec}"
+    return is_muons
+
+
+def _select(tree: dict[str, Any], specs: dict[str, Any], *, matrices: bool) -> dict[str, Any]:
+    """The weights of a tree that Muon updates (`matrices`) or does not update."""
+    chosen: dict[str, Any] = {}
+    for name, spec in specs.items():
+        if isinstance(spec, dict):
+            if inside := _select(tree[name], spec, matrices=matrices):
+                chosen[name] = inside
+        elif _is_muons(spec) == matrices:
+            chosen[name] = tree[name]
+    return chosen
+
+
+def _join(specs: dict[str, Any], *trees: Any) -> Params:
+    """Parts of a tree of weights as one tree. A later part has priority."""
+    leaves = {path: leaf for tree in trees for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], specs)
 
 
 def orthogonal_directions(
     momentum: Float[Array, "layer *matrices"], config: Muon, *, batch_axes: int, input_axes: int
 ) -> Float[Array, "layer *matrices"]:
-    """Each matrix with its singular values near √max(1, outputs / inputs).
+    """Return each matrix with singular values near √max(1, outputs / inputs).
 
-    One layer at a time: the products need it whole on every device, and all layers of a weight together are more than one holds. What
-    a layer has several of, such as experts, are matrices each by itself, taken at once.
+    One layer at a time: every device needs whole matrices for the products, and all layers of a weight exceed its memory. The matrices of
+    one layer, such as experts, are computed together.
 
     Args:
-        batch_axes: so many axes behind that of the layers number the matrices of a layer.
-        input_axes: so many behind those are what a matrix reads from; the others it writes to.
+        batch_axes: axes after the first that count the matrices of a layer.
+        input_axes: next axes, the inputs of a matrix. The remaining axes are its outputs.
     """
     batch = momentum.shape[1 : 1 + batch_axes]
     inputs = math.prod(momentum.shape[1 + batch_axes : 1 + batch_axes + input_axes])
@@ -123,7 +155,7 @@ def orthogonal_directions(
 
 
 def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Float[Array, "r c"]:
-    """About U Vᵀ of the matrix's U S Vᵀ by Newton–Schulz steps, on the short side; it is first divided by its norm + `epsilon`."""
+    """Approximate U Vᵀ of the matrix U S Vᵀ by Newton–Schulz steps on the short side, after division by its norm + `epsilon`."""
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonalise(matrix.mT, steps, epsilon).mT
     a, b, c = NEWTON_SCHULZ
@@ -135,91 +167,10 @@ def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Fl
     return jax.lax.fori_loop(0, steps, step, matrix / (jnp.linalg.norm(matrix) + epsilon))
 
 
-def scale_by_adam(config: AdamW | AdamC | NAdamW) -> optax.GradientTransformation:
-    """Bias-corrected m / (√v + epsilon) (Kingma and Ba, 2015, Algorithm 1), and for NAdamW with Nesterov's momentum.
-
-    Nesterov's is optax's: m' = beta1 · m / (1 - beta1^(t+1)) + (1 - beta1) · g / (1 - beta1^t), v as Adam's (Dozat, 2016, Algorithm 2
-    without its further factor beta2 on v). Levanter's `nesterov` flag, which the record's NAdamW run used, is the same part.
-    """
-    return optax.scale_by_adam(
-        b1=config.beta1, b2=config.beta2, eps=config.epsilon, eps_root=0.0, mu_dtype=None, nesterov=config.kind == "nadamw"
-    )
-
-
-def weight_rules(model: ModelConfig) -> dict[str, Any]:
-    """The table: a tree like the weights'."""
-    return jax.tree.map(_rule, param_specs(model))
-
-
-def _rule(spec: ParamSpec) -> WeightRule:
-    is_muons = spec.updated_by == "muon"
-    assert not is_muons or (spec.layers and spec.inputs is not None), f"Muon takes stacked matrices, found {spec}"
-    return WeightRule(bool(spec.layers), spec.num_stacking_axes, spec.inputs if is_muons else None, spec.decays)
-
-
-def select(tree: dict[str, Any], rules: dict[str, Any], *, matrices: bool) -> dict[str, Any]:
-    """The part of a tree of weights that is Muon's, or the part that is not, under the same names."""
-    chosen: dict[str, Any] = {}
-    for name, rule in rules.items():
-        if isinstance(rule, dict):
-            if inside := select(tree[name], rule, matrices=matrices):
-                chosen[name] = inside
-        elif (rule.matrix_inputs is not None) == matrices:
-            chosen[name] = tree[name]
-    return chosen
-
-
-def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two parts of a tree of weights as one; no weight is in both."""
-    merged = {**first, **second}
-    for name in first.keys() & second.keys():
-        merged[name] = merge(first[name], second[name])
-    return dict(sorted(merged.items()))
-
-
-def build_optimizer(config: Optimizer, model: ModelConfig) -> BuiltOptimizer:
-    """AdamW (Loshchilov and Hutter, 2019), AdamC (Defazio, 2025), NAdamW (Dozat, 2016) or Muon (Jordan et al., 2024)."""
-    rules = weight_rules(model)
-    directions: Any = scale_by_muon(config, rules) if isinstance(config, Muon) else scale_by_adam(config)
-    decays = weight_decays(config, model)
-
-    def update(grads: Params, state: OptimizerState, params: Params, decay_scale: Any = 1.0) -> tuple[Params, OptimizerState]:
-        direction, state = directions.update(grads, state)
-        return jax.tree.map(lambda d, weight, decay: d + (decay_scale * decay) * weight if decay else d, direction, params, decays), state
-
-    return BuiltOptimizer(directions.init, update)
-
-
-def weight_decays(config: Optimizer, model: ModelConfig) -> Params:
-    """Each weight's decay, in units of the run's learning rate; 0 where it does not decay."""
-    rules = weight_rules(model)
-    if not isinstance(config, Muon):
-        return jax.tree.map(lambda rule: config.weight_decay * rule.decays, rules)
-    of_others = config.adam.weight_decay * config.adam_learning_rate_scale
-    return jax.tree.map(lambda rule: rule.decays * (of_others if rule.matrix_inputs is None else config.weight_decay), rules)
-
-
-def moments(state: OptimizerState, model: ModelConfig) -> tuple[Params, Params]:
-    """The averages of gradients (Muon's momentum) and of their squares, in trees like the weights'.
-
-    For a weight without an average of squares the tree has one zero a layer.
-    """
+def moments(state: OptimizerState, model: ModelConfig) -> tuple[Any, Any]:
+    """Return trees of the first moment (Muon's momentum) and the second moment. A weight without a second moment has one zero per layer."""
     if isinstance(state, optax.ScaleByAdamState):
-        return _tree(state.mu), _tree(state.nu)
-
-    def nothing(spec: ParamSpec) -> jax.Array:
-        return jnp.zeros(spec.shape[:1] if spec.layers else ())
-
-    blanks = jax.tree.map(nothing, param_specs(model))
-    return merge(_tree(state.momentum.trace), _tree(state.adam.mu)), _fill(blanks, _tree(state.adam.nu))
-
-
-def _fill(blanks: Params, found: Params) -> Params:
-    return {
-        name: _fill(blank, found.get(name, {})) if isinstance(blank, dict) else found.get(name, blank) for name, blank in blanks.items()
-    }
-
-
-def _tree(tree: Any) -> Params:
-    assert isinstance(tree, dict)
-    return tree
+        return state.mu, state.nu
+    specs = param_specs(model)
+    zeros = jax.tree.map(lambda spec: jnp.zeros(spec.shape[:1] if spec.layers else ()), specs)
+    return _join(specs, state.momentum.trace, state.adam.mu), _join(specs, zeros, state.adam.nu)

@@ -1,6 +1,6 @@
-"""From the measurements of an update to a row of `metrics.jsonl`, and its copies in TensorBoard and Weights & Biases.
+"""Rows of `metrics.jsonl` from the measurements of an update, and copies in TensorBoard and Weights & Biases.
 
-Each sink is a copy of that file: one point a step, however often the run was stopped.
+Every copy has one point per step, also in a resumed run.
 """
 
 import importlib.util
@@ -42,9 +42,9 @@ RECORD_FOOTER_BYTES = 4
 
 
 class Recorder:
-    """Writes one row an update. Use it as a context; opening it drops the rows after `restored_step`, which will be trained again.
+    """Context that writes one row per update. It first drops the rows after `restored_step`, because these updates run again.
 
-    `check` is called before anything is written; rows are dropped within `alone`.
+    `check` runs before every write, and `alone` guards the removal of rows.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Recorder:
         self._file: MetricsFile | None = None
         self._sinks: list[Sink] = []
         path = RunFolder.at(run.output).metrics
-        if is_first():  # all processes have the same values, and all stop at NaN
+        if is_first():  # all processes have the same values, and all of them stop at NaN
             with alone():
                 self._file = MetricsFile(path, restored_step=restored_step)
             self._sinks = open_sinks(run)
@@ -81,21 +81,21 @@ class Recorder:
             sink.close()
 
     def stop_clock(self) -> None:
-        """End the time of the update that is written next; evaluation and saving follow."""
+        """End the time of the last update, before evaluation and saving."""
         self._until = self._clock()
 
     def start_clock(self) -> None:
-        """Begin the time of the next update."""
+        """Start the time of the next update."""
         self._since = self._clock()
         self._until = None
 
     def write(self, step: int, measured: StepMetrics, more: Row) -> None:
-        """Write the row of the update that made `step` updates of them.
+        """Write the row of the update that made step `step`.
 
         Raises:
-            Unstable: the loss, the gradients' norm or the weights' norm is NaN, or the loss is above the recipe's limit. Of an update that
-                was skipped only the weights' norm counts.
-            TakenOver: the folder is another trainer's.
+            Unstable: the loss, the gradients' norm or the weights' norm is NaN, or the loss is above the recipe's limit. For a skipped
+                update only the weights' norm counts.
+            TakenOver: another trainer owns the folder.
         """
         run, every = self._run, self._run.instrumentation.layer_norms_every
         is_due = every is not None and step % every == 0
@@ -111,7 +111,8 @@ class Recorder:
             row |= {"step_seconds": seconds, "seconds": now - self._started}
             if seconds > 0:
                 row["tokens_per_second"] = row["tokens"] / seconds
-            share = mfu(step_flops(run.model, row["sequences"]).total, seconds, peak=self._peak, devices=run.execution.mesh.devices)
+            flops = step_flops(run.model, row["sequences"]).total
+            share = mfu(flops, seconds, peak=self._peak, devices=run.execution.mesh.devices)
             if share is not None:
                 row["mfu"] = share
             self._check()
@@ -121,10 +122,10 @@ class Recorder:
             if not math.isfinite(values[name]):
                 raise Unstable(run, step, f"{name} is {values[name]}")
         if not values.get("skipped"):
-            self._spikes.look(step, values["loss"])
+            self._spikes.add(step, values["loss"])
 
     def flush(self) -> str | None:
-        """Sync the rows to disk, so that the next checkpoint has them even if the power fails. Return their digest."""
+        """Sync the rows to disk before the next checkpoint, and return their digest (None in other processes than the first)."""
         if self._file is None:
             return None
         self._file.flush()
@@ -135,17 +136,17 @@ def scheduled_row(run: RunConfig, step: int) -> Row:
     """Return the scheduled values of update number `step` (from 0). Values that are off are omitted, except z-loss, which is 0."""
     stability, sequences = run.stability, run.batch.at(step)
     scheduled = scheduled_at(run, step)
+    row: Row = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
     optional = {
         "max_grad_norm": stability.max_grad_norm.at(step),
         "max_update_rms": stability.max_update_rms.at(step),
         "ema_decay": stability.ema_decay.at(step),
-        # AdamC's decay follows the learning rate; that of the others is constant, and is in the run's file.
+        # the decay of AdamC follows the learning rate, the decay of other optimizers is constant
         "weight_decay": run.optimizer.weight_decay * scheduled.decay_scale if isinstance(run.optimizer, AdamC) else None,
     }
+    row |= {name: value for name, value in optional.items() if value is not None}
     starts = [start for start, _ in run.mixture.root]
     since = max([start for start in starts if start <= step], default=starts[0])
-    row: Row = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
-    row |= {name: value for name, value in optional.items() if value is not None}
     row |= {"sequences": sequences, "tokens": sequences * run.model.seq_len, "mixture_since": since}
     if step in (since, run.start_step):
         row |= {f"mixture/{component}": share for component, share in run.mixture.at(step).items()}
@@ -153,10 +154,9 @@ def scheduled_row(run: RunConfig, step: int) -> Row:
 
 
 def values_of(measured: StepMetrics, slots: Sequence[str] = (), *, groups: Sequence[str] = PARAM_GROUPS) -> dict[str, float]:
-    """Fetch the measurements in one go, under their names in `metrics.jsonl`.
+    """Fetch the measurements in one transfer, named as in `metrics.jsonl`, without None and infinite limits.
 
-    `X_norms` has a norm of each of `groups` of weights, `X_slots` one for each name of `slots`; without names the latter are not fetched.
-    None is omitted, and so is an infinite limit.
+    `X_norms` has one norm per name of `groups`, `X_slots` one norm per name of `slots`. Without `slots`, `X_slots` are not fetched.
     """
     numbers = {name: value for name, value in measured._asdict().items() if value is not None and name != "routing"}
     wanted = {name: value for name, value in numbers.items() if slots or not name.endswith("_slots")}
@@ -173,7 +173,7 @@ def values_of(measured: StepMetrics, slots: Sequence[str] = (), *, groups: Seque
 
 
 def routing_values(measured: RoutingMetrics, layers: Sequence[int], *, of_layers: bool) -> dict[str, float]:
-    """Fetch the routers' measurements under their names in `metrics.jsonl`; `of_layers` adds those of each layer and expert."""
+    """Fetch the routers' measurements, named as in `metrics.jsonl`. `of_layers` adds the values of each layer and expert."""
     found: RoutingMetrics = jax.device_get(measured)
     values = {
         "max_violation": float(np.max(found.max_violations)),
@@ -183,9 +183,9 @@ def routing_values(measured: RoutingMetrics, layers: Sequence[int], *, of_layers
         "overflowed": float(found.overflowed),
     }
     if of_layers:
-        of_each = {"max_violation": found.max_violations, "dead_experts": found.dead_experts, "router_entropy": found.router_entropies}
-        for name, numbers in of_each.items():
-            values |= _named(name, layers, np.asarray(numbers))
+        values |= _named("max_violation", layers, np.asarray(found.max_violations))
+        values |= _named("dead_experts", layers, np.asarray(found.dead_experts))
+        values |= _named("router_entropy", layers, np.asarray(found.router_entropies))
         for layer, loads in zip(layers, found.expert_loads, strict=True):
             values |= _named(f"expert_load/{layer}", range(len(loads)), np.asarray(loads))
     return values
@@ -196,21 +196,21 @@ def _named(kind: str, names: Iterable[object], norms: np.ndarray) -> dict[str, f
 
 
 class Sink(Protocol):
-    """Takes rows in order; `last_step` is the last step that it has, also from earlier attempts (0 is none)."""
+    """Receiver of rows in order. `last_step` is the last step received in any attempt (0 if none)."""
 
     last_step: int
 
     def write(self, row: Row) -> None:
-        """Take a row of a step after `last_step`."""
+        """Write a row of a step after `last_step`."""
         ...
 
     def close(self) -> None:
-        """Take no more rows."""
+        """Finish."""
         ...
 
 
 class TensorBoardSink:
-    """An event a row, in a new event file for each attempt. `last_step` is read from the existing files."""
+    """TensorBoard events, in one file per attempt. `last_step` is read from the existing files."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
@@ -220,13 +220,13 @@ class TensorBoardSink:
         folder.mkdir(parents=True, exist_ok=True)
         found = sorted(folder.glob(f"{EVENTS_PREFIX}.*"))
         self.last_step: int = max((event.step for path in found for event in read_tensorboard(path)), default=0)
-        # TensorBoard reads the files of a folder in the order of their names.
+        # TensorBoard reads files in the order of their names
         path = folder / f"{EVENTS_PREFIX}.{int(time.time()):010d}.{len(found):05d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter(str(path))
         self._append(file_version="brain.Event:2")
 
     def write(self, row: Row) -> None:
-        """Write one event with a scalar for every number of the row; it is in the file on return."""
+        """Write and flush one event with a scalar for every number of the row."""
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in values_to_send(row).items()]
@@ -243,7 +243,7 @@ class TensorBoardSink:
 
 
 def read_tensorboard(path: Path) -> Iterator[Any]:
-    """Yield the whole events of a file; one that a kill cut short ends it. (A record is length, checksum, bytes, checksum.)"""
+    """Yield the events of a file up to a truncated record. (A record is length, checksum, bytes, checksum.)"""
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
 
     with open(path, "rb") as file:
@@ -256,12 +256,12 @@ def read_tensorboard(path: Path) -> Iterator[Any]:
 
 
 class WandbSink:
-    """Rows as the history of one Weights & Biases run, by step, over all attempts; its files are in `wandb/` of the run's folder.
+    """History of one Weights & Biases run over all attempts, with files in `wandb/` of the run's folder.
 
-    `sent.json` there has the run's id and the last step sent. A kill loses at most the row that is being sent.
+    `wandb/sent.json` has the run's id and the last uploaded step. A kill loses at most one row.
 
     Raises:
-        TrainingError: Weights & Biases does not open it, as without a login.
+        TrainingError: Weights & Biases rejects the run, for example without a login.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -280,7 +280,7 @@ class WandbSink:
                 project=run.recipe,
                 name=f"{run.recipe}/{run.scale}/{run.phase}",
                 id=self._id,
-                # An offline run cannot be asked for its steps: its files are put together by `wandb sync --append`.
+                # an offline run does not know its steps: `wandb sync --append` joins the files
                 resume=None if is_offline else "allow",
                 dir=run.output,
                 mode="offline" if is_offline else "online",
@@ -294,12 +294,12 @@ class WandbSink:
             ) from error
 
     def write(self, row: Row) -> None:
-        """Send one row."""
+        """Upload one row."""
         self._note(row["step"])
         self._run.log(values_to_send(row), step=row["step"])
 
     def close(self) -> None:
-        """Finish the run: its rows are in its file, or uploaded, on return."""
+        """Finish the run after all rows are uploaded, or written if offline."""
         self._run.finish()
         self._sent.close()
 
@@ -320,7 +320,7 @@ def check_sinks(instrumentation: Instrumentation) -> None:
 
 
 def open_sinks(run: RunConfig) -> list[Sink]:
-    """Open the sinks of a run, in its folder."""
+    """Open the sinks of a run."""
     sinks: list[Sink] = []
     if run.instrumentation.tensorboard:
         sinks.append(TensorBoardSink(RunFolder.at(run.output).tensorboard))
@@ -330,10 +330,10 @@ def open_sinks(run: RunConfig) -> list[Sink]:
 
 
 def send(sinks: Iterable[Sink], rows: Iterable[Row]) -> None:
-    """Send each sink the rows after its last step.
+    """Upload the rows after the last step of each sink.
 
-    A step that was sent before a kill and is trained again is not sent again: it is the same, bit for bit. A row that was written to
-    `metrics.jsonl` and not sent is sent when the run resumes.
+    A step that runs again after a kill is not uploaded again, because its row is equal bit for bit. A row that is in `metrics.jsonl` and
+    was not uploaded is uploaded when the run resumes.
     """
     for row in rows:
         for sink in sinks:
@@ -342,5 +342,5 @@ def send(sinks: Iterable[Sink], rows: Iterable[Row]) -> None:
 
 
 def values_to_send(row: Row) -> dict[str, float]:
-    """Return the numbers of a row that are drawn over the steps."""
+    """Return the numbers of a row for plots over steps."""
     return {name: float(value) for name, value in row.items() if name != "step" and value is not None}

@@ -30,19 +30,27 @@ from phasewise.trainer.recorder import check_sinks
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m phasewise.trainer RUN.json [--with-parent]`, and the exit code.
+    """Run `python -m phasewise.trainer RUN.json [--with-parent]` and return the exit code.
 
-    0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 4 stalled (nothing done for
-    so long as `execution` allows; the stacks of all threads are on standard error) · 5 lost (another process of the run is gone) · 6 taken
-    over (a later trainer has the folder) · 7 a file could not be written or read · 8 asks (diverged, and a person decides whether to roll
-    back) · 9 moves (saved where the phase goes on on another slice) · 75 preempted (stopped by SIGTERM or Ctrl-C, and saved).
-    After 4, 5, 75 and a kill the same command goes on from the last checkpoint.
+    * 0 done
+    * 1 refused (no verdict, damaged cache or checkpoint)
+    * 2 wrong usage or configuration
+    * 3 diverged
+    * 4 stalled (no progress within the limits of `execution`, and the stacks of all threads on standard error)
+    * 5 lost (another process of the run died)
+    * 6 taken over (a later trainer owns the folder)
+    * 7 a file could not be written or read
+    * 8 asks (diverged, and a person decides about the roll-back)
+    * 9 moves (saved, and the phase resumes on another slice)
+    * 75 preempted (saved after SIGTERM or Ctrl-C)
 
-    Several processes are one program where the environment says so (`trainer.process.distributed`). jax may notice first that another is
-    gone: then it ends this process by SIGABRT.
+    After 4, 5, 75 and a kill the same command resumes from the last checkpoint.
 
-    With `--with-parent` the process ends when its standard input does: it does not outlive the program that launched it, except for the
-    time that it takes to save where it was asked to stop before (`trainer.process.stopping`).
+    The environment can make several processes one program (`trainer.process.distributed`). If jax detects a dead process first, jax ends
+    this process by SIGABRT.
+
+    With `--with-parent` the process ends when its standard input closes, so it does not outlive its launcher. After a stop request it
+    first takes the time to save (`trainer.process.signals`).
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 1 or paths[0].startswith("-"):
@@ -64,31 +72,30 @@ def main(arguments: list[str]) -> int:
 
 
 def read_run(path: Path) -> RunConfig:
-    """The run that a file describes.
+    """Return the run that a file describes.
 
     Raises:
-        ConfigError: the file is missing, or a field is missing, misspelt or impossible.
+        ConfigError: the file is missing or unreadable, or a field is missing, unknown or invalid.
     """
     try:
         content = read_json(path)
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not a run: expected an object, found {type(content).__name__}")
+        return RunConfig.model_validate(unsealed(content, path, may_lack_seal=True))
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a run: expected an object, found {type(content).__name__}")
-    try:
-        return RunConfig.model_validate(unsealed(content, path, may_lack_seal=True))
     except ValidationError as error:
         raise ConfigError(f"{path} is not a run: {join_problems(error)}") from None
     except NotAsWritten as error:
-        raise ConfigError(f"{error}. If the change is meant, take out its field `{SEAL}`.") from None
+        raise ConfigError(f"{error}. If the change is intended, delete the field `{SEAL}`.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
 def execute(run: RunConfig) -> dict[str, Any]:
-    """Ask for permission, train, write `result.json`."""
+    """Check the verdict, train, and write `result.json`."""
     if os.environ.get(CHECKPOINT_STORE_VARIABLE):
         check_without_shared_folder(run)
     check_sinks(run.instrumentation)
@@ -101,7 +108,7 @@ def execute(run: RunConfig) -> dict[str, Any]:
     if distributed.is_first():
         drop_changed(programs)
     jax.config.update("jax_compilation_cache_dir", str(programs))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a restart then compiles nothing, however small
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # cache every program, so a restart compiles nothing
     watchdog = Watchdog(stall_limits(run.execution), partial(end_stalled, run.phase))
     if not distributed.is_first():
         with watchdog:

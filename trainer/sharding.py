@@ -1,9 +1,8 @@
-"""Which dimension of which array is cut over which devices: one table of rules, and everything that reads it.
+"""The table of rules that cuts array dimensions over devices, and its readers.
 
-`replica` holds copies (over slices, where there are several), `fsdp` cuts weights and optimizer state, `expert` deals out the experts of a
-layer and is a part of `fsdp` for all other weights, `tensor` cuts heads, d_ff and the vocabulary. The rows of a batch are cut over
-`replica`, `fsdp` and `expert`; each row is cut along its positions over `context`, which is a part of `fsdp` for all weights. On one device
-there is no mesh (`None`), and nothing here does anything.
+`replica` has copies (across slices). `fsdp` cuts weights and optimizer state. `expert` distributes the experts of a layer and acts as
+`fsdp` for other weights. `tensor` cuts heads, d_ff and the vocabulary. The rows of a batch are cut over `replica`, `fsdp` and `expert`.
+`context` cuts each row along positions and acts as `fsdp` for weights. One device has no mesh (`None`): these functions do nothing.
 """
 
 import math
@@ -20,72 +19,41 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
 from phasewise.trainer.model.params import ParamSpec, param_specs
 
-
-def context_parts(length: int, *, multiple: int = 1) -> int:
-    """Over how many devices the mesh in sight cuts a row of this length; 1 where it does not divide it.
-
-    Args:
-        multiple: what a part must be a multiple of.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if mesh.empty else mesh.shape[CONTEXT_AXIS]
-    return parts if length % (parts * multiple) == 0 else 1
-
-
-def join_rows(x: Float[jax.Array, "*b n"]) -> Float[jax.Array, "*c n"]:
-    """The rows of a batch as one long row, which is quicker; as they are where the mesh in sight cuts rows along their positions.
-
-    Joined, such rows would lie in pieces that no mesh can name, and the compiler would gather them.
-    """
-    is_cut = x.ndim > 2 and context_parts(x.shape[1]) > 1
-    return x if is_cut else x.reshape(-1, x.shape[-1])
-
-
-def map_tokens(function: Callable[[jax.Array], jax.Array], x: Float[jax.Array, "*n c"]) -> jax.Array:
-    """`function` of the tokens that each device has, where it takes each by itself and the compiler would gather them, as for `top_k`."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return function(x)
-    spec = activation_spec(x.shape, "bt"[: x.ndim - 1] + ".")
-    return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(x)
-
-
 T = TypeVar("T")
 Device = Any
-"""A `jax.Device`; jax gives it no type."""
-MESH_AXES: tuple[str, ...] = ("replica", "fsdp", "expert", "tensor", "context")
-"""The axes of every mesh, those that cut the rows of a batch first."""
-BATCH_AXES: tuple[str, ...] = ("replica", "fsdp", "expert")
-EXPERT_AXIS = "expert"
-TENSOR_AXIS = "tensor"
-CONTEXT_AXIS = "context"
+"""A `jax.Device`, which jax leaves untyped."""
+EXPERT_AXIS, TENSOR_AXIS, CONTEXT_AXIS = "expert", "tensor", "context"
+BATCH_AXES: tuple[str, ...] = ("replica", "fsdp", EXPERT_AXIS)
+MESH_AXES: tuple[str, ...] = (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS)
+"""Axes of every mesh, in the order of `Mesh.sizes`."""
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,
     "looked_up_batch": "replica",
-    "looked_up_d_model": ("fsdp", "expert"),
+    "looked_up_d_model": ("fsdp", EXPERT_AXIS),
     "position": CONTEXT_AXIS,
     "layer": None,
-    "d_model": ("fsdp", "expert", CONTEXT_AXIS),
-    "query_heads": "tensor",
-    "kv_heads": "tensor",
+    "d_model": ("fsdp", EXPERT_AXIS, CONTEXT_AXIS),
+    "query_heads": TENSOR_AXIS,
+    "kv_heads": TENSOR_AXIS,
     "head_dim": None,
-    "d_ff": "tensor",
-    "vocab": "tensor",
+    "d_ff": TENSOR_AXIS,
+    "vocab": TENSOR_AXIS,
     "expert": EXPERT_AXIS,
     "expert_d_model": ("fsdp", CONTEXT_AXIS),
     "router_expert": None,
 }
-"""Logical axis → the mesh axes that cut it; None is whole on every device.
+"""Logical axis → mesh axes that cut it. None is whole on every device.
 
-d_model of a weight that is no expert's is cut over `expert` too: whole along that axis, the dense weights and moments of a large sparse
-model would be several times as large on a device (16 bytes a weight), and gathering them costs the same either way.
+d_model of a dense weight is also cut over `expert`. Otherwise the dense weights and moments of a large sparse model (16 bytes a weight)
+would be several times larger on a device, and the gather costs the same.
 
-`context` cuts d_model of every weight for the same reason: each of its devices computes gradients of its own positions alone, and to sum
-them into parts sends half of what summing them everywhere would.
+`context` also cuts d_model of every weight, because each device computes gradients of its positions, and a reduce-scatter sends half the
+bytes of an all-reduce.
 
-`looked_up_batch` is the batch of rows that were just looked up in the embedding, which is cut along d_model: the devices of a replica first
-look up their part of d_model for all positions of all rows of the replica, then exchange parts: first along `context`, each for its own
-positions (`looked_up_d_model`), then along the other axes. In one step, XLA would gather the whole batch on every device.
+`looked_up_batch` is the batch after the embedding lookup. The embedding is cut along d_model, so the devices of a replica look up their
+part of d_model for all rows of the replica. Then they exchange parts along `context` (`looked_up_d_model`), and then along the other
+axes. In one step XLA would gather the whole batch on every device.
 """
 
 ACTIVATION_AXES: Mapping[str, str] = {
@@ -97,16 +65,38 @@ ACTIVATION_AXES: Mapping[str, str] = {
     "f": "d_ff",
     "v": "vocab",
 }
-"""Shape letter of what is computed from a batch → its logical axis. Other letters, such as d, stay whole: the batch has fsdp."""
-WHOLE_POSITIONS = str.maketrans("ts", "..")
-"""Takes the letters of positions away."""
+"""Shape letter of an activation → logical axis. Other letters, such as d, stay whole, because the batch uses fsdp."""
+
+
+def context_parts(length: int, *, multiple: int = 1) -> int:
+    """Return the number of devices over which the current mesh cuts a row, or 1 if the parts are not multiples of `multiple`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = 1 if mesh.empty else mesh.shape[CONTEXT_AXIS]
+    return parts if length % (parts * multiple) == 0 else 1
+
+
+def join_rows(x: Float[jax.Array, "*b n"]) -> Float[jax.Array, "*c n"]:
+    """Join the rows of a batch to one long row, which is faster, unless the mesh cuts rows along positions.
+
+    No mesh can describe the pieces of such joined rows, so the compiler would gather them.
+    """
+    is_cut = x.ndim > 2 and context_parts(x.shape[1]) > 1
+    return x if is_cut else x.reshape(-1, x.shape[-1])
+
+
+def map_tokens(function: Callable[[jax.Array], jax.Array], x: Float[jax.Array, "*n c"]) -> jax.Array:
+    """Apply `function` to the tokens of each device. The compiler would gather them for operations such as `top_k`."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(x)
+    spec = activation_spec(x.shape, "bt"[: x.ndim - 1] + ".")
+    return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
 def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
-    """How an array with these logical axes is cut; None is a dimension that stays whole.
+    """Return the partition of an array with these logical axes. None is a whole dimension.
 
     Raises:
-        ConfigError: an axis has no rule, or two dimensions would be cut over one mesh axis.
+        ConfigError: an axis has no rule, or one mesh axis would cut two dimensions.
     """
     taken: dict[str, str] = {}
     for axis in axes:
@@ -130,76 +120,68 @@ def _mesh_axes(axis: str | None) -> tuple[str, ...]:
 
 
 def build_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> jax.sharding.Mesh:
-    """The devices (all of them, by default) as a mesh of Auto axes. Where they lie in several TPU slices, `replica` goes over the slices.
+    """Build a mesh of Auto axes from the devices (default: all). Across TPU slices, `replica` spans the slices.
 
     Raises:
-        ConfigError: the axes' product isn't the number of devices, or `replica` can't go over the slices.
+        ConfigError: the axes' product isn't the number of devices, or `replica` can't span the slices.
     """
     found = list(jax.devices() if devices is None else devices)
-    shape = _shape(mesh)
-    if math.prod(shape) != len(found):
+    if mesh.devices != len(found):
         raise ConfigError(
-            f"execution.mesh must have as many places as there are devices, found {_said(mesh)} = {math.prod(shape)} places for "
+            f"execution.mesh must have as many places as there are devices, found {_text(mesh)} = {mesh.devices} places for "
             f"{len(found)} devices: change the mesh, or start on other devices."
         )
-    return jax.sharding.Mesh(_device_grid(mesh, found), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
-def _device_grid(mesh: Mesh, devices: list[Device]) -> np.ndarray:
-    shape = _shape(mesh)
-    slices = len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
+    slices = len({getattr(device, "slice_index", 0) for device in found if device.platform == "tpu"})
     if slices <= 1:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    if mesh.replica % slices:
+        grid = mesh_utils.create_device_mesh(mesh.sizes, found, allow_split_physical_axes=True)
+    elif mesh.replica % slices:
         raise ConfigError(
-            f"execution.mesh.replica must be a multiple of the number of slices, found {_said(mesh)} for {slices} slices: weights cut "
-            f"over the network between slices are slow to gather; take replica = {slices} and fsdp within a slice."
+            f"execution.mesh.replica must be a multiple of the number of slices, found {_text(mesh)} for {slices} slices: weights cut "
+            f"over the network between slices are slow to gather. Take replica = {slices} and fsdp within a slice."
         )
-    within = (mesh.replica // slices, *shape[1:])
-    across = (slices, *(1 for _ in shape[1:]))
-    return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    else:
+        within = (mesh.replica // slices, *mesh.sizes[1:])
+        across = (slices, *(1 for _ in mesh.sizes[1:]))
+        grid = mesh_utils.create_hybrid_device_mesh(within, across, found, allow_split_physical_axes=True)
+    return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def _shape(mesh: Mesh) -> tuple[int, ...]:
-    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor, mesh.context
-
-
-def _said(mesh: Mesh) -> str:
+def _text(mesh: Mesh) -> str:
     context = f" × context {mesh.context}" if mesh.context > 1 else ""
     return f"replica {mesh.replica} × fsdp {mesh.fsdp} × expert {mesh.expert} × tensor {mesh.tensor}{context}"
 
 
 def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
-    """The mesh of a run; None where it uses one device (the first, if this process sees more).
+    """Return the mesh of a run, or None for one device (the first visible device).
 
     Raises:
         ConfigError: the mesh fits neither the devices nor the model nor the batches.
     """
-    check_mesh(run.execution.mesh, run.model)
+    mesh, part = run.execution.mesh, run.execution.microbatch_sequences
+    check_mesh(mesh, run.model)
     for step, sequences in run.batch.within(run.start_step, run.stop_step):
-        check_batch(run.execution.mesh, sequences, f"the batch from step {step}")
-    if run.execution.microbatch_sequences is not None:
-        check_batch(run.execution.mesh, run.execution.microbatch_sequences, "execution.microbatch_sequences")
-    alone = run.execution.mesh.devices == 1 and jax.process_count() == 1
-    return None if alone else build_mesh(run.execution.mesh)
+        check_batch(mesh, sequences, f"the batch from step {step}")
+    if part is not None:
+        check_batch(mesh, part, "execution.microbatch_sequences")
+    return None if mesh.devices == 1 and jax.process_count() == 1 else build_mesh(mesh)
 
 
 def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    """Refuse a mesh that does not cut all weights and rows into equal parts, or deals out experts that are not there.
+    """Refuse a mesh that cuts weights or rows into unequal parts, or an expert axis without experts.
 
     Raises:
         ConfigError: see above.
     """
     if mesh.expert > 1 and model.experts is None:
         raise ConfigError(
-            f"expert of execution.mesh needs a model with experts, found {_said(mesh)} for a model without: take fsdp in its place."
+            f"expert of execution.mesh needs a model with experts, found {_text(mesh)} for a model without: take fsdp in its place."
         )
     if mesh.context > 1 and model.seq_len % (2 * mesh.context):
         raise ConfigError(
             f"2 × context of execution.mesh must divide seq_len, for a device has two parts of each row in attention, found 2 × "
             f"{mesh.context} for {model.seq_len} positions: take a mesh whose context divides {model.seq_len // 2}."
         )
-    sizes: dict[str, int] = dict(zip(MESH_AXES, _shape(mesh), strict=True))
+    sizes = dict(zip(MESH_AXES, mesh.sizes, strict=True))
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
         partition_spec(spec.axes)
         for axis, length in zip(spec.axes, spec.shape, strict=True):
@@ -212,7 +194,7 @@ def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
 
 
 def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
-    """Refuse a number of sequences that `replica` × `fsdp` × `expert` does not divide; `name` says where it is set.
+    """Refuse a number of sequences that `replica` × `fsdp` × `expert` does not divide. `name` is the setting in the message.
 
     Raises:
         ConfigError: see above.
@@ -225,10 +207,10 @@ def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
 
 
 def state_shardings(state: T, model: ModelConfig, mesh: jax.sharding.Mesh) -> T:
-    """The sharding of each leaf of a training state (arrays, shapes or tracers), in a tree like the state's.
+    """Return a tree with the sharding of each leaf of a training state (arrays, shapes or tracers).
 
-    What mirrors a weight (its path ends as the weight's does, and its shape is the same) is cut as the weight is: moments, moving
-    average. Counts, windows and other small leaves are whole on every device.
+    A mirror of a weight (equal end of the path, equal shape) is cut like the weight: moments, moving average.
+    Counts, windows and other small leaves are whole on every device.
     """
     weights: dict[tuple[str, ...], ParamSpec] = {
         _keys(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model))
@@ -255,34 +237,34 @@ def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """Return the sharding that is whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Rows over `replica`, `fsdp` and `expert`; what belongs to a row stays together."""
+    """Return the sharding of whole rows over `replica`, `fsdp` and `expert`."""
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 
 def token_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Rows as `batch_sharding`, and each row along its positions over `context`: a batch that is trained on."""
+    """Return the sharding of a training batch: rows as in `batch_sharding`, positions over `context`."""
     return NamedSharding(mesh, partition_spec(("batch", "position")))
 
 
 def parts_here(mesh: jax.sharding.Mesh | None) -> tuple[tuple[int, ...], int]:
-    """Which of how many equal parts of a batch's rows the devices of this process hold, be it of some positions alone.
+    """Return the parts of a batch's rows on this process's devices, and the number of equal parts in total.
 
-    On a torus they need not be neighbours.
+    A device may have a part of the positions. On a torus the parts need not be neighbours.
     """
     if mesh is None:
         return (0,), 1
-    places = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH_AXES), -1)
+    grid = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH_AXES), -1)
     here = jax.process_index()
-    return tuple(part for part, devices in enumerate(places) if any(device.process_index == here for device in devices)), len(places)
+    return tuple(part for part, devices in enumerate(grid) if any(device.process_index == here for device in devices)), len(grid)
 
 
 def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) -> Int[jax.Array | np.ndarray, "b t"]:
-    """This process's rows (its parts one after the other) as a part of the whole batch, on the mesh. A device takes its positions."""
+    """Place this process's rows (its parts in order) on the mesh, as a part of the whole batch."""
     if mesh is None:
         return rows
     parts, of = parts_here(mesh)
@@ -290,24 +272,24 @@ def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) ->
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
-        place = parts.index((index[0].start or 0) // size)
-        return rows[place * size : (place + 1) * size, index[1]]
+        first = parts.index((index[0].start or 0) // size) * size
+        return rows[first : first + size, index[1]]
 
     return jax.make_array_from_callback((size * of, *rows.shape[1:]), token_sharding(mesh), part)
 
 
 def constrain_activation(x: T, letters: str) -> T:
-    """What is computed from a batch, cut as its shape letters say.
+    """Cut an activation by its shape letters.
 
-    Without this the compiler may cut activations along d_model, where the weights are cut, and keep the whole batch on every device.
+    Without this constraint the compiler may cut activations along d_model, like weights, and keep the whole batch on every device.
     """
     return constrain(x, *(ACTIVATION_AXES.get(letter) for letter in letters))
 
 
 def constrain(x: T, *axes: str | None) -> T:
-    """`x`, cut as its logical axes say, within what `on_mesh` compiles; elsewhere `x` as it is.
+    """Cut `x` by its logical axes inside `on_mesh`, otherwise return `x`.
 
-    A dimension that its mesh axes don't divide stays whole: a few rows of held-out text may be too few to be cut.
+    A dimension that its mesh axes don't divide stays whole, such as few rows of held-out text.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
@@ -315,7 +297,7 @@ def constrain(x: T, *axes: str | None) -> T:
 
 
 def activation_spec(shape: Sequence[int], letters: str) -> PartitionSpec:
-    """How what is computed from a batch is cut on the mesh in sight, by its shape letters."""
+    """Return the partition of an activation on the current mesh, by its shape letters."""
     return _fitting_spec(shape, [ACTIVATION_AXES.get(letter) for letter in letters])
 
 
@@ -326,29 +308,28 @@ def _fitting_spec(shape: Sequence[int], axes: Sequence[str | None]) -> Partition
 
 
 def map_shards(function: Callable[..., jax.Array], *arrays: jax.Array | None, letters: Sequence[str]) -> jax.Array:
-    """`function` of what each device has of the arrays, for kernels that the compiler can't cut. The result is cut as the first array is.
+    """Apply a kernel that the compiler can't cut to each device's part of the arrays. The result is cut like the first array.
 
-    Right where the dimensions that are cut don't meet one another, as rows and heads in attention. Positions do: they stay whole. Without
-    a mesh it is `function`.
+    Valid if the cut dimensions are independent, such as rows and heads in attention. Positions stay whole.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function(*arrays)
     specs = [
-        None if array is None else activation_spec(array.shape, of.translate(WHOLE_POSITIONS))
+        None if array is None else activation_spec(array.shape, of.replace("t", ".").replace("s", "."))
         for array, of in zip(arrays, letters, strict=True)
     ]
     return jax.shard_map(function, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)(*arrays)
 
 
 def constrain_params(params: T, model: ModelConfig) -> T:
-    """The weights, cut as the table says, and so their gradients: a sharding constraint holds for what comes back through it, too."""
+    """Cut the weights by the table, and with them their gradients: the constraint also applies to cotangents."""
     if jax.sharding.get_abstract_mesh().empty:
         return params
     return jax.tree.map(lambda spec, weight: constrain(weight, *spec.axes), param_specs(model), params)
 
 
 def on_mesh(function: Callable[..., T], mesh: jax.sharding.Mesh | None) -> Callable[..., T]:
-    """`function`, traced with the mesh in sight of `constrain` and of kernels that map over shards."""
+    """Return `function`, traced with the mesh that `constrain` and the kernels read."""
     if mesh is None:
         return function
 
@@ -362,7 +343,7 @@ def on_mesh(function: Callable[..., T], mesh: jax.sharding.Mesh | None) -> Calla
 def compile_step(
     step: Callable[..., tuple[Any, Any]], model: ModelConfig, mesh: jax.sharding.Mesh | None
 ) -> Callable[..., tuple[Any, Any]]:
-    """`step` compiled: it takes the state's memory. On a mesh the state stays cut as it was, and what is measured is whole everywhere."""
+    """Compile a train step that donates its state. On a mesh the state keeps its sharding, and measurements are whole on every device."""
     if mesh is None:
         return jax.jit(step, donate_argnums=0)
 

@@ -1,12 +1,9 @@
-"""Updates that a phase passes over for good, with their data, because it rolled back: which, and what a checkpoint knows of it.
+"""Updates that a phase skips for good, with their data, after it rolled back.
 
-An update is passed over as one is that skip-step skips: it counts as a step, it changes nothing, and its sequences are not drawn again. So
-every other update, of this phase and of those after it, has the batch that it would have had.
-
-The list is `passed_over.json` of the run's folder. It is written before anything else of a roll-back is done. Which checkpoint is gone
-back to follows from the settings alone, and not from what happens to be saved; a run that is killed at any moment rolls back in the same
-way. Every checkpoint names the list as it was. One that lies after the point gone back to, and does not know of it, is of a branch that was
-given up.
+A skipped update counts as a step, changes nothing, and its sequences are not drawn again: every other update of the lineage keeps its
+batch. `passed_over.json` in the run's folder lists the windows and is the first file that a roll-back writes. Only settings determine the
+checkpoint to return to, so a run that is killed at any moment rolls back in the same way. Every checkpoint has a copy of the list in its
+contract. A later checkpoint without the newest window belongs to an abandoned branch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +33,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class SkippedSteps:
-    """The windows of all roll-backs of a run, in the order in which they came."""
+    """The windows of all roll-backs of a run, in the order of the roll-backs."""
 
     windows: tuple[Window, ...] = ()
 
@@ -46,12 +43,8 @@ class SkippedSteps:
     def __bool__(self) -> bool:
         return bool(self.windows)
 
-    def after(self, window: Window) -> "SkippedSteps":
-        """With one more."""
-        return SkippedSteps((*self.windows, window))
-
     def merged(self) -> tuple[Window, ...]:
-        """The same updates in windows that do not touch, in order of steps."""
+        """Return disjoint windows of the same updates, sorted by step."""
         found: list[Window] = []
         for window in sorted(self.windows):
             if found and window.first <= found[-1].stop:
@@ -61,15 +54,15 @@ class SkippedSteps:
         return tuple(found)
 
     def sequences(self, run: RunConfig) -> int:
-        """How many sequences of the phase are not trained on."""
+        """Return the number of sequences that the phase is not trained on."""
         return sum(sequences_between(run.batch, window.first, window.stop) for window in self.merged())
 
     def as_json(self) -> list[list[int]]:
-        """As contracts, results and the file hold it."""
+        """Return the windows for contracts, results and the file."""
         return [list(window) for window in self.windows]
 
     def standing(self, step: int, contract: Mapping[str, Any]) -> Standing:
-        """What a checkpoint of this run is that was saved at `step` with this contract."""
+        """Return the standing of a checkpoint of step `step` with this contract, relative to the windows of the run."""
         known = skipped_steps_in(contract).windows
         if known != self.windows[: len(known)]:
             return "foreign"
@@ -79,58 +72,13 @@ class SkippedSteps:
 NOTHING = SkippedSteps()
 
 
-def skipped_steps_in(contract: Mapping[str, Any]) -> SkippedSteps:
-    """What a contract names."""
-    return SkippedSteps(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
-
-
-def read_skipped_steps(folder: Path) -> SkippedSteps:
-    """The list of a run's folder; empty where it never rolled back.
-
-    Raises:
-        CheckpointError: the file does not read.
-    """
-    path = RunFolder(folder).passed_over
-    try:
-        return SkippedSteps(tuple(Window(int(first), int(stop)) for first, stop in read_sealed(path, may_lack_seal=True)["windows"]))
-    except FileNotFoundError:
-        return SkippedSteps()
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} must say which updates are passed over, and does not read ({error}). The last checkpoint names them "
-            f"(`{CONTRACT_NAME}` in its contract): write them there again, or move the folder away to start the phase from its beginning."
-        ) from error
-
-
-def write_skipped_steps(folder: Path, passed_over: SkippedSteps, reasons: Iterable[str], decided_by: Iterable[str] = ()) -> None:
-    """Write the list, for people with what was found each time, and who decided."""
-    said = {"windows": passed_over.as_json(), "reasons": list(reasons), "decided_by": list(decided_by)}
-    write_sealed(RunFolder(folder).passed_over, said)
-
-
-def reasons_in(folder: Path) -> list[str]:
-    """What was found each time."""
-    path = RunFolder(folder).passed_over
-    return list(read_sealed(path, may_lack_seal=True).get("reasons", [])) if path.exists() else []
-
-
-def deciders_in(folder: Path) -> list[str]:
-    """Who decided each time. Lists of before say nothing of it: then the recipe did."""
-    path = RunFolder(folder).passed_over
-    if not path.exists():
-        return []
-    content = read_sealed(path, may_lack_seal=True)
-    return list(content.get("decided_by", [BY_THE_RECIPE] * len(content.get("windows", []))))
-
-
 class RollBack(NamedTuple):
-    """A roll-back, for people.
+    """A roll-back for reports.
 
     Attributes:
-        window: the updates that are passed over.
-        sequences: how many sequences of data are passed over with them; None where that is not known.
-        why: what was found, and what followed.
-        decided_by: the recipe, or who let it pass, when and why.
+        sequences: skipped data, or None if the batch size is unknown.
+        why: the finding and its consequence.
+        decided_by: `the recipe`, or the person with date and reason.
     """
 
     window: Window
@@ -139,43 +87,75 @@ class RollBack(NamedTuple):
     decided_by: str
 
 
-def read_roll_backs(run: RunConfig) -> list[RollBack]:
-    """The roll-backs of a run; none where it never rolled back.
-
-    Raises:
-        CheckpointError: the file does not read.
-    """
-    folder = Path(run.output)
-    return roll_backs_in(read_sealed(RunFolder(folder).passed_over, may_lack_seal=True), run.batch) if read_skipped_steps(folder) else []
+def skipped_steps_in(contract: Mapping[str, Any]) -> SkippedSteps:
+    """Return the windows in the contract of a checkpoint."""
+    return SkippedSteps(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
 
 
 def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[RollBack]:
-    """The roll-backs of a run, as its file has them, in the order in which they came.
+    """Return the roll-backs in the content of `passed_over.json`, in their order.
 
     Raises:
-        ValueError, KeyError, TypeError: the file is no such list.
+        ValueError, KeyError, TypeError: the content is not a list of roll-backs.
     """
-    windows = [Window(int(first), int(stop)) for first, stop in content["windows"]]
-    reasons = [str(one) for one in content.get("reasons", [])]
-    deciders = [str(one) for one in content.get("decided_by", [])]
-    return [
-        RollBack(
-            window,
-            None if batch is None else sequences_between(batch, *window),
-            reasons[place] if place < len(reasons) else "",
-            deciders[place] if place < len(deciders) else BY_THE_RECIPE,
-        )
-        for place, window in enumerate(windows)
-    ]
+    reasons, deciders = content.get("reasons", []), content.get("decided_by", [])
+    found: list[RollBack] = []
+    for number, (first, stop) in enumerate(content["windows"]):
+        window = Window(int(first), int(stop))
+        sequences = None if batch is None else sequences_between(batch, *window)
+        why = str(reasons[number]) if number < len(reasons) else ""
+        found.append(RollBack(window, sequences, why, str(deciders[number]) if number < len(deciders) else BY_THE_RECIPE))
+    return found
 
 
-def window_of(run: RunConfig, step: int, passed_over: SkippedSteps) -> Window:
-    """What is passed over where the update that made `step` is not to be kept: from the checkpoint to go back to, up to it and more."""
+def _read_roll_backs(folder: Path, batch: Steps[int] | None) -> list[RollBack]:
+    path = RunFolder(folder).passed_over
+    try:
+        return roll_backs_in(read_sealed(path, may_lack_seal=True), batch)
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: expected the list of skipped updates, found an unreadable file ({error}). Copy the list from the last checkpoint "
+            f"(`{CONTRACT_NAME}` in its contract), or move the folder away to restart the phase."
+        ) from error
+
+
+def read_roll_backs(run: RunConfig) -> list[RollBack]:
+    """Return the roll-backs of a run, or an empty list.
+
+    Raises:
+        CheckpointError: the file is unreadable.
+    """
+    return _read_roll_backs(Path(run.output), run.batch)
+
+
+def read_skipped_steps(folder: Path) -> SkippedSteps:
+    """Return the skipped updates of the run in a folder.
+
+    Raises:
+        CheckpointError: the file is unreadable.
+    """
+    return SkippedSteps(tuple(one.window for one in _read_roll_backs(folder, None)))
+
+
+def write_skipped_steps(folder: Path, skipped: SkippedSteps, reasons: Iterable[str], decided_by: Iterable[str] = ()) -> None:
+    """Write the windows, with reason and decider of every roll-back."""
+    content = {"windows": skipped.as_json(), "reasons": list(reasons), "decided_by": list(decided_by)}
+    write_sealed(RunFolder(folder).passed_over, content)
+
+
+def add_roll_back(folder: Path, window: Window, why: str, decided_by: str) -> None:
+    """Append a roll-back to the list in a run's folder."""
+    known = _read_roll_backs(folder, None)
+    windows = SkippedSteps((*(one.window for one in known), window))
+    write_skipped_steps(folder, windows, [*(one.why for one in known), why], [*(one.decided_by for one in known), decided_by])
+
+
+def window_of(run: RunConfig, step: int, skipped: SkippedSteps) -> Window:
+    """Return the window to skip if the update that made `step` is rejected: from the checkpoint to return to, up to `step` and more."""
     assert run.recovery is not None
-    saved = [at for at in range(run.start_step, step) if _is_saved_by_rule(run, at) and at not in passed_over]
-    first = saved[max(0, len(saved) - run.recovery.checkpoints_back)]
-    return Window(first, step + run.recovery.steps_more)
-
-
-def _is_saved_by_rule(run: RunConfig, step: int) -> bool:
-    return step == run.start_step or step % run.checkpoints.every_steps == 0 or step in run.checkpoints.at_steps
+    policy = run.checkpoints
+    by_rule = [at for at in range(run.start_step, step) if at in (run.start_step, *policy.at_steps) or at % policy.every_steps == 0]
+    saved = [at for at in by_rule if at not in skipped]
+    return Window(saved[max(0, len(saved) - run.recovery.checkpoints_back)], step + run.recovery.steps_more)

@@ -1,4 +1,4 @@
-"""All that training changes, as one tree."""
+"""The training state as one tree, and norms of trees of weights."""
 
 import hashlib
 from typing import NamedTuple
@@ -18,12 +18,12 @@ from phasewise.trainer.process.distributed import pieces_on_host
 
 
 def slots(model: ModelConfig) -> tuple[tuple[str, int | None], ...]:
-    """Weight and layer of each number that `slot_squares` gives; the layer is None for a weight that no layers share."""
+    """Return weight and layer of each number of `slot_squares`. The layer is None for a weight outside the layers."""
     return tuple((name, layer) for name, spec in _named_specs(model) for layer in (spec.layers or (None,)))
 
 
 def slot_squares(tree: Params, model: ModelConfig) -> Float[Array, " slot"]:
-    """Sums of squares, in float32, in the order of `slots`; the tree has the shape of `param_specs`."""
+    """Return float32 sums of squares in the order of `slots`, for a tree with the structure of `param_specs`."""
 
     def squares(spec: ParamSpec, leaf: Array) -> Array:
         axes = range(1 if spec.layers else 0, leaf.ndim)
@@ -33,25 +33,25 @@ def slot_squares(tree: Params, model: ModelConfig) -> Float[Array, " slot"]:
 
 
 def total_norm(squares: Float[Array, " slot"]) -> Float[Array, ""]:
-    """The L2 norm of the whole tree."""
+    """Return the L2 norm of the whole tree."""
     return jnp.sqrt(jnp.sum(squares))
 
 
 def groups(model: ModelConfig) -> tuple[str, ...]:
-    """The groups of weights that a model's norms are of: all of `PARAM_GROUPS`, and of `SPARSE_GROUPS` those that it has."""
+    """Return the groups of weights for norms: `PARAM_GROUPS`, and the groups of `SPARSE_GROUPS` that the model has."""
     found = {spec.group for _, spec in _named_specs(model)}
     return (*PARAM_GROUPS, *(group for group in SPARSE_GROUPS if group in found))
 
 
 def group_norms(squares: Float[Array, " slot"], model: ModelConfig) -> Float[Array, " group"]:
-    """The L2 norm of each group of weights, in the order of `groups`."""
+    """Return the L2 norm of each group of weights, in the order of `groups`."""
     of_slots = [spec.group for _, spec in _named_specs(model) for _ in (spec.layers or (None,))]
     members = [[number for number, group in enumerate(of_slots) if group == wanted] for wanted in groups(model)]
     return jnp.sqrt(jnp.stack([jnp.sum(squares[jnp.asarray(numbers, jnp.int32)]) for numbers in members]))
 
 
 def slot_names(model: ModelConfig) -> tuple[str, ...]:
-    """What the norm of each slot is called behind the name of its kind: `query/3`, `head`."""
+    """Return the name of each slot in `metrics.jsonl`: `query/3`, `head`."""
     return tuple(name if layer is None else f"{name}/{layer}" for name, layer in slots(model))
 
 
@@ -60,12 +60,12 @@ def _named_specs(model: ModelConfig) -> list[tuple[str, ParamSpec]]:
 
 
 class TrainState(NamedTuple):
-    """`step` is not in here: step N means that N updates have been applied or skipped, and the checkpoint's name says N.
+    """Training state after N updates, applied or skipped. N is the name of the checkpoint, not a part of the state.
 
     Attributes:
-        ema: exponential moving average of `params`, or None where it is off.
-        rolling: the windows of the interventions that the phase has at any step.
-        balancing: momentum of the routers' biases, where they have one. The biases are among `params`.
+        ema: exponential moving average of `params`, or None.
+        rolling: windows of the interventions of the phase.
+        balancing: momentum of the routers' biases, or None. The biases are a part of `params`.
     """
 
     params: Params
@@ -76,7 +76,7 @@ class TrainState(NamedTuple):
 
 
 def init_state(run: RunConfig) -> TrainState:
-    """The state at step 0 of a lineage."""
+    """Return the state at step 0 of a lineage."""
     params = init_params(run.seed, run.model)
     optimizer = build_optimizer(run.optimizer, run.model).init(params)
     ema = jax.tree.map(jnp.copy, params) if run.keeps_average else None
@@ -84,7 +84,7 @@ def init_state(run: RunConfig) -> TrainState:
 
 
 def init_rolling(run: RunConfig) -> Rolling:
-    """Empty windows for what the phase has at any step, also where it is off at first."""
+    """Return empty windows for every intervention that the phase has at any step."""
 
     def window(limits: Steps[RollingLimit | None]) -> Window | None:
         lengths = {limit.window for _, limit in limits.within(run.start_step, run.stop_step) if limit}
@@ -97,7 +97,7 @@ def init_rolling(run: RunConfig) -> Rolling:
 
 
 def abstract_state(run: RunConfig, *, with_ema: bool) -> TrainState:
-    """Shapes and types of a state, without values."""
+    """Return shapes and types of a state."""
     params = abstract_params(run.model)
     optimizer = jax.eval_shape(build_optimizer(run.optimizer, run.model).init, params)
     small = jax.eval_shape(lambda: (init_rolling(run), init_momentum(run.model)))
@@ -105,7 +105,7 @@ def abstract_state(run: RunConfig, *, with_ema: bool) -> TrainState:
 
 
 def params_digest(params: Params) -> str:
-    """SHA-256 over every weight's path, type, shape and bytes: equal digests are equal models, bit for bit."""
+    """Return the SHA-256 over path, type, shape and bytes of every weight."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype).str} {leaf.shape}".encode())

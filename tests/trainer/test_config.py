@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "empty mixture": ({"mixture": [[0, {}]]}, r"must sum to 100 %, found 0\.00 % over 0 components"),
     "negative share": ({"mixture": [[0, {"books": 120, "code": -20}]]}, r"less than or equal to 100"),
     "share no number": ({"mixture": [[0, {"books": float("nan"), "code": 100}]]}, r"mixture.*\n.*less than or equal to 100"),
-    "missing cache": ({"caches": {"books": "b"}}, r"no cache is named for code, web"),
+    "missing cache": ({"caches": {"books": "b"}}, r"caches must name a folder for every component, found none for code, web"),
     "steps not increasing": ({"batch": [[0, 4], [9, 8], [9, 6]]}, r"steps must increase, but 9 follows 9"),
     "no steps": ({"batch": []}, r"needs at least one entry, such as \[\[0, 1024\]\]"),
     "batch of none": ({"batch": [[0, 4], [9, 0]]}, r"batch.*\n.*greater than 0"),

@@ -8,7 +8,7 @@ import pytest
 from phasewise.trainer import optimizer
 from phasewise.trainer.config import AdamC, AdamW, ModelConfig, Muon, NAdamW, Optimizer
 from phasewise.trainer.model.params import Params, init_params, param_specs
-from phasewise.trainer.optimizer import build_optimizer, moments, orthogonal_directions, orthogonalise, weight_rules
+from phasewise.trainer.optimizer import build_optimizer, moments, orthogonal_directions, orthogonalise
 from tests.trainer.optimizer_reference import Reference, in_numpy
 
 MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
@@ -22,15 +22,15 @@ def any_model(model: ModelConfig, request: pytest.FixtureRequest) -> ModelConfig
 
 
 def test_matrices_of_the_blocks_are_muon_s_and_nothing_else_is(any_model: ModelConfig):
-    found = {path[-1].key: rule.matrix_inputs for path, rule in jax.tree_util.tree_leaves_with_path(weight_rules(any_model))}
-    assert {name: inputs for name, inputs in found.items() if inputs is not None} == MATRICES
+    specs = {path[-1].key: spec for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(any_model))}
+    assert {name: spec.inputs for name, spec in specs.items() if spec.updated_by == "muon"} == MATRICES
 
 
 def test_muon_takes_no_weight_that_is_no_stacked_matrix(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     table = param_specs(model)
     monkeypatch.setattr(optimizer, "param_specs", lambda config: {"head": replace(table["head"], updated_by="muon")})
     with pytest.raises(AssertionError, match="Muon takes stacked matrices"):
-        weight_rules(model)
+        build_optimizer(MUON, model)
 
 
 MUON = Muon(

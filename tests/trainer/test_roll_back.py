@@ -20,7 +20,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.state import read_about
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.instability import asked
+from phasewise.trainer.instability import open_question
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loop import train
 from phasewise.trainer.metrics import Row
@@ -85,7 +85,7 @@ def test_the_file_is_read_as_it_was_written_or_refused(tmp_path: Path):
     assert read_skipped_steps(tmp_path) == found
     for damage in (b"", b"{}", b'{"windows": [[1]]}', b'{"windows": [["a", 2]]}', b"[]"):
         (tmp_path / PASSED_OVER_NAME).write_bytes(damage)
-        with pytest.raises(CheckpointError, match="must say which updates are passed over, and does not read"):
+        with pytest.raises(CheckpointError, match="expected the list of skipped updates, found an unreadable file"):
             read_skipped_steps(tmp_path)
 
 
@@ -255,7 +255,7 @@ def test_approved_it_ends_with_the_weights_of_a_run_without_those_updates(run: R
     assert told.decided_by.startswith("approved by Ada on ")
     assert told.decided_by.endswith(": a bad batch")
     assert [event["kind"] for event in read_events(run.output)] == ["asked", "rolled_back"]
-    assert asked(run, read_skipped_steps(Path(run.output))) is None
+    assert open_question(run, read_skipped_steps(Path(run.output))) is None
 
 
 def test_rejected_it_stops_with_the_reason_until_somebody_decides_otherwise(run: RunConfig, rows_of: RowsOf):
@@ -309,9 +309,9 @@ def other_step(run: RunConfig) -> None:
 @pytest.mark.parametrize("change", [other_checkpoint, no_checkpoint, other_windows, other_step])
 def test_a_decision_is_void_where_what_was_seen_has_changed(run: RunConfig, change: Any):
     answer(run, approves=True)
-    assert asked(run, NOTHING) is not None
+    assert open_question(run, NOTHING) is not None
     change(run)
-    assert asked(run, read_skipped_steps(Path(run.output))) is None
+    assert open_question(run, read_skipped_steps(Path(run.output))) is None
 
 
 def test_what_does_not_read_is_named(run: RunConfig):
@@ -319,7 +319,7 @@ def test_what_does_not_read_is_named(run: RunConfig):
     with pytest.raises(VerdictError, match="does not read as a decision"):
         train(run)
     question(run).write_text("{")
-    with pytest.raises(CheckpointError, match="must say what a person is asked, and does not read"):
+    with pytest.raises(CheckpointError, match="expected a question to a person, found an unreadable file"):
         train(run)
 
 

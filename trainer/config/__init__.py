@@ -1,7 +1,7 @@
-"""A training run as data: frozen, complete, and refused where it is wrong.
+"""A training run as frozen, complete, validated data.
 
-`RunConfig` is everything that `python -m phasewise.trainer RUN.json` needs. Every value is absolute and resolved; no default of a library
-decides anything. `None` is off.
+`RunConfig` is the input of `python -m phasewise.trainer RUN.json`. Every value is absolute, and no library default decides anything. `None`
+is off.
 """
 
 from phasewise.trainer.config.execution import (
@@ -54,54 +54,12 @@ from phasewise.trainer.config.run import (
     without_added,
 )
 
-__all__ = [  # noqa: RUF022  # as imported
-    "ATTENTION",
-    "BLOCK_INPUT",
-    "DECIDES_BITS",
-    "LANES",
-    "AttentionKernel",
-    "Execution",
-    "ExpertKernel",
-    "Instrumentation",
-    "Kept",
-    "Mesh",
-    "Remat",
-    "Balancing",
-    "Experts",
-    "Llama3RopeScaling",
-    "ModelConfig",
-    "Rope",
-    "SignBalancing",
-    "Smebu",
-    "AdamC",
-    "AdamW",
-    "LearningRateSegment",
-    "Muon",
-    "NAdamW",
-    "Optimizer",
-    "Recovery",
-    "RollingLimit",
-    "Stability",
-    "Steps",
-    "always",
-    "check_segments",
-    "check_segments_end",
-    "learning_rate_at",
-    "turns_of",
-    "value_in",
-    "CheckpointPolicy",
-    "Component",
-    "DataOrder",
-    "Graft",
-    "LossEvaluation",
-    "LossOn",
-    "MixtureShares",
-    "PackingKind",
-    "RunConfig",
-    "StartFrom",
-    "StatePart",
-    "check_mixture",
-    "check_rows",
-    "sequences_between",
+__all__ = [  # noqa: RUF022
+    "ATTENTION", "AdamC", "AdamW", "AttentionKernel", "BLOCK_INPUT", "Balancing", "CheckpointPolicy", "Component",
+    "DECIDES_BITS", "DataOrder", "Execution", "ExpertKernel", "Experts", "Graft", "Instrumentation", "Kept", "LANES",
+    "LearningRateSegment", "Llama3RopeScaling", "LossEvaluation", "LossOn", "Mesh", "MixtureShares", "ModelConfig",
+    "Muon", "NAdamW", "Optimizer", "PackingKind", "Recovery", "Remat", "RollingLimit", "Rope", "RunConfig",
+    "SignBalancing", "Smebu", "Stability", "StartFrom", "StatePart", "Steps", "always", "check_mixture", "check_rows",
+    "check_segments", "check_segments_end", "learning_rate_at", "sequences_between", "turns_of", "value_in",
     "without_added",
-]
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a run is carried out: nothing here changes which batches it sees or what it is meant to compute."""
+"""Execution of a run. These settings change neither its batches nor its intended computation."""
 
 from typing import Literal, Self
 
@@ -6,13 +6,18 @@ from pydantic import Field, model_validator
 
 from phasewise.trainer.base.frozen import Frozen
 
+BLOCK_INPUT, ATTENTION = "block_input", "attention"
+"""Names for `Kept` in addition to weights: the input of a block, and the residuals of attention's kernel."""
+LANES = 128
+"""Splash needs block lengths that are multiples of this number of positions."""
+AttentionKernel = Literal["auto", "xla", "splash", "cudnn"]
+ExpertKernel = Literal["auto", "padded", "ragged", "megablox"]
+DECIDES_BITS = ("mesh", "remat", "attention", "expert_kernel", "microbatch_sequences", "loss_chunk_tokens")
+"""Fields that must be unchanged for a resume bit for bit. With other values a run resumes with the same batches."""
+
 
 class Mesh(Frozen):
-    """Devices along each axis; their product is the number of devices.
-
-    `replica` holds copies, `fsdp` cuts weights, `tensor` cuts heads, `expert` deals out experts, `context` cuts each row along its
-    positions, and weights as `fsdp` does. `replica`, `fsdp` and `expert` cut the rows of the batch.
-    """
+    """Number of devices along each axis (`trainer.sharding` explains the axes)."""
 
     replica: int = Field(default=1, gt=0)
     fsdp: int = Field(default=1, gt=0)
@@ -21,36 +26,32 @@ class Mesh(Frozen):
     context: int = Field(default=1, gt=0)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes in the order of `trainer.sharding.MESH_AXES`."""
+        return self.replica, self.fsdp, self.expert, self.tensor, self.context
+
+    @property
     def devices(self) -> int:
-        """How many there are."""
+        """Return the number of devices."""
         return self.batch_parts * self.tensor * self.context
 
     @property
     def batch_parts(self) -> int:
-        """Into how many equal parts of whole rows a batch is cut."""
+        """Return the number of equal parts of whole rows in a batch."""
         return self.replica * self.fsdp * self.expert
 
     @property
     def weight_parts(self) -> int:
-        """Into how many parts a weight that is no expert's is cut along d_model."""
+        """Return the number of parts of a dense weight along d_model."""
         return self.fsdp * self.expert * self.context
 
 
-BLOCK_INPUT, ATTENTION = "block_input", "attention"
-"""What a policy can name beside the products of a block, which have the names of their weights: what goes from block to block, and what
-attention's kernel needs in its backward pass."""
-
-LANES = 128
-"""Splash takes rows, and parts of rows, in blocks whose lengths are multiples of so many positions."""
-
-
 class Kept(Frozen):
-    """What a block's backward pass finds again by name; everything else of the block is computed again.
+    """Named activations of a block to store. The backward pass recomputes the others.
 
     Attributes:
-        on_device, on_host: names of products (`query`, `gate`: as their weights), `block_input`, or `attention`. What goes from block to
-            block is kept on the device where `on_host` does not name it. `attention` is kept where the kernel is Splash; the others
-            do not name what they need.
+        on_device, on_host: names of products (like their weights: `query`, `gate`), `block_input`, or `attention` (Splash only). Without
+            `block_input` in `on_host`, the block input is stored on the device.
     """
 
     on_device: tuple[str, ...] = ()
@@ -65,28 +66,24 @@ class Kept(Frozen):
 
 
 Remat = Literal["none", "dots", "full", "offload"] | Kept
-AttentionKernel = Literal["auto", "xla", "splash", "cudnn"]
-ExpertKernel = Literal["auto", "padded", "ragged", "megablox"]
-DECIDES_BITS = ("mesh", "remat", "attention", "expert_kernel", "microbatch_sequences", "loss_chunk_tokens")
-"""What a run that goes on must have as before to go on bit for bit. With another one it goes on with the same batches."""
 
 
 class Execution(Frozen):
-    """Mesh, memory and kernels. The defaults are one device without savings.
+    """Mesh, memory and kernels. The default is one device without savings of memory.
 
     Attributes:
-        remat: what the backward pass computes again: nothing, all but the products with weights, or all of a block; `offload` computes
-            all again and keeps what goes from block to block in the host's memory. Or what is kept, and where, by name.
-        attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
-        expert_kernel: how experts are computed: in blocks, by `jax.lax.ragged_dot`, or on TPUs by Megablox, with which rows also travel
-            between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
-        microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
-        loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
-        stall_seconds: a process that starts, compiles or evaluates for so long is ended; the first update counts as compiling. None, here
-            and in the next three, is never.
-        step_stall_seconds: the same, once updates run, for one of them, for the wait for its batch, and for the wait for other processes.
-        save_stall_seconds: the same, for writing one checkpoint, also while updates go on.
-        restore_stall_seconds: the same, for checking and reading the checkpoint to go on from.
+        remat: recomputation in the backward pass: `none`, `dots` (all except products with weights), `full` (all of a block), `offload`
+            (as `full`, with block inputs in the host's memory), or named activations to store.
+        attention: `auto` selects Splash on a TPU, cuDNN on a GPU if the types fit, and XLA otherwise.
+        expert_kernel: `padded` blocks, `jax.lax.ragged_dot`, or Megablox on TPUs with the TPU's exchange of rows. `auto` selects the
+            fastest kernel of the platform.
+        microbatch_sequences: number of sequences per gradient accumulation step, None for the whole batch.
+        loss_chunk_tokens: number of tokens whose logits exist at a time, None for all.
+        stall_seconds: maximum time without progress at the start, in compilation (with the first update) and evaluation. None in this
+            and the next fields is no limit.
+        step_stall_seconds: maximum time of an update, of the wait for its batch, and of the wait for other processes.
+        save_stall_seconds: maximum time to write a checkpoint, also during updates.
+        restore_stall_seconds: maximum time to check and read the checkpoint of a resume.
     """
 
     mesh: Mesh = Mesh()
@@ -102,12 +99,12 @@ class Execution(Frozen):
 
 
 class Instrumentation(Frozen):
-    """What is measured and where it goes beside `metrics.jsonl`.
+    """Measurements and their sinks in addition to `metrics.jsonl`.
 
     Attributes:
-        layer_norms_every: norms of every weight of every layer, each so many steps; None is never.
+        layer_norms_every: steps between norms of every weight and layer, None for never.
         tensorboard: event files in the run's folder.
-        wandb: a Weights & Biases run; "offline" writes it to the run's folder only.
+        wandb: `offline` writes the Weights & Biases run only to the run's folder.
     """
 
     layer_norms_every: int | None = Field(default=None, gt=0)

@@ -8,7 +8,7 @@ from phasewise.trainer.base.frozen import Frozen
 
 
 class SignBalancing(Frozen):
-    """Each update moves an expert's bias by ± `rate`, up where it had fewer tokens than the mean (Wang et al., 2024); then re-centred."""
+    """Move an expert's bias by ± `rate`, up if it had fewer tokens than the mean (Wang et al., 2024), then re-centre."""
 
     kind: Literal["sign"]
     rate: float = Field(gt=0)
@@ -33,16 +33,15 @@ Balancing = Annotated[SignBalancing | Smebu, Field(discriminator="kind")]
 
 
 class Experts(Frozen):
-    """A mixture of experts in place of the MLP: sigmoid scores, a bias in the choice alone, gates that sum to `route_scale`.
+    """Experts in place of the MLP: sigmoid scores, a bias only in the selection, gates that sum to `route_scale`.
 
     Attributes:
-        num_active: how many of `num_experts` each token has.
-        num_shared: experts that every token has, as one MLP of `num_shared` · `d_expert`.
-        d_expert: the hidden size of each expert.
-        route_scale: what the gates of a token sum to.
-        num_dense_layers: so many layers at the beginning have an MLP of d_ff instead.
-        balancing: how the bias moves after each update; None leaves it where it is.
-        sequence_loss: weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17–20); 0 is off.
+        num_active: routed experts per token.
+        num_shared: experts of every token, as one MLP of `num_shared` · `d_expert`.
+        d_expert: hidden size of each expert.
+        num_dense_layers: number of first layers with an MLP of d_ff.
+        balancing: update of the bias, None for a constant bias.
+        sequence_loss: weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17–20), 0 for off.
     """
 
     num_experts: int = Field(gt=1)
@@ -62,7 +61,7 @@ class Experts(Frozen):
 
 
 class Llama3RopeScaling(Frozen):
-    """The frequency-dependent stretch of Llama 3.1; `original_max_positions` is in tokens."""
+    """The frequency-dependent stretch of Llama 3.1. `original_max_positions` is in tokens."""
 
     factor: float = Field(gt=0)
     low_frequency_factor: float = Field(gt=0)
@@ -78,23 +77,22 @@ class Rope(Frozen):
 
 
 class ModelConfig(Frozen):
-    """A decoder of the Llama 3 family, with `qk_norm` of the Qwen3 family, with every part of the AFMoE family, in the words of the field.
+    """A decoder of the Llama 3 family, with QK norms (Qwen3) and all parts of the AFMoE family as options.
 
     Attributes:
-        qk_norm: RMS norms, each with its gain, on the queries and keys of every head, before RoPE (Qwen3).
-        tied_head: the head is the embedding, transposed.
-        sliding_window: a position sees so many positions, itself included; None is all that come before it.
-        attend_within_documents: a position sees what comes before it in its own document. Where it is False it sees all that comes before
-            it in its row, the documents that were packed in front of its own included. Positions count through the row either way, and the
-            first token of a document is predicted from the document before it either way.
-        global_attention_every: each so-manieth layer sees all that comes before and has no RoPE; the others have `sliding_window` and RoPE.
-            None is RoPE and `sliding_window` in every layer.
-        attention_gate: what the heads give is multiplied, element by element, by a sigmoid of a product of the attention's input.
-        post_norms: a norm behind attention and one behind the MLP, before each is added; their gains begin at 1 / √num_layers.
-        embedding_scale: what a token's embedding is multiplied by.
-        initializer_cutoff: weights are drawn from a normal distribution cut off at so many standard deviations; None is not cut off.
-        experts: experts in place of the MLP; None is an MLP in every layer.
-        float32_attention: queries, keys, values and their products are float32 (what the record calls upcast attention); softmax always is.
+        qk_norm: RMS norms with gains on the queries and keys of every head, before RoPE (Qwen3).
+        tied_head: the head is the transposed embedding.
+        sliding_window: number of positions that a position sees, including itself. None is all earlier positions.
+        attend_within_documents: a position sees only its own document. False: it sees all earlier positions of its row. In both cases
+            positions count through the row, and the first token of a document is predicted from the previous document.
+        global_attention_every: period of layers with full attention and without RoPE. The other layers have `sliding_window` and RoPE.
+            None is `sliding_window` and RoPE in every layer.
+        attention_gate: an element-wise factor of the heads' output, the sigmoid of a product of attention's input.
+        post_norms: norms after attention and after the MLP, before the addition, with initial gains 1 / √num_layers.
+        embedding_scale: factor of a token's embedding.
+        initializer_cutoff: maximum of initial weights in standard deviations, None for no maximum.
+        experts: None is an MLP in every layer.
+        float32_attention: float32 queries, keys, values and products (Marin's upcast attention). Softmax is always float32.
     """
 
     vocab_size: int = Field(gt=0)

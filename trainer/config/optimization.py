@@ -1,4 +1,4 @@
-"""Values that change at given steps; the learning rate; optimizers by `kind`; limits that keep a run steady; recovery."""
+"""Values by step, the learning rate, optimizers, stability limits and recovery."""
 
 import math
 from itertools import pairwise
@@ -13,9 +13,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Steps(RootModel[tuple[tuple[int, T], ...]], Generic[T]):
-    """A value that changes at given steps: `((0, 8192), (18_500, 7680))` is 8192 until step 18,500 and 7680 from there on.
+    """A value that changes at given steps: `((0, 8192), (18_500, 7680))` is 8192 before step 18,500, and then 7680.
 
-    The first entry is valid before its own step too. A value without steps is that value at every step.
+    The first entry is also valid before its step. A plain value is valid at every step.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,7 +39,7 @@ class Steps(RootModel[tuple[tuple[int, T], ...]], Generic[T]):
         return next((value for start, value in reversed(self.root) if start <= step), self.root[0][1])
 
     def within(self, start_step: int, stop_step: int) -> tuple[tuple[int, T], ...]:
-        """Return the entries in force over `[start_step, stop_step)`, the first one moved to `start_step`."""
+        """Return the entries in force over `[start_step, stop_step)`. The first entry has the step `start_step`."""
         inside = tuple(entry for entry in self.root if start_step < entry[0] < stop_step)
         return ((start_step, self.at(start_step)), *inside)
 
@@ -73,7 +73,7 @@ Segments = tuple[LearningRateSegment, ...]
 
 
 def check_segments(segments: Segments, start_step: int, stop_step: int) -> None:
-    """Refuse segments that leave a step without a learning rate, or give it two. The first may begin before `start_step`."""
+    """Refuse segments with gaps or overlaps. The first segment may start before `start_step`."""
     if not segments or not segments[0].start_step <= start_step < segments[0].end_step or segments[-1].end_step < stop_step:
         covered = f"{segments[0].start_step} → {segments[-1].end_step}" if segments else "nothing"
         raise ValueError(f"the learning rate must cover steps {start_step} → {stop_step}, found {covered}")
@@ -83,7 +83,7 @@ def check_segments(segments: Segments, start_step: int, stop_step: int) -> None:
 
 
 def check_segments_end(segments: Segments, stop_step: int) -> None:
-    """Refuse a schedule that continues after the last step: its stated end is not the end of the phase."""
+    """Refuse a schedule that ends after the phase."""
     late = [segment for segment in segments if segment.start_step >= stop_step]
     cut = [segment for segment in segments if segment.start_step < stop_step < segment.end_step and segment.kind != "constant"]
     for segment in (*late, *cut):
@@ -96,12 +96,12 @@ def check_segments_end(segments: Segments, stop_step: int) -> None:
 
 
 def learning_rate_at(segments: Segments, step: int) -> float:
-    """Return the learning rate of update number `step` (from 0). A step where one segment ends and the next starts belongs to the next."""
+    """Return the learning rate of update number `step` (from 0). The first step of a segment belongs to it, the end step does not."""
     return value_in(next((s for s in segments if s.start_step <= step < s.end_step), segments[-1]), step)
 
 
 def value_in(segment: LearningRateSegment, step: int) -> float:
-    """Return a segment's value at a step; outside the segment, its nearest end."""
+    """Return a segment's value at a step. Before and after the segment it is the value at the nearest end."""
     done = min(max((step - segment.start_step) / (segment.end_step - segment.start_step), 0.0), 1.0)
     start, end = segment.start, segment.end
     match segment.kind:
@@ -116,7 +116,7 @@ def value_in(segment: LearningRateSegment, step: int) -> float:
 
 
 def turns_of(segments: Segments, start_step: int, stop_step: int) -> tuple[float, ...]:
-    """Return the first and the last learning rate of these steps, and between them the highest, if it is above both."""
+    """Return the first and the last learning rate of the steps, and between them a higher maximum if it exists."""
     parts = [one for one in segments if one.start_step < stop_step and one.end_step > start_step]
     first, last = value_in(parts[0], start_step), value_in(parts[-1], stop_step)
     top = max(value_in(one, step) for one in parts for step in (max(one.start_step, start_step), min(one.end_step, stop_step)))
@@ -124,7 +124,7 @@ def turns_of(segments: Segments, start_step: int, stop_step: int) -> tuple[float
 
 
 class Adam(Frozen):
-    """The settings of every kind of Adam (Kingma and Ba, 2015). Decay is added before the run's learning rate is applied."""
+    """Settings of every kind of Adam (Kingma and Ba, 2015). The learning rate also multiplies the decay."""
 
     beta1: float = Field(ge=0, lt=1)
     beta2: float = Field(ge=0, lt=1)
@@ -155,9 +155,9 @@ class Muon(Frozen):
     """Muon for the matrices of the blocks, AdamW for embedding, head and gains (Jordan et al., 2024).
 
     Attributes:
-        epsilon: added to the norm that a matrix is divided by before the Newton–Schulz steps.
-        adam_learning_rate_scale: the rate of AdamW's group is the run's learning rate × this.
-        max_adam_grad_norm: clips the gradients of AdamW's group by the norm of that group, after `stability.max_grad_norm`. None is off.
+        epsilon: addend of the norm in the normalization before the Newton–Schulz steps.
+        adam_learning_rate_scale: factor of the run's learning rate for AdamW's group.
+        max_adam_grad_norm: clips the gradients of AdamW's group by their norm, after `stability.max_grad_norm`. None is off.
     """
 
     kind: Literal["muon"]
@@ -175,7 +175,7 @@ Optimizer = Annotated[AdamW | AdamC | NAdamW | Muon, Field(discriminator="kind")
 
 
 class RollingLimit(Frozen):
-    """mean + `sigmas` standard deviations of the last `window` values; no limit until `min_samples` of them are there."""
+    """mean + `sigmas` standard deviations of the last `window` values. No limit for fewer than `min_samples` values."""
 
     window: int = Field(gt=1)
     min_samples: int = Field(gt=1)
@@ -189,15 +189,15 @@ class RollingLimit(Frozen):
 
 
 class Stability(Frozen):
-    """Limits that keep a run steady. Everything can be switched at a step; None is off.
+    """Stability limits by step. None is off.
 
     Attributes:
-        max_grad_norm: clips the global norm of the gradients.
-        max_update_rms: clips each weight's update, before the learning rate, to this root mean square.
-        max_update_norm: clips the global norm of the update, before the learning rate, by the unclipped norms before it.
-        skip_step: an update whose loss or gradient norm is above the limit is not applied.
+        max_grad_norm: limit of the global norm of the gradients.
+        max_update_rms: limit of the root mean square of each weight's update, before the learning rate.
+        max_update_norm: limit of the global norm of the update, before the learning rate, from earlier unclipped norms.
+        skip_step: limit of the loss and the gradient norm. An update above the limit is not applied.
         z_loss: weight of mean(logsumexp²) in the loss.
-        ema_decay: of the moving average of the weights; while it is off the average is the weights themselves.
+        ema_decay: decay of the moving average of the weights. While it is off, the average equals the weights.
     """
 
     max_grad_norm: Steps[Positive | None]
@@ -217,16 +217,16 @@ class Stability(Frozen):
 
 
 class Recovery(Frozen):
-    """The reaction to an update whose loss or norms are NaN, or whose loss is above a limit. Without one, the trainer stops.
+    """Reaction to an update with NaN in loss or norms, or with a loss above a limit. Without a recovery, the trainer stops.
 
     Attributes:
-        action: `roll_back` returns to the state of an earlier checkpoint and skips the updates between, and their data, for good; `ask`
-            stops, and rolls back once a person has approved it.
-        max_loss: the loss may not be above mean + `sigmas` deviations of the updates before it; None rejects only NaN.
-        checkpoints_back: counts back over the steps that are saved by rule (`checkpoints.every_steps`, `at_steps`, the phase's start); 1 is
-            the last one before the update.
-        steps_more: so many updates after the rejected one are skipped, too.
-        max_times: how often a phase may roll back; after that it stops.
+        action: `roll_back` returns to an earlier checkpoint and skips the updates since, with their data, for good. `ask` stops until a
+            person approves the roll-back.
+        max_loss: limit of the loss from earlier updates. None rejects only NaN.
+        checkpoints_back: number of steps to go back among the steps saved by rule (`checkpoints.every_steps`, `at_steps`, the phase's
+            start). 1 is the last saved step before the update.
+        steps_more: number of updates to skip after the rejected update.
+        max_times: maximum number of roll-backs of a phase.
     """
 
     action: Literal["roll_back", "ask"]

@@ -1,4 +1,4 @@
-"""One phase, resolved, as in `RUN.json`; its digests, and the comparison of two runs field by field."""
+"""One resolved phase as in `RUN.json`, its digests, and the comparison of two runs by field."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +18,8 @@ PackingKind = Literal["chunk", "pad", "greedy"]
 LossOn = Literal["all", "answers"]
 MixtureShares = dict[Component, Annotated[float, Field(ge=0, le=100)]]
 StatePart = Literal["ema", "optimizer", "rolling", "balancing", "qk_norm"]
-"""The parts that a hand-off can make fresh or graft: the moving average, the optimizer's state, the windows of norms and losses, the
-momentum of the routers' biases, QK-norm's gains."""
+"""Parts that a hand-off can reset or graft: moving average, optimizer state, windows of norms and losses, momentum of the routers' biases,
+QK-norm's gains."""
 
 ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "attend_within_documents": True,
@@ -41,16 +41,16 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "loss_on": "all",
     "max_adam_grad_norm": None,
 }
-"""Field that came later → the value that all earlier runs had: with this value it is in no digest, so an earlier run keeps its digest. The
-commit that adds a field adds it here, for good. The name must be unique in the whole configuration, and not a component's."""
+"""Later field → value of all earlier runs. No digest has a field with this value, so earlier runs keep their digests. The commit adding a
+field adds it here, for good. The name must be unique in the whole configuration, and must not be a component."""
 
-_EXECUTION = "it changes how an update is computed, or how long one may take, and not what an update computes"
+_EXECUTION = "it changes the execution or the time limits of an update, and not its result"
 _INSTRUMENTATION = "metrics and their sinks change no update"
-_SAVING = "when the state is saved, and for how long a checkpoint is kept, changes no update"
+_SAVING = "times and lifetimes of checkpoints change no update"
 MAY_CHANGE: Mapping[str, str] = {
-    "learning_rate": "the updates after the checkpoint are still to come; at every update before it the learning rate is compared",
-    "stop_step": "the last update is still to come: it must not lie before the checkpoint",
-    "until_step": "on which slice the updates are computed changes none of them",
+    "learning_rate": "later updates may change; for updates before the checkpoint the learning rate is compared",
+    "stop_step": "the last update may change, but must not be before the checkpoint",
+    "until_step": "the slice of an update does not change the update",
     "execution.mesh": _EXECUTION,
     "execution.remat": _EXECUTION,
     "execution.attention": _EXECUTION,
@@ -73,28 +73,28 @@ MAY_CHANGE: Mapping[str, str] = {
     "output": "a path; a run may be moved",
     "caches": "paths; the content of each cache is compared with the data order contract of the checkpoint",
     "cache_digests": "a name for the content of a cache, which the data order contract compares",
-    "start.checkpoint": "a path; start.params_digest binds the weights that are there",
-    "start.graft[].checkpoint": "a path; start.graft[].params_digest binds the weights that are there",
+    "start.checkpoint": "a path; start.params_digest binds its weights",
+    "start.graft[].checkpoint": "a path; start.graft[].params_digest binds its weights",
 }
-"""Field of a run → why a run may resume with another value, also of all fields below it. Every other field, a new one too, binds
-a checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.resume`)."""
+"""Field of a run (including fields below it) → the reason why a run may resume with another value. All other and all new fields bind a
+checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.checkpointer`)."""
 BIND_THE_RESULT = ("learning_rate", "stop_step", "checkpoints")
-"""Fields that may change while a run continues, and that a finished result is bound to: if one changes, a launcher trains again."""
+"""Fields that may change in a resume and bind a finished result: after a change, a launcher trains again."""
 MAX_CHARACTERS = 60
 NOTHING = "nothing"
 _NAMED_BY_KEY = re.compile(r"(train|held_out)-[0-9a-f]{16}")
 
 
 class DataOrder(Frozen):
-    """How sequences are drawn: one permutation per component, keyed by seed and component name, and blocks of the mixture.
+    """Order of sequences: one permutation per component from seed and component name, and blocks of the mixture.
 
     Attributes:
-        first_step: the order begins here and ignores what the lineage drew before.
-        rounding: how shares become counts of a block; `floor` rounds all down, and the largest takes the rest, as Levanter does.
-        cut_blocks: a mixture may start inside a block; the block before it is cut short.
-        buffer_documents: rows are filled from a buffer of documents for each component, which is refilled to twice as many when so few
-            are left (`trainer.data.document_buffer`); the permutation is then that of the documents. None cuts the concatenated documents
-            into rows, and permutes these.
+        first_step: start of the order. Earlier draws of the lineage are ignored.
+        rounding: rule for the counts of a block. `floor` rounds all shares down and adds the rest to the largest share, as Levanter does.
+        cut_blocks: a mixture may start inside a block, which shortens the previous block.
+        buffer_documents: rows are filled from a buffer of documents per component. At this number of documents the buffer is refilled to
+            twice the number (`trainer.data.document_buffer`), and the permutation is over documents. None cuts the concatenated documents
+            into rows and permutes rows.
     """
 
     seed: int = Field(ge=0, lt=2**64)
@@ -107,9 +107,9 @@ class DataOrder(Frozen):
 
 
 class CheckpointPolicy(Frozen):
-    """One every `every_steps`, kept for ever where `keep_all`, else only the last; temporary ones every `every_minutes`.
+    """Checkpoints every `every_steps`, kept for ever with `keep_all`, and temporary checkpoints every `every_minutes`.
 
-    Those after `at_steps` updates and at a phase's end are always kept.
+    Checkpoints after `at_steps` updates and at a phase's end are always kept.
     """
 
     every_steps: int = Field(gt=0)
@@ -118,12 +118,12 @@ class CheckpointPolicy(Frozen):
     at_steps: tuple[int, ...] = ()
 
     def keeps(self, step: int) -> bool:
-        """Return whether the checkpoint after so many updates is kept; that of a phase's end always is."""
+        """Whether the checkpoint of step `step` is kept, apart from the phase's end."""
         return step in self.at_steps or (self.keep_all and step % self.every_steps == 0)
 
 
 class Graft(Frozen):
-    """A part of the state from another checkpoint than the rest; `params_digest` is that of the weights found there."""
+    """A part of the state from another checkpoint. `params_digest` is the digest of that checkpoint's weights."""
 
     part: StatePart
     checkpoint: str
@@ -131,9 +131,9 @@ class Graft(Frozen):
 
 
 class StartFrom(Frozen):
-    """The checkpoint a phase starts from. A part that is neither `fresh` nor grafted is carried, and must be there.
+    """The checkpoint that a phase starts from, with the expected digest of its weights.
 
-    `params_digest` is that of the weights that must be found there.
+    A part of the state that is neither `fresh` nor grafted is carried, and the checkpoint must have it.
     """
 
     checkpoint: str
@@ -143,10 +143,10 @@ class StartFrom(Frozen):
 
 
 class LossEvaluation(Frozen):
-    """The loss on held-out text, each `every_steps`, of the weights and of their moving average.
+    """Loss of the weights and of their moving average on held-out text, every `every_steps`.
 
     Attributes:
-        sequences: of each component, the first so many rows of its cache.
+        sequences: number of first rows per component.
         caches: component → folder of its held-out token cache.
     """
 
@@ -156,18 +156,18 @@ class LossEvaluation(Frozen):
 
 
 class RunConfig(Frozen):
-    """One phase, resolved. `batch` and `mixture` reach back to step 0 of the lineage, because the data order does.
+    """One resolved phase. `batch` and `mixture` start at step 0 of the lineage, like the data order.
 
     Attributes:
-        caches: component → folder of its token cache; every component that the phase draws from.
-        packing: how documents become rows (`trainer.data.packing`): `chunk` cuts all of them, one after the other, into full rows; `pad`
-            gives each a row of its own; `greedy` fills rows with whole ones. The last two cut what is longer than a row, and pad.
-        loss_on: which tokens are predicted: all, or those of the answers alone, which are spans of the caches. Where packing is not
-            `chunk`, neither padding nor the first token of a document is.
-        cache_digests: component → digest of its cache's manifest, where the folder's name does not name its content.
-        verdict: the JSON file of the verdict on these caches.
+        caches: component → folder of its token cache, for every component that the phase draws from.
+        packing: layout of documents in rows (`trainer.data.packing`). `chunk` cuts the concatenated documents into full rows. `pad` gives
+            each document a row, and `greedy` fills rows with whole documents. Both truncate long documents, and pad.
+        loss_on: predicted tokens, all or only answers (spans in the caches). With `pad` and `greedy`, padding and the first token of a
+            document are not predicted.
+        cache_digests: component → digest of its cache's manifest, if the folder's name does not identify its content.
+        verdict: JSON file with the verdict on these caches.
         output: the run's folder: metrics, heartbeat, checkpoints, result.
-        until_step: the trainer saves after this update and ends: the phase continues on another slice. None is to the phase's end.
+        until_step: last update on this slice, after which the trainer saves and ends. None is the phase's end.
     """
 
     recipe: str
@@ -199,37 +199,37 @@ class RunConfig(Frozen):
 
     @property
     def last_step(self) -> int:
-        """The update after which the trainer ends: the phase's last, or the last on its slice."""
+        """The last update of the phase, or the last update on this slice."""
         return self.stop_step if self.until_step is None else self.until_step
 
     @property
     def keeps_average(self) -> bool:
-        """Whether a moving average of the weights is kept at any step of the phase."""
+        """Whether the phase has a moving average of the weights at any step."""
         return any(decay is not None for _, decay in self.stability.ema_decay.within(self.start_step, self.stop_step))
 
     @property
     def digest(self) -> str:
-        """The identity of a result: settings, the bytes of its caches, and the weights it started from.
+        """The identity of a result: settings, content of the caches, and the weights at the start.
 
-        Execution and instrumentation are not in it: a run continues on another mesh. Nor is a path: a home may be moved. Nor is a field of
+        Excluded are execution and instrumentation (a run continues on another mesh), paths (a home may be moved), and fields of
         `ADDED_LATER` with the value of earlier runs.
         """
         return digest_of_json(without_added(self.decisive))
 
     @property
     def decisive(self) -> dict[str, Any]:
-        """The content of the digest: every setting that decides the weights, the content of each cache, and no path."""
+        """The content of the digest: every setting that decides the weights, and the content of each cache, without paths."""
         paths = [path for path in MAY_CHANGE if path.partition(".")[0] not in BIND_THE_RESULT]
         return {**_without(self.model_dump(mode="json"), paths), "caches": {name: self.cache_name(name) for name in self.caches}}
 
     @property
     def digest_with_places(self) -> str:
-        """The digest that earlier results named: the same with paths."""
+        """The digest with paths, used in earlier results."""
         without = {"execution", "instrumentation", "evaluation", "until_step", "cache_digests"}
         return digest_of_json(without_added(self.model_dump(mode="json", exclude=without)))
 
     def cache_name(self, component: Component) -> str:
-        """Return the name of a cache's bytes: its digest, or the folder's name if that is made of its key, or else its path."""
+        """Return the identity of a cache's content: its digest, or the folder's name if it contains the key, or else its path."""
         folder = self.caches[component]
         name = folder.rstrip("/").rpartition("/")[2]
         return self.cache_digests.get(component) or (name if _NAMED_BY_KEY.fullmatch(name) else folder)
@@ -254,7 +254,7 @@ class RunConfig(Frozen):
         drawn = {name for _, shares in self.mixture.within(self.start_step, self.stop_step) for name, share in shares.items() if share}
         check_rows(self.packing, self.loss_on, self.order)
         if missing := sorted(drawn - set(self.caches)):
-            raise ValueError(f"no cache is named for {', '.join(missing)}")
+            raise ValueError(f"caches must name a folder for every component, found none for {', '.join(missing)}")
         return self
 
 
@@ -276,12 +276,12 @@ def check_rows(packing: PackingKind, loss_on: LossOn, order: DataOrder) -> None:
     if order.buffer_documents is not None and (packing, loss_on) != ("chunk", "all"):
         raise ValueError(
             f"order.buffer_documents must go with packing chunk and loss_on all, found packing {packing} and loss_on {loss_on}: a buffer "
-            "fills rows with parts of documents. Set order.buffer_documents to null, or take the others out"
+            "fills rows with parts of documents. Set order.buffer_documents to null, or remove packing and loss_on"
         )
 
 
 class Difference(NamedTuple):
-    """One field of a run, such as `stability.max_grad_norm[0][1]`, with both values in words."""
+    """One field of a run, such as `stability.max_grad_norm[0][1]`, with both values as text."""
 
     field: str
     before: str
@@ -292,7 +292,7 @@ class Difference(NamedTuple):
 
 
 def bound_by_checkpoint(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run as JSON, without the fields that may change when it resumes."""
+    """Return a run as JSON, without the fields that may change in a resume."""
     return _without(settings, MAY_CHANGE)
 
 
@@ -301,7 +301,7 @@ def without_added(settings: Any) -> Any:
     if isinstance(settings, dict):
         kept: dict[str, Any] = {}
         for name, value in settings.items():
-            # 1 is not True here: a component of that name, with a share of one percent, would be another thing.
+            # compare types, because 1 == True: a share of 1 % is not a flag
             if not (name in ADDED_LATER and type(value) is type(ADDED_LATER[name]) and value == ADDED_LATER[name]):
                 kept[name] = without_added(value)
         return kept
@@ -311,7 +311,7 @@ def without_added(settings: Any) -> Any:
 
 
 def differences_between(before: Any, now: Any, field: str = "") -> Iterator[Difference]:
-    """Yield the fields in which two values as JSON differ. A missing field has the value `NOTHING`."""
+    """Yield the fields with different values in two JSON values. A missing field has the value `NOTHING`."""
     if before == now:
         return
     if isinstance(before, dict) and isinstance(now, dict):
