@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ class Recorder:
         self._peak = peak_flops(jax.devices()[0].device_kind, run.model.compute_dtype)
         self._groups, self._slots, self._expert_layers = groups(run.model), slot_names(run.model), expert_layers(run.model)
         self._file: MetricsFile | None = None
-        self._sinks: list[Sink] = []
+        self._sinks: list[TensorBoardSink | WandbSink] = []
         path = RunFolder.at(run.output).metrics
         if is_first():  # all processes have the same values, and all of them stop at NaN
             with alone():
@@ -195,22 +195,8 @@ def _named(kind: str, names: Iterable[object], norms: np.ndarray) -> dict[str, f
     return {f"{kind}/{name}": float(norm) for name, norm in zip(names, norms, strict=True)}
 
 
-class Sink(Protocol):
-    """Receiver of rows in order. `last_step` is the last step received in any attempt (0 if none)."""
-
-    last_step: int
-
-    def write(self, row: Row) -> None:
-        """Write a row of a step after `last_step`."""
-        ...
-
-    def close(self) -> None:
-        """Finish."""
-        ...
-
-
 class TensorBoardSink:
-    """TensorBoard events, in one file per attempt. `last_step` is read from the existing files."""
+    """TensorBoard events, in one file per attempt. `last_step` is the last step in the files of all attempts."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
@@ -306,6 +292,9 @@ class WandbSink:
     def _note(self, step: int) -> None:
         self.last_step = step
         os.pwrite(self._sent.fileno(), f'{{"id": "{self._id}", "step": {step:>15}}}\n'.encode(), 0)
+
+
+Sink = TensorBoardSink | WandbSink
 
 
 def check_sinks(instrumentation: Instrumentation) -> None:

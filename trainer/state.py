@@ -17,13 +17,13 @@ from phasewise.trainer.optimizer import OptimizerState, build_optimizer
 from phasewise.trainer.process.distributed import pieces_on_host
 
 
-def slots(model: ModelConfig) -> tuple[tuple[str, int | None], ...]:
-    """Return weight and layer of each number of `slot_squares`. The layer is None for a weight outside the layers."""
-    return tuple((name, layer) for name, spec in _named_specs(model) for layer in (spec.layers or (None,)))
+def slot_names(model: ModelConfig) -> tuple[str, ...]:
+    """Return the name of each number of `slot_squares`: `query/3` with the layer, or `head`."""
+    return tuple(name if layer is None else f"{name}/{layer}" for name, spec in _named_specs(model) for layer in (spec.layers or (None,)))
 
 
 def slot_squares(tree: Params, model: ModelConfig) -> Float[Array, " slot"]:
-    """Return float32 sums of squares in the order of `slots`, for a tree with the structure of `param_specs`."""
+    """Return float32 sums of squares in the order of `slot_names`, for a tree with the structure of `param_specs`."""
 
     def squares(spec: ParamSpec, leaf: Array) -> Array:
         axes = range(1 if spec.layers else 0, leaf.ndim)
@@ -48,11 +48,6 @@ def group_norms(squares: Float[Array, " slot"], model: ModelConfig) -> Float[Arr
     of_slots = [spec.group for _, spec in _named_specs(model) for _ in (spec.layers or (None,))]
     members = [[number for number, group in enumerate(of_slots) if group == wanted] for wanted in groups(model)]
     return jnp.sqrt(jnp.stack([jnp.sum(squares[jnp.asarray(numbers, jnp.int32)]) for numbers in members]))
-
-
-def slot_names(model: ModelConfig) -> tuple[str, ...]:
-    """Return the name of each slot in `metrics.jsonl`: `query/3`, `head`."""
-    return tuple(name if layer is None else f"{name}/{layer}" for name, layer in slots(model))
 
 
 def _named_specs(model: ModelConfig) -> list[tuple[str, ParamSpec]]:

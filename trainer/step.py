@@ -26,7 +26,7 @@ TrainStep = Callable[..., tuple[TrainState, "StepMetrics"]]
 class StepMetrics(NamedTuple):
     """Measurements of one update, explained in `trainer.metrics`. Limits may be infinite. Absent features are None.
 
-    `_norms` have one value per group of `trainer.state.groups`, `_slots` one per weight and layer (`trainer.state.slots`).
+    `_norms` have one value per group of `trainer.state.groups`, `_slots` one per weight and layer (`trainer.state.slot_names`).
     """
 
     loss: Scalar

@@ -56,7 +56,7 @@ class MemorySink:
 def test_a_sink_gets_what_it_does_not_have():
     ahead = MemorySink(4)
     behind = MemorySink(1)
-    send([ahead, behind], rows(range(1, 7)))
+    send([ahead, behind], rows(range(1, 7)))  # pyright: ignore[reportArgumentType]  # sinks of this test
     assert ahead.steps == [5, 6]
     assert behind.steps == [2, 3, 4, 5, 6]
 

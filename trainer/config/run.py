@@ -44,40 +44,23 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
 """Later field → value of all earlier runs. No digest has a field with this value, so earlier runs keep their digests. The commit adding a
 field adds it here, for good. The name must be unique in the whole configuration, and must not be a component."""
 
-_EXECUTION = "it changes the execution or the time limits of an update, and not its result"
-_INSTRUMENTATION = "metrics and their sinks change no update"
-_SAVING = "times and lifetimes of checkpoints change no update"
-MAY_CHANGE: Mapping[str, str] = {
-    "learning_rate": "later updates may change; for updates before the checkpoint the learning rate is compared",
-    "stop_step": "the last update may change, but must not be before the checkpoint",
-    "until_step": "the slice of an update does not change the update",
-    "execution.mesh": _EXECUTION,
-    "execution.remat": _EXECUTION,
-    "execution.attention": _EXECUTION,
-    "execution.expert_kernel": _EXECUTION,
-    "execution.microbatch_sequences": _EXECUTION,
-    "execution.loss_chunk_tokens": _EXECUTION,
-    "execution.stall_seconds": _EXECUTION,
-    "execution.step_stall_seconds": _EXECUTION,
-    "execution.save_stall_seconds": _EXECUTION,
-    "execution.restore_stall_seconds": _EXECUTION,
-    "instrumentation.layer_norms_every": _INSTRUMENTATION,
-    "instrumentation.tensorboard": _INSTRUMENTATION,
-    "instrumentation.wandb": _INSTRUMENTATION,
-    "evaluation": "the loss on held-out text is measured, and changes no update",
-    "checkpoints.every_steps": _SAVING,
-    "checkpoints.every_minutes": _SAVING,
-    "checkpoints.keep_all": _SAVING,
-    "checkpoints.at_steps": _SAVING,
-    "verdict": "a path; the trainer reads the verdict again at each start",
-    "output": "a path; a run may be moved",
-    "caches": "paths; the content of each cache is compared with the data order contract of the checkpoint",
-    "cache_digests": "a name for the content of a cache, which the data order contract compares",
-    "start.checkpoint": "a path; start.params_digest binds its weights",
-    "start.graft[].checkpoint": "a path; start.graft[].params_digest binds its weights",
-}
-"""Field of a run (including fields below it) → the reason why a run may resume with another value. All other and all new fields bind a
-checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.checkpointer`)."""
+MAY_CHANGE = (
+    "learning_rate",  # compared at every update before the checkpoint
+    "stop_step",  # not before the checkpoint
+    "until_step",
+    "execution",
+    "instrumentation",
+    "evaluation",
+    "checkpoints",
+    "verdict",  # a path: the trainer reads the verdict at each start
+    "output",
+    "caches",  # paths: the data order contract of a checkpoint has the content
+    "cache_digests",
+    "start.checkpoint",  # a path: `start.params_digest` binds the weights
+    "start.graft[].checkpoint",
+)
+"""Fields (including fields below them) that may change in a resume, because they do not decide earlier updates. All other and all new fields
+bind a checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.checkpointer`)."""
 BIND_THE_RESULT = ("learning_rate", "stop_step", "checkpoints")
 """Fields that may change in a resume and bind a finished result: after a change, a launcher trains again."""
 MAX_CHARACTERS = 60

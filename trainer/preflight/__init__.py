@@ -1,1 +1,1 @@
-"""What a training step needs of a TPU slice, found by compiling it for that slice on a machine without one."""
+"""Needs of a training step on a TPU slice, from its compilation on a machine without TPUs."""

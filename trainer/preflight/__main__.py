@@ -1,7 +1,7 @@
-"""`python -m phasewise.trainer.preflight SPEC.json RESULT.json`: compile one step for TPUs that are not here.
+"""`python -m phasewise.trainer.preflight SPEC.json RESULT.json`: compile one step for a TPU slice on a machine without TPUs.
 
-Needs `JAX_PLATFORMS=cpu` and the wheel `libtpu`. Exit code 0: the result is written, also where the compiler refused the step for its
-memory. 1: the compiler failed. 2: wrong usage, or a step that does not fit its mesh. The reason is a line on standard error.
+Requires `JAX_PLATFORMS=cpu` and the wheel `libtpu`. Exit code 0: the result is written, also if the compiler refused the step for its
+memory. 1: the compiler failed. 2: wrong usage, or a step that does not fit its mesh. Standard error has the reason in one line.
 """
 
 import os
@@ -15,7 +15,7 @@ from phasewise.trainer.preflight.spec import Spec
 
 
 def main(arguments: list[str]) -> int:
-    """Read the specification, compile, write the result; the exit code."""
+    """Read the specification, compile, write the result, and return the exit code."""
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 2:
         print("usage: python -m phasewise.trainer.preflight SPEC.json RESULT.json [--with-parent]", file=sys.stderr)
@@ -42,4 +42,4 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # a compiler that was left at work would be waited for
+    os._exit(code)  # do not wait for an abandoned compiler

@@ -1,4 +1,4 @@
-"""The compiled module as text (HLO): computations, instructions, shapes, and how often each computation runs in a step."""
+"""The compiled module as text (HLO): computations, instructions, shapes, and runs of each computation in a step."""
 
 import math
 import re
@@ -18,21 +18,21 @@ FURTHER = re.compile(rf'op_name="[^"]*{FURTHER_ROUNDS}/while"')
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 OFFLOADED = re.compile(r"called_computations=\{%([\w.\-]+)\}")
 HBM, HOST = 0, 5
-"""Memory spaces of a layout, `S(n)`; the chip's own memory is not written. The others are small and fast, on the chip."""
+"""Memory spaces `S(n)` of a layout. HBM is the default. The others are small, fast memories on the chip."""
 RAGGED = "ragged-all-to-all"
-"""Between rows and the room for them, which is larger: what goes is the rows. Counted as an all-to-all."""
+"""Exchange of rows into a larger buffer. The traffic is the rows, counted as an all-to-all."""
 TYPE_BYTES = {"pred": 1, "token": 0, "opaque": 0}
 
 
 class Array(NamedTuple):
-    """One array of a shape: its bytes without padding, and the memory space it lies in."""
+    """Bytes without padding, and memory space of an array."""
 
     bytes: int
     space: int
 
 
 class Instruction(NamedTuple):
-    """One line of a computation. `rest` is everything behind the opening bracket of the operands."""
+    """One line of a computation. `rest` is the text after the opening bracket of the operands."""
 
     name: str
     opcode: str
@@ -42,13 +42,13 @@ class Instruction(NamedTuple):
     is_root: bool
 
     def attribute(self, name: str) -> str | None:
-        """A computation that the instruction names, such as its `body`."""
+        """Return the computation in an attribute, such as `body`."""
         found = re.search(rf"\b{name}=%([\w.\-]+)", self.rest)
         return found.group(1) if found else None
 
 
 class Module:
-    """Computations by name, with the instructions of each."""
+    """Named computations with their instructions."""
 
     def __init__(self, text: str) -> None:
         self.entry = ""
@@ -65,13 +65,28 @@ class Module:
 
     @cached_property
     def runs(self) -> Mapping[str, int]:
-        """Computation → how often it runs in a step. One that a fusion is made of runs as often as the fusion."""
+        """Computation → number of runs in a step. The computation of a fusion runs as often as the fusion."""
         return self._count(with_offloaded=False)
 
     @cached_property
     def runs_offloaded(self) -> Mapping[str, int]:
-        """As `runs`, with what is handed to the sparse cores: a call names what they do. On tpu7x it is nearly all that chips send."""
+        """`runs` including computations of the sparse cores, which have nearly all communication on tpu7x."""
         return self._count(with_offloaded=True)
+
+    @cached_property
+    def fusions(self) -> Mapping[str, tuple[str, Instruction]]:
+        """Computation of a fusion → name of the calling computation, and the fusion."""
+        return {
+            called: (name, instruction)
+            for name, instructions in self.computations.items()
+            for instruction in instructions.values()
+            if instruction.opcode == "fusion" and (called := instruction.attribute("calls"))
+        }
+
+    def fused(self, fusion: Instruction) -> tuple[dict[str, Instruction], dict[int, Instruction]]:
+        """Return the instructions of a fusion, and its parameters by number."""
+        inside = self.computations.get(fusion.attribute("calls") or "", {})
+        return inside, {int(each.rest.split(")")[0]): each for each in inside.values() if each.opcode == "parameter"}
 
     def _count(self, *, with_offloaded: bool) -> Mapping[str, int]:
         counts: defaultdict[str, int] = defaultdict(int)
@@ -87,35 +102,24 @@ class Module:
         visit(self.entry, 1)
         return counts
 
-    @cached_property
-    def fusions(self) -> Mapping[str, tuple[str, Instruction]]:
-        """Computation that a fusion is made of → the computation that the fusion is in, and the fusion."""
-        return {
-            called: (name, instruction)
-            for name, instructions in self.computations.items()
-            for instruction in instructions.values()
-            if instruction.opcode == "fusion" and (called := instruction.attribute("calls"))
-        }
-
     def _calls(self, name: str, instruction: Instruction) -> Iterator[tuple[str, int]]:
         if instruction.opcode == "while":
-            body = instruction.attribute("body")
-            if body:
+            if body := instruction.attribute("body"):
                 yield body, self.trip_count(name, instruction)
         elif instruction.opcode == "conditional":
             for branch in re.findall(r"(?:true|false)_computation=%([\w.\-]+)", instruction.rest):
                 yield branch, 1
             if branches := re.search(r"branch_computations=\{([^}]*)\}", instruction.rest):
                 yield from ((branch, 1) for branch in NAME.findall(branches.group(1)))
-        elif instruction.opcode in ("fusion", "call", "async-start"):
-            called = instruction.attribute("calls") or instruction.attribute("to_apply")
-            if called:
-                yield called, 1
+        elif instruction.opcode in ("fusion", "call", "async-start") and (
+            called := instruction.attribute("calls") or instruction.attribute("to_apply")
+        ):
+            yield called, 1
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """How often a loop's body runs: from where its counter starts to the constant it is compared with; 1 where that is not seen.
+        """Return the number of runs of a loop's body, from its counter's start to the constant limit, or 1 if unknown.
 
-        Further rounds of experts' rows are for loads that are not balanced: none.
+        Further rounds of experts' rows run only for unbalanced loads: 0.
         """
         if FURTHER.search(loop.rest):
             return 0
@@ -126,37 +130,33 @@ class Module:
         counters = [each for each in condition.values() if each.opcode == "get-tuple-element"]
         if len(limits) != 1 or len(counters) != 1:
             return 1
-        place = re.search(r"index=(\d+)", counters[0].rest)
-        return max(limits[0] - self._start(computation, loop, int(place.group(1)) if place else 0), 0)
-
-    def _start(self, computation: str, loop: Instruction, place: int) -> int:
+        index = re.search(r"index=(\d+)", counters[0].rest)
         here = self.computations[computation]
         carried = here.get(loop.operands[0]) if loop.operands else None
-        value = here.get(carried.operands[place]) if carried and carried.opcode == "tuple" else None
-        while value is not None and value.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
-            value = here.get(value.operands[0])
-        return (constant_of(value) or 0) if value else 0
+        start = here.get(carried.operands[int(index.group(1)) if index else 0]) if carried and carried.opcode == "tuple" else None
+        while start is not None and start.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+            start = here.get(start.operands[0])
+        return max(limits[0] - ((constant_of(start) or 0) if start else 0), 0)
 
 
 def constant_of(instruction: Instruction) -> int | None:
-    """The value of a whole constant."""
+    """Return the value of an integer constant."""
     found = re.match(r"(-?\d+)\)", instruction.rest) if instruction.opcode == "constant" else None
     return int(found.group(1)) if found else None
 
 
 def arrays(shape: str) -> list[Array]:
-    """The arrays of a shape, or of a tuple of shapes."""
-    return [_array(*found.groups()) for found in ARRAY.finditer(shape)]
-
-
-def _array(dtype: str, dimensions: str, layout: str | None) -> Array:
-    sizes = [int(size.removeprefix("<=")) for size in dimensions.split(",") if size]
-    space = SPACE.search(layout or "")
-    return Array(math.prod(sizes) * type_bytes(dtype), int(space.group(1)) if space else HBM)
+    """Return the arrays of a shape, or of a tuple of shapes."""
+    found: list[Array] = []
+    for dtype, dimensions, layout in ARRAY.findall(shape):
+        sizes = [int(size.removeprefix("<=")) for size in dimensions.split(",") if size]
+        space = SPACE.search(layout)
+        found.append(Array(math.prod(sizes) * type_bytes(dtype), int(space.group(1)) if space else HBM))
+    return found
 
 
 def type_bytes(dtype: str) -> int:
-    """Bytes of one number: `bf16` has 2."""
+    """Return the bytes of one number: `bf16` has 2."""
     if dtype in TYPE_BYTES:
         return TYPE_BYTES[dtype]
     bits = re.search(r"\d+", dtype)
@@ -164,10 +164,10 @@ def type_bytes(dtype: str) -> int:
 
 
 def total_bytes(shape: str) -> int:
-    """Bytes of a shape, wherever they lie."""
+    """Return the bytes of a shape in all memory spaces."""
     return sum(array.bytes for array in arrays(shape))
 
 
 def hbm_bytes(shape: str) -> int:
-    """Bytes of a shape that lie in the chip's memory."""
+    """Return the bytes of a shape in HBM."""
     return sum(array.bytes for array in arrays(shape) if array.space == HBM)

@@ -1,4 +1,4 @@
-"""What the chips of a step send one another, read from the compiled module: kind, axis of the mesh, link, and bytes."""
+"""Traffic, update FLOPs and collectives of a compiled step, read from its module."""
 
 import math
 import re
@@ -11,19 +11,27 @@ import numpy as np
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.preflight.hlo import ARRAY, HOST, RAGGED, Instruction, Module, arrays, hbm_bytes, total_bytes
 from phasewise.trainer.preflight.spec import Collective, Link
+from phasewise.trainer.sharding import MESH_AXES
 
 NO_TRAFFIC = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "async-start", "async-update",
     "after-all", "partition-id",
 }  # fmt: skip
-"""They name bytes, or run other computations, which are counted themselves."""
+"""Operations that move no bytes, or that run computations which are counted separately."""
 OWN_KERNEL = 'custom_call_target="tpu_custom_call"'
+LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+OP_NAME = re.compile(r'op_name="([^"]*)"')
+OF_THE_MODEL = ("jvp(", "checkpoint")
+"""Parts of the names of differentiated operations. Operations without a name, from the compiler, are not counted."""
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+Instructions = dict[str, Instruction]
 
 
 def traffic_bytes(module: Module) -> int:
-    """Bytes read and written in a step: each operation's operands and results once, of a slice only the slice, loops multiplied in.
+    """Return bytes read from and written to HBM in a step: operands and results of each operation, slices only in part.
 
-    What lies in the fast memory on the chip is not counted, nor is what a fusion keeps inside.
+    The fast memory on the chip and intermediate results of fusions are not counted.
     """
     total = 0
     for name, times in module.runs.items():
@@ -33,65 +41,28 @@ def traffic_bytes(module: Module) -> int:
     return total
 
 
-def host_traffic_bytes(module: Module) -> int:
-    """Bytes that a chip sends to its host's memory and reads from it in a step, loops multiplied in: of a slice only the slice."""
-    total = 0
-    for name, times in module.runs.items():
-        here = module.computations.get(name, {})
-        total += times * sum(_sent_to_host(here, instruction) for instruction in here.values())
-    return total
-
-
-def _sent_to_host(here: dict[str, Instruction], instruction: Instruction) -> int:
-    shapes = [here[name].shape for name in instruction.operands if name in here]
-    if not shapes:
+def _moved(module: Module, here: Instructions, instruction: Instruction) -> int:
+    opcode, written = instruction.opcode, hbm_bytes(instruction.shape)
+    if opcode in NO_TRAFFIC or opcode.endswith("-done"):
         return 0
-    match instruction.opcode:
-        case "dynamic-update-slice" if len(shapes) > 1 and _is_on_host(instruction.shape):
-            return total_bytes(shapes[1])
-        case "dynamic-slice" if _is_on_host(shapes[0]):
-            return total_bytes(instruction.shape)
-        case "copy" | "copy-start" if _is_on_host(shapes[0]) != _is_on_host(instruction.shape) or _crosses(instruction):
-            return total_bytes(shapes[0])
-        case _:
-            return 0
+    operands = [hbm_bytes(here[name].shape) for name in instruction.operands if name in here]
+    if opcode == "fusion":
+        inside, parameters = module.fused(instruction)
+        read = [_read(module, inside, parameters[number], size) if number in parameters else size for number, size in enumerate(operands)]
+        return sum(read) + _written(module, inside, instruction)
+    if opcode in ("slice", "dynamic-slice") or _is_gather(here, instruction):
+        return 2 * written
+    if opcode == RAGGED and operands:
+        return 2 * min(operands[0], written)
+    if opcode == "dynamic-update-slice":
+        return 2 * operands[1] if len(operands) > 1 else 0
+    if opcode.endswith("-start"):
+        return 2 * sum(operands)
+    return sum(operands) + written
 
 
-def _is_on_host(shape: str) -> bool:
-    return all(array.space == HOST for array in arrays(shape))
-
-
-def _crosses(instruction: Instruction) -> bool:
-    spaces = {array.space == HOST for array in arrays(instruction.shape)[:2]}
-    return instruction.opcode == "copy-start" and len(spaces) > 1
-
-
-def _moved(module: Module, here: dict[str, Instruction], instruction: Instruction) -> int:
-    if instruction.opcode in NO_TRAFFIC or instruction.opcode.endswith("-done"):
-        return 0
-    shapes = [here[name].shape for name in instruction.operands if name in here]
-    if instruction.opcode == "fusion":
-        inside = _inside(module, instruction)
-        parameters = _parameters(inside)
-        read = sum(
-            _read(module, inside, parameters[number], hbm_bytes(shape)) if number in parameters else hbm_bytes(shape)
-            for number, shape in enumerate(shapes)
-        )
-        roots = [each for each in inside.values() if each.is_root]
-        return read + (_written(module, inside, roots[0], instruction) if roots else hbm_bytes(instruction.shape))
-    if instruction.opcode in ("slice", "dynamic-slice") or _is_gather(here, instruction):
-        return 2 * hbm_bytes(instruction.shape)
-    if instruction.opcode == RAGGED and shapes:
-        return 2 * min(hbm_bytes(shapes[0]), hbm_bytes(instruction.shape))
-    if instruction.opcode == "dynamic-update-slice":
-        return 2 * hbm_bytes(shapes[1]) if len(shapes) > 1 else 0
-    if instruction.opcode.endswith("-start"):
-        return 2 * sum(hbm_bytes(shape) for shape in shapes)
-    return sum(hbm_bytes(shape) for shape in shapes) + hbm_bytes(instruction.shape)
-
-
-def _is_gather(here: dict[str, Instruction], instruction: Instruction) -> bool:
-    """Rows by their numbers: also what the compiler hands to the sparse cores, a call with values and numbers and a row for each number."""
+def _is_gather(here: Instructions, instruction: Instruction) -> bool:
+    """Whether the operation gathers rows. Sparse cores have it as a custom call with values and row numbers."""
     if instruction.opcode == "gather":
         return True
     if instruction.opcode != "custom-call" or OWN_KERNEL in instruction.rest or len(instruction.operands) != 2:
@@ -100,112 +71,122 @@ def _is_gather(here: dict[str, Instruction], instruction: Instruction) -> bool:
     return numbers.startswith("s32[") and values.partition("[")[0] == instruction.shape.partition("[")[0]
 
 
-def _inside(module: Module, fusion: Instruction) -> dict[str, Instruction]:
-    return module.computations.get(fusion.attribute("calls") or "", {})
+def _read(module: Module, inside: Instructions, value: Instruction, whole: int) -> int:
+    """Bytes of an operand that a fusion reads: the operand, or its slices, also in nested fusions."""
+    read, is_used = 0, False
+    for user in inside.values():
+        if value.name not in user.operands:
+            continue
+        is_used = True
+        is_source = user.operands[0] == value.name
+        if user.opcode in ("slice", "dynamic-slice", "gather") and is_source:
+            read += hbm_bytes(user.shape)
+        elif user.opcode == "dynamic-update-slice" and is_source:
+            continue
+        elif user.opcode == "bitcast" and not user.is_root:
+            read += _read(module, inside, user, whole)
+        elif user.opcode == "fusion":
+            nested, parameters = module.fused(user)
+            numbers = [number for number, name in enumerate(user.operands) if name == value.name]
+            read += sum(_read(module, nested, parameters[number], whole) if number in parameters else whole for number in numbers)
+        else:
+            read += whole
+    return min(whole, read) if is_used else whole
 
 
-def _parameters(inside: dict[str, Instruction]) -> dict[int, Instruction]:
-    return {int(each.rest.split(")")[0]): each for each in inside.values() if each.opcode == "parameter"}
-
-
-def _read(module: Module, inside: dict[str, Instruction], value: Instruction, whole: int) -> int:
-    """All of an operand, or the slices of it that are used, also by fusions within the fusion."""
-    users = [each for each in inside.values() if value.name in each.operands]
-    return min(whole, sum(_read_by(module, inside, value, user, whole) for user in users)) if users else whole
-
-
-def _read_by(module: Module, inside: dict[str, Instruction], value: Instruction, user: Instruction, whole: int) -> int:
-    if user.opcode in ("slice", "dynamic-slice", "gather") and user.operands[0] == value.name:
-        return hbm_bytes(user.shape)
-    if user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
-        return 0
-    if user.opcode == "bitcast" and not user.is_root:
-        return _read(module, inside, user, whole)
-    if user.opcode == "fusion":
-        nested = _inside(module, user)
-        parameters = _parameters(nested)
-        places = [number for number, name in enumerate(user.operands) if name == value.name]
-        return sum(_read(module, nested, parameters[place], whole) if place in parameters else whole for place in places)
-    return whole
-
-
-def _written(module: Module, inside: dict[str, Instruction], root: Instruction, fusion: Instruction) -> int:
+def _written(module: Module, inside: Instructions, fusion: Instruction) -> int:
+    whole = hbm_bytes(fusion.shape)
+    root = next((each for each in inside.values() if each.is_root), None)
+    if root is None:
+        return whole
     parts = [inside[name] for name in root.operands if name in inside] if root.opcode == "tuple" else [root]
-    changed = [_update(module, inside, part) for part in parts]
-    if any(update is not None for update in changed):
-        pairs = zip(parts, changed, strict=True)
-        return min(hbm_bytes(fusion.shape), sum(hbm_bytes(part.shape) if update is None else update for part, update in pairs))
-    return hbm_bytes(fusion.shape)
+    updates = [_update(module, inside, part) for part in parts]
+    if all(update is None for update in updates):
+        return whole
+    return min(whole, sum(hbm_bytes(part.shape) if update is None else update for part, update in zip(parts, updates, strict=True)))
 
 
-def _update(module: Module, inside: dict[str, Instruction], part: Instruction) -> int | None:
+def _update(module: Module, inside: Instructions, part: Instruction) -> int | None:
+    """Bytes of the slice that an operation updates in place, or None."""
     while part.opcode == "bitcast" and part.operands and part.operands[0] in inside:
         part = inside[part.operands[0]]
     if part.opcode == "fusion":
-        nested = _inside(module, part)
-        roots = [each for each in nested.values() if each.is_root and each.opcode != "tuple"]
-        return _update(module, nested, roots[0]) if roots else None
+        nested, _ = module.fused(part)
+        root = next((each for each in nested.values() if each.is_root and each.opcode != "tuple"), None)
+        return _update(module, nested, root) if root else None
     if part.opcode != "dynamic-update-slice" or len(part.operands) < 2 or part.operands[1] not in inside:
         return None
     return hbm_bytes(inside[part.operands[1]].shape)
 
 
-LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-OP_NAME = re.compile(r'op_name="([^"]*)"')
-OF_THE_MODEL = ("jvp(", "checkpoint")
-"""In the names of what is differentiated. What the compiler made without a name is not counted."""
+def host_traffic_bytes(module: Module) -> int:
+    """Return bytes that a chip exchanges with its host's memory in a step, slices only in part."""
+    total = 0
+    for name, times in module.runs.items():
+        here = module.computations.get(name, {})
+        total += times * sum(_sent_to_host(here, instruction) for instruction in here.values())
+    return total
+
+
+def _sent_to_host(here: Instructions, instruction: Instruction) -> int:
+    def is_on_host(shape: str) -> bool:
+        return all(array.space == HOST for array in arrays(shape))
+
+    shapes = [here[name].shape for name in instruction.operands if name in here]
+    if not shapes:
+        return 0
+    result = instruction.shape
+    match instruction.opcode:
+        case "dynamic-update-slice" if len(shapes) > 1 and is_on_host(result):
+            return total_bytes(shapes[1])
+        case "dynamic-slice" if is_on_host(shapes[0]):
+            return total_bytes(result)
+        case "copy" if is_on_host(shapes[0]) != is_on_host(result):
+            return total_bytes(shapes[0])
+        case "copy-start":  # its result names source and target
+            crosses = len({array.space == HOST for array in arrays(result)[:2]}) > 1
+            return total_bytes(shapes[0]) if crosses or is_on_host(shapes[0]) != is_on_host(result) else 0
+        case _:
+            return 0
 
 
 def update_flops(module: Module) -> int:
-    """FLOPs on a chip of the products that no gradient goes through, loops multiplied in.
+    """Return FLOPs per chip and step of products outside differentiation.
 
-    They are read, and not worked out from the model: which of the chips share a product is the compiler's choice.
+    The module decides, because the compiler chooses the chips that share a product.
     """
     total = 0
     for name, times in module.runs.items():
         here = module.computations.get(name, {})
-        total += times * sum(product_flops(here, each) for each in here.values() if _is_of_update(each))
+        for instruction in here.values():
+            named = OP_NAME.search(instruction.rest) if instruction.opcode == "convolution" else None
+            if named is not None and not any(part in named.group(1) for part in OF_THE_MODEL):
+                total += times * product_flops(here, instruction)
     return total
 
 
-def _is_of_update(instruction: Instruction) -> bool:
-    if instruction.opcode != "convolution":
-        return False
-    named = OP_NAME.search(instruction.rest)
-    return named is not None and not any(part in named.group(1) for part in OF_THE_MODEL)
+def product_flops(here: Instructions, product: Instruction) -> int:
+    """Return the FLOPs of a matrix product, which the TPU compiler writes as a convolution.
 
-
-def product_flops(here: dict[str, Instruction], product: Instruction) -> int:
-    """FLOPs of a product of matrices, which the compiler for TPUs writes as a convolution.
-
-    A dimension that both matrices have, that one has, or that is summed over may be a spatial one (a digit in the labels): each takes as
-    many multiplications as the longest of its three lengths, whatever the window is padded with.
+    A batch, free or summed dimension may be spatial (a digit in the labels). It counts with the largest of its three lengths, because the
+    window may be padded.
     """
+
+    def sizes(letters: str, shape: str) -> dict[str, int]:
+        found = ARRAY.search(shape)
+        return dict(zip(letters, (int(size) for size in found.group(2).split(",") if size) if found else (), strict=True))
+
     labels = LABELS.search(product.rest)
     if labels is None or any(name not in here for name in product.operands[:2]):
         return 0
-    left, right, result = (
-        dict(zip(letters, _sizes(shape), strict=True))
-        for letters, shape in zip(
-            labels.groups(), (here[product.operands[0]].shape, here[product.operands[1]].shape, product.shape), strict=True
-        )
-    )
+    shapes = (here[product.operands[0]].shape, here[product.operands[1]].shape, product.shape)
+    left, right, result = map(sizes, labels.groups(), shapes)
     spatial = [max(left[letter], right[letter], result[letter]) for letter in result if letter.isdigit()]
     return 2 * result["b"] * right["i"] * right["o"] * math.prod(spatial)
 
 
-def _sizes(shape: str) -> list[int]:
-    found = ARRAY.search(shape)
-    return [int(size) for size in found.group(2).split(",") if size] if found else []
-
-
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-AXES = ("replica", "fsdp", "expert", "tensor", "context")
-BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-
-
 class Found(NamedTuple):
-    """One operation: `payload` bytes of its result (for a reduce-scatter: of what goes in), among `group` chips along `axis`."""
+    """A collective operation among `group` chips. `payload`: bytes of its result, for a reduce-scatter of its input."""
 
     kind: str
     axis: str
@@ -216,13 +197,13 @@ class Found(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """What one chip sends in a step, by the ring, which sends the least (Thakur et al., 2005)."""
+        """Bytes that one chip sends in a step by the ring, which sends least (Thakur et al., 2005)."""
         share = 1.0 if self.kind == "collective-permute" else (self.group - 1) / self.group
         return round(self.times * self.payload * share * (2 if self.kind == "all-reduce" else 1))
 
 
 def read_collectives(module: Module, mesh: Mesh, num_slices: int) -> tuple[Collective, ...]:
-    """All of a step's, by kind and axis, loops multiplied in; the largest first."""
+    """Return the collectives of a step by kind and axis, the largest first."""
     sums: defaultdict[tuple[str, str, Link], list[int]] = defaultdict(lambda: [0, 0])
     for found in find_collectives(module, mesh, num_slices):
         entry = sums[found.kind, found.axis, found.link]
@@ -233,10 +214,7 @@ def read_collectives(module: Module, mesh: Mesh, num_slices: int) -> tuple[Colle
 
 
 def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Found]:
-    """Each operation of the module once, with how often it runs.
-
-    An asynchronous one is in several fusions that share its channel: where it starts, beside what it overlaps with, and where it ends.
-    """
+    """Yield each collective once. Several fusions can share an asynchronous operation and its channel: start, overlapping work, end."""
     seen: set[tuple[str, str]] = set()
     for name, times in module.runs_offloaded.items():
         outer = module.fusions.get(name)
@@ -244,9 +222,9 @@ def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Fo
         for instruction in instructions.values():
             channel = re.search(r"channel_id=(\d+)", instruction.rest)
             if outer and channel:
-                if (place := (outer[0], channel.group(1))) in seen:
+                if (key := (outer[0], channel.group(1))) in seen:
                     continue
-                seen.add(place)
+                seen.add(key)
             found = _found(instruction, name if outer is None else f"{name} {outer[1].name}", mesh, num_slices)
             if found and instruction.opcode == RAGGED:
                 found = found._replace(payload=min(found.payload, total_bytes(instructions[instruction.operands[0]].shape)))
@@ -254,7 +232,7 @@ def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Fo
                 yield found._replace(times=times)
 
 
-def _found(instruction: Instruction, place: str, mesh: Mesh, num_slices: int) -> Found | None:
+def _found(instruction: Instruction, computation: str, mesh: Mesh, num_slices: int) -> Found | None:
     kind = "all-to-all" if instruction.opcode == RAGGED else instruction.opcode.removesuffix("-start")
     if kind in KINDS:
         group = first_group(instruction.rest, mesh) if kind != "collective-permute" else first_pair(instruction.rest)
@@ -265,59 +243,47 @@ def _found(instruction: Instruction, place: str, mesh: Mesh, num_slices: int) ->
             payload = max(array.bytes for array in arrays(instruction.shape))
         if kind == "reduce-scatter":
             payload *= len(group)
-        if kind == "all-reduce" and "reduce-scatter" in place:
+        if kind == "all-reduce" and "reduce-scatter" in computation:
             kind = "reduce-scatter"
         return Found(kind, "×".join(axes_of(group, mesh)), link_of(group, mesh, num_slices), payload, len(group), 1)
     between = BETWEEN_SLICES.search(instruction.rest) if instruction.opcode == "send" else None
     if between is None:
         return None
     kind = between.group(1).lower().replace("_", "-")
-    kind = kind if kind in KINDS else "collective-permute"
-    return Found(kind, "replica", "dcn", arrays(instruction.shape)[0].bytes, num_slices, 1)
+    return Found(kind if kind in KINDS else "collective-permute", "replica", "dcn", arrays(instruction.shape)[0].bytes, num_slices, 1)
 
 
 def link_of(group: list[int], mesh: Mesh, num_slices: int) -> Link:
-    """The network that these devices need. The first part of `replica` goes over the slices: their devices have numbers that follow."""
-    of_each = math.prod(_shape(mesh)) // num_slices
+    """Return the network between devices. Slices have consecutive devices, along the first part of `replica`."""
+    of_each = mesh.devices // num_slices
     return "dcn" if len({device // of_each for device in group}) > 1 else "ici"
 
 
 def first_pair(text: str) -> list[int]:
-    """The first pair of a permutation that leaves its place."""
+    """Return the first pair of different devices in a permutation."""
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", text)
     found = re.findall(r"\{(\d+),(\d+)", pairs.group(1) + "}") if pairs else []
     return next(([int(source), int(target)] for source, target in found if source != target), [])
 
 
 def first_group(text: str, mesh: Mesh) -> list[int]:
-    """The devices of the first group, in any of the ways that HLO writes groups; all devices where none is written."""
+    """Return the devices of the first group, in any notation of HLO. Without groups, all devices."""
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
         return [int(device) for device in listed.group(1).split(",") if device]
     if tiled := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        return _tiled(*tiled.groups())
+        shape, sizes, order = ([int(size) for size in part.split(",")] if part else [] for part in tiled.groups())
+        devices = np.arange(math.prod(sizes)).reshape(sizes)
+        groups = (devices.transpose(order) if order else devices).reshape(shape)
+        return groups.reshape(len(groups), -1)[0].tolist()
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", text):
-        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", named.group(1))}
-        places = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        lengths = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", named.group(1))}
+        devices = np.arange(math.prod(lengths.values())).reshape(tuple(lengths.values()))
         along = set(re.findall(r"'([^']+)'", named.group(2)))
-        return [int(device) for device in places[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel()]
-    return list(range(math.prod(_shape(mesh))))
-
-
-def _tiled(shape: str, dimensions: str, order: str | None) -> list[int]:
-    """The first row of devices 0 … n - 1 laid out in `dimensions`, turned by `order`, and cut into rows of `shape`."""
-    sizes = [int(size) for size in dimensions.split(",")]
-    devices = np.arange(math.prod(sizes)).reshape(sizes)
-    if order:
-        devices = devices.transpose([int(axis) for axis in order.split(",")])
-    groups = devices.reshape([int(size) for size in shape.split(",")])
-    return [int(device) for device in groups.reshape(len(groups), -1)[0]]
+        return devices[tuple(slice(None) if axis in along else 0 for axis in lengths)].ravel().tolist()
+    return list(range(mesh.devices))
 
 
 def axes_of(group: list[int], mesh: Mesh) -> tuple[str, ...]:
-    """The axes of the mesh along which the places of these devices differ; devices are numbered along the last axis first."""
-    places = np.unravel_index(np.asarray(group), _shape(mesh))
-    return tuple(axis for axis, along in zip(AXES, places, strict=True) if len(set(along.tolist())) > 1)
-
-
-def _shape(mesh: Mesh) -> tuple[int, ...]:
-    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor, mesh.context
+    """Return the axes of the mesh along which the devices differ. Device numbers run along the last axis first."""
+    places = np.unravel_index(np.asarray(group), mesh.sizes)
+    return tuple(axis for axis, along in zip(MESH_AXES, places, strict=True) if len(set(along.tolist())) > 1)

@@ -1,6 +1,6 @@
-"""How long a step must take at least, and how long it is projected to take: the largest of its times for arithmetic, memory and networks.
+"""Projected time of a step: the largest of its times for arithmetic, memory and networks (roofline: Williams et al., 2009).
 
-Roofline: Williams et al., 2009. Nothing here is measured on a TPU.
+No value is measured on a TPU.
 """
 
 import math
@@ -18,39 +18,36 @@ from phasewise.trainer.preflight.spec import Speeds
 
 Term = Literal["compute", "hbm", "ici", "dcn", "host"]
 UTILISATION = 0.6
-"""Share of the peak that all arithmetic of a step is taken to reach. With blocks computed again, a quarter on top of the model's FLOPs, it
-is an MFU of 0.48; runs of dense models of this size report 0.4 to 0.6."""
-
+"""Assumed share of peak for all arithmetic of a step. With recomputed blocks (a quarter more FLOPs) the MFU is 0.48. Published dense runs
+have 0.4 to 0.6."""
 EXPOSED = 0.1
-"""Share of the memory's and networks' time that is taken not to overlap, where plans are compared. Between two plans that compute as
-long, it is the one that moves less; it is in no time that is reported."""
-
-
+"""Assumed share of memory and network time without overlap, only in the comparison of plans: of two plans with equal compute, the plan with
+less traffic wins."""
 WRITES_BLOCK = ("d_model", "expert_d_model")
-"""The last axis of a weight whose result goes to the residual stream."""
+"""Last axis of a weight that writes to the residual stream."""
 CUT_BY_TENSOR = ("query_heads", "kv_heads", "d_ff")
 """Axes of a weight that `tensor` cuts (`trainer.sharding.RULES`)."""
 NAMED = frozenset(
     ("query", "key", "value", "attention_gate", "output", "gate", "up", "down", "router", "shared_gate", "shared_up", "shared_down")
 )
-"""Products that a policy can keep by name, in any model. Those of the experts are in a kernel: kept with everything else or not."""
+"""Products that a policy can store by name. Experts' products are inside a kernel, so only `none` stores them."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def remembered(function: Function) -> Function:
-    """The result is kept: thousands of settings ask for it. A frozen model has a hash, which its type does not say."""
+    """Cache a function of frozen models, whose type does not declare their hash. The search calls it thousands of times."""
     return cast(Function, cache(function))
 
 
 class Product(NamedTuple):
-    """A weight of the blocks that every token of a layer is multiplied by.
+    """A weight in the layers that multiplies tokens.
 
     Attributes:
-        inputs, outputs: the sizes of one matrix of it, from and to.
-        copies: how many such matrices a token meets in a layer: of the experts those that it is routed to.
-        layers: how many layers have one.
-        is_cut: whether `tensor` cuts what it gives.
+        inputs, outputs: sizes of one matrix.
+        copies: matrices per token and layer: the number of routed experts for an expert's weight.
+        layers: number of layers with the weight.
+        is_cut: whether `tensor` cuts the result.
     """
 
     inputs: int
@@ -61,7 +58,7 @@ class Product(NamedTuple):
 
 
 class StepWork(Frozen):
-    """What a chip does in a step. `ici_seconds`: how long it sends within its slice, by the links that each operation can use."""
+    """Work of a chip in a step. `ici_seconds` is the time to send within its slice by the links of each operation."""
 
     flops: float
     hbm_bytes: float
@@ -71,7 +68,7 @@ class StepWork(Frozen):
 
 
 class Roofline(Frozen):
-    """Seconds of each term, taken to overlap fully: the largest is the step's."""
+    """Seconds of each term. With full overlap the largest term is the time of the step."""
 
     compute: float
     hbm: float
@@ -86,18 +83,18 @@ class Roofline(Frozen):
 
     @property
     def ranking_seconds(self) -> float:
-        """What plans are compared by: the step, and a part of what is taken to overlap with it."""
+        """The time of a step for the comparison of plans, with a share of the overlapping terms."""
         return self.step_seconds + EXPOSED * (sum(self.model_dump().values()) - self.step_seconds)
 
     @property
     def binds(self) -> Term:
-        """The term that is the largest."""
+        """The largest term."""
         terms: dict[Term, float] = self.model_dump()  # type: ignore[assignment]
         return max(terms, key=lambda term: terms[term])
 
 
 def project(work: StepWork, speeds: Speeds) -> Roofline:
-    """The terms of a step."""
+    """Return the terms of a step."""
     return Roofline(
         compute=work.flops / (speeds.flops * UTILISATION),
         hbm=work.hbm_bytes / speeds.hbm_bytes,
@@ -108,11 +105,10 @@ def project(work: StepWork, speeds: Speeds) -> Roofline:
 
 
 def exchange_share(chips: int, torus: tuple[int, ...]) -> float:
-    """The share of a chip's links that an all-to-all over so many chips of a slice is as quick as, were each byte to pass one link only.
+    """Return the effective share of a chip's links in an all-to-all over the given number of chips, relative to one link per byte.
 
-    On its way to another chip a byte passes those between: on a ring of k chips whose links go both ways ⌊k² / 4⌋ / (k - 1) links at the
-    mean. Over several axes its ways add up, each on the links of its axis, and the axis with the longest way decides. Axes are taken as
-    in `ring_share`.
+    A byte passes intermediate chips: on a bidirectional ring of k chips ⌊k² / 4⌋ / (k - 1) links on average. Over several axes the paths
+    add up, each on its axis, and the slowest axis decides. Axes are selected as in `ring_share`.
     """
     sides: list[int] = []
     for length in sorted(torus, reverse=True):
@@ -124,9 +120,9 @@ def exchange_share(chips: int, torus: tuple[int, ...]) -> float:
 
 
 def ring_share(chips: int, torus: tuple[int, ...]) -> float:
-    """The share of a chip's links that a ring over so many chips of a slice can use: those along as many axes of the torus as it must span.
+    """Return the share of a chip's links in a ring over the given number of chips: the longest axes of the torus that it spans.
 
-    The longest axes are taken first. Two chips have one link between them, not one in each direction of an axis.
+    Two chips have one link between them, not one in each direction of an axis.
     """
     spanned, reached = 0, 1
     for length in sorted(torus, reverse=True):
@@ -137,10 +133,10 @@ def ring_share(chips: int, torus: tuple[int, ...]) -> float:
 
 
 def recomputed_flops(model: ModelConfig, sequences: int, remat: Remat) -> int:
-    """FLOPs of a step, on all chips, that are there to save memory: forward products of the blocks, and attention, once more.
+    """Return the FLOPs of recomputation in a step on all chips: forward products of the blocks, and attention.
 
-    The head is not computed again, nor is a product whose result nothing in the backward pass needs (`products`). What the attention kernel
-    computes again inside its backward pass is not counted.
+    The head and products that no gradient needs (`products`) are not recomputed. Recomputation inside attention's backward kernel is not
+    counted.
     """
     tokens = sequences * model.seq_len
     once = {name: 2 * each.inputs * each.outputs * each.copies * each.layers * tokens for name, each in products(model).items()}
@@ -151,9 +147,9 @@ def recomputed_flops(model: ModelConfig, sequences: int, remat: Remat) -> int:
 
 @remembered
 def products(model: ModelConfig) -> dict[str, Product]:
-    """The products whose results a block's backward pass needs, by the names of their weights.
+    """Return the products whose results a block's backward pass needs, by the names of their weights.
 
-    The last one of a block (`down`) is among them only where a norm is behind it: its result is otherwise added, and no gradient needs it.
+    The last product of a block (`down`) is included only with a norm after it. Otherwise it is only added, and no gradient needs it.
     """
     found: dict[str, Product] = {}
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
@@ -170,7 +166,7 @@ def products(model: ModelConfig) -> dict[str, Product]:
 
 
 def kept_names(remat: Remat) -> frozenset[str]:
-    """What is found again, on the device or on the host."""
+    """Return the names of stored results, on the device or on the host."""
     match remat:
         case "none":
             return NAMED | {"expert_gate", "expert_up", "expert_down", ATTENTION}

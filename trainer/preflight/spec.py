@@ -1,4 +1,4 @@
-"""What is compiled, and its result: the two files of `python -m phasewise.trainer.preflight SPEC.json RESULT.json`."""
+"""Input and output of one compilation: the two files of `python -m phasewise.trainer.preflight SPEC.json RESULT.json`."""
 
 from typing import Literal
 
@@ -22,16 +22,16 @@ from phasewise.trainer.config import (
 
 Platform = Literal["tpu", "gpu", "cpu"]
 Link = Literal["ici", "dcn"]
-"""The links between the chips of a slice, or the data-centre network between slices."""
+"""Links between the chips of a slice, or the data-centre network between slices."""
 NO_DATA = "none"
 
 
 class Speeds(Frozen):
-    """What a chip can do in a second. Networks: bytes sent, in one direction.
+    """Speeds of a chip per second. Networks: bytes sent in one direction.
 
     Attributes:
-        flops: dense, bfloat16.
-        dcn_bytes: this chip's part of its host's network card.
+        flops: dense bfloat16.
+        dcn_bytes: the chip's share of its host's network card.
         host_bytes: between the chip and its host's memory.
     """
 
@@ -43,13 +43,13 @@ class Speeds(Frozen):
 
 
 class Topology(Frozen):
-    """A slice, or several alike, as the compiler for TPUs names it; or so many devices of this machine's CPU.
+    """One or several equal slices in the notation of the TPU compiler, or devices of this machine's CPU.
 
     Attributes:
         name: chip and chips along each axis: `v5e:16x16`.
-        chips_per_host: along each axis, and
-        chip_config: how a chip's cores are used; None is what the compiler takes by itself.
-        devices: of a CPU; None where the name says it.
+        chip_config: use of a chip's cores, None for the compiler's default.
+        chips_per_host: along each axis.
+        devices: of a CPU. None for TPUs, whose name implies the number.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Topology(Frozen):
 
 
 class StepShape(Frozen):
-    """All of a phase that decides its compiled step. What a schedule changes is an argument of the step, and not in here.
+    """All settings of a phase that decide its compiled step. Scheduled values are arguments of the step.
 
     Attributes:
-        keeps_average: whether a moving average of the weights is kept.
+        keeps_average: whether the phase has a moving average of the weights.
         clips_update_rms: whether the phase ever clips by the update's root mean square.
-        update_norm_window, skip_step_window: lengths of the rolling windows; None where the phase never has them.
-        packing, loss_on: where one is not the first of its kind, the step is also given which tokens are predicted.
+        update_norm_window, skip_step_window: lengths of the rolling windows, None without a window.
+        packing, loss_on: with other values than the default, targets are an argument of the step.
     """
 
     model: ModelConfig
@@ -85,8 +85,8 @@ class Spec(Frozen):
     """One compilation.
 
     Attributes:
-        machine_code: go on until the machine code is there. Else the compiler is left once every buffer has its place, which is when
-            memory, layout and collectives are decided; what is left takes 20 times as long and changes none of them.
+        machine_code: compile to machine code. Otherwise compilation stops after buffer assignment, which decides memory, layout and
+            collectives. The rest takes 20 times longer.
     """
 
     step: StepShape
@@ -96,7 +96,7 @@ class Spec(Frozen):
 
 
 class Memory(Frozen):
-    """Bytes on one chip. `temporaries` is what the step needs beside its arguments; the peak holds both."""
+    """Bytes on one chip. The peak is the sum of arguments and temporaries."""
 
     arguments: int
     temporaries: int
@@ -109,9 +109,9 @@ class Collective(Frozen):
 
     Attributes:
         kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
-        axis: the axes of the mesh that it goes along, such as `fsdp`.
-        count: how many there are in a step, loops multiplied in.
-        bytes: what a chip sends in a step, by the shortest way: an all-reduce of n bytes over k chips sends 2 · n · (k - 1) / k.
+        axis: the axes of the mesh, such as `fsdp`.
+        count: operations in a step, including repetitions in loops.
+        bytes: sent by a chip in a step on the shortest path. An all-reduce of n bytes over k chips sends 2 · n · (k - 1) / k.
     """
 
     kind: str
@@ -125,15 +125,15 @@ class Result(Frozen):
     """The result of one compilation.
 
     Attributes:
-        refusal: what the compiler said where it refused the step; None where it did not.
-        memory: None where the compiler did not get as far.
-        limit_bytes: the chip's memory that a program may use, as the compiler has it.
-        hbm_bytes: what a chip reads from and writes to its memory in a step, each operation's operands and results once.
-        host_traffic_bytes: what it sends to its host's memory and reads from it.
-        update_flops: what a chip multiplies outside the forward and backward pass: the steps of Muon.
-        flops_by_xla: XLA's own count, before the step was cut into parts, for the whole batch; it counts the body of a loop once.
-        lower_seconds, compile_seconds: tracing, and the compiler up to where it was left.
-        host_bytes: the most memory that the compiling process held.
+        refusal: the compiler's message if it refused the step.
+        memory: None if compilation ended before buffer assignment.
+        limit_bytes: the chip's memory for a program, from the compiler.
+        hbm_bytes: traffic of a chip with its memory in a step: operands and results of each operation once.
+        host_traffic_bytes: traffic of a chip with its host's memory in a step.
+        update_flops: products of a chip outside forward and backward pass: the steps of Muon.
+        flops_by_xla: XLA's count before partitioning, for the whole batch. The body of a loop counts once.
+        lower_seconds, compile_seconds: tracing, and compilation until its (early) end.
+        host_bytes: peak memory of the compiling process.
     """
 
     refusal: str | None
@@ -150,7 +150,7 @@ class Result(Frozen):
 
 
 def run_of(step: StepShape, execution: Execution) -> RunConfig:
-    """A run of one update on no data, whose step is the phase's: the same functions build it as in training."""
+    """Return a run of one update without data, whose step is the phase's step. Training builds its step by the same functions."""
 
     def limit(window: int | None) -> RollingLimit | None:
         return None if window is None else RollingLimit(window=window, min_samples=2, sigmas=1.0)
