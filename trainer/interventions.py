@@ -79,16 +79,11 @@ class Window(NamedTuple):
 
 
 class Rolling(NamedTuple):
-    """Windows of a phase, None if the phase never uses them.
+    """Windows of skip-step and of the clip of the direction's norm, None if the phase never uses them."""
 
-    Attributes:
-        losses, grad_norms: for skip-step, cross-entropies without z-loss and norms before clipping.
-        update_norms: norms of the direction before its clip and before the learning rate.
-    """
-
-    losses: Window | None = None
-    grad_norms: Window | None = None
-    update_norms: Window | None = None
+    losses: Window | None = None  # without z-loss
+    grad_norms: Window | None = None  # before clipping
+    update_norms: Window | None = None  # of the direction, before clipping
 
 
 def empty_window(length: int) -> Window:

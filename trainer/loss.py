@@ -21,19 +21,13 @@ Targets = Bool[Array, "b t"]
 
 
 class LossSums(NamedTuple):
-    """Sums over tokens in nats. Parts of a batch add up before one division.
-
-    Attributes:
-        tokens: number of predicted tokens.
-        routing: None without experts, and directly from `objective_sums`.
-        part_losses: mean loss of each part of a batch, NaN if a part predicts nothing. None for an uncut batch.
-    """
+    """Sums over predicted tokens in nats. Parts of a batch add up before one division."""
 
     cross_entropy: Float[Array, ""]
     squared_log_z: Float[Array, ""]
     tokens: Float[Array, ""]
     routing: Routing | None = None
-    part_losses: Float[Array, " n"] | None = None
+    part_losses: Float[Array, " n"] | None = None  # mean of each part, NaN if it predicts nothing
 
 
 Objective = Callable[..., tuple[Float[Array, ""], LossSums]]

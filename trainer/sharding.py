@@ -76,10 +76,7 @@ def context_parts(length: int, *, multiple: int = 1) -> int:
 
 
 def join_rows(x: Float[jax.Array, "*b n"]) -> Float[jax.Array, "*c n"]:
-    """Join the rows of a batch to one long row, which is faster, unless the mesh cuts rows along positions.
-
-    No mesh can describe the pieces of such joined rows, so the compiler would gather them.
-    """
+    """Join the rows of a batch, which is faster, unless the mesh cuts rows along positions: then the compiler would gather them."""
     is_cut = x.ndim > 2 and context_parts(x.shape[1]) > 1
     return x if is_cut else x.reshape(-1, x.shape[-1])
 
@@ -167,11 +164,7 @@ def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
 
 
 def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    """Refuse a mesh that cuts weights or rows into unequal parts, or an expert axis without experts.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Raise `ConfigError` for a mesh that cuts weights or rows into unequal parts, or for an expert axis without experts."""
     if mesh.expert > 1 and model.experts is None:
         raise ConfigError(
             f"expert of execution.mesh needs a model with experts, found {_text(mesh)} for a model without: take fsdp in its place."
@@ -194,11 +187,7 @@ def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
 
 
 def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
-    """Refuse a number of sequences that `replica` × `fsdp` × `expert` does not divide. `name` is the setting in the message.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Raise `ConfigError` if `replica` × `fsdp` × `expert` does not divide a number of sequences. `name` is the setting in the message."""
     if sequences % (parts := mesh.batch_parts):
         raise ConfigError(
             f"replica × fsdp × expert of execution.mesh must divide {name}, found {mesh.replica} × {mesh.fsdp} × {mesh.expert} = {parts} "
@@ -252,10 +241,7 @@ def token_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
 
 
 def parts_here(mesh: jax.sharding.Mesh | None) -> tuple[tuple[int, ...], int]:
-    """Return the parts of a batch's rows on this process's devices, and the number of equal parts in total.
-
-    A device may have a part of the positions. On a torus the parts need not be neighbours.
-    """
+    """Return the parts of a batch's rows on this process's devices (not always neighbours), and the total number of equal parts."""
     if mesh is None:
         return (0,), 1
     grid = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH_AXES), -1)
@@ -279,18 +265,12 @@ def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) ->
 
 
 def constrain_activation(x: T, letters: str) -> T:
-    """Cut an activation by its shape letters.
-
-    Without this constraint the compiler may cut activations along d_model, like weights, and keep the whole batch on every device.
-    """
+    """Cut an activation by its shape letters. Otherwise the compiler may cut d_model, and keep the whole batch on every device."""
     return constrain(x, *(ACTIVATION_AXES.get(letter) for letter in letters))
 
 
 def constrain(x: T, *axes: str | None) -> T:
-    """Cut `x` by its logical axes inside `on_mesh`, otherwise return `x`.
-
-    A dimension that its mesh axes don't divide stays whole, such as few rows of held-out text.
-    """
+    """Cut `x` by its logical axes inside `on_mesh`. A dimension that its mesh axes don't divide stays whole (few held-out rows)."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, _fitting_spec(cast(jax.Array, x).shape, axes))

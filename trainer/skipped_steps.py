@@ -73,18 +73,12 @@ NOTHING = SkippedSteps()
 
 
 class RollBack(NamedTuple):
-    """A roll-back for reports.
-
-    Attributes:
-        sequences: skipped data, or None if the batch size is unknown.
-        why: the finding and its consequence.
-        decided_by: `the recipe`, or the person with date and reason.
-    """
+    """A roll-back for reports."""
 
     window: Window
-    sequences: int | None
+    sequences: int | None  # None if the batch size is unknown
     why: str
-    decided_by: str
+    decided_by: str  # `the recipe`, or a person with date and reason
 
 
 def skipped_steps_in(contract: Mapping[str, Any]) -> SkippedSteps:

@@ -55,19 +55,13 @@ def _named_specs(model: ModelConfig) -> list[tuple[str, ParamSpec]]:
 
 
 class TrainState(NamedTuple):
-    """Training state after N updates, applied or skipped. N is the name of the checkpoint, not a part of the state.
-
-    Attributes:
-        ema: exponential moving average of `params`, or None.
-        rolling: windows of the interventions of the phase.
-        balancing: momentum of the routers' biases, or None. The biases are a part of `params`.
-    """
+    """Training state after N updates, applied or skipped. N is the name of the checkpoint, not a part of the state."""
 
     params: Params
     optimizer: OptimizerState
-    ema: Params | None
+    ema: Params | None  # moving average of `params`
     rolling: Rolling = Rolling()
-    balancing: Momentum | None = None
+    balancing: Momentum | None = None  # momentum of the routers' biases, which are in `params`
 
 
 def init_state(run: RunConfig) -> TrainState:

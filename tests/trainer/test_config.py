@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "inverse of zero": ({"learning_rate": [segment(0, 24, kind="inverse", end=0.0)]}, r"needs positive values, found 0\.001 → 0\.0"),
     "negative rate": ({"learning_rate": [segment(0, 24, start=-1.0)]}, r"greater than or equal to 0"),
     "negative norm": ({"stability": {"max_grad_norm": [[0, -1.0]]}}, r"max_grad_norm.*\n.*greater than"),
-    "z-loss no number": ({"stability": {"z_loss": [[0, float("nan")]]}}, r"z_loss.*\n.*greater than"),
+    "z-loss no number": ({"stability": {"z_loss": [[0, float("nan")]]}}, r"z_loss.*\n.*finite number"),
     "kv heads": ({"model": {"num_kv_heads": 3}}, r"num_query_heads must be a multiple of num_kv_heads, found 4 and 3"),
     "odd head": ({"model": {"head_dim": 7}}, r"head_dim\n.*multiple of 2"),
     "half precision": ({"model": {"compute_dtype": "float16"}}, r"'float32' or 'bfloat16'"),

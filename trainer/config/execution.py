@@ -77,8 +77,8 @@ class Execution(Frozen):
         attention: `auto` selects Splash on a TPU, cuDNN on a GPU if the types fit, and XLA otherwise.
         expert_kernel: `padded` blocks, `jax.lax.ragged_dot`, or Megablox on TPUs with the TPU's exchange of rows. `auto` selects the
             fastest kernel of the platform.
-        microbatch_sequences: number of sequences per gradient accumulation step, None for the whole batch.
-        loss_chunk_tokens: number of tokens whose logits exist at a time, None for all.
+        microbatch_sequences: sequences per gradient accumulation step, None for the whole batch.
+        loss_chunk_tokens: tokens whose logits exist at a time, None for all.
         stall_seconds: maximum time without progress at the start, in compilation (with the first update) and evaluation. None in this
             and the next fields is no limit.
         step_stall_seconds: maximum time of an update, of the wait for its batch, and of the wait for other processes.
@@ -99,13 +99,7 @@ class Execution(Frozen):
 
 
 class Instrumentation(Frozen):
-    """Measurements and their sinks in addition to `metrics.jsonl`.
-
-    Attributes:
-        layer_norms_every: steps between norms of every weight and layer, None for never.
-        tensorboard: event files in the run's folder.
-        wandb: `offline` writes the Weights & Biases run only to the run's folder.
-    """
+    """Measurements and sinks in addition to `metrics.jsonl`. `layer_norms_every` is a number of steps, None for never."""
 
     layer_norms_every: int | None = Field(default=None, gt=0)
     tensorboard: bool = False

@@ -15,18 +15,12 @@ class SignBalancing(Frozen):
 
 
 class Smebu(Frozen):
-    """Soft-clamped momentum expert bias updates (Trinity Large, §4): `rate` · tanh(`sharpness` · relative lack), re-centred, averaged.
-
-    Attributes:
-        rate: λ, the largest step before re-centring.
-        sharpness: κ.
-        momentum: β of the average of the steps.
-    """
+    """Soft-clamped momentum expert bias updates (Trinity Large, §4): `rate` · tanh(`sharpness` · relative lack), re-centred, averaged."""
 
     kind: Literal["smebu"]
-    rate: float = Field(gt=0)
-    sharpness: float = Field(gt=0)
-    momentum: float = Field(ge=0, lt=1)
+    rate: float = Field(gt=0)  # λ
+    sharpness: float = Field(gt=0)  # κ
+    momentum: float = Field(ge=0, lt=1)  # β of the average
 
 
 Balancing = Annotated[SignBalancing | Smebu, Field(discriminator="kind")]
@@ -36,9 +30,7 @@ class Experts(Frozen):
     """Experts in place of the MLP: sigmoid scores, a bias only in the selection, gates that sum to `route_scale`.
 
     Attributes:
-        num_active: routed experts per token.
         num_shared: experts of every token, as one MLP of `num_shared` · `d_expert`.
-        d_expert: hidden size of each expert.
         num_dense_layers: number of first layers with an MLP of d_ff.
         balancing: update of the bias, None for a constant bias.
         sequence_loss: weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17–20), 0 for off.
@@ -91,7 +83,6 @@ class ModelConfig(Frozen):
         post_norms: norms after attention and after the MLP, before the addition, with initial gains 1 / √num_layers.
         embedding_scale: factor of a token's embedding.
         initializer_cutoff: maximum of initial weights in standard deviations, None for no maximum.
-        experts: None is an MLP in every layer.
         float32_attention: float32 queries, keys, values and products (Marin's upcast attention). Softmax is always float32.
     """
 

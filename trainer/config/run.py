@@ -59,7 +59,7 @@ MAY_CHANGE = (
     "start.checkpoint",  # a path: `start.params_digest` binds the weights
     "start.graft[].checkpoint",
 )
-"""Fields (including fields below them) that may change in a resume, because they do not decide earlier updates. All other and all new fields
+"""Fields (including fields below them) that may change in a resume, because they do not decide earlier updates. Other and new fields
 bind a checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.checkpointer`)."""
 BIND_THE_RESULT = ("learning_rate", "stop_step", "checkpoints")
 """Fields that may change in a resume and bind a finished result: after a change, a launcher trains again."""

@@ -83,6 +83,13 @@ class Module:
             if instruction.opcode == "fusion" and (called := instruction.attribute("calls"))
         }
 
+    def executed(self) -> Iterator[tuple[str, int, dict[str, Instruction], Instruction]]:
+        """Yield each instruction with the name, the runs and all instructions of its computation."""
+        for name, times in self.runs.items():
+            here = self.computations.get(name, {})
+            for instruction in here.values():
+                yield name, times, here, instruction
+
     def fused(self, fusion: Instruction) -> tuple[dict[str, Instruction], dict[int, Instruction]]:
         """Return the instructions of a fusion, and its parameters by number."""
         inside = self.computations.get(fusion.attribute("calls") or "", {})

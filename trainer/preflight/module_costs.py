@@ -33,12 +33,7 @@ def traffic_bytes(module: Module) -> int:
 
     The fast memory on the chip and intermediate results of fusions are not counted.
     """
-    total = 0
-    for name, times in module.runs.items():
-        if name not in module.fusions:
-            here = module.computations.get(name, {})
-            total += times * sum(_moved(module, here, instruction) for instruction in here.values())
-    return total
+    return sum(times * _moved(module, here, each) for name, times, here, each in module.executed() if name not in module.fusions)
 
 
 def _moved(module: Module, here: Instructions, instruction: Instruction) -> int:
@@ -121,11 +116,7 @@ def _update(module: Module, inside: Instructions, part: Instruction) -> int | No
 
 def host_traffic_bytes(module: Module) -> int:
     """Return bytes that a chip exchanges with its host's memory in a step, slices only in part."""
-    total = 0
-    for name, times in module.runs.items():
-        here = module.computations.get(name, {})
-        total += times * sum(_sent_to_host(here, instruction) for instruction in here.values())
-    return total
+    return sum(times * _sent_to_host(here, instruction) for _, times, here, instruction in module.executed())
 
 
 def _sent_to_host(here: Instructions, instruction: Instruction) -> int:
@@ -156,12 +147,10 @@ def update_flops(module: Module) -> int:
     The module decides, because the compiler chooses the chips that share a product.
     """
     total = 0
-    for name, times in module.runs.items():
-        here = module.computations.get(name, {})
-        for instruction in here.values():
-            named = OP_NAME.search(instruction.rest) if instruction.opcode == "convolution" else None
-            if named is not None and not any(part in named.group(1) for part in OF_THE_MODEL):
-                total += times * product_flops(here, instruction)
+    for _, times, here, instruction in module.executed():
+        named = OP_NAME.search(instruction.rest) if instruction.opcode == "convolution" else None
+        if named is not None and not any(part in named.group(1) for part in OF_THE_MODEL):
+            total += times * product_flops(here, instruction)
     return total
 
 

@@ -41,20 +41,13 @@ def remembered(function: Function) -> Function:
 
 
 class Product(NamedTuple):
-    """A weight in the layers that multiplies tokens.
-
-    Attributes:
-        inputs, outputs: sizes of one matrix.
-        copies: matrices per token and layer: the number of routed experts for an expert's weight.
-        layers: number of layers with the weight.
-        is_cut: whether `tensor` cuts the result.
-    """
+    """A weight in the layers that multiplies tokens."""
 
     inputs: int
     outputs: int
-    copies: int
+    copies: int  # matrices per token and layer: the routed experts
     layers: int
-    is_cut: bool
+    is_cut: bool  # `tensor` cuts the result
 
 
 class StepWork(Frozen):
@@ -120,10 +113,7 @@ def exchange_share(chips: int, torus: tuple[int, ...]) -> float:
 
 
 def ring_share(chips: int, torus: tuple[int, ...]) -> float:
-    """Return the share of a chip's links in a ring over the given number of chips: the longest axes of the torus that it spans.
-
-    Two chips have one link between them, not one in each direction of an axis.
-    """
+    """Return the share of a chip's links in a ring: the longest axes of the torus that it spans. Two chips have only one link."""
     spanned, reached = 0, 1
     for length in sorted(torus, reverse=True):
         if reached >= chips:
@@ -133,11 +123,7 @@ def ring_share(chips: int, torus: tuple[int, ...]) -> float:
 
 
 def recomputed_flops(model: ModelConfig, sequences: int, remat: Remat) -> int:
-    """Return the FLOPs of recomputation in a step on all chips: forward products of the blocks, and attention.
-
-    The head and products that no gradient needs (`products`) are not recomputed. Recomputation inside attention's backward kernel is not
-    counted.
-    """
+    """Return the FLOPs of recomputation in a step on all chips: the blocks' `products`, and attention outside its backward kernel."""
     tokens = sequences * model.seq_len
     once = {name: 2 * each.inputs * each.outputs * each.copies * each.layers * tokens for name, each in products(model).items()}
     once[ATTENTION] = step_flops(model, sequences).attention // 3
@@ -147,10 +133,7 @@ def recomputed_flops(model: ModelConfig, sequences: int, remat: Remat) -> int:
 
 @remembered
 def products(model: ModelConfig) -> dict[str, Product]:
-    """Return the products whose results a block's backward pass needs, by the names of their weights.
-
-    The last product of a block (`down`) is included only with a norm after it. Otherwise it is only added, and no gradient needs it.
-    """
+    """Return the products that a block's backward pass needs, by weight. It needs the last product (`down`) only with a norm after it."""
     found: dict[str, Product] = {}
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
         is_last = spec.group in ("mlp", "experts") and spec.axes[-1] in WRITES_BLOCK

@@ -27,13 +27,7 @@ NO_DATA = "none"
 
 
 class Speeds(Frozen):
-    """Speeds of a chip per second. Networks: bytes sent in one direction.
-
-    Attributes:
-        flops: dense bfloat16.
-        dcn_bytes: the chip's share of its host's network card.
-        host_bytes: between the chip and its host's memory.
-    """
+    """Speeds of a chip per second: dense bfloat16, and bytes in one direction. `dcn_bytes` is a share of the host's network card."""
 
     flops: float = Field(gt=0)
     hbm_bytes: float = Field(gt=0)
@@ -48,8 +42,7 @@ class Topology(Frozen):
     Attributes:
         name: chip and chips along each axis: `v5e:16x16`.
         chip_config: use of a chip's cores, None for the compiler's default.
-        chips_per_host: along each axis.
-        devices: of a CPU. None for TPUs, whose name implies the number.
+        devices: only for a CPU.
     """
 
     name: str
@@ -63,11 +56,7 @@ class Topology(Frozen):
 class StepShape(Frozen):
     """All settings of a phase that decide its compiled step. Scheduled values are arguments of the step.
 
-    Attributes:
-        keeps_average: whether the phase has a moving average of the weights.
-        clips_update_rms: whether the phase ever clips by the update's root mean square.
-        update_norm_window, skip_step_window: lengths of the rolling windows, None without a window.
-        packing, loss_on: with other values than the default, targets are an argument of the step.
+    With other values of `packing` and `loss_on` than the default, targets are a further argument.
     """
 
     model: ModelConfig
@@ -82,12 +71,7 @@ class StepShape(Frozen):
 
 
 class Spec(Frozen):
-    """One compilation.
-
-    Attributes:
-        machine_code: compile to machine code. Otherwise compilation stops after buffer assignment, which decides memory, layout and
-            collectives. The rest takes 20 times longer.
-    """
+    """One compilation. Without `machine_code` it stops after buffer assignment (memory, collectives) in 1/20 of the time."""
 
     step: StepShape
     execution: Execution
@@ -105,13 +89,10 @@ class Memory(Frozen):
 
 
 class Collective(Frozen):
-    """All operations of one kind along the same axis of the mesh.
+    """All operations of one kind along the same axes of the mesh in a step.
 
     Attributes:
-        kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
-        axis: the axes of the mesh, such as `fsdp`.
-        count: operations in a step, including repetitions in loops.
-        bytes: sent by a chip in a step on the shortest path. An all-reduce of n bytes over k chips sends 2 · n · (k - 1) / k.
+        bytes: sent by a chip on the shortest path. An all-reduce of n bytes over k chips sends 2 · n · (k - 1) / k.
     """
 
     kind: str
@@ -122,17 +103,14 @@ class Collective(Frozen):
 
 
 class Result(Frozen):
-    """The result of one compilation.
+    """The result of one compilation. Traffic and FLOPs are per chip and step.
 
     Attributes:
         refusal: the compiler's message if it refused the step.
         memory: None if compilation ended before buffer assignment.
         limit_bytes: the chip's memory for a program, from the compiler.
-        hbm_bytes: traffic of a chip with its memory in a step: operands and results of each operation once.
-        host_traffic_bytes: traffic of a chip with its host's memory in a step.
-        update_flops: products of a chip outside forward and backward pass: the steps of Muon.
+        update_flops: products outside forward and backward pass, the steps of Muon.
         flops_by_xla: XLA's count before partitioning, for the whole batch. The body of a loop counts once.
-        lower_seconds, compile_seconds: tracing, and compilation until its (early) end.
         host_bytes: peak memory of the compiling process.
     """
 
