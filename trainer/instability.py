@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +20,11 @@ TABLE, CHECK = "recovery", "expect_no_update_that_must_not_be_kept"
 
 
 class Unstable(TrainingDiverged):
-    """A rejected update.
-
-    Attributes:
-        step: the update made this step.
-        finding: `loss is nan`, or a loss above the limit.
-    """
+    """A rejected update that made step `step`. `finding` is `loss is nan`, or a loss above the limit."""
 
     def __init__(self, run: RunConfig, step: int, finding: str, *, is_spike: bool = False) -> None:
         super().__init__(f"phase {run.phase}: {finding} at step {step}. {_kept(run)}")
         self.step, self.finding, self.is_spike = step, finding, is_spike
-
-
-class OpenQuestion(NamedTuple):
-    """A question to a person in a run's folder: the rejected update, and the ruling on it."""
-
-    found: Unstable
-    ruling: Ruling
 
 
 class SpikeWatch:
@@ -116,8 +104,10 @@ def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[st
     }
 
 
-def open_question(run: RunConfig, skipped: SkippedSteps) -> OpenQuestion | None:
-    """Return the question in the run's folder, or None. A question about other settings, windows or checkpoints is void.
+def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruling] | None:
+    """Return the rejected update and the ruling of the question in the run's folder, or None.
+
+    A question about other settings, windows or checkpoints is void.
 
     Raises:
         CheckpointError: the question is unreadable.
@@ -138,7 +128,7 @@ def open_question(run: RunConfig, skipped: SkippedSteps) -> OpenQuestion | None:
     current = _question(run, found, skipped)
     if question_of(current) != question_of(written):
         return None
-    return OpenQuestion(found, ruling_of(current, read_decisions(path)))
+    return found, ruling_of(current, read_decisions(path))
 
 
 def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: bool = True) -> SkippedSteps:
@@ -191,7 +181,7 @@ def after_answer(run: RunConfig, skipped: SkippedSteps, *, write: bool = True) -
         TrainingDiverged: a person rejected the roll-back.
     """
     question = open_question(run, skipped)
-    return skipped if question is None else decide(run, question.found, skipped, write=write)
+    return skipped if question is None else decide(run, question[0], skipped, write=write)
 
 
 def check_answered(run: RunConfig, skipped: SkippedSteps) -> None:
@@ -201,7 +191,7 @@ def check_answered(run: RunConfig, skipped: SkippedSteps) -> None:
         AsksPerson, TrainingDiverged: see `after_answer`.
     """
     if question := open_question(run, skipped):
-        _check_ruling(run, question.found, question.ruling)
+        _check_ruling(run, *question)
 
 
 def _check_ruling(run: RunConfig, found: Unstable, ruling: Ruling) -> None:

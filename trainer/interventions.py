@@ -31,20 +31,14 @@ NO_LIMIT = Limit(math.inf, 1)
 
 
 class Scheduled(NamedTuple):
-    """Scheduled values of one update as plain numbers. The neutral value means off (z_loss 0, max_grad_norm infinity).
-
-    Attributes:
-        decay_scale: factor of every weight's decay. AdamC has learning rate / peak (Defazio, 2025, §4).
-        max_update_rms: None if the phase never clips by it.
-        max_update_norm, skip_step: limits over the windows of `trainer.state.init_rolling`.
-    """
+    """Scheduled values of one update as plain numbers. The neutral value means off (z_loss 0, max_grad_norm infinity)."""
 
     learning_rate: float
     z_loss: float
     max_grad_norm: float
     ema_decay: float
-    decay_scale: float = 1.0
-    max_update_rms: float | None = None
+    decay_scale: float = 1.0  # factor of every weight's decay, for AdamC learning rate / peak (Defazio, 2025, §4)
+    max_update_rms: float | None = None  # None if the phase never clips by it
     max_update_norm: Limit = NO_LIMIT
     skip_step: Limit = NO_LIMIT
 

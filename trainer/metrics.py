@@ -24,19 +24,13 @@ ALL_GROUPS = (*PARAM_GROUPS, *SPARSE_GROUPS)
 
 
 class Metric(NamedTuple):
-    """A name in a row.
+    """A name in a row."""
 
-    Attributes:
-        name: capitals stand for a group of `ALL_GROUPS`, a weight of `param_specs`, a layer, an expert or a component.
-        when: condition for the name, empty for all rows.
-        of_the_clock: measured in time, so two equal runs differ.
-    """
-
-    name: str
+    name: str  # capitals stand for a group of `ALL_GROUPS`, a weight of `param_specs`, a layer, an expert or a component
     unit: str
     what: str
-    when: str = ""
-    of_the_clock: bool = False
+    when: str = ""  # condition for the name, empty for all rows
+    of_the_clock: bool = False  # measured in time, so two equal runs differ
 
     @property
     def pattern(self) -> str:

@@ -30,21 +30,7 @@ from phasewise.trainer.recorder import check_sinks
 
 
 def main(arguments: list[str]) -> int:
-    """Run `python -m phasewise.trainer RUN.json [--with-parent]` and return the exit code.
-
-    * 0 done
-    * 1 refused (no verdict, damaged cache or checkpoint)
-    * 2 wrong usage or configuration
-    * 3 diverged
-    * 4 stalled (no progress within the limits of `execution`, and the stacks of all threads on standard error)
-    * 5 lost (another process of the run died)
-    * 6 taken over (a later trainer owns the folder)
-    * 7 a file could not be written or read
-    * 8 asks (diverged, and a person decides about the roll-back)
-    * 9 moves (saved, and the phase resumes on another slice)
-    * 75 preempted (saved after SIGTERM or Ctrl-C)
-
-    After 4, 5, 75 and a kill the same command resumes from the last checkpoint.
+    """Run `python -m phasewise.trainer RUN.json [--with-parent]` and return the exit code (`ExitCode`).
 
     The environment can make several processes one program (`trainer.process.distributed`). If jax detects a dead process first, jax ends
     this process by SIGABRT.

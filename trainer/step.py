@@ -113,14 +113,7 @@ def build_train_step(
         first, second = moments(after.optimizer, model)
         trees = {"param": after.params, "first_moment": first, "second_moment": second}
         squares = {"grad": grad_squares, "update": update_squares, **{name: slot_squares(tree, model) for name, tree in trees.items()}}
-        norms: dict[str, Any] = {}
-        for name, of_slots in squares.items():
-            norms[f"{name}_norm"] = total_norm(of_slots)
-            norms[f"{name}_norms"] = group_norms(of_slots, model)
-            norms[f"{name}_slots"] = jnp.sqrt(of_slots)
-        ema_distance = None
-        if after.ema is not None:
-            ema_distance = optax.tree.norm(optax.tree.sub(after.params, after.ema)) / optax.tree.norm(after.params)
+        distance = None if after.ema is None else optax.tree.norm(optax.tree.sub(after.params, after.ema))
         return after, StepMetrics(
             loss=loss,
             batch_het=None if sums.part_losses is None else jnp.nanmax(sums.part_losses) - jnp.nanmean(sums.part_losses),
@@ -133,13 +126,20 @@ def build_train_step(
             max_loss=max_loss,
             max_skip_grad_norm=max_skip_grad_norm,
             skipped=skipped,
-            ema_distance=ema_distance,
+            ema_distance=None if distance is None else distance / optax.tree.norm(after.params),
             routing=None if sums.routing is None else measure_routing(sums.routing, model),
             counted_tokens=None if targets is None else sums.tokens,
-            **norms,
+            **_norms(squares, model),
         )
 
     return compile_step(train_step, model, mesh)
+
+
+def _norms(squares: dict[str, Float[Array, " slot"]], model: ModelConfig) -> dict[str, Any]:
+    norms: dict[str, Any] = {}
+    for name, of_slots in squares.items():
+        norms |= {f"{name}_norm": total_norm(of_slots), f"{name}_norms": group_norms(of_slots, model), f"{name}_slots": jnp.sqrt(of_slots)}
+    return norms
 
 
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:

@@ -69,33 +69,20 @@ Remat = Literal["none", "dots", "full", "offload"] | Kept
 
 
 class Execution(Frozen):
-    """Mesh, memory and kernels. The default is one device without savings of memory.
-
-    Attributes:
-        remat: recomputation in the backward pass: `none`, `dots` (all except products with weights), `full` (all of a block), `offload`
-            (as `full`, with block inputs in the host's memory), or named activations to store.
-        attention: `auto` selects Splash on a TPU, cuDNN on a GPU if the types fit, and XLA otherwise.
-        expert_kernel: `padded` blocks, `jax.lax.ragged_dot`, or Megablox on TPUs with the TPU's exchange of rows. `auto` selects the
-            fastest kernel of the platform.
-        microbatch_sequences: sequences per gradient accumulation step, None for the whole batch.
-        loss_chunk_tokens: tokens whose logits exist at a time, None for all.
-        stall_seconds: maximum time without progress at the start, in compilation (with the first update) and evaluation. None in this
-            and the next fields is no limit.
-        step_stall_seconds: maximum time of an update, of the wait for its batch, and of the wait for other processes.
-        save_stall_seconds: maximum time to write a checkpoint, also during updates.
-        restore_stall_seconds: maximum time to check and read the checkpoint of a resume.
-    """
+    """Mesh, memory and kernels. The default is one device without savings of memory."""
 
     mesh: Mesh = Mesh()
-    remat: Remat = "none"
-    attention: AttentionKernel = "auto"
+    remat: Remat = "none"  # recompute nothing, all except products, all of a block, all with block inputs on the host, or named activations
+    attention: AttentionKernel = "auto"  # `auto`: Splash on a TPU, cuDNN on a GPU if the types fit, XLA otherwise
+    # blocks, `jax.lax.ragged_dot`, Megablox with the TPU's exchange of rows, or the fastest of the platform
     expert_kernel: ExpertKernel = "auto"
-    microbatch_sequences: int | None = Field(default=None, gt=0)
-    loss_chunk_tokens: int | None = Field(default=None, gt=0)
+    microbatch_sequences: int | None = Field(default=None, gt=0)  # sequences per gradient accumulation step
+    loss_chunk_tokens: int | None = Field(default=None, gt=0)  # tokens whose logits exist at a time
+    # limit of start, compilation (with the first update) and evaluation, None for no limit
     stall_seconds: float | None = Field(default=1800.0, gt=0)
-    step_stall_seconds: float | None = Field(default=180.0, gt=0)
-    save_stall_seconds: float | None = Field(default=900.0, gt=0)
-    restore_stall_seconds: float | None = Field(default=900.0, gt=0)
+    step_stall_seconds: float | None = Field(default=180.0, gt=0)  # limit of an update, its batch, and other processes
+    save_stall_seconds: float | None = Field(default=900.0, gt=0)  # limit of a checkpoint, also during updates
+    restore_stall_seconds: float | None = Field(default=900.0, gt=0)  # limit of reading the checkpoint of a resume
 
 
 class Instrumentation(Frozen):

@@ -27,23 +27,16 @@ Balancing = Annotated[SignBalancing | Smebu, Field(discriminator="kind")]
 
 
 class Experts(Frozen):
-    """Experts in place of the MLP: sigmoid scores, a bias only in the selection, gates that sum to `route_scale`.
-
-    Attributes:
-        num_shared: experts of every token, as one MLP of `num_shared` · `d_expert`.
-        num_dense_layers: number of first layers with an MLP of d_ff.
-        balancing: update of the bias, None for a constant bias.
-        sequence_loss: weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17–20), 0 for off.
-    """
+    """Experts in place of the MLP: sigmoid scores, a bias only in the selection, gates that sum to `route_scale`."""
 
     num_experts: int = Field(gt=1)
     num_active: int = Field(gt=0)
-    num_shared: int = Field(ge=0)
+    num_shared: int = Field(ge=0)  # experts of every token, as one MLP of `num_shared` · `d_expert`
     d_expert: int = Field(gt=0)
     route_scale: float = Field(gt=0)
-    num_dense_layers: int = Field(ge=0)
-    balancing: Balancing | None
-    sequence_loss: float = Field(ge=0)
+    num_dense_layers: int = Field(ge=0)  # first layers, with an MLP of d_ff
+    balancing: Balancing | None  # update of the bias, None for a constant bias
+    sequence_loss: float = Field(ge=0)  # weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17–20), 0 for off
 
     @model_validator(mode="after")
     def _are_enough(self) -> "Experts":
@@ -69,22 +62,7 @@ class Rope(Frozen):
 
 
 class ModelConfig(Frozen):
-    """A decoder of the Llama 3 family, with QK norms (Qwen3) and all parts of the AFMoE family as options.
-
-    Attributes:
-        qk_norm: RMS norms with gains on the queries and keys of every head, before RoPE (Qwen3).
-        tied_head: the head is the transposed embedding.
-        sliding_window: number of positions that a position sees, including itself. None is all earlier positions.
-        attend_within_documents: a position sees only its own document. False: it sees all earlier positions of its row. In both cases
-            positions count through the row, and the first token of a document is predicted from the previous document.
-        global_attention_every: period of layers with full attention and without RoPE. The other layers have `sliding_window` and RoPE.
-            None is `sliding_window` and RoPE in every layer.
-        attention_gate: an element-wise factor of the heads' output, the sigmoid of a product of attention's input.
-        post_norms: norms after attention and after the MLP, before the addition, with initial gains 1 / √num_layers.
-        embedding_scale: factor of a token's embedding.
-        initializer_cutoff: maximum of initial weights in standard deviations, None for no maximum.
-        float32_attention: float32 queries, keys, values and products (Marin's upcast attention). Softmax is always float32.
-    """
+    """A decoder of the Llama 3 family, with QK norms (Qwen3) and all parts of the AFMoE family as options."""
 
     vocab_size: int = Field(gt=0)
     seq_len: int = Field(gt=1)
@@ -98,17 +76,18 @@ class ModelConfig(Frozen):
     rms_norm_epsilon: float = Field(gt=0)
     initializer_std: float = Field(gt=0)
     compute_dtype: Literal["float32", "bfloat16"]
-    qk_norm: bool
-    tied_head: bool
-    sliding_window: int | None = Field(gt=0)
-    float32_attention: bool
+    qk_norm: bool  # RMS norms with gains on the queries and keys of every head, before RoPE (Qwen3)
+    tied_head: bool  # the head is the transposed embedding
+    sliding_window: int | None = Field(gt=0)  # positions that a position sees, including itself. None is all earlier positions.
+    float32_attention: bool  # float32 queries, keys, values and products (Marin's upcast attention). Softmax is always float32.
+    # A position sees only its own document, otherwise all earlier positions of its row. Positions always count through the row.
     attend_within_documents: bool = True
-    global_attention_every: int | None = Field(default=None, gt=1)
-    attention_gate: bool = False
-    post_norms: bool = False
-    embedding_scale: float = Field(default=1.0, gt=0)
-    initializer_cutoff: float | None = Field(default=None, gt=0)
-    experts: Experts | None = None
+    global_attention_every: int | None = Field(default=None, gt=1)  # period of layers with full attention and without RoPE
+    attention_gate: bool = False  # factor of the heads' output, the sigmoid of a product of attention's input
+    post_norms: bool = False  # norms after attention and MLP, before the addition, with initial gains 1 / √num_layers
+    embedding_scale: float = Field(default=1.0, gt=0)  # factor of a token's embedding
+    initializer_cutoff: float | None = Field(default=None, gt=0)  # maximum of initial weights in standard deviations
+    experts: Experts | None = None  # None is an MLP in every layer
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ModelConfig":

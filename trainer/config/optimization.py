@@ -152,22 +152,17 @@ class NAdamW(Adam):
 
 
 class Muon(Frozen):
-    """Muon for the matrices of the blocks, AdamW for embedding, head and gains (Jordan et al., 2024).
-
-    Attributes:
-        epsilon: addend of the norm in the normalization before the Newton–Schulz steps.
-        adam_learning_rate_scale: factor of the run's learning rate for AdamW's group.
-        max_adam_grad_norm: clips the gradients of AdamW's group by their norm, after `stability.max_grad_norm`. None is off.
-    """
+    """Muon for the matrices of the blocks, AdamW for embedding, head and gains (Jordan et al., 2024)."""
 
     kind: Literal["muon"]
     momentum: float = Field(ge=0, lt=1)
     nesterov: bool
     newton_schulz_steps: int = Field(gt=0)
-    epsilon: float = Field(gt=0)
+    epsilon: float = Field(gt=0)  # addend of the norm before the Newton–Schulz steps
     weight_decay: float = Field(ge=0)
     adam: AdamW
-    adam_learning_rate_scale: float = Field(gt=0)
+    adam_learning_rate_scale: float = Field(gt=0)  # factor of the run's learning rate for AdamW's group
+    # limit of AdamW's group, after `stability.max_grad_norm`
     max_adam_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
@@ -189,23 +184,14 @@ class RollingLimit(Frozen):
 
 
 class Stability(Frozen):
-    """Stability limits by step. None is off.
+    """Stability limits by step. None is off."""
 
-    Attributes:
-        max_grad_norm: limit of the global norm of the gradients.
-        max_update_rms: limit of the root mean square of each weight's update, before the learning rate.
-        max_update_norm: limit of the global norm of the update, before the learning rate, from earlier unclipped norms.
-        skip_step: limit of the loss and the gradient norm. An update above the limit is not applied.
-        z_loss: weight of mean(logsumexp²) in the loss.
-        ema_decay: decay of the moving average of the weights. While it is off, the average equals the weights.
-    """
-
-    max_grad_norm: Steps[Positive | None]
-    max_update_rms: Steps[Positive | None]
-    max_update_norm: Steps[RollingLimit | None]
-    skip_step: Steps[RollingLimit | None]
-    z_loss: Steps[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None]
-    ema_decay: Steps[Annotated[float, Field(ge=0, lt=1)] | None]
+    max_grad_norm: Steps[Positive | None]  # global norm of the gradients
+    max_update_rms: Steps[Positive | None]  # root mean square of each weight's update, before the learning rate
+    max_update_norm: Steps[RollingLimit | None]  # global norm of the update, before the learning rate, from earlier unclipped norms
+    skip_step: Steps[RollingLimit | None]  # loss and gradient norm. An update above the limit is not applied.
+    z_loss: Steps[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None]  # weight of mean(logsumexp²) in the loss
+    ema_decay: Steps[Annotated[float, Field(ge=0, lt=1)] | None]  # while it is off, the moving average equals the weights
 
     @model_validator(mode="after")
     def _one_window_each(self) -> "Stability":
@@ -217,20 +203,10 @@ class Stability(Frozen):
 
 
 class Recovery(Frozen):
-    """Reaction to an update with NaN in loss or norms, or with a loss above a limit. Without a recovery, the trainer stops.
+    """Reaction to an update with NaN in loss or norms, or with a loss above a limit. Without a recovery, the trainer stops."""
 
-    Attributes:
-        action: `roll_back` returns to an earlier checkpoint and skips the updates since, with their data, for good. `ask` stops until a
-            person approves the roll-back.
-        max_loss: limit of the loss from earlier updates. None rejects only NaN.
-        checkpoints_back: number of steps to go back among the steps saved by rule (`checkpoints.every_steps`, `at_steps`, the phase's
-            start). 1 is the last saved step before the update.
-        steps_more: number of updates to skip after the rejected update.
-        max_times: maximum number of roll-backs of a phase.
-    """
-
-    action: Literal["roll_back", "ask"]
-    max_loss: RollingLimit | None
-    checkpoints_back: int = Field(gt=0)
-    steps_more: int = Field(ge=0)
-    max_times: int = Field(gt=0)
+    action: Literal["roll_back", "ask"]  # return to an earlier checkpoint and skip the data, or wait for a person
+    max_loss: RollingLimit | None  # None rejects only NaN
+    checkpoints_back: int = Field(gt=0)  # among steps saved by rule (`every_steps`, `at_steps`, the phase's start), 1 is the last
+    steps_more: int = Field(ge=0)  # updates to skip after the rejected update
+    max_times: int = Field(gt=0)  # roll-backs of a phase

@@ -69,23 +69,16 @@ _NAMED_BY_KEY = re.compile(r"(train|held_out)-[0-9a-f]{16}")
 
 
 class DataOrder(Frozen):
-    """Order of sequences: one permutation per component from seed and component name, and blocks of the mixture.
-
-    Attributes:
-        first_step: start of the order. Earlier draws of the lineage are ignored.
-        rounding: rule for the counts of a block. `floor` rounds all shares down and adds the rest to the largest share, as Levanter does.
-        cut_blocks: a mixture may start inside a block, which shortens the previous block.
-        buffer_documents: rows are filled from a buffer of documents per component. At this number of documents the buffer is refilled to
-            twice the number (`trainer.data.document_buffer`), and the permutation is over documents. None cuts the concatenated documents
-            into rows and permutes rows.
-    """
+    """Order of sequences: one permutation per component from seed and component name, and blocks of the mixture."""
 
     seed: int = Field(ge=0, lt=2**64)
     permutation: Literal["linear", "feistel", "feistel_levanter"]
     block_sequences: int = Field(gt=0)
-    first_step: int = Field(default=0, ge=0)
+    first_step: int = Field(default=0, ge=0)  # start of the order. Earlier draws of the lineage are ignored.
+    # `floor`: round down, and add the rest to the largest share (Levanter)
     rounding: Literal["largest_remainder", "floor"] = "largest_remainder"
-    cut_blocks: bool = False
+    cut_blocks: bool = False  # a mixture may start inside a block, which shortens the previous block
+    # None permutes rows. A number permutes documents: see `trainer.data.document_buffer`.
     buffer_documents: int | None = Field(default=None, gt=0, le=2**23)
 
 
@@ -126,32 +119,15 @@ class StartFrom(Frozen):
 
 
 class LossEvaluation(Frozen):
-    """Loss of the weights and of their moving average on held-out text, every `every_steps`.
-
-    Attributes:
-        sequences: number of first rows per component.
-        caches: component → folder of its held-out token cache.
-    """
+    """Loss of the weights and of their moving average on held-out text, every `every_steps`."""
 
     every_steps: int = Field(gt=0)
-    sequences: int = Field(gt=0)
-    caches: dict[Component, str] = Field(min_length=1)
+    sequences: int = Field(gt=0)  # first rows per component
+    caches: dict[Component, str] = Field(min_length=1)  # folder of each held-out token cache
 
 
 class RunConfig(Frozen):
-    """One resolved phase. `batch` and `mixture` start at step 0 of the lineage, like the data order.
-
-    Attributes:
-        caches: component → folder of its token cache, for every component that the phase draws from.
-        packing: layout of documents in rows (`trainer.data.packing`). `chunk` cuts the concatenated documents into full rows. `pad` gives
-            each document a row, and `greedy` fills rows with whole documents. Both truncate long documents, and pad.
-        loss_on: predicted tokens, all or only answers (spans in the caches). With `pad` and `greedy`, padding and the first token of a
-            document are not predicted.
-        cache_digests: component → digest of its cache's manifest, if the folder's name does not identify its content.
-        verdict: JSON file with the verdict on these caches.
-        output: the run's folder: metrics, heartbeat, checkpoints, result.
-        until_step: last update on this slice, after which the trainer saves and ends. None is the phase's end.
-    """
+    """One resolved phase. `batch` and `mixture` start at step 0 of the lineage, like the data order."""
 
     recipe: str
     scale: str
@@ -168,17 +144,18 @@ class RunConfig(Frozen):
     order: DataOrder
     checkpoints: CheckpointPolicy
     start: StartFrom | None
-    caches: dict[Component, str]
+    caches: dict[Component, str]  # folder of the token cache of every component that the phase draws from
+    # digest of the cache's manifest, if the folder's name does not identify its content
     cache_digests: dict[Component, str] = Field(default={})
-    verdict: str
-    output: str
+    verdict: str  # JSON file with the verdict on these caches
+    output: str  # the run's folder: metrics, heartbeat, checkpoints, result
     recovery: Recovery | None = None
-    packing: PackingKind = "chunk"
-    loss_on: LossOn = "all"
+    packing: PackingKind = "chunk"  # layout of documents in rows (`trainer.data.packing`)
+    loss_on: LossOn = "all"  # predicted tokens. Answers are spans in the caches.
     evaluation: LossEvaluation | None = None
     execution: Execution = Execution()
     instrumentation: Instrumentation = Instrumentation()
-    until_step: int | None = None
+    until_step: int | None = None  # last update on this slice, after which the trainer saves and ends. None is the phase's end.
 
     @property
     def last_step(self) -> int:

@@ -82,10 +82,8 @@ def examine(spec: Spec, dump: Path) -> Result:
     started = time.monotonic()
     lowered = _lower_step(run, devices)
     lower_seconds = time.monotonic() - started
-    if on_cpu:
-        found = _compile_on_cpu(spec, lowered, len(devices))
-    else:
-        found = {"flops_by_xla": _count_flops(lowered), **_compile_for_tpu(spec, lowered, dump)}
+    found: dict[str, Any] = {"flops_by_xla": None if on_cpu else _count_flops(lowered)}
+    found |= _compile_on_cpu(spec, lowered, len(devices)) if on_cpu else _compile_for_tpu(spec, lowered, dump)
     # `ru_maxrss` would include the parent's memory at the fork
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     peak_bytes = int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -37,20 +37,14 @@ class Speeds(Frozen):
 
 
 class Topology(Frozen):
-    """One or several equal slices in the notation of the TPU compiler, or devices of this machine's CPU.
+    """One or several equal slices in the notation of the TPU compiler, or devices of this machine's CPU."""
 
-    Attributes:
-        name: chip and chips along each axis: `v5e:16x16`.
-        chip_config: use of a chip's cores, None for the compiler's default.
-        devices: only for a CPU.
-    """
-
-    name: str
+    name: str  # chip and chips along each axis: `v5e:16x16`
     num_slices: int = Field(gt=0)
-    chip_config: str | None = None
+    chip_config: str | None = None  # use of a chip's cores, None for the compiler's default
     chips_per_host: tuple[int, int, int] | None = None
     platform: Platform = "tpu"
-    devices: int | None = Field(default=None, gt=0)
+    devices: int | None = Field(default=None, gt=0)  # only for a CPU
 
 
 class StepShape(Frozen):
@@ -89,42 +83,29 @@ class Memory(Frozen):
 
 
 class Collective(Frozen):
-    """All operations of one kind along the same axes of the mesh in a step.
-
-    Attributes:
-        bytes: sent by a chip on the shortest path. An all-reduce of n bytes over k chips sends 2 · n · (k - 1) / k.
-    """
+    """All operations of one kind along the same axes of the mesh in a step."""
 
     kind: str
     axis: str
     link: Link
     count: int
-    bytes: int
+    bytes: int  # sent by a chip on the shortest path: 2 · n · (k - 1) / k for an all-reduce of n bytes over k chips
 
 
 class Result(Frozen):
-    """The result of one compilation. Traffic and FLOPs are per chip and step.
+    """The result of one compilation. Traffic and FLOPs are per chip and step."""
 
-    Attributes:
-        refusal: the compiler's message if it refused the step.
-        memory: None if compilation ended before buffer assignment.
-        limit_bytes: the chip's memory for a program, from the compiler.
-        update_flops: products outside forward and backward pass, the steps of Muon.
-        flops_by_xla: XLA's count before partitioning, for the whole batch. The body of a loop counts once.
-        host_bytes: peak memory of the compiling process.
-    """
-
-    refusal: str | None
-    memory: Memory | None
-    limit_bytes: int
+    refusal: str | None  # the compiler's message if it refused the step
+    memory: Memory | None  # None if compilation ended before buffer assignment
+    limit_bytes: int  # the chip's memory for a program, from the compiler
     collectives: tuple[Collective, ...]
     hbm_bytes: int
     host_traffic_bytes: int
-    update_flops: int
-    flops_by_xla: float | None
+    update_flops: int  # products outside forward and backward pass, the steps of Muon
+    flops_by_xla: float | None  # XLA's count before partitioning, for the whole batch. The body of a loop counts once.
     lower_seconds: float
     compile_seconds: float
-    host_bytes: int
+    host_bytes: int  # peak memory of the compiling process
 
 
 def run_of(step: StepShape, execution: Execution) -> RunConfig:
