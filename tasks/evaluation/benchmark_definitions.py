@@ -10,11 +10,11 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 
 SHOTS_IN_DEFINITION = "definition"
-"""lm-eval's definition has the examples, which need no file."""
+"""The examples are in lm-eval's definition."""
 
 
 class Rows(Frozen):
-    """The rows of a file whose field has one of these values."""
+    """Rows of a file, selected by the values of a field."""
 
     field: str
     values: tuple[str | int, ...]
@@ -78,7 +78,7 @@ class Suite(Frozen):
 def find_definition(name: str) -> Definition:
     """Return a benchmark, or raise a ConfigError."""
     if name not in DEFINITIONS:
-        raise ConfigError(f"a suite must name benchmarks that are known, found {name!r}; known are {', '.join(DEFINITIONS)}.")
+        raise ConfigError(f"unknown benchmark of a suite: found {name!r}; known are {', '.join(DEFINITIONS)}.")
     return DEFINITIONS[name]
 
 

@@ -55,8 +55,7 @@ def _prepared(label: str, folder: Path) -> Prepared:
         return prepare(find_definition(asked.benchmark), asked, folder, allow_code=False)
     except NotMeasured as error:
         raise ConfigError(
-            f"the gate asks {label}, and {folder} ({BENCHMARKS_VARIABLE}) does not have what it needs: {error}. Put it there, or "
-            f"take {label} out of {SOURCE}."
+            f"the gate asks {label}, and {folder} ({BENCHMARKS_VARIABLE}) lacks its files: {error}. Add them, or remove the benchmark."
         ) from None
 
 
@@ -124,8 +123,8 @@ def check_room(phase: str, labels: Sequence[str], tokenizer: Tokenizer) -> None:
     least = least_length(needles, lambda text: 1 + len(tokenizer.encode(text, add_special_tokens=False).ids))
     if short := [label for label in labels if (needle_length(label) or 0) < least]:
         raise ConfigError(
-            f"phase {phase} cannot be asked {', '.join(short)} (evaluation.benchmarks): {needles.keys} needles, their question and its "
-            f"answer take up to {least} tokens of its tokenizer. Take {short[0].partition(':')[0]}:{least} or more, or take it out."
+            f"phase {phase} is too short for {', '.join(short)} (evaluation.benchmarks): {needles.keys} needles, question and answer take "
+            f"up to {least} tokens. Take {short[0].partition(':')[0]}:{least} or more, or remove the benchmark."
         )
 
 

@@ -54,7 +54,7 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
 
 
 class Cut(NamedTuple):
-    """Lengths of passages in words. `opening_words` has the least and the most.
+    """Lengths of passages by words. `opening_words` has the least and the most.
 
     The end of an opening moves by up to `max_shift_words` until `fits(last word of the opening, following text)` is true.
     """
@@ -158,7 +158,7 @@ class WordOrderItem(_Item):
 class NextWordItem(_Item):
     """An opening and the word after it. `choices` has the answers of a group of items, `choices[gold]` is the answer.
 
-    The choices are scored after each opening of the group. Each word is right equally often, so a preference for a word gains nothing.
+    The choices are scored after each opening of the group. Each word is right equally often, and a preference for a word gains no score.
     """
 
     answer: str
@@ -260,7 +260,7 @@ def commonest_followers(texts: Iterable[str]) -> dict[str, str]:
 
 
 def word_order_baseline(items: Sequence[WordOrderItem]) -> Baseline:
-    """Return the better of chance and a constant position. All choices have the same length, so length decides nothing."""
+    """Return the better of chance and a constant position. The choices of an item have equal length."""
     position, count = Counter(item.gold for item in items).most_common(1)[0]
     always = Baseline(value=count / len(items), rule=f"always position {position}", answer=None)
     return max(Baseline(value=1 / NUM_CHOICES, rule="chance", answer=None), always, key=lambda baseline: baseline.value)
@@ -331,14 +331,14 @@ class BenchmarkManifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of the manifest, and so of all files."""
+        """Digest of the manifest with the digests of its files."""
         return digest_of_json(self.model_dump(mode="json"))
 
     def only(self, names: Collection[str]) -> "BenchmarkManifest":
         """Select benchmarks, in the folder's order. All names give an equal manifest."""
         present = [benchmark.name for benchmark in self.benchmarks]
         if missing := sorted(set(names) - set(present)):
-            raise DataError(f"the benchmarks {', '.join(missing)} are not made here; there are {', '.join(present)}.")
+            raise DataError(f"the benchmarks {', '.join(missing)} are not made here, only {', '.join(present)}.")
         chosen = tuple(benchmark for benchmark in self.benchmarks if benchmark.name in names)
         return BenchmarkManifest(format_version=self.format_version, benchmarks=chosen)
 
@@ -352,7 +352,7 @@ class MadeItem(NamedTuple):
 
 
 def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest:
-    """Build both benchmarks from the held-out documents of each component, and write the manifest last."""
+    """Build the benchmarks from the held-out documents of the components, and write the manifest last."""
     word_order = build_word_order(held_out)
     next_word = build_next_word(held_out)
     benchmarks: list[Benchmark] = []
@@ -381,7 +381,7 @@ def read_benchmark_folder(folder: str | Path) -> BenchmarkManifest:
         raise DataError(f"{folder} holds no benchmarks: it has no {MANIFEST_NAME}. Write them with `phasewise data prepare`.") from None
     except (ValidationError, ValueError) as error:
         raise DataError(
-            f"{path} does not read as a manifest of benchmarks: {in_one_line(error)}. Delete {folder} and prepare the data again."
+            f"{path} is not a manifest of benchmarks: {in_one_line(error)}. Delete {folder} and prepare the data again."
         ) from None
     if manifest.format_version != FORMAT_VERSION:
         raise DataError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: write it again.")

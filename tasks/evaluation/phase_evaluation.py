@@ -1,4 +1,4 @@
-"""A phase's evaluation: its key, a finished evaluation if it is valid, and a new evaluation in a child process.
+"""Evaluation of a phase: key, valid finished evaluation, and new evaluation in a child process.
 
 If the kernel kills the child for memory, the flow survives and reports the signal. Importing this module is cheap.
 """
@@ -88,7 +88,7 @@ def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, m
 def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
     """Return the components of the main line and of the phase itself.
 
-    Other branches change nothing, so a parent has one evaluation for all of its children.
+    Components of further branches are left out, and a parent has one evaluation for all children.
     """
     return tuple(sorted({*plan.benchmark_components, *run.caches}))
 
@@ -139,7 +139,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
 
 
 def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
-    """Read the evaluation with this key, or None if it is missing, was edited, or has no seal."""
+    """Read the evaluation with the key, or return None if the file is missing, edited or unsealed."""
     try:
         evaluation = read_sealed(RunFolder.at(run.output).evaluation)
     except (FileNotFoundError, NotAsWritten):
@@ -174,8 +174,8 @@ def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
         pool.shutdown()  # joins the child: its exit code is unknown until then
         how = next((ending(one.exitcode) for one in processes if one.exitcode), "ended")
         raise EvaluationError(
-            f"evaluation of {request.run.phase}: its process {how}. The kernel sends SIGKILL when memory runs out. For any other exit, the "
-            f"reason is on standard error. The checkpoint {request.result['checkpoint']} is unchanged. Run the same command again."
+            f"evaluation of {request.run.phase}: its process {how}. The kernel sends SIGKILL when memory runs out. For further exits, see "
+            f"standard error. The checkpoint {request.result['checkpoint']} is unchanged. Run the same command again."
         ) from None
     for line in said:
         say(line)
@@ -189,7 +189,7 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent exits: a pool's child does not notice that its parent was killed."""
+    """Exit when the parent exits. A pool's child does not notice the death of its parent."""
     parent = parent_process()
     assert parent is not None
 

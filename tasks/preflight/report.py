@@ -153,7 +153,7 @@ class Reads(Frozen):
 
 
 def region_of(home: Path) -> str | None:
-    """Return the lowercase region of a home's bucket, or None for a local home. A ConfigError reports a store that hides it."""
+    """Return the lowercase region of a home's bucket, or None for a local home. A ConfigError reports a store without this permission."""
     store = file_system_of(home)
     if store is None:
         return None
@@ -163,7 +163,7 @@ def region_of(home: Path) -> str | None:
         return str(file_system.call("GET", "b/{}", bucket, json_out=True)["location"]).lower()
     except Exception as error:  # stores and credentials have their own error types
         raise ConfigError(
-            f"--region needs the location of the bucket {bucket}, and the store does not say it: {error}. Get the permission "
+            f"--region needs the location of the bucket {bucket}, which the store did not report: {error}. Get the permission "
             "storage.buckets.get, or leave --region out."
         ) from error
 

@@ -85,7 +85,7 @@ class Table(Frozen):
             if chip.platform == "tpu" and chip.topology is None:
                 raise ValueError(f"chips.{name} must have a topology, the compiler's name of the chip")
         if unknown := [f"{name} of {torus.chip!r}" for name, torus in self.slices.items() if torus.chip not in self.chips]:
-            raise ValueError(f"each slice must be of one of the chips {', '.join(self.chips)}, found {', '.join(unknown)}")
+            raise ValueError(f"the chip of a slice must be one of {', '.join(self.chips)}, found {', '.join(unknown)}")
         return self
 
 
@@ -150,7 +150,7 @@ def read_table() -> Table:
     except (FileNotFoundError, ModuleNotFoundError):
         raise ConfigError(f"{PLACE}/{TABLE} is missing: install Phasewise from its repository with `pip install -e .`.") from None
     except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"{PLACE}/{TABLE} does not read as slices: {in_one_line(error)}") from None
+        raise ConfigError(f"{PLACE}/{TABLE} is invalid: {in_one_line(error)}") from None
 
 
 def find_slice(name: str) -> Slice:
@@ -160,7 +160,7 @@ def find_slice(name: str) -> Slice:
     torus = table.slices.get(found.group(2)) if found else None
     if found is None or torus is None:
         raise ConfigError(
-            f"no slice is called {name!r}; there are {', '.join(table.slices)}, and several of one, such as '2x v5e-256'. "
+            f"no slice is called {name!r}. Take {', '.join(table.slices)}, or several slices such as '2x v5e-256'. "
             f"Add it to {PLACE}/{TABLE}."
         )
     count = int(found.group(1) or 1)

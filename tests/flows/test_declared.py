@@ -17,7 +17,7 @@ from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, needles_of
 from phasewise.trainer.base.errors import ConfigError
 
 NOT_NAMED = r"phase .* cannot be judged by its gate: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"
-NO_EXAMPLES = r"the gate asks piqa:1, and .* does not have what it needs: no split for its 1 shots: no file piqa/train.jsonl"
+NO_EXAMPLES = r"the gate asks piqa:1, and .* lacks its files: no split for its 1 shots: no file piqa/train.jsonl"
 
 
 def written(folder: Path, *benchmarks: str) -> str:

@@ -72,7 +72,7 @@ def test_a_changed_or_missing_file_is_refused(name: str, copied: Path) -> None:
 @pytest.mark.parametrize("content", ["{", '{"format_version": 1}', "[]"])
 def test_a_broken_manifest_is_refused(content: str, copied: Path) -> None:
     (copied / "manifest.json").write_text(content)
-    with pytest.raises(DataError, match="does not read as a manifest of benchmarks"):
+    with pytest.raises(DataError, match="is not a manifest of benchmarks"):
         read_benchmark_folder(copied)
 
 

@@ -100,7 +100,7 @@ def test_what_decides_a_real_benchmark_moves_the_key(write_items: WriteItems, fo
     assert (examples["arc_easy:0"] == before["arc_easy:0"], examples["arc_easy:2"] == before["arc_easy:2"]) == (True, False)
     write_items("arc_easy/test", riddles(3, answer=1))
     assert gate_key(["arc_easy:0"]) != {"arc_easy:0": before["arc_easy:0"]}
-    with pytest.raises(ConfigError, match=r"the gate asks piqa:0, and .* does not have what it needs: no items: no file piqa"):
+    with pytest.raises(ConfigError, match=r"the gate asks piqa:0, and .* lacks its files: no items: no file piqa"):
         gate_key(["piqa:0"])
     monkeypatch.delenv(BENCHMARKS_VARIABLE)
     with pytest.raises(ConfigError, match="the gate asks arc_easy:0: PHASEWISE_BENCHMARKS must name a folder"):

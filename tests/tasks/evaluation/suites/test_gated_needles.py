@@ -85,7 +85,7 @@ def test_what_the_model_cannot_read_is_no_result(scripted: Scripted, tokenizer: 
 def test_a_length_without_room_is_refused_with_the_least(tokenizer: Tokenizer):
     check_room("late", ["niah:1000"], tokenizer)
     with pytest.raises(
-        ConfigError, match=r"phase late cannot be asked niah:64 \(evaluation.benchmarks\): 2 needles, .* Take niah:\d+ or more"
+        ConfigError, match=r"phase late is too short for niah:64 \(evaluation.benchmarks\): 2 needles, .* Take niah:\d+ or more"
     ):
         check_room("late", ["niah:64", "niah:1000"], tokenizer)
 
