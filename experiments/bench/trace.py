@@ -23,10 +23,9 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.trace import trace_query
 from phasewise.tasks.data.caches import INDEX_ROWS, INDEX_SCHEMA, shard_name
-from phasewise.tasks.data.documents import DocumentsManifest
-from phasewise.tasks.data.parts import DIGEST, Part, write_model
+from phasewise.tasks.data.documents import DIGEST, DocumentsManifest, Part, write_model
+from phasewise.tasks.data.findings import Tally
 from phasewise.tasks.data.plan import ComponentPlan
-from phasewise.tasks.data.quarantine import Tally
 from phasewise.tasks.data.tokenizer import tokenizer_digest, train_tokenizer
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError

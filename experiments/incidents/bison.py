@@ -22,7 +22,7 @@ from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.views import olmes
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.documents import split_of
 from phasewise.tasks.data.stand_ins import NearDuplicates
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import write_json

@@ -10,7 +10,7 @@ from random import Random
 import orjson
 
 from experiments.bench.real_text import real_texts
-from phasewise.tasks.data.stand_ins import plain_text, roots, topics
+from phasewise.tasks.data.stand_ins import roots, texts_of
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.scan import Document
 from tests.shared_data import ROOT
@@ -29,9 +29,11 @@ def corpus_files() -> list[Path]:
 def host_paragraphs(rng: Random) -> list[str]:
     """Paragraphs of encyclopedia, plays, the language reference and package descriptions, neighbours together."""
     texts = [path.read_text(encoding="utf-8") for path in corpus_files()]
-    texts += topics((roots()["stdlib"] / "pydoc_data" / "topics.py").read_text(encoding="utf-8"), "")
+    texts += texts_of("topics", (roots()["stdlib"] / "pydoc_data" / "topics.py").read_text(encoding="utf-8"), "")
     descriptions = sorted(roots()["site"].glob("*.dist-info/METADATA"))
-    texts += itertools.chain.from_iterable(plain_text(path.read_text(encoding="utf-8", errors="replace"), "") for path in descriptions)
+    texts += itertools.chain.from_iterable(
+        texts_of("text", path.read_text(encoding="utf-8", errors="replace"), "") for path in descriptions
+    )
     blocks = [[block for block in _blocks(text) if MIN_PARAGRAPH_WORDS <= len(block.split()) <= MAX_PARAGRAPH_WORDS] for text in texts]
     rng.shuffle(blocks)
     return [block for group in blocks for block in group]

@@ -18,30 +18,28 @@ from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.flows.status.phase_status import read_record
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.tokenizer import tokenizer_digest
-from phasewise.tasks.data.tokenizer_measure import (
-    EXAMPLES,
-    Fit,
-    digit_examples,
-    digit_groups,
-    measure,
-    white_space_tokens,
-)
 from phasewise.tasks.data.tokenizer_training import (
+    EXAMPLES,
     MANIFEST_NAME,
     SPECIAL_TOKENS,
     TRAINED_BY,
     Amount,
+    Fit,
     SplitName,
     TokenizerManifest,
     TrainedOn,
     check_target,
     check_vocab_size,
     checked_file,
+    digit_examples,
+    digit_groups,
     folder_at,
+    measure,
     open_tokenizer,
     read_tokenizer_manifest,
     train,
     truncate,
+    white_space_tokens,
     write_folder,
 )
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError

@@ -1,7 +1,7 @@
-"""The members of zip and tar archives as streams, one after the other. Nothing is ever written under a member's name.
+"""Packed streams, and the members of zip and tar archives as streams. Member names are never used as paths.
 
-Python's `tarfile` takes a damaged head in the middle for the end of the archive, and `zipfile` the last of several archives for all of
-them: here each is a fault, for what is there was not read.
+`tarfile` takes a damaged header for the end of an archive, and `zipfile` reads only the last of several joined archives. Here both are
+faults, because part of the file would remain unread.
 """
 
 import bz2
@@ -22,99 +22,87 @@ from phasewise.tasks.data.streams import TAR_BLOCK_BYTES as BLOCK_BYTES
 from phasewise.tasks.data.streams import Measured, WatchedFile
 
 PACKED_BYTES = 2**16
-MAX_WINDOW_BYTES = 256 * 2**20  # `xz -9` needs 65 MiB; a window of gigabytes is no archive of text
-Read = Callable[[int], bytes]
-MAX_LAYERS = 4  # of packings and archives, one in the other
-MAX_TABLE_BYTES = 16 * 2**20  # of a zip's table of contents, which is held: some 200,000 members
-MAX_UNLISTED_BYTES = 64  # between two members of a zip: a descriptor, and what aligns the next
+MAX_WINDOW_BYTES = 256 * 2**20  # `xz -9` needs 65 MiB
+MAX_LAYERS = 4  # of nested packings and archives
+MAX_TABLE_BYTES = 16 * 2**20  # of a zip's table of contents, which is held in memory: about 200,000 members
+MAX_UNLISTED_BYTES = 64  # between two members of a zip: a descriptor and padding
 MAX_NAME_BYTES = 2**20
 LOCAL_HEAD = struct.Struct("<4s22xHH")
 ENCRYPTED = 1
 FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 ABOUT_THE_NEXT = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 DAMAGE = (zipfile.BadZipFile, tarfile.HeaderError, struct.error, NotImplementedError, RuntimeError, ValueError, zlib.error, OverflowError)
+_DECODERS: Mapping[str, Callable[[], Any]] = {
+    "gzip": partial(zlib.decompressobj, wbits=31),
+    "zlib": partial(zlib.decompressobj, wbits=15),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, memlimit=MAX_WINDOW_BYTES),
+}
 
 
 def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.RawIOBase:
-    """The bytes that a packed stream of `file` holds. Several members in a row are one stream.
+    """Unpack a stream of `file`. Consecutive members form one stream.
 
     Raises:
-        FileFault: while reading: the file is truncated, or expands too much.
+        FileFault: during reading, if the file is truncated or expands too much.
     """
     return Measured(file, unpacking(packed, packing))
 
 
-def unpacking(packed: io.BufferedReader, packing: str) -> Read:
-    """Reads up to so many unpacked bytes at a time, none at the end.
+def unpacking(packed: io.BufferedReader, packing: str) -> Callable[[int], bytes]:
+    """A function that reads up to the given number of unpacked bytes, and none at the end.
 
     Raises:
-        FileFault: while reading: the file is truncated.
+        FileFault: during reading, if the file is truncated.
     """
     if packing in ("zstd", "lz4", "brotli"):
-        return _frames_reader(packed, packing)
-    return _members_reader(packed, packing)
+        stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing)  # pyright: ignore[reportArgumentType]  # one of its names
 
+        def read_frames(size: int) -> bytes:
+            try:
+                return stream.read(size)
+            except OSError as error:
+                if "Truncated" in str(error):
+                    raise FileFault("truncated", f"the file ends inside a frame of {packing}") from error
+                raise
 
-def _frames_reader(packed: io.BufferedReader, packing: str) -> Read:
-    stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing)  # pyright: ignore[reportArgumentType]  # one of its names
-
-    def read(size: int) -> bytes:
-        try:
-            return stream.read(size)
-        except OSError as error:
-            if "Truncated" in str(error):
-                raise FileFault("truncated", f"the file ends inside a frame of {packing}") from error
-            raise
-
-    return read
-
-
-_DECODERS: Mapping[str, Callable[[], Any]] = {
-    "gzip": lambda: zlib.decompressobj(wbits=31),
-    "zlib": lambda: zlib.decompressobj(wbits=15),
-    "bzip2": bz2.BZ2Decompressor,
-    "xz": lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES),
-}
-
-
-def _members_reader(packed: io.BufferedReader, packing: str) -> Read:
-    """Members one after the other, with or without zero bytes between and after them."""
+        return read_frames
     decoder: Any = None
-    waiting, members = b"", 0
+    waiting, num_members = b"", 0
 
-    def read(size: int) -> bytes:
-        nonlocal decoder, waiting, members
+    def read_members(size: int) -> bytes:
+        nonlocal decoder, waiting, num_members
         while True:
             if decoder is None:
                 waiting = waiting or packed.read(PACKED_BYTES)
                 if not waiting:
                     return b""
-                waiting = waiting.lstrip(b"\0") if members else waiting
+                waiting = waiting.lstrip(b"\0") if num_members else waiting  # zero bytes may separate members
                 if not waiting:
                     continue
                 decoder = _DECODERS[packing]()
-                members += 1
-            tail = getattr(decoder, "unconsumed_tail", b"")  # zlib's decoders give it back, the others keep it
+                num_members += 1
+            tail = getattr(decoder, "unconsumed_tail", b"")  # only zlib's decoders return it
             wants_more = not waiting and not tail and getattr(decoder, "needs_input", True)
             data, waiting = packed.read(PACKED_BYTES) if wants_more else waiting, b""
             unpacked = decoder.decompress(tail + data, size)
             if decoder.eof:
                 waiting, decoder = decoder.unused_data, None
             elif wants_more and not data and not unpacked:
-                raise FileFault("truncated", f"the file ends inside member {members} of its packing")
+                raise FileFault("truncated", f"the file ends inside member {num_members} of its packing")
             if unpacked:
                 return unpacked
 
-    return read
+    return read_members
 
 
 class Member(NamedTuple):
     """A file in an archive.
 
     Attributes:
-        name: as it is written there, never followed as a path.
-        open: its bytes as a stream, to be read before the next member is asked for. Raises `FileFault`.
-        no_text: why it holds no text by its nature (a link), else empty.
+        name: its name in the archive.
+        open: opens its bytes as a stream, which must be read before the next member. Raises `FileFault`.
+        no_text: reason why it has no text, such as a link. Otherwise empty.
     """
 
     name: str
@@ -123,14 +111,13 @@ class Member(NamedTuple):
 
 
 def members(archive: str, file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
-    """The files in a `zip` or `tar`, in the order in which they lie there, folders left out.
+    """The files in a `zip` or `tar` in the order of their positions, without folders.
 
     Raises:
-        FileFault: the rest of the archive cannot be trusted.
+        FileFault: the rest of the archive is unreliable.
     """
-    read = _zip_members(file, stream) if archive == "zip" else _tar_members(file, stream)
     try:
-        yield from read
+        yield from _zip_members(file, stream) if archive == "zip" else _tar_members(file, stream)
     except DAMAGE as error:
         raise FileFault("unreadable", f"a damaged {archive}: {error}") from error
 
@@ -140,7 +127,7 @@ def _shown(name: str) -> str:
 
 
 class _Bounded(io.RawIOBase):
-    """A zip that is not read by more than its largest table at once: what it claims to need is not believed."""
+    """A zip file whose table of contents has a bounded size."""
 
     def __init__(self, stream: io.BufferedReader):
         self._stream = stream
@@ -159,9 +146,9 @@ class _Bounded(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         if size < 0:
-            at = self._stream.tell()
-            size = self._stream.seek(0, io.SEEK_END) - at
-            self._stream.seek(at)
+            position = self._stream.tell()
+            size = self._stream.seek(0, io.SEEK_END) - position
+            self._stream.seek(position)
         if size > MAX_TABLE_BYTES:
             raise FileFault("unreadable", f"the zip has a table of {size} bytes, at most {MAX_TABLE_BYTES} are held: split it")
         return self._stream.read(size)
@@ -170,27 +157,21 @@ class _Bounded(io.RawIOBase):
 def _zip_members(file: WatchedFile, packed: io.BufferedReader) -> Iterator[Member]:
     with file.spooled(packed) as stream, zipfile.ZipFile(_Bounded(stream)) as archive:  # pyright: ignore[reportArgumentType]  # it reads, seeks and tells
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
-        at = 0
-        for info in infos:
-            _check_gap(at, info.header_offset)
-            at = _end_of(stream, info)
+        end = 0
+        for info in [*infos, None]:
+            start = archive.start_dir if info is None else info.header_offset
+            if start - end > MAX_UNLISTED_BYTES:
+                raise FileFault("unreadable", f"{start - end} bytes of the zip from byte {end} on belong to no member of its table")
+            if info is None:
+                return
+            stream.seek(info.header_offset)
+            head = stream.read(LOCAL_HEAD.size)
+            if len(head) < LOCAL_HEAD.size:
+                raise FileFault("truncated", f"the file ends inside {info.filename!r}")
+            _, name_bytes, extra_bytes = LOCAL_HEAD.unpack(head)
+            end = info.header_offset + LOCAL_HEAD.size + name_bytes + extra_bytes + info.compress_size
             if not info.is_dir() or info.file_size:
                 yield Member(_shown(info.filename), partial(_open_zipped, file, archive, info))
-        _check_gap(at, archive.start_dir)
-
-
-def _check_gap(end: int, start: int) -> None:
-    if start - end > MAX_UNLISTED_BYTES:
-        raise FileFault("unreadable", f"{start - end} bytes of the zip from byte {end} on belong to no member of its table")
-
-
-def _end_of(stream: io.BufferedReader, info: zipfile.ZipInfo) -> int:
-    stream.seek(info.header_offset)
-    head = stream.read(LOCAL_HEAD.size)
-    if len(head) < LOCAL_HEAD.size:
-        raise FileFault("truncated", f"the file ends inside {info.filename!r}")
-    _, name_bytes, extra_bytes = LOCAL_HEAD.unpack(head)
-    return info.header_offset + LOCAL_HEAD.size + name_bytes + extra_bytes + info.compress_size
 
 
 def _open_zipped(file: WatchedFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> io.RawIOBase:
@@ -213,11 +194,11 @@ def _open_zipped(file: WatchedFile, archive: zipfile.ZipFile, info: zipfile.ZipI
 
 
 class _TarHead(tarfile.TarInfo):
-    """A member's head. A damaged or cut one is a fault; `tarfile` itself takes it for the end of the archive."""
+    """The header of a member. A damaged or truncated header is a fault, which `tarfile` takes for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read the head, and refuse one whose name or records would take much memory."""
+        """Parse a header and reject names and records that need much memory."""
         try:
             head = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:

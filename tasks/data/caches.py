@@ -1,4 +1,4 @@
-"""From one part of a component's documents to one shard of its token caches."""
+"""Token caches: one part of a component's documents becomes one shard for each split."""
 
 import mmap
 from collections import Counter
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,17 @@ from pydantic import Field
 
 from phasewise.tasks.data.conversation_text import COMPOSER, NO_SPANS, ConversationEncoder, Encoded, ids_of_tokens
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents, read_documents_manifest
+from phasewise.tasks.data.documents import (
+    DIGEST,
+    DOCUMENTS,
+    DocumentsManifest,
+    HashedFile,
+    read_documents,
+    read_documents_manifest,
+    read_model,
+    write_model,
+)
 from phasewise.tasks.data.filters import NORMALIZER, REASON, LengthBias, Normalization, normalize
-from phasewise.tasks.data.parts import DIGEST, HashedFile, read_model, write_model
 from phasewise.tasks.data.reading import READER
 from phasewise.tasks.data.template import ChatTemplate, chat_of
 from phasewise.tasks.data.tokenizer import load_tokenizer, refused, special_tokens, tokenizer_digest
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DIGEST_BYTES = 32
-ENCODER_CODE = tuple(f"tasks/data/{name}.py" for name in ("caches", "conversation_text", "documents", "filters", "parts", "tokenizer"))
+ENCODER_CODE = tuple(f"tasks/data/{name}.py" for name in ("caches", "conversation_text", "documents", "filters", "tokenizer"))
 LENGTH_BIAS = "length_bias"
 ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
 INDEX_SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "offset": pa.int64(), "length": pa.int64()})
@@ -42,18 +50,18 @@ INDEX_ROWS = 1 << 13
 
 
 def ids_of_text(text: str, manifest: Manifest) -> tuple[str, ...]:
-    """The ids that a text has as a document of a component: as it is, without the line end at its end, without space around it."""
+    """The possible document ids of a text: as it is, without its last line end, and without white space around it."""
     texts = (text, text.removesuffix("\n").removesuffix("\r"), text.strip())
     return tuple(dict.fromkeys(digest_of_bytes(normalized(one, manifest).encode()) for one in texts))
 
 
 def normalized(text: str, manifest: Manifest) -> str:
-    """A text as the documents of a component are normalised."""
+    """Normalise a text like the documents of a component."""
     return normalize(text, Normalization.model_validate(manifest.source.get("normalization", {})))
 
 
 def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigests) -> list[int]:
-    """The shards of a cache that may have a document whose id begins so, from the digests of its component's documents.
+    """The shards of a cache that may contain a document whose id has this prefix. The sorted digests of the documents are bisected.
 
     Raises:
         DataError: the documents are damaged.
@@ -62,62 +70,89 @@ def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigest
     files = {f"{part.name}.digests": part.ids_digest for part in manifest.parts}
     if changed := digests.changed(folder, files, folder / MANIFEST_NAME):
         raise DataError(f"{folder / changed[0]} was changed after it was written. Delete {folder} and prepare the data again.")
-    numbers = {shard.name: number for number, shard in enumerate(cache.shards)}
-    named = [(numbers.get(shard_name(part)), part) for part in range(len(manifest.parts))]
-    return [shard for shard, part in named if shard is not None and _has(folder, manifest, part, prefix)]
-
-
-def _has(folder: Path, manifest: DocumentsManifest, number: int, prefix: str) -> bool:
-    """Whether a part has such a document, by bisection. Copies of other documents are among the digests."""
-    part = manifest.parts[number]
-    path = folder / f"{part.name}.digests"
-    if not part.documents:
-        return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as table:
-
-        def digest(row: int) -> str:
-            return table[row * DIGEST.itemsize : row * DIGEST.itemsize + DIGEST_BYTES].hex()
-
-        low, high = 0, part.documents
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if digest(middle) < prefix else (low, middle)
-        return low < part.documents and digest(low).startswith(prefix)
+    shards = {shard.name: number for number, shard in enumerate(cache.shards)}
+    found: list[int] = []
+    for number, part in enumerate(manifest.parts):
+        shard = shards.get(shard_name(number))
+        if shard is None or not part.documents:
+            continue
+        with (folder / f"{part.name}.digests").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as table:
+            low, high = 0, part.documents
+            while low < high:
+                middle = (low + high) // 2
+                start = middle * DIGEST.itemsize
+                if table[start : start + DIGEST_BYTES].hex() < prefix:
+                    low = middle + 1
+                else:
+                    high = middle
+            start = low * DIGEST.itemsize
+            if low < part.documents and table[start : start + DIGEST_BYTES].hex().startswith(prefix):
+                found.append(shard)
+    return found
 
 
 def read_by(source: Mapping[str, Any]) -> str:
-    """Versions of the code that makes documents of a source; of conversations also of what makes text of them."""
+    """The versions of the code that makes documents of a source. For conversations also of the code that renders them."""
     return f"{READER} {DOCUMENTS}" if source.get("conversation") is None else f"{READER} {COMPOSER} {DOCUMENTS}"
 
 
 def cache_key(documents_key: str, split: Split, tokenizer_key: str, length_bias: LengthBias | None = None) -> str:
-    """Digest of everything that decides a cache's bytes."""
+    """Digest of all inputs of a cache."""
     decisive = {"format": FORMAT_VERSION, "encoder": ENCODER, "documents": documents_key, "split": split, "tokenizer": tokenizer_key}
     return digest_of_json(decisive | described(length_bias))
 
 
 def described(length_bias: LengthBias | None) -> dict[str, Any]:
-    """What a key and a manifest's `source` say of it: nothing where all documents are taken."""
+    """The entry of a length bias in a key and in a manifest's `source`. Without a bias there is no entry."""
     return {} if length_bias is None else {LENGTH_BIAS: length_bias.model_dump(mode="json")}
+
+
+class ShardRecord(Frozen):
+    """Written when a shard is complete, so that a later run skips its part. Sizes are in bytes.
+
+    Attributes:
+        left_out: documents that the length bias rejected.
+    """
+
+    shard: Shard
+    text_bytes: int = Field(ge=0)
+    left_out: int = Field(default=0, ge=0)
+    tokens_size: int = Field(ge=0)
+    index_size: int = Field(ge=0)
+    spans_size: int | None = Field(default=None, ge=0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """File name → bytes."""
+        named = {"bin": self.tokens_size, "parquet": self.index_size, "spans": self.spans_size}
+        return {f"{self.shard.name}.{ending}": size for ending, size in named.items() if size is not None}
 
 
 def finish_cache(
     component: str, split: Split, documents: Path, tokenizer_path: Path, key: str, folder: Path, *, length_bias: LengthBias | None = None
 ) -> Manifest:
-    """Collect the records of all shards, clear away what no record names, and write the manifest.
+    """Collect the records of all shards, remove other files, and write the manifest.
 
     Raises:
-        DataError: a shard is not whole, or no document was taken.
+        DataError: a shard is incomplete, or the length bias rejects all documents.
     """
     read = read_documents_manifest(documents)
-    records = [_record(folder, number) for number in range(len(read.parts))]
+    records: list[ShardRecord] = []
+    for number in range(len(read.parts)):
+        record = _read_record(folder, number)
+        if record is None:
+            raise DataError(f"{folder / shard_name(number)} is incomplete: another process changed {folder}. Prepare the data again.")
+        records.append(record)
     filled = [record for record in records if record.shard.documents]
-    if length_bias is not None and not filled:
-        many = sum(record.left_out for record in records)
-        raise DataError(
-            f"{component} must have a document to train on, and its length_bias takes none of {many:,}: they are shorter than its "
-            f"full_tokens of {length_bias.full_tokens:,}. Lower that, or raise its floor of {length_bias.floor:g}."
-        )
+    files = Counter(f"{reason} (files)" for reason in read.tally.bad_files.values())
+    left_out = {**read.tally.left_out, **read.tally.bad_documents, **dict(sorted(files.items())), "copy": sum(read.copies)}
+    if length_bias is not None:
+        rejected = left_out[REASON] = sum(record.left_out for record in records)
+        if not filled:
+            raise DataError(
+                f"{component} must have a document to train on, and its length_bias takes none of {rejected:,}: they are shorter than its "
+                f"full_tokens of {length_bias.full_tokens:,}. Lower that, or raise its floor of {length_bias.floor:g}."
+            )
     begin, end, dtype = encoding_of(tokenizer_path)
     chat = chat_of(read.source)
     manifest = Manifest(
@@ -138,7 +173,7 @@ def finish_cache(
         documents=sum(record.shard.documents for record in filled),
         tokens=sum(record.shard.tokens for record in filled),
         text_bytes=sum(record.text_bytes for record in filled),
-        left_out=_left_out(read) | ({} if length_bias is None else {REASON: sum(record.left_out for record in records)}),
+        left_out=left_out,
         template=None if chat is None else chat.digest,
     )
     kept = {name for record in filled for name in record.shard.files}
@@ -147,125 +182,84 @@ def finish_cache(
     return manifest
 
 
-def _left_out(read: DocumentsManifest) -> dict[str, int]:
-    files = Counter(f"{reason} (files)" for reason in read.tally.bad_files.values())
-    return {**read.tally.left_out, **read.tally.bad_documents, **dict(sorted(files.items())), "copy": sum(read.copies)}
-
-
-class ShardRecord(Frozen):
-    """Written when a shard is whole: a part that has one is not encoded again. Sizes are in bytes.
-
-    Attributes:
-        left_out: documents of the part that a length bias did not take.
-    """
-
-    shard: Shard
-    text_bytes: int = Field(ge=0)
-    left_out: int = Field(default=0, ge=0)
-    tokens_size: int = Field(ge=0)
-    index_size: int = Field(ge=0)
-    spans_size: int | None = Field(default=None, ge=0)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of its files by name."""
-        named = {"bin": self.tokens_size, "parquet": self.index_size, "spans": self.spans_size}
-        return {f"{self.shard.name}.{ending}": size for ending, size in named.items() if size is not None}
-
-
-def _record(folder: Path, number: int) -> ShardRecord:
-    record = read_record(folder, number)
-    if record is None:
-        raise DataError(f"{folder / shard_name(number)} is not whole though it was built: somebody else changes {folder}. Prepare again.")
-    return record
-
-
-class Encoding(NamedTuple):
-    """How texts become token ids."""
-
-    begin: int
-    end: int
-    dtype: np.dtype
-
-
 def shard_name(number: int) -> str:
-    """The shard of a part, by its number."""
+    """The shard of the part with this number."""
     return f"shard-{number:05d}"
 
 
-def read_record(folder: Path, number: int) -> ShardRecord | None:
-    """The record of a shard that is finished: its files are there, as long as they were."""
+def _read_record(folder: Path, number: int) -> ShardRecord | None:
+    """The record of a complete shard, whose files have the recorded sizes."""
     path = folder / f"{shard_name(number)}.json"
     record = read_model(ShardRecord, path) if path.exists() else None
-    if record is None or not record.shard.documents:  # the files of an empty shard go when the cache is finished
+    if record is None or not record.shard.documents:  # the files of an empty shard are removed when the cache is finished
         return record
     return record if sizes_in_bytes(folder, list(record.sizes)) == list(record.sizes.values()) else None
 
 
-def encoding_of(tokenizer_path: Path) -> Encoding:
-    """The special tokens and the smallest width that holds the vocabulary."""
+def encoding_of(tokenizer_path: Path) -> tuple[int, int, np.dtype]:
+    """The begin token, the end token, and the smallest dtype that holds the vocabulary."""
     tokenizer = _tokenizer(tokenizer_path)
-    width = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
     begin, end = special_tokens(tokenizer, tokenizer_path)
-    return Encoding(begin, end, np.dtype(width))
+    return begin, end, np.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
 
 
 def encode_part(
     documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path], length_bias: LengthBias | None = None
 ) -> None:
-    """Write the shards of one part, for each split that is not done. Each document becomes begin-of-text, its tokens, end-of-text.
+    """Write the missing shards of one part. Each document becomes the begin token, its tokens, and the end token.
 
     Args:
-        length_bias: which documents of the training split are taken, by their tokens; None is all.
+        targets: split → folder of its cache.
+        length_bias: selects documents of the training split by their tokens. None takes all.
     """
-    missing = {split: folder for split, folder in targets.items() if read_record(folder, number) is None}
+    missing = {split: folder for split, folder in targets.items() if _read_record(folder, number) is None}
     if not missing:
         return
     manifest = _documents_manifest(documents)
     chat = chat_of(manifest.source)
-    done: dict[Path, ShardRecord] = {}
+    writers: dict[Split, ShardWriter] = {}
     with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(
-                _shard(folder, number, Making(tokenizer_path, chat, length_bias if split == "train" else None), done)
-            )
-            for split, folder in missing.items()
-        }
+        for split, folder in missing.items():
+            bias = length_bias if split == "train" else None
+            writers[split] = stack.enter_context(_open_shard(folder / shard_name(number), tokenizer_path, chat, bias))
         for table in read_documents(documents, manifest, number):
             for split, writer in writers.items():
                 writer.add(table.filter(pc.field("split") == split))
-    for folder, record in done.items():
-        write_model(folder / f"{shard_name(number)}.json", record)
+    for split, folder in missing.items():
+        write_model(folder / f"{shard_name(number)}.json", writers[split].record(shard_name(number)))
 
 
-class ShardFiles(NamedTuple):
-    """What a shard's writer writes to; `spans` where its documents say which tokens count."""
-
-    tokens: HashedFile
-    rows: pq.ParquetWriter
-    spans: HashedFile | None
-
-
-class Making(NamedTuple):
-    """What decides a shard beside its documents: tokenizer, chat template, and which documents are taken by their length."""
-
-    tokenizer: Path
-    chat: ChatTemplate | None
-    length_bias: LengthBias | None
+@contextmanager
+def _open_shard(path: Path, tokenizer: Path, chat: ChatTemplate | None, length_bias: LengthBias | None) -> Iterator["ShardWriter"]:
+    """Open the files of one shard. They appear under their names when the block ends without an error."""
+    has_spans = chat is not None and chat.marks_answers
+    with ExitStack() as stack:
+        endings = ("bin", "parquet", "spans") if has_spans else ("bin", "parquet")
+        files = {ending: HashedFile(stack.enter_context(writing(path.with_suffix(f".{ending}")))) for ending in endings}
+        with pq.ParquetWriter(pa.PythonFile(files["parquet"], "w"), INDEX_SCHEMA, compression="zstd") as index:
+            writer = ShardWriter(files, index, tokenizer, chat, length_bias)
+            yield writer
+            writer.flush()
 
 
 class ShardWriter:
-    """Appends documents to a shard: token ids to one file, a row a document to another, spans to a third. Memory does not grow with it."""
+    """Append documents to a shard with bounded memory: token ids, a row in the index, and the spans of trained tokens."""
 
-    def __init__(self, files: ShardFiles, making: Making):
-        tokenizer_path, chat, self._length_bias = making
-        self._files, self._path = files, tokenizer_path
+    def __init__(
+        self,
+        files: dict[str, HashedFile],
+        index: pq.ParquetWriter,
+        tokenizer_path: Path,
+        chat: ChatTemplate | None,
+        length_bias: LengthBias | None,
+    ):
+        self._files, self._index, self._path, self._length_bias = files, index, tokenizer_path, length_bias
         self._tokenizer = _tokenizer(tokenizer_path)
-        self._encoding = encoding_of(tokenizer_path)
+        self._begin, self._end, self._dtype = encoding_of(tokenizer_path)
         special = {} if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
         self._chats = None if chat is None else ConversationEncoder(self._tokenizer, special)
         self._rows: list[pa.Table] = []
-        self.num_tokens = self.num_documents = self.text_bytes = self.num_spans = self.left_out = 0
+        self._num_tokens = self._num_documents = self._text_bytes = self._num_spans = self._left_out = 0
 
     def add(self, documents: pa.Table) -> None:
         """Encode documents and append them."""
@@ -273,78 +267,61 @@ class ShardWriter:
         if not texts:
             return
         with refused(self._path):
-            encoded = self._plain(texts) if self._chats is None else self._conversations(self._chats, documents, texts)
+            if self._chats is None:
+                batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+                encoded = [Encoded(encoding.ids, NO_SPANS) for encoding in batch]
+            else:
+                encoded = list(self._chats.encode(texts, [spans or [] for spans in documents["spans"].to_pylist()]))
         if bias := self._length_bias:
             names = [str(name) for name in documents["id"].to_pylist()]
-            taken = [place for place, (name, one) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(one.ids))]
-            self.left_out += len(texts) - len(taken)
-            documents, texts, encoded = (
-                documents.take(pa.array(taken, pa.int64())),
-                [texts[place] for place in taken],
-                [encoded[place] for place in taken],
-            )
-        if texts:
-            begin, end, dtype = self._encoding
-            ids = [[begin, *one.ids, end] for one in encoded]
-            lengths = np.array([len(tokens) for tokens in ids], np.int64)
-            offsets = self.num_tokens + np.cumsum([0, *lengths[:-1]])
-            rows = documents.select(["id", "source_file"])
-            self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
-            for tokens in ids:
-                self._files.tokens.write(np.array(tokens, dtype).tobytes())
-            if self._files.spans is not None:
-                for one, offset in zip(encoded, offsets.tolist(), strict=True):
-                    self._files.spans.write((one.spans + offset + 1).astype(SPAN).tobytes())
-                    self.num_spans += len(one.spans)
-            self.num_tokens += int(lengths.sum())
-            self.num_documents += len(texts)
-            self.text_bytes += sum(len(text.encode()) for text in texts)
-            if sum(map(len, self._rows)) >= INDEX_ROWS:
-                self.flush()
+            taken = [row for row, name in enumerate(names) if bias.takes(name, len(encoded[row].ids))]
+            self._left_out += len(texts) - len(taken)
+            documents = documents.take(pa.array(taken, pa.int64()))
+            texts = [texts[row] for row in taken]
+            encoded = [encoded[row] for row in taken]
+        if not texts:
+            return
+        lengths = np.array([len(one.ids) + 2 for one in encoded], np.int64)
+        offsets = self._num_tokens + np.cumsum([0, *lengths[:-1]])
+        rows = documents.select(["id", "source_file"])
+        self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
+        for one, offset in zip(encoded, offsets.tolist(), strict=True):
+            self._files["bin"].write(np.array([self._begin, *one.ids, self._end], self._dtype).tobytes())
+            if "spans" in self._files:
+                self._files["spans"].write((one.spans + offset + 1).astype(SPAN).tobytes())
+                self._num_spans += len(one.spans)
+        self._num_tokens += int(lengths.sum())
+        self._num_documents += len(texts)
+        self._text_bytes += sum(len(text.encode()) for text in texts)
+        if sum(map(len, self._rows)) >= INDEX_ROWS:
+            self.flush()
 
     def flush(self) -> None:
-        """Write the rows that wait."""
+        """Write the pending rows of the index."""
         if self._rows:
-            self._files.rows.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
+            self._index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
         self._rows = []
 
-    def _plain(self, texts: list[str]) -> list[Encoded]:
-        return [Encoded(encoding.ids, NO_SPANS) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-
-    def _conversations(self, encoder: ConversationEncoder, documents: pa.Table, texts: list[str]) -> list[Encoded]:
-        characters: list[list[int]] = [spans or [] for spans in documents["spans"].to_pylist()]
-        return list(encoder.encode(texts, characters))
-
-
-@contextmanager
-def _shard(folder: Path, number: int, making: Making, done: dict[Path, ShardRecord]) -> Iterator[ShardWriter]:
-    """A writer of one shard; its files appear, and its record is put into `done`, when the block ends without an error."""
-    name = shard_name(number)
-    with ExitStack() as stack:
-        tokens, index = (HashedFile(stack.enter_context(writing(folder / f"{name}.{ending}"))) for ending in ("bin", "parquet"))
-        marks = making.chat is not None and making.chat.marks_answers
-        spans = HashedFile(stack.enter_context(writing(folder / f"{name}.spans"))) if marks else None
-        with pq.ParquetWriter(pa.PythonFile(index, "w"), INDEX_SCHEMA, compression="zstd") as rows:
-            writer = ShardWriter(ShardFiles(tokens, rows, spans), making)
-            yield writer
-            writer.flush()
-    shard = Shard(
-        name=name,
-        tokens=writer.num_tokens,
-        documents=writer.num_documents,
-        digest=tokens.hexdigest(),
-        index_digest=index.hexdigest(),
-        spans=None if spans is None else writer.num_spans,
-        spans_digest=None if spans is None else spans.hexdigest(),
-    )
-    done[folder] = ShardRecord(
-        shard=shard,
-        text_bytes=writer.text_bytes,
-        left_out=writer.left_out,
-        tokens_size=tokens.size,
-        index_size=index.size,
-        spans_size=None if spans is None else spans.size,
-    )
+    def record(self, name: str) -> ShardRecord:
+        """The record of the finished shard."""
+        tokens, index, spans = self._files["bin"], self._files["parquet"], self._files.get("spans")
+        shard = Shard(
+            name=name,
+            tokens=self._num_tokens,
+            documents=self._num_documents,
+            digest=tokens.hexdigest(),
+            index_digest=index.hexdigest(),
+            spans=None if spans is None else self._num_spans,
+            spans_digest=None if spans is None else spans.hexdigest(),
+        )
+        return ShardRecord(
+            shard=shard,
+            text_bytes=self._text_bytes,
+            left_out=self._left_out,
+            tokens_size=tokens.size,
+            index_size=index.size,
+            spans_size=None if spans is None else spans.size,
+        )
 
 
 @lru_cache(maxsize=4)

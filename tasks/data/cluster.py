@@ -1,4 +1,4 @@
-"""Dask for one piece of work: a local cluster, or a scheduler by address."""
+"""Dask clusters: a local cluster, or a scheduler by address."""
 
 import logging
 import os
@@ -38,14 +38,13 @@ WORKERS = {
     f"{_ENVIRONMENT}.MALLOC_TRIM_THRESHOLD_": 64 * 2**20,
     "distributed.worker.profile.enabled": False,
 }
-"""One arena, between which nothing is lost, and buffers that stay to be used again: Dask's own thresholds give every large one back, and
-its pages are mapped again. Nobody reads the profile that a worker makes of itself."""
+"""One arena avoids fragmentation, and the thresholds keep buffers for reuse, while Dask's own return each large buffer to the system."""
 _shared: ContextVar[Callable[[], Client] | None] = ContextVar("shared", default=None)
 
 
 @contextmanager
 def one_cluster() -> Iterator[None]:
-    """All stages within share one cluster. It is started for the first that has work, so where there is none nothing is started."""
+    """Share one cluster between all stages in the block. The first stage with work starts it."""
     if _shared.get() is not None:
         yield
         return
@@ -59,7 +58,7 @@ def one_cluster() -> Iterator[None]:
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    """The client in use around this call; else one of the scheduler that `PHASEWISE_DASK_SCHEDULER` names, or of a cluster of its own."""
+    """The client of the shared cluster, of the scheduler in `PHASEWISE_DASK_SCHEDULER`, or of a new cluster."""
     with one_cluster():
         shared = _shared.get()
         assert shared is not None
@@ -83,11 +82,11 @@ def _new_client() -> Iterator[Client]:
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
-            dashboard_address=LOOPBACK,  # without one it would still ask for port 8787
+            dashboard_address=LOOPBACK,  # without an address it would take port 8787
             scheduler_kwargs={"dashboard": False},
-            security=True,  # the workers run what they are sent: certificates of this cluster alone, which stay in memory
+            security=True,  # workers run any code, so this cluster has its own certificates, in memory
             local_directory=scratch,
-            silence_logs=logging.CRITICAL,  # a worker that outlives its scheduler by a moment logs a traceback
+            silence_logs=logging.CRITICAL,  # a worker that ends after its scheduler logs a traceback
         ) as local,
         Client(local) as client,
     ):
@@ -95,10 +94,10 @@ def _new_client() -> Iterator[Client]:
 
 
 def num_workers() -> int:
-    """As many as the variable says, else as the machine has cores.
+    """The number of workers in the environment variable, or of the machine's cores.
 
     Raises:
-        ConfigError: the variable is no whole number from 1 on.
+        ConfigError: the variable is not a positive integer.
     """
     value = os.environ.get(WORKERS_VARIABLE) or str(os.cpu_count() or 1)
     with suppress(ValueError):
@@ -108,10 +107,10 @@ def num_workers() -> int:
 
 
 def workers_at_work() -> int:
-    """How many work where a build would run now: at the scheduler that is named, else on this machine.
+    """The number of workers of the configured scheduler, or of this machine.
 
     Raises:
-        DataError: no scheduler answers, or it has no worker.
+        DataError: the scheduler does not answer, or has no worker.
     """
     if not os.environ.get(SCHEDULER_VARIABLE):
         return num_workers()
@@ -120,15 +119,15 @@ def workers_at_work() -> int:
 
 
 def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None = None) -> list[Result]:
-    """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the work.
+    """Call a function with each tuple of arguments in parallel and return the results in order. The first error ends the work.
 
-    What is called must leave its work in a store and be harmless when repeated: a lost worker's calls are made again.
+    The function must write its output to a store and must be idempotent, because the calls of a lost worker are repeated.
 
     Args:
-        meter: of the calls' bytes, for the progress that is said; without it calls are counted.
+        meter: bytes of the calls, for the progress. None counts calls.
 
     Raises:
-        DataError: the scheduler is not there or goes away, or a call kills its worker again and again.
+        DataError: the scheduler does not answer or stops, or a call kills its worker repeatedly.
     """
     if not calls:
         return []
@@ -169,7 +168,7 @@ def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[ob
 
 
 def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Result | PhasewiseError:
-    """What the function returns, or the refusal that it raises: only what may be transient is left to be tried again."""
+    """The result, or a `PhasewiseError` as a value, so that Dask retries only errors that may be transient."""
     try:
         return function(*call)
     except PhasewiseError as error:
@@ -178,7 +177,7 @@ def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Resul
 
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks of what `run_all` says in one line
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that `run_all` reports
     try:
         client = Client(address, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:

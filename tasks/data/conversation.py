@@ -1,9 +1,9 @@
-"""From a record to the messages of its conversation, or why it is none."""
+"""Conversations of a source: their columns, the messages of a record, and the reasons against a record."""
 
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, NotRequired, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 import orjson
 from pydantic import Field, model_validator
@@ -13,11 +13,11 @@ from phasewise.tasks.data.text_files import loads
 from phasewise.trainer.base.frozen import Frozen
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of one field: what is thought before an answer. The first that a message has is given to a template as the first two of them."""
+"""Names of the field with the reasoning before an answer. A template gets it under the first two names."""
 TRAINED = ("train", "training")
-"""Some sets say so whether a message counts. Nothing here reads it."""
+"""Fields of some data sets that select messages for training. Only a template can read them."""
 WEIGHT = "weight"
-"""As in OpenAI's format for fine-tuning: 0 is an answer that is not learnt, 1 one that is."""
+"""Field of OpenAI's format for fine-tuning: 1 trains on an answer, 0 does not."""
 MARIN = r"""
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -35,9 +35,9 @@ MARIN = r"""
     {{- "<|start_header_id|>assistant<|end_header_id|>\n" -}}
 {%- endif -%}
 """.strip()
-"""Puts out what `MARIN_CHAT_TEMPLATE` of Marin's code does (experiments/marin_models.py, as exp1237 had it): the turns of OLMo 2 with the
-special tokens of Llama 3, a line end after each turn, contents without space around them. The tokenizer of later models has another
-template, with thinking and tools.
+"""Equal in output to `MARIN_CHAT_TEMPLATE` in Marin's code (experiments/marin_models.py at exp1237): the turns of OLMo 2 with the special
+tokens of Llama 3, a line end after each turn, and no white space around contents. Later tokenizers have another template, with thinking and
+tools.
 """
 TRINITY = r"""
 {{- bos_token -}}
@@ -59,30 +59,25 @@ TRINITY = r"""
     {{- "<|im_start|>assistant\n" -}}
 {%- endif -%}
 """.strip()
-"""ChatML's turns. This one is ours: the report names no template, and the `tokenizer_config.json` of Arcee's models was not at hand. What
-that says of tools and of thinking is not here.
-"""
+"""ChatML turns. This template is ours: the report names none, and the `tokenizer_config.json` of Arcee's models was unavailable."""
 BUILT_IN = {"marin": MARIN, "trinity": TRINITY}
 Role = Literal["system", "user", "assistant"]
 CALLS = ("tool_calls", "function_call")
-"""Fields of a message in which it says something beside its content: text without them would be another conversation."""
+"""Fields of a message with calls of tools. The content without the call would be another conversation."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of a part of a message that is text: of chat completions, and of responses."""
+"""Types of text parts of a message, in chat completions and in responses."""
 TEXT_NAMES = re.compile(
     r"(?:inputs?|contexts?|instructions?|questions?|quer(?:y|ies)|prompts?|problems?|history|system|system_prompt|persona|documents?|passages?|"
     r"articles?|background|references?|tools|functions|tool_calls|function_call|messages|conversations?|dialog(?:ue)?s?|outputs?|responses?|"
     r"answers?|completions?|solutions?|targets?|chosen|rejected|preferred|dispreferred|reasoning|reasoning_content|thinking|thoughts?|"
     r"rationale|explanation|cot|text|content|images?|videos?|audios?)"
 )
-"""Names of columns that are a part of a conversation also where a record has a single word there."""
+"""Names of columns that belong to a conversation even if their value is a single word."""
 EMPTY_JSON = ("[]", "{}", "null", '""')
 
 
 class Message(TypedDict):
-    """One turn.
-
-    `others` are the further fields of the record's message, for the template; what is null there is not among them.
-    """
+    """One turn. `others` has the further fields of the record's message for the template, without null values."""
 
     role: Role
     content: str
@@ -90,33 +85,33 @@ class Message(TypedDict):
 
 
 def whole(message: Message) -> dict[str, object]:
-    """A message as `transformers` gives it to a template (`_alias_reasoning_fields` of 5.23): with all that its record's message has."""
+    """A message as a template gets it, with all fields of the record, as in `_alias_reasoning_fields` of `transformers` 5.23."""
     others = message.get("others", {})
     found: dict[str, object] = {"role": message["role"], "content": message["content"], **others}
-    thought = next((others[name] for name in REASONING if name in others), None)
-    return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
+    reasoning = next((others[name] for name in REASONING if name in others), None)
+    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
 
 def is_read(message: Message, names: Collection[str]) -> bool:
-    """Whether a template that reads these names reads what the message says of its answer, and of whether that counts."""
+    """Whether a template that reads these names reads the message's reasoning and training fields."""
     others = message.get("others", {})
-    thought = {name for name in REASONING if name in others}
+    reasoning = {name for name in REASONING if name in others}
     unread = [name for name in TRAINED if name in others and name not in names]
-    return not unread and (not thought or not {*REASONING[:2], *thought}.isdisjoint(names))
+    return not unread and (not reasoning or not {*REASONING[:2], *reasoning}.isdisjoint(names))
 
 
 def counts(message: Message) -> bool:
-    """Whether an answer is learnt."""
+    """Whether training counts an answer."""
     return message.get("others", {}).get(WEIGHT) != 0
 
 
 class AnswerColumn(Frozen):
-    """The column that holds the answer.
+    """The column with the answer.
 
     Attributes:
-        key: its name.
-        content: where the column is a list of answers, the field of one that is its text; None where the column is the text itself.
-        best_by: the field of an answer whose highest number decides, and of equal ones the first; None takes the first answer.
+        key: name of the column.
+        content: in a column with a list of answers, the field with an answer's text. None if the column is the text.
+        best_by: field of an answer with its rating. The first answer with the highest rating is taken. None takes the first answer.
     """
 
     key: str
@@ -131,20 +126,20 @@ class AnswerColumn(Frozen):
 
 
 class Conversation(Frozen):
-    """A list of messages, or a question in a column of its own; with an answer, and a system text, from columns beside it where named.
+    """The columns of a conversation: a list of messages, or a question, with optional columns for the answer and the system text.
 
     Attributes:
-        messages: the column with the list of messages.
-        role, content: the fields of a message, such as `from` and `value`.
-        roles: what the source calls a role → which it is, such as {"human": "user", "gpt": "assistant"}. Any other role is no conversation.
-        prompt: the column with the question, instead of `messages`.
-        context: the column with what the question is about, such as Alpaca's `input`. It follows the question after a blank line.
-        answer: the column whose text is the last message.
-        system: the column with a system text. A record without one has no system message, and an empty one is none.
-        leave_out: columns, and fields of a message, that are knowingly not used, such as `rejected` or `reasoning_content`. All other
-            fields go to the template; another column with text in it is refused.
-        template: the chat template: `marin` or `trinity`; a file, which begins with `/`, `./`, `../` or `~/` or is a URL; or Jinja itself.
-        special_tokens: tokens that the template writes, and that do not look like `<|name|>`: those are found in it.
+        messages: column with the list of messages.
+        role, content: fields of a message, such as `from` and `value`.
+        roles: role in the source → standard role, such as {"human": "user", "gpt": "assistant"}. Other roles are faults.
+        prompt: column with the question, instead of `messages`.
+        context: column with context of the question, such as Alpaca's `input`. It follows the question after a blank line.
+        answer: column with the last message.
+        system: column with a system text. A record with an empty text has no system message.
+        leave_out: columns and message fields that are deliberately unused, such as `rejected` or `reasoning_content`. All other fields
+            of messages go to the template, and other columns with text are refused.
+        template: `marin` or `trinity`, a file (`/`, `./`, `../`, `~/` or a URL), or Jinja.
+        special_tokens: tokens of the template in addition to tokens of the form `<|name|>`.
     """
 
     messages: str | None = None
@@ -187,28 +182,27 @@ class Conversation(Frozen):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read, each once."""
+        """The columns of the conversation, without repetition."""
         named = (self.system, self.messages, self.prompt, self.context, self.answer.key if self.answer else None)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
 
 def names_file(template: str) -> bool:
-    """Whether a template is named by its file."""
+    """Whether `template` is the name of a file."""
     return not is_jinja(template) and (template.startswith(("/", "./", "../", "~/")) or "://" in template)
 
 
 def is_jinja(template: str) -> bool:
-    """Whether it is the template itself."""
+    """Whether `template` is Jinja text."""
     return "{{" in template or "{%" in template
 
 
 class NoConversation(Exception):
-    """A record that is not as its source declares.
+    """A record that is not the declared conversation.
 
     Attributes:
-        reason: counted by it.
-        is_fault: False of a record that reads well and has nothing to learn from.
-        found: what the reason is about.
+        is_fault: false for a well-formed record without text to learn from.
+        found: subject of the reason.
     """
 
     def __init__(self, reason: Reason | NoText, *, is_fault: bool = True, found: str = ""):
@@ -217,43 +211,42 @@ class NoConversation(Exception):
 
 
 def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message]:
-    """The messages in order: the system text of its column, the list or the question, the answer of its column.
-
-    A system text without characters is none, in a column and in a message.
+    """The messages in order: the system text, the list or the question, the answer. Empty system texts are dropped.
 
     Raises:
-        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty, calls a tool, has a part that is
-            not text, or another weight than 0 and 1, there are two system texts, or there is no answer that counts.
+        NoConversation: a column is missing or has another type, a role is unknown, a message is empty, calls a tool, has a part other
+            than text or a weight other than 0 and 1, there are two system texts, or no answer counts.
     """
-    found = [*_system(record, how), *_said(record, how), *_answered(record, how)]
+    found: list[Message] = []
+    if how.system is not None:
+        found.append(Message(role="system", content=_content(_value(record, how.system))))
+    if how.prompt is not None:
+        context = "" if how.context is None else _content(_value(record, how.context))
+        texts = (_content(_value(record, how.prompt)), context)
+        found.append(Message(role="user", content="\n\n".join(filter(has_text, texts))))
+    else:
+        found += _listed_messages(record, how)
+    if how.answer is not None:
+        answer = _answer(record, how.answer)
+        if not answer:
+            raise NoConversation("no answer", is_fault=False)
+        found.append(Message(role="assistant", content=answer))
     found = [message for message in found if message["role"] != "system" or has_text(message["content"])]
     if sum(message["role"] == "system" for message in found) > 1:
         raise NoConversation("two system texts")
-    if any(not message["content"] or message["content"].isspace() for message in found):
+    if not all(has_text(message["content"]) for message in found):
         raise NoConversation("empty content", is_fault=False)
     if not any(message["role"] == "assistant" and counts(message) for message in found):
         raise NoConversation("no answer", is_fault=False)
     return found
 
 
-def _system(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
-    if how.system is not None:
-        yield Message(role="system", content=_text(record, how.system))
-
-
-def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
-    if how.prompt is not None:
-        context = "" if how.context is None else _text(record, how.context)
-        yield Message(role="user", content="\n\n".join(filter(has_text, (_text(record, how.prompt), context))))
-        return
+def _listed_messages(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
     assert how.messages is not None
-    listed = _list(record, how.messages)
-    if not listed:
-        raise NoConversation("no messages", is_fault=False)
-    for entry in listed:
-        if not isinstance(entry, Mapping):
-            raise NoConversation("wrong type")
-        message = cast("Mapping[str, object]", entry)
+    known = {how.role, how.content, "role", "content", *how.leave_out}
+    is_empty = True
+    for message in _list(record, how.messages):
+        is_empty = False
         role = message.get(how.role)
         if role is None or how.content not in message:
             raise NoConversation("missing key")
@@ -264,143 +257,96 @@ def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
             raise NoConversation("unknown role")
         if any(message.get(name) for name in CALLS):
             raise NoConversation("call of a tool")
-        yield Message(role=how.roles[role], content=content, others=_others(message, how))
+        weight = message.get(WEIGHT)
+        if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+            raise NoConversation("weight is not 0 or 1")
+        others = {name: value for name, value in message.items() if value is not None and name not in known}
+        yield Message(role=how.roles[role], content=content, others=others)
+    if is_empty:
+        raise NoConversation("no messages", is_fault=False)
+
+
+def _answer(record: Mapping[str, object], how: AnswerColumn) -> str:
+    if how.content is None:
+        return _content(_value(record, how.key))
+    best: object = None
+    highest: float | None = None
+    for answer in _list(record, how.key):
+        rating = answer.get(how.best_by) if how.best_by is not None else 0
+        if how.content not in answer or rating is None:
+            raise NoConversation("missing key")
+        if isinstance(rating, bool) or not isinstance(rating, int | float) or math.isnan(rating):
+            raise NoConversation("wrong type")
+        if highest is None or rating > highest:
+            best, highest = answer[how.content], rating
+    return _content(best)
 
 
 def _content(value: object) -> str:
-    """What a message says: a text, none, or, as OpenAI's format has it, parts of which each is a text."""
+    """The text of a message: a string, null, or a list of text parts as in OpenAI's format."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
         raise NoConversation("wrong type")
-    return "".join(_part(one) for one in cast("list[object]", value))
-
-
-def _part(value: object) -> str:
-    part = cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
-    kind, text = part.get("type"), part.get("text")
-    if not isinstance(kind, str):
-        raise NoConversation("wrong type")
-    if kind not in TEXT_PARTS:
-        raise NoConversation("part that is not text", found=kind)
-    if not isinstance(text, str):
-        raise NoConversation("wrong type")
-    return text
-
-
-def _others(message: Mapping[str, object], how: Conversation) -> dict[str, object]:
-    weight = message.get(WEIGHT)
-    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
-        raise NoConversation("weight is not 0 or 1")
-    known = {how.role, how.content, "role", "content", *how.leave_out}
-    return {name: value for name, value in message.items() if value is not None and name not in known}
-
-
-def _answered(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
-    if how.answer is None:
-        return
-    if how.answer.content is None:
-        answer = _text(record, how.answer.key)
-    else:
-        answer = _content(_chosen(_list(record, how.answer.key), how.answer, how.answer.content))
-    if not answer:
-        raise NoConversation("no answer", is_fault=False)
-    yield Message(role="assistant", content=answer)
-
-
-class _Rated(NamedTuple):
-    rating: float
-    text: object
-
-
-def _chosen(listed: Sequence[object], how: AnswerColumn, content: str) -> object:
-    rated: list[_Rated] = []
-    for entry in listed:
-        if not isinstance(entry, Mapping):
+    texts: list[str] = []
+    for one in cast("list[object]", value):
+        part = cast("Mapping[str, object]", one) if isinstance(one, Mapping) else {}
+        kind, text = part.get("type"), part.get("text")
+        if isinstance(kind, str) and kind not in TEXT_PARTS:
+            raise NoConversation("part that is not text", found=kind)
+        if not isinstance(kind, str) or not isinstance(text, str):
             raise NoConversation("wrong type")
-        answer = cast("Mapping[str, object]", entry)
-        rating = answer.get(how.best_by) if how.best_by is not None else 0
-        if content not in answer or rating is None:
-            raise NoConversation("missing key")
-        if isinstance(rating, bool) or not isinstance(rating, int | float) or math.isnan(rating):
-            raise NoConversation("wrong type")
-        rated.append(_Rated(rating, answer[content]))
-    return max(rated, key=lambda one: one.rating).text if rated else None  # of equal ones the first
+        texts.append(text)
+    return "".join(texts)
 
 
-def _text(record: Mapping[str, object], key: str) -> str:
-    _check_is_there(record, key)
-    return _content(reach(record, key))
-
-
-def _list(record: Mapping[str, object], key: str) -> Sequence[object]:
-    _check_is_there(record, key)
-    value = reach(record, key)
+def _list(record: Mapping[str, object], key: str) -> Iterator[Mapping[str, object]]:
+    """The objects of a column with a list, or with a list as JSON text."""
+    value = _value(record, key)
     if isinstance(value, str):
-        value = _spelled_out(value)
+        try:
+            value = loads(value.encode()) if has_text(value) else None
+        except (orjson.JSONDecodeError, UnicodeEncodeError, FileFault):
+            raise NoConversation("wrong type") from None
     if value is not None and not isinstance(value, list):
         raise NoConversation("wrong type")
-    return cast("list[object]", value or [])
+    for entry in cast("list[object]", value or []):
+        if not isinstance(entry, Mapping):
+            raise NoConversation("wrong type")
+        yield cast("Mapping[str, object]", entry)
 
 
-def _spelled_out(value: str) -> object:
-    try:
-        return loads(value.encode()) if has_text(value) else None
-    except (orjson.JSONDecodeError, UnicodeEncodeError, FileFault):
-        raise NoConversation("wrong type") from None
-
-
-def _check_is_there(record: Mapping[str, object], key: str) -> None:
+def _value(record: Mapping[str, object], key: str) -> object:
     if not is_there(record, key):
         raise NoConversation("missing key")
+    return reach(record, key)
 
 
-class Beside(NamedTuple):
-    """What a record holds and its conversation does not read, by name.
+def unread_of(
+    record: Mapping[str, object], messages: Sequence[Message], how: Conversation, names: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Unread columns and message fields with a value: those that may belong to the conversation, and all others.
 
-    Attributes:
-        texts: columns, and fields of messages, that may be a part of the conversation: a context, tools, another answer.
-        others: what reads as a name or a number: an id, a source, a category.
-    """
-
-    texts: tuple[str, ...]
-    others: tuple[str, ...]
-
-
-def beside(record: Mapping[str, object], messages: Sequence[Message], how: Conversation, names: Collection[str]) -> Beside:
-    """What of a record nobody reads.
+    A context, tools or another answer may belong to it. A single ASCII word is an id, a source, a category or a date, unless the column's
+    name is in `TEXT_NAMES`.
 
     Args:
-        names: what the template reads of a message. One that reads all fields, by `items`, leaves none.
+        names: fields of a message that the template reads. A template with `items` reads all fields.
     """
-    unread = [*unread_fields(record, how.columns), *_beside_answers(record, how)]
+    unread = [*unread_fields(record, how.columns)]
+    if how.answer is not None and how.answer.content is not None:
+        read = (how.answer.content, how.answer.best_by)
+        unread += [(name, value) for answer in _list(record, how.answer.key) for name, value in answer.items() if name not in read]
     if "items" not in names:
-        unread += [one for message in messages for one in message.get("others", {}).items() if one[0] not in names and one[0] != WEIGHT]
-    unread = [one for one in unread if one[0] not in how.leave_out]
-    texts = dict.fromkeys(name for name, value in unread if _reads_as_text(name, value))
-    others = dict.fromkeys(name for name, value in unread if name not in texts and _says_something(value))
-    return Beside(tuple(texts), tuple(others))
-
-
-def _beside_answers(record: Mapping[str, object], how: Conversation) -> Iterator[tuple[str, object]]:
-    if how.answer is None or how.answer.content is None:
-        return
-    for entry in _list(record, how.answer.key):
-        fields = cast("Mapping[str, object]", entry) if isinstance(entry, Mapping) else {}
-        yield from ((name, value) for name, value in fields.items() if name not in (how.answer.content, how.answer.best_by))
-
-
-def _reads_as_text(name: str, value: object) -> bool:
-    """Whether a field may be what a person wrote: more than one word, other letters than ASCII's, JSON, or anything under a telling name.
-
-    What has one word of ASCII under another name is an id, a source, a category, a date.
-    """
-    if not _says_something(value):
-        return False
-    texts = (one.strip() for one in texts_in(value))
-    is_named = TEXT_NAMES.fullmatch(name.rpartition(".")[2].lower()) is not None
-    return is_named or any(not text.isascii() or len(text.split(None, 1)) > 1 or text[:1] in ("{", "[") for text in texts)
-
-
-def _says_something(value: object) -> bool:
-    return has_text(value) and not (isinstance(value, str) and value.strip() in EMPTY_JSON)
+        others = [field for message in messages for field in message.get("others", {}).items()]
+        unread += [(name, value) for name, value in others if name not in names and name != WEIGHT]
+    texts: dict[str, None] = {}
+    rest: dict[str, None] = {}
+    for name, value in unread:
+        if name in how.leave_out or not has_text(value) or (isinstance(value, str) and value.strip() in EMPTY_JSON):
+            continue
+        words = [text.strip() for text in texts_in(value)]
+        has_words = any(not text.isascii() or len(text.split(None, 1)) > 1 or text[:1] in ("{", "[") for text in words)
+        is_text = has_words or TEXT_NAMES.fullmatch(name.rpartition(".")[2].lower())
+        (texts if is_text else rest)[name] = None
+    return tuple(texts), tuple(name for name in rest if name not in texts)

@@ -1,4 +1,4 @@
-"""From a conversation's text to its tokens, and from the characters that count to the tokens that do."""
+"""Conversations as documents: text of the chat template, tokens, and the spans of the assistant's tokens."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from jaxtyping import Int
 
-from phasewise.tasks.data.conversation import Conversation, NoConversation, beside, is_read, messages_of
+from phasewise.tasks.data.conversation import Conversation, NoConversation, is_read, messages_of, unread_of
 from phasewise.tasks.data.filters import Normalization, normalize
 from phasewise.tasks.data.findings import (
     MAX_DOCUMENT_BYTES,
@@ -25,7 +25,7 @@ from phasewise.tasks.data.findings import (
     sample_of,
     texts_in,
 )
-from phasewise.tasks.data.template import Asked, ChatTemplate, NotMarked, Refused, Rendered, line_of, template_of
+from phasewise.tasks.data.template import Asked, ChatTemplate, NotMarked, Refused, line_of, template_of
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import code_digest
@@ -34,51 +34,67 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH, BATCH_BYTES = 128, 2**20
-"""Conversations are rendered so many at once, or as soon as they are so long."""
+"""Limits of a batch of conversations that is rendered in one request."""
 Compose = Callable[[Mapping[str, object], str], Fault | LeftOut | Unrendered]
-"""A record's fields and where it is → its conversation for `rendered`, or why it is none."""
-COMPOSER_CODE = tuple(f"tasks/data/{name}.py" for name in ("conversation", "conversation_text", "renderer", "sandbox", "template"))
+"""The fields of a record and its place → the conversation for `rendered`, or a reason against it."""
+COMPOSER_CODE = tuple(f"tasks/data/{name}.py" for name in ("conversation", "conversation_text", "sandbox", "template"))
 COMPOSER = f"conversations-1+{code_digest(*COMPOSER_CODE)}+jinja2-{version('jinja2')}"
-"""Version of the code that makes text of conversations. The template itself is a part of the source."""
+"""Version of the code that renders conversations. The template itself is a field of the source."""
 NO_SPANS = np.zeros((0, 2), np.int64)
 
 
 def build_compose(how: Conversation, normalization: Normalization) -> Compose:
-    """Reads messages and normalises each, for the template to make text of them. Filters measure that text.
+    """Read and normalise the messages of a record.
 
-    The text itself is not normalised again: its spans would be of another text. A message that spells a token of the template is no
-    conversation here: it would end its own turn.
+    The rendered text is not normalised again, because its spans would move. A message with a special token of the template is a fault,
+    because it could end its own turn.
 
     Raises:
-        ConfigError: the template cannot be used.
+        ConfigError: the template is unusable.
     """
     chat = template_of(how)
     reserved = re.compile("|".join(map(re.escape, (BEGIN_OF_TEXT, END_OF_TEXT, *chat.special_tokens))))
 
+    def normalized(value: object) -> Any:
+        if isinstance(value, str):
+            return normalize(value, normalization)
+        if isinstance(value, list):
+            return [normalized(one) for one in cast("list[object]", value)]
+        if isinstance(value, dict):
+            return {name: normalized(one) for name, one in cast("dict[str, object]", value).items()}
+        return value
+
     def compose(record: Mapping[str, object], where: str) -> Fault | LeftOut | Unrendered:
         try:
-            said = messages_of(record, how)
-        except NoConversation as reason:
-            return _fault(reason.reason, where, record, reason.found) if reason.is_fault else LeftOut(reason.reason, where)  # pyright: ignore[reportArgumentType]
-        for message in said:
+            messages = messages_of(record, how)
+        except NoConversation as error:
+            if not error.is_fault:
+                return LeftOut(error.reason, where)
+            return _fault(error.reason, where, record, error.found)  # pyright: ignore[reportArgumentType]
+        for message in messages:
             message["content"] = normalize(message["content"], normalization)
-            message["others"] = _normalized(message.get("others", {}), normalization)
+            message["others"] = normalized(message.get("others", {}))
             if any(map(reserved.search, texts_in([message["content"], message["others"]]))):
                 return _fault("special token in a message", where, record)
             if not is_read(message, chat.names):
                 return _fault("field of a message that nothing reads", where, record)
-        return Unrendered(said, line_of(said), where, record)
+        return Unrendered(messages, line_of(messages), where, record)
 
     return compose
 
 
+def _fault(reason: Reason, where: str, record: Mapping[str, object], found: str = "") -> Fault:
+    subject = f"{found} in " if found else ""
+    return Fault(reason, where, sample_of(subject.encode() + orjson.dumps(record, default=str)))
+
+
 def rendered(found: Iterable[Taken], how: Conversation, sift: Sift, place: str) -> Iterator[Finding]:
-    """What was found, in order, with the text of each conversation. Many are rendered at once.
+    """Render the conversations among the findings, in batches, and keep the order.
 
     Raises:
-        DataError: the template fails, with where the conversation is.
+        DataError: the template fails. The message has the place of the conversation.
     """
-    batch = list[Taken]()
+    batch: list[Taken] = []
     size = 0
     try:
         for one in found:
@@ -86,71 +102,48 @@ def rendered(found: Iterable[Taken], how: Conversation, sift: Sift, place: str) 
             size += len(one.line) if isinstance(one, Unrendered) else 0
             if size >= BATCH_BYTES or len(batch) == BATCH:
                 full, batch, size = batch, [], 0
-                yield from _rendered(full, how, sift, place)
-    except Exception:  # whatever ends the reading: what was read before it comes first
-        yield from _rendered(batch, how, sift, place)
+                yield from _render(full, how, sift, place)
+    except Exception:  # findings before the error come first
+        yield from _render(batch, how, sift, place)
         raise
-    yield from _rendered(batch, how, sift, place)
+    yield from _render(batch, how, sift, place)
 
 
-def _rendered(batch: Sequence[Taken], how: Conversation, sift: Sift, place: str) -> Iterator[Finding]:
+def _render(batch: Sequence[Taken], how: Conversation, sift: Sift, place: str) -> Iterator[Finding]:
     chat = template_of(how)
-    waiting = [one for one in batch if isinstance(one, Unrendered)]
-    texts = iter(chat.render_all([Asked(one.messages, one.line, f"{place}, {one.where}") for one in waiting]) if waiting else ())
+    asked = [Asked(one.messages, one.line, f"{place}, {one.where}") for one in batch if isinstance(one, Unrendered)]
+    texts = iter(chat.render_all(asked) if asked else ())
     for one in batch:
-        yield _finding(one, next(texts), how, sift) if isinstance(one, Unrendered) else one
-
-
-def _finding(one: Unrendered, text: Rendered | Refused | NotMarked, how: Conversation, sift: Sift) -> Finding:
-    chat = template_of(how)
-    if isinstance(text, Refused):
-        return Fault("refused by the chat template", one.where, sample_of(str(text).encode(errors="replace")))
-    if isinstance(text, NotMarked):
-        return _fault("weight 0 without marks around the answer", one.where, one.record)
-    if 4 * len(text.text) > MAX_DOCUMENT_BYTES and len(text.text.encode()) > MAX_DOCUMENT_BYTES:
-        return Fault("too long", one.where, sample_of(text.text.encode()))
-    found = sift(text.text, one.where, one.record)
-    if not isinstance(found, Record):
-        return found
-    unread = beside(one.record, one.messages, how, chat.names)
-    return found._replace(spans=text.spans if chat.marks_answers else None, beside=unread.others, unread=unread.texts)
-
-
-def _normalized(value: object, how: Normalization) -> Any:
-    if isinstance(value, str):
-        return normalize(value, how)
-    if isinstance(value, list):
-        return [_normalized(one, how) for one in cast("list[object]", value)]
-    if isinstance(value, dict):
-        return {name: _normalized(one, how) for name, one in cast("dict[str, object]", value).items()}
-    return value
-
-
-def _fault(reason: Reason, where: str, record: Mapping[str, object], found: str = "") -> Fault:
-    about = f"{found} in " if found else ""
-    return Fault(reason, where, sample_of(about.encode() + orjson.dumps(record, default=str)))
+        if not isinstance(one, Unrendered):
+            yield one
+            continue
+        text = next(texts)
+        if isinstance(text, Refused):
+            yield Fault("refused by the chat template", one.where, sample_of(str(text).encode(errors="replace")))
+        elif isinstance(text, NotMarked):
+            yield _fault("weight 0 without marks around the answer", one.where, one.record)
+        elif 4 * len(text.text) > MAX_DOCUMENT_BYTES and len(text.text.encode()) > MAX_DOCUMENT_BYTES:
+            yield Fault("too long", one.where, sample_of(text.text.encode()))
+        else:
+            record = sift(text.text, one.where, one.record)
+            if isinstance(record, Record):
+                unread, beside = unread_of(one.record, one.messages, how, chat.names)
+                record = record._replace(spans=text.spans if chat.marks_answers else None, beside=beside, unread=unread)
+            yield record
 
 
 class Encoded(NamedTuple):
-    """A conversation's tokens, without the begin and end tokens of a document, and the spans `[start, stop)` of them that count."""
+    """The tokens of a document without its begin and end token, and the spans `[start, stop)` of trained tokens."""
 
     ids: list[int]
     spans: Int[np.ndarray, "n 2"]
 
 
-class _Piece(NamedTuple):
-    """A stretch of a text: a special token, or what is between two. `start` is its first character."""
-
-    start: int
-    text: str
-    special: int | None
-
-
 class ConversationEncoder:
-    """Encodes what templates wrote. Their special tokens become one token each, wherever they are: no message spells one.
+    """Encode rendered conversations. Each special token of the template becomes one token.
 
-    What is between two special tokens is encoded alone, as the `tokenizers` library does, and no other special token of the tokenizer is
-    made of a message that spells it.
+    The text between two special tokens is encoded separately, as in the `tokenizers` library. Messages contain no special token of the
+    template, because `build_compose` refuses these messages.
 
     Args:
         special_tokens: token → id.
@@ -159,59 +152,52 @@ class ConversationEncoder:
     def __init__(self, tokenizer: "Tokenizer", special_tokens: Mapping[str, int]):
         self._tokenizer, self._special = tokenizer, special_tokens
         longest_first = sorted(special_tokens, key=lambda token: (-len(token), token))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     def encode(self, texts: Sequence[str], spans: Sequence[Sequence[int]]) -> Iterator[Encoded]:
-        """The tokens of each text.
+        """Encode each text.
 
         Args:
-            spans: of each text the characters that count: start, stop, start, stop …
+            spans: for each text the characters to train on: start, stop, start, stop …
         """
-        pieces = [list(self._pieces(text)) for text in texts]
-        plain = [piece.text for of_text in pieces for piece in of_text if piece.special is None]
+        pieces = [[piece for piece in (self._pattern.split(text) if self._pattern else [text]) if piece] for text in texts]
+        plain = [piece for of_text in pieces for piece in of_text if piece not in self._special]
         encodings = iter(self._tokenizer.encode_batch(plain, add_special_tokens=False))
         for of_text, characters in zip(pieces, spans, strict=True):
-            ids, starts, stops = list[int](), list[int](), list[int]()
+            ids: list[int] = []
+            starts: list[int] = []
+            stops: list[int] = []
+            position = 0
             for piece in of_text:
-                if piece.special is not None:
-                    ids.append(piece.special)
-                    starts.append(piece.start)
-                    stops.append(piece.start + len(piece.text))
-                    continue
-                encoding = next(encodings)
-                ids += encoding.ids
-                starts += [piece.start + start for start, _ in encoding.offsets]
-                stops += [piece.start + stop for _, stop in encoding.offsets]
+                if piece in self._special:
+                    ids.append(self._special[piece])
+                    starts.append(position)
+                    stops.append(position + len(piece))
+                else:
+                    encoding = next(encodings)
+                    ids += encoding.ids
+                    starts += [position + start for start, _ in encoding.offsets]
+                    stops += [position + stop for _, stop in encoding.offsets]
+                position += len(piece)
             yield Encoded(ids, token_spans(characters, starts, stops))
-
-    def _pieces(self, text: str) -> Iterator[_Piece]:
-        at = 0
-        for match in self._pattern.finditer(text) if self._pattern else ():
-            if match.start() > at:
-                yield _Piece(at, text[at : match.start()], None)
-            yield _Piece(match.start(), match.group(), self._special[match.group()])
-            at = match.end()
-        if at < len(text):
-            yield _Piece(at, text[at:], None)
 
 
 def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
-    """What a chat template writes as special tokens, and the id of each; with the end token, which it may write, too.
+    """Token → id of the special tokens that a chat template writes, and of the end token.
 
     Args:
-        place: the tokenizer's file, for the message.
+        place: file of the tokenizer, for error messages.
 
     Raises:
-        DataError: the tokenizer lacks one or has one that takes the space beside it, or the template writes a special token of the
-            tokenizer that it does not name.
+        DataError: the tokenizer lacks a token or strips the space around it, or the template writes an undeclared special token.
     """
     tokens = tokenizer.get_added_tokens_decoder()
     added = {token.content: number for number, token in tokens.items()}
-    used = {*chat.special_tokens, END_OF_TEXT}
+    used = (*chat.special_tokens, END_OF_TEXT)
     if taking := sorted(token.content for token in tokens.values() if token.content in used and (token.lstrip or token.rstrip)):
         raise DataError(
             f"the tokenizer {place} must leave the text beside {', '.join(taking)} as it is, and takes the space there (lstrip, rstrip): "
-            f"what is trained on would not be what the chat template {chat.name} gives it later. Set both to false in its tokenizer.json."
+            f"the training text would differ from the text of the chat template {chat.name}. Set both to false in its tokenizer.json."
         )
     if missing := [token for token in chat.special_tokens if token not in added]:
         raise DataError(
@@ -219,16 +205,16 @@ def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str 
             "them. Take a tokenizer that has them, or let Phasewise train one: name them in the recipe's tokenizer.special_tokens."
         )
     probe = chat.probe()
-    if unnamed := [token for token in added if probe and token in probe.text and token not in (*chat.special_tokens, END_OF_TEXT)]:
+    if unnamed := [token for token in added if probe and token in probe.text and token not in used]:
         raise DataError(
             f"the chat template {chat.name} writes {', '.join(unnamed)}, which the tokenizer {place} has as special tokens, and does not "
             "spell them out: name them in the source's conversation.special_tokens."
         )
-    return {token: added[token] for token in (*chat.special_tokens, END_OF_TEXT) if token in added}
+    return {token: added[token] for token in used if token in added}
 
 
 def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
-    """Refuse a tokenizer that what these chat templates write cannot be encoded with, before anything is.
+    """Check a tokenizer against chat templates before any conversation is encoded.
 
     Raises:
         DataError: as `ids_of_tokens`.
@@ -239,28 +225,25 @@ def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
 
 
 def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Int[np.ndarray, "n 2"]:
-    """The spans of tokens of spans of characters.
+    """Convert spans of characters to spans of tokens, as `char_to_token` of `transformers`.
 
-    As `transformers` has it (`char_to_token`): from the first token that holds the first character to the first that holds the last one.
-    So a token that straddles the start or the end counts. Where no token holds a character, the next one that follows the start begins, and
-    the last one before the end ends. Spans that meet in one token are one.
+    A span goes from the first token with its first character to the first token with its last character, so a token that straddles an edge
+    counts. If no token has the character, the next token starts the span, or the previous token ends it. Spans with a common token are
+    joined.
 
     Args:
         characters: start, stop, start, stop …
-        starts, stops: of each token, in characters; they never descend.
+        starts, stops: characters of each token, in ascending order.
     """
     edges = np.asarray(characters, np.int64).reshape(-1, 2)
     begins, ends = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
     first = np.searchsorted(ends, edges[:, 0], side="right")
     last = np.searchsorted(ends, edges[:, 1] - 1, side="right")
     holds = np.append(begins, np.iinfo(np.int64).max)[last] < edges[:, 1]
-    found = np.stack([first, last + holds], axis=1)
-    return _joined(found[found[:, 0] < found[:, 1]])
-
-
-def _joined(spans: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "m 2"]:
     joined: list[list[int]] = []
-    for start, stop in spans.tolist():
+    for start, stop in np.stack([first, last + holds], axis=1).tolist():
+        if start >= stop:
+            continue
         if joined and start < joined[-1][1]:
             joined[-1][1] = max(stop, joined[-1][1])
         else:

@@ -1,11 +1,11 @@
-"""What is known about the content of files: a file is read for its digest once, and again only when something of it has changed.
+"""Digests of files: the content of a file is read once, and again only after a change.
 
-A file of this machine is known by its size, its times of change (`mtime` and `ctime`), its inode and its device. `ctime` is the one that
-nobody can set: it moves with each write, and also when `mtime` is set back. A file of a store that gives no digest of the content is known
-by what the store does give: a generation, or a strong ETag. Another path to the same file, or a copy of it, is read once more.
+A local file is identified by its size, `mtime`, `ctime`, inode and device. No program can set `ctime`: each write moves it, also a reset of
+`mtime`. A store's file is identified by its generation or strong ETag, unless the store reports a content digest. Another path to the same
+file is read separately.
 
-A clock has ticks: what is written twice within one tick may have the same time. So a file that was changed just now is read when that tick
-is over, and what is read too soon after a change, or while it changes, is not kept for later commands.
+Clocks have ticks, so two writes within a tick may have the same time. A file that changed just now is read after the tick, and a digest
+that was read too early, or during a change, is not kept for later commands.
 """
 
 import os
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import read_sealed, size_and_digest, write_sealed
@@ -24,140 +24,134 @@ from phasewise.trainer.base.storage import StoreEntry, as_path, file_system_of, 
 
 VERSION = 2
 TICK_NS = 50_000_000
-"""Longer than a tick of any clock that file times come from: these have 1 to 10 ms."""
+"""More than the tick of any file system clock, which is 1 to 10 ms."""
 COARSE_TICK_NS = 2_500_000_000
-"""The same where a time is a whole second: such file systems count in seconds, or in two."""
+"""The same for file systems with times in seconds."""
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
-Signature = list[int] | list[str]
 
 
 class Content(NamedTuple):
-    """A file's size in bytes, and the digest of its content with the name of its kind."""
+    """The size and the digest of a file. The digest includes the name of its algorithm."""
 
     size_bytes: int
     digest: str
 
 
 class Known(NamedTuple):
-    """A content, how the file looked when it was read, and whether any later change of it would look otherwise."""
+    """A content, the file's signature when it was read, and whether any later change would change the signature."""
 
-    signature: Signature
+    signature: list[int] | list[str]
     content: Content
     is_settled: bool
 
 
 class KnownDigests:
-    """The contents that one command knows. Threads may ask at the same time.
+    """The digests that one command knows. Safe for threads.
 
     Attributes:
-        home: where they are kept for later commands; None keeps them nowhere.
-        reads_all: nothing that earlier commands kept is believed. What is read is kept as always.
-        bytes_read: of all files together, to make their digests.
+        home: keeps the digests for later commands. None keeps nothing.
+        reads_all: whether to ignore digests of earlier commands.
+        bytes_read: bytes read for digests.
     """
 
     def __init__(self, home: Home | None = None, *, reads_all: bool = False, clock: Callable[[], int] = time.time_ns) -> None:
         self.home, self.reads_all, self.bytes_read = home, reads_all, 0
         self._clock = clock
-        self._known = {} if reads_all or home is None else _read(home.digests)
+        self._known = {} if reads_all or home is None else _read_kept(home.digests)
         self._lock = Lock()
         self._one_at_a_time = defaultdict[str, Lock](Lock)
         self._to_keep: dict[str, Known] = {}
 
     def content(self, url: str | Path, entry: StoreEntry | None = None) -> Content:
-        """The content of a file, read only where it is not known, and where no store vouches for it.
-
-        A file of the home itself has its SHA-256 on every store, so that it has the same digest wherever the home is.
+        """The content of a file. Files of the home have SHA-256 on every store, so that a copied home has the same digests.
 
         Args:
-            entry: what its store said of it in a listing just now; without it the store is asked.
+            entry: metadata from a current listing of the store. None requests them.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file is unreadable.
         """
         entry = entry or store_entry(url)
-        if entry is not None and entry.digest and entry.size_bytes is not None and not self._is_of_home(url):
+        is_of_home = self.home is not None and as_path(url).is_relative_to(self.home.root)
+        if entry is not None and entry.digest and entry.size_bytes is not None and not is_of_home:
             return Content(entry.size_bytes, entry.digest)
-        with self._one(str(url)):
-            if entry is None:
-                with open(as_path(url), "rb", buffering=0) as file:
-                    return self._content_of_open(str(url), file)
-            return self._content_on_store(str(url), [*entry.signature])
+        with self._lock:
+            lock = self._one_at_a_time[str(url)]
+        with lock:
+            return self._local_content(str(url)) if entry is None else self._store_content(str(url), [*entry.signature])
 
     def sha256(self, path: Path) -> str:
-        """SHA-256 of a file of this machine or of the home, in hexadecimal, read only where it is not known.
+        """SHA-256 of a local file or a file of the home, in hexadecimal.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file is unreadable.
         """
         return self.content(path).digest.removeprefix("sha256:")
 
     def changed(self, folder: Path, files: Mapping[str, str], seal: Path) -> list[str]:
-        """Names of the files that are missing or do not have their digests: what looks changed is read, and nothing else.
+        """The names of missing files and of files with other digests.
 
-        A sealed list is written last. So a file of its folder with a later time of change was written to since, or is a copy. Who sets
-        `mtime` back is noticed by `ctime`. On a store an object can only be replaced, and the sizes of token shards are compared when
-        their cache is opened: nothing is looked at here unless everything is read.
+        The sealed list is written last, so only a file with a later time is read. On a store objects are replaced as a whole, and opening a
+        cache compares sizes, so files are read only with `reads_all`.
 
         Args:
-            files: name → SHA-256, as a sealed list has them.
-            seal: the file with that list.
+            files: name → SHA-256, from the sealed list.
+            seal: file with this list.
         """
         if file_system_of(folder) is not None and not self.reads_all:
             return []
         written_ns = _changed_ns(seal)
-        return [name for name, digest in files.items() if not self._is_as_written(folder / name, digest, written_ns)]
+        found: list[str] = []
+        for name, digest in files.items():
+            path = folder / name
+            try:
+                is_unchanged = (not self.reads_all and _changed_ns(path) <= written_ns) or self.sha256(path) == digest
+            except FileNotFoundError:
+                is_unchanged = False
+            if not is_unchanged:
+                found.append(name)
+        return found
 
     def has_changed(self, path: Path, seal: Path) -> bool:
-        """Whether a file is missing, or may have been written to after another one was: by its times. On a store only if all is read."""
-        if file_system_of(path) is not None:
+        """Whether a file is missing or newer than `seal`. On a store the result is `reads_all`."""
+        if self.reads_all or file_system_of(path) is not None:
             return self.reads_all
-        return self.reads_all or not path.exists() or _changed_ns(path) > _changed_ns(seal)
-
-    def _is_as_written(self, path: Path, digest: str, written_ns: int) -> bool:
-        try:
-            return (not self.reads_all and _changed_ns(path) <= written_ns) or self.sha256(path) == digest
-        except FileNotFoundError:
-            return False
+        return not path.exists() or _changed_ns(path) > _changed_ns(seal)
 
     def forget_unsettled(self) -> None:
-        """Read again, when it is next asked for, what may have changed since without looking so."""
+        """Forget digests of files that may have changed with the same signature."""
         with self._lock:
             self._known = {url: known for url, known in self._known.items() if known.is_settled}
 
     def keep(self) -> None:
-        """Keep what was read here for later commands, beside what others have kept meanwhile.
-
-        A home that was opened to be read only keeps nothing, nor does one that takes nothing.
-        """
+        """Write the new digests to the home, unless it is read-only, and preserve those of other commands."""
         with self._lock:
             to_keep, self._to_keep = self._to_keep, {}
         if self.home is None or self.home.reads_only or not to_keep:
             return
-        with suppress(OSError):  # a home of somebody else: each command reads again
-            known = {**_read(self.home.digests), **to_keep}
+        with suppress(OSError):  # a home of another user: each command reads again
+            known = {**_read_kept(self.home.digests), **to_keep}
             files = {url: [one.signature, one.content.size_bytes, one.content.digest] for url, one in sorted(known.items())}
             write_sealed(self.home.digests, {"version": VERSION, "files": files})
 
-    def _is_of_home(self, url: str | Path) -> bool:
-        return self.home is not None and as_path(url).is_relative_to(self.home.root)
+    def _local_content(self, url: str) -> Content:
+        with open(as_path(url), "rb", buffering=0) as file:  # on a network file system only opening updates the times
 
-    def _one(self, url: str) -> Lock:
-        with self._lock:
-            return self._one_at_a_time[url]
+            def signature() -> list[int]:
+                status = os.fstat(file.fileno())
+                return [status.st_size, status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns]
 
-    def _content_of_open(self, url: str, file: Any) -> Content:
-        """A file of this machine. It is opened even where it is known, because over a network only that asks for its present times."""
-        signature = _signature(os.fstat(file.fileno()))
-        if (known := self._known.get(url)) and known.signature == signature:
-            return known.content
-        if 0 <= (age := self._clock() - signature[3]) < TICK_NS:
-            time.sleep((TICK_NS - age) / 1e9)
-            signature = _signature(os.fstat(file.fileno()))
-        is_settled = self._clock() - signature[3] >= (TICK_NS if signature[3] % 10**9 else COARSE_TICK_NS)
-        content = self._read(file)
-        return self._learn(url, Known(signature, content, is_settled and _signature(os.fstat(file.fileno())) == signature))
+            before = signature()
+            if (known := self._known.get(url)) and known.signature == before:
+                return known.content
+            if 0 <= (age := self._clock() - before[3]) < TICK_NS:
+                time.sleep((TICK_NS - age) / 1e9)
+                before = signature()
+            is_settled = self._clock() - before[3] >= (TICK_NS if before[3] % 10**9 else COARSE_TICK_NS)
+            content = self._read(file)
+            return self._learn(url, Known(before, content, is_settled and signature() == before))
 
-    def _content_on_store(self, url: str, signature: list[str]) -> Content:
+    def _store_content(self, url: str, signature: list[str]) -> Content:
         if signature and (known := self._known.get(url)) and known.signature == signature:
             return known.content
         with as_path(url).open("rb") as file:
@@ -165,7 +159,7 @@ class KnownDigests:
         after = store_entry(url)
         return self._learn(url, Known(signature, content, bool(signature) and after is not None and [*after.signature] == signature))
 
-    def _read(self, file: BinaryIO) -> Content:
+    def _read(self, file: Any) -> Content:
         size, digest = size_and_digest(file)
         with self._lock:
             self.bytes_read += size
@@ -186,13 +180,9 @@ def _changed_ns(path: Path) -> int:
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _signature(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns]
-
-
-def _read(place: Path) -> dict[str, Known]:
+def _read_kept(path: Path) -> dict[str, Known]:
     try:
-        kept = read_sealed(place)
+        kept = read_sealed(path)
         if kept.get("version") != VERSION:
             return {}
         return {

@@ -1,117 +1,257 @@
-"""A component's documents: what was read, from which files, what was left out, and how to go through them again."""
+"""A component's documents: parts, the copies among them, and the manifest with sources and counts.
 
+A part is a Parquet file of bounded size (id, source_file, split, text). One worker reads a *bundle*: a piece of a file, or consecutive
+small pieces. `part-00012-0003` is the fourth part of bundle 12. `part-00012-0003.digests` has the sorted digests of its documents, which
+serve to find copies in the whole component. The record `bundle-00012.json` is written last. A bundle with a record is never read again.
+"""
+
+import hashlib
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+import pyarrow.parquet as pq
+from pydantic import Field, ValidationError
 
 from phasewise.tasks.data.conversation_text import COMPOSER
-from phasewise.tasks.data.filters import NORMALIZER
-from phasewise.tasks.data.listing import Listing
-from phasewise.tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord, Part, read_model, read_part, record_name, write_model
-from phasewise.tasks.data.quarantine import Tally, refusal, refusal_of_columns, refusal_of_empty, refusal_of_unread
-from phasewise.tasks.data.reading import READER
-from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.filters import NORMALIZER, normalize
+from phasewise.tasks.data.findings import Counting, Tally, refusal, refusal_of_columns, refusal_of_empty, refusal_of_unread
+from phasewise.tasks.data.listing import Listing, part_bytes
+from phasewise.tasks.data.reading import READER, pieces_of, read_piece
+from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import check_file, code_digest, digest_of_bytes, digest_of_json
-from phasewise.trainer.base.storage import remove_strays, write_atomically
+from phasewise.trainer.base.frozen import Frozen, in_one_line
+from phasewise.trainer.base.identity import check_file, code_digest, digest_of_bytes, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.storage import remove_strays, write_atomically, writing
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 
+Model = TypeVar("Model", bound=Frozen)
+HELD_OUT_ONE_IN = 16
+BATCH_BYTES = 1 << 20
+DOCUMENT_BYTES = 256  # overhead of a document in memory
+SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "split": pa.string(), "text": pa.large_string()})
+CONVERSATION_SCHEMA = SCHEMA.append(pa.field("spans", pa.list_(pa.int64())))
+"""`spans` has the characters of the answers as start, stop, start, stop …, or null if the template does not mark answers."""
+Row = tuple[str, str, str, str, list[int] | None]
+DIGEST = np.dtype([("digest", "V32"), ("row", "<u4")])
 DOCUMENTS_PER_BUCKET = 1 << 17
 MAX_BUCKETS = 256
 COPY = np.dtype([("part", "<u4"), ("row", "<u4")])
 COPIES_NAME = "copies.bin"
-DOCUMENTS_CODE = ("tasks/data/documents.py", "tasks/data/parts.py", "tasks/data/quarantine.py")
+DOCUMENTS_CODE = ("tasks/data/documents.py", "tasks/data/findings.py")
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
 QUARANTINE_NAME = "quarantine.jsonl"
 DECISIVE_SETTINGS = ("format", "text_key", "conversation", "filters", "normalization")
 
 
-def num_buckets(documents: int) -> int:
-    """How many buckets so many documents need."""
-    return min(MAX_BUCKETS, max(1, -(-documents // DOCUMENTS_PER_BUCKET)))
+def write_model(path: Path, record: Frozen) -> None:
+    """Write a record with its digest, atomically."""
+    write_sealed(path, record.model_dump(mode="json"))
 
 
-def bucket_name(bucket: int) -> str:
-    """The file with a bucket's copies."""
-    return f"copies-{bucket:03d}.bin"
+def read_model(model: type[Model], path: Path) -> Model:
+    """Read a record.
+
+    Raises:
+        DataError: the file is missing, invalid, or was edited.
+    """
+    try:
+        return model.model_validate(read_sealed(path))
+    except (FileNotFoundError, ValidationError, ValueError) as error:
+        raise DataError(f"{path} does not read ({in_one_line(error)}). Delete {path.parent} and prepare the data again.") from None
 
 
-class Kept(NamedTuple):
-    """Documents of a bucket that are no copies, by split."""
+class HashedFile(io.RawIOBase):
+    """Hash the bytes while they are written to a file.
 
-    train: int
-    held_out: int
+    Attributes:
+        size: bytes written.
+    """
+
+    def __init__(self, file: BinaryIO):
+        super().__init__()
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, content: Any) -> int:
+        """Append bytes."""
+        self._hash.update(content)
+        self.size += memoryview(content).nbytes
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        """Bytes written, as pyarrow needs them."""
+        return self.size
+
+    def writable(self) -> bool:
+        """Always true, as pyarrow needs it."""
+        return True
+
+    def hexdigest(self) -> str:
+        """SHA-256 of all bytes written."""
+        return self._hash.hexdigest()
 
 
-class Range(NamedTuple):
-    """Documents `[start, stop)` of a part, in the order of their digests."""
+class Part(Frozen):
+    """Documents of one bundle.
 
-    part: str
-    start: int
-    stop: int
+    Attributes:
+        digest: SHA-256 of the Parquet file.
+        ids_digest: SHA-256 of the file with the sorted digests.
+    """
+
+    name: str
+    documents: int = Field(ge=0)
+    text_bytes: int = Field(ge=0)
+    digest: str
+    ids_digest: str
+
+    @property
+    def files(self) -> dict[str, str]:
+        """File name → SHA-256."""
+        return {f"{self.name}.parquet": self.digest, f"{self.name}.digests": self.ids_digest}
 
 
-def ranges_of(records: Iterable[BundleRecord], bucket: int, buckets: int) -> tuple[Range, ...]:
-    """What a bucket takes of each part: the digests whose first byte lies in its share of the 256."""
-    low, high = (256 * edge // buckets for edge in (bucket, bucket + 1))
-    return tuple(
-        Range(part.name, starts[low], starts[high]) for record in records for part, starts in zip(record.parts, record.starts, strict=True)
+class BundleRecord(Frozen):
+    """The result of reading a bundle.
+
+    Attributes:
+        starts: for each part 257 rows: the first sorted digest with each first byte, and the end.
+    """
+
+    parts: tuple[Part, ...]
+    starts: tuple[tuple[int, ...], ...]
+    tally: Tally
+
+
+class Bundle(NamedTuple):
+    """Consecutive pieces of a component, and the number in the names of their parts."""
+
+    component: str
+    source: Source
+    pieces: tuple[Piece, ...]
+    number: int
+
+
+def split_of(digest: str) -> Split:
+    """Hold out one document in sixteen by its own digest, so that a new document never moves another."""
+    return "held_out" if int(digest[:8], 16) % HELD_OUT_ONE_IN == 0 else "train"
+
+
+def record_name(number: int) -> str:
+    """The record of a finished bundle."""
+    return f"bundle-{number:05d}.json"
+
+
+def bundles_of(component: str, source: Source, files: tuple[SourceFile, ...]) -> tuple[Bundle, ...]:
+    """The pieces of all files in order. Consecutive small pieces share a bundle of at most one part."""
+    sizes = {file.name: file.size_bytes for file in files}
+    max_bytes = part_bytes(files)
+    bundles: list[list[Piece]] = []
+    room = 0
+    for piece in pieces_of(source, files):
+        size = sizes[piece.name] if piece.stop is None else piece.stop - (piece.start or 0)
+        if room < size or not bundles:
+            bundles.append([])
+            room = max_bytes
+        bundles[-1].append(piece)
+        room -= size
+    return tuple(Bundle(component, source, tuple(pieces), number) for number, pieces in enumerate(bundles))
+
+
+def read_to_parts(bundle: Bundle, max_part_bytes: int, folder: Path) -> BundleRecord:
+    """Read a bundle into parts with bounded memory, or return its record if it exists."""
+    record_path = folder / record_name(bundle.number)
+    if record_path.exists():
+        return read_model(BundleRecord, record_path)
+    countings = [Counting(bundle.component, piece) for piece in bundle.pieces]
+    parts: list[Part] = []
+    starts: list[tuple[int, ...]] = []
+    batches = _batches(bundle, countings)
+    schema = SCHEMA if bundle.source.conversation is None else CONVERSATION_SCHEMA
+    while (first := next(batches, None)) is not None:
+        path = folder / f"part-{bundle.number:05d}-{len(parts):04d}.parquet"
+        part, starts_of_part = _write_part(path, chain([first], batches), max_part_bytes, schema)
+        parts.append(part)
+        starts.append(starts_of_part)
+    record = BundleRecord(parts=tuple(parts), starts=tuple(starts), tally=sum((counting.tally for counting in countings), Tally()))
+    write_model(record_path, record)
+    return record
+
+
+def _batches(bundle: Bundle, countings: list[Counting]) -> Iterator[list[Row]]:
+    """Normalised documents, about `BATCH_BYTES` at a time."""
+    rows: list[Row] = []
+    size = 0
+    source = bundle.source
+    for piece, counting in zip(bundle.pieces, countings, strict=True):
+        for read in counting.records(read_piece(source, piece)):
+            text = normalize(read.text, source.normalization) if source.conversation is None else read.text
+            content = text.encode()
+            digest = digest_of_bytes(content)
+            rows.append((digest, piece.name, split_of(digest), text, None if read.spans is None else list(chain(*read.spans))))
+            size += len(content) + DOCUMENT_BYTES
+            if size >= BATCH_BYTES:
+                yield rows
+                rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _write_part(path: Path, batches: Iterator[list[Row]], max_bytes: int, schema: pa.Schema) -> tuple[Part, tuple[int, ...]]:
+    """Write batches until the part is full. Return the part and the starts of its sorted digests by first byte."""
+    digests: list[bytes] = []
+    text_bytes = 0
+    with writing(path) as file:
+        hashed = HashedFile(file)
+        with pq.ParquetWriter(pa.PythonFile(hashed, "w"), schema, compression="zstd") as parquet:
+            for rows in batches:
+                columns = dict(zip(CONVERSATION_SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
+                parquet.write_batch(pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names}, schema))
+                digests += [bytes.fromhex(row[0]) for row in rows]
+                text_bytes += sum(len(row[3].encode()) for row in rows)
+                if text_bytes + DOCUMENT_BYTES * len(digests) >= max_bytes:
+                    break
+    order = np.argsort(np.array(digests, "S32"), kind="stable")
+    table = np.empty(len(digests), DIGEST)
+    table["digest"] = digests
+    table["row"] = np.arange(len(digests))
+    content = table[order].tobytes()
+    write_atomically(path.with_suffix(".digests"), content)
+    first_bytes = np.sort(np.array([digest[0] for digest in digests], np.uint8))
+    starts = tuple(int(start) for start in np.searchsorted(first_bytes, np.arange(257)))
+    part = Part(
+        name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hexdigest(), ids_digest=digest_of_bytes(content)
     )
+    return part, starts
 
 
-def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
-    """Write which documents of a bucket repeat an earlier one, as (part number, row); how many others there are."""
-    path = folder / bucket_name(bucket)
-    found = [_digests(folder, wanted) for wanted in ranges]
-    digests = np.concatenate([table["digest"] for table in found]) if found else np.empty(0, "V32")
-    words = digests.view(">u8").reshape(-1, 4).astype(np.uint64)
-    places = np.empty(len(digests), COPY)
-    places["part"] = np.repeat(np.arange(len(found)), [len(table) for table in found])
-    places["row"] = np.concatenate([table["row"] for table in found]) if found else 0
-    order = np.lexsort((places["row"], places["part"], *words.T))
-    in_order = words[order]
-    repeats = np.zeros(len(order), bool)
-    repeats[1:] = (in_order[1:] == in_order[:-1]).all(axis=1)
-    copies = np.sort(places[order][repeats], order=("part", "row"))
-    write_atomically(path, copies.tobytes())
-    held_out = int(is_held_out(in_order[~repeats, 0]).sum())
-    return Kept(len(order) - len(copies) - held_out, held_out)
+def read_part(folder: Path, part: Part) -> Iterator[pa.Table]:
+    """The documents of a part with all copies, one row group at a time.
 
-
-def join_buckets(folder: Path, buckets: int, num_parts: int) -> tuple[tuple[int, ...], str]:
-    """Put the buckets' copies into one file, sorted by part and row; how many copies each part holds, and the file's digest."""
-    found = [np.frombuffer((folder / bucket_name(bucket)).read_bytes(), COPY) for bucket in range(buckets)]
-    copies = np.sort(np.concatenate(found), order=("part", "row"))
-    content = copies["row"].tobytes()
-    write_atomically(folder / COPIES_NAME, content)
-    return tuple(int(count) for count in np.bincount(copies["part"], minlength=num_parts)), digest_of_bytes(content)
-
-
-def is_held_out(first_words: np.ndarray) -> np.ndarray:
-    """Whether documents belong to the held-out split, from the first eight bytes of their digests: `parts.split_of`, vectorised."""
-    return (first_words >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0
-
-
-def _digests(folder: Path, wanted: Range) -> np.ndarray:
-    size = DIGEST.itemsize
-    return np.frombuffer(_read_range(folder / f"{wanted.part}.digests", size * wanted.start, size * wanted.stop), DIGEST)
-
-
-def _read_range(path: Path, start: int, stop: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(stop - start)
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = folder / f"{part.name}.parquet"
+    check_file(path, part.digest, f"Delete {folder} and prepare the data again.")
+    with path.open("rb") as file, pq.ParquetFile(file) as parquet:
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group)
 
 
 class DocumentsManifest(Frozen):
-    """Written last. `copies` says how many documents of each part repeat an earlier one and are skipped."""
+    """The manifest of a component's documents, written last.
+
+    Attributes:
+        copies: for each part, the number of documents that repeat an earlier document and are skipped.
+    """
 
     key: str
     source: dict[str, Any]
@@ -125,12 +265,12 @@ class DocumentsManifest(Frozen):
 
     @property
     def files(self) -> dict[str, str]:
-        """The files beside it by name, and the digest of each."""
+        """File name → SHA-256."""
         return {COPIES_NAME: self.copies_digest, **{name: digest for part in self.parts for name, digest in part.files.items()}}
 
 
 def documents_key(source: Source, listing: Listing) -> str:
-    """Digest of everything that decides the documents. Where the files lie does not: a copied folder has the same key."""
+    """Digest of all inputs of the documents. The folder of the files is not an input, so a copy has the same key."""
     decisive = source.model_dump(mode="json", include=set(DECISIVE_SETTINGS))
     composer = {"composer": COMPOSER} if source.conversation else {}
     return digest_of_json(
@@ -148,17 +288,78 @@ def documents_key(source: Source, listing: Listing) -> str:
 
 
 def read_documents_manifest(folder: Path) -> DocumentsManifest:
-    """The manifest in a folder of documents."""
+    """Read the manifest in a folder of documents."""
     return read_model(DocumentsManifest, folder / MANIFEST_NAME)
 
 
-def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
-    """Refuse a component of which too much cannot be read or holds no text, or with a file of another format, or with unread columns.
+def num_buckets(documents: int) -> int:
+    """The number of buckets for the search for copies."""
+    return min(MAX_BUCKETS, max(1, -(-documents // DOCUMENTS_PER_BUCKET)))
 
-    Samples are in its quarantine file.
+
+class Range(NamedTuple):
+    """Rows `[start, stop)` of a part's sorted digests."""
+
+    part: str
+    start: int
+    stop: int
+
+
+def ranges_of(records: Iterable[BundleRecord], bucket: int, buckets: int) -> tuple[Range, ...]:
+    """The digests of a bucket in each part. A bucket has a range of the 256 possible first bytes."""
+    low, high = (256 * edge // buckets for edge in (bucket, bucket + 1))
+    return tuple(
+        Range(part.name, starts[low], starts[high]) for record in records for part, starts in zip(record.parts, record.starts, strict=True)
+    )
+
+
+class Kept(NamedTuple):
+    """The number of distinct documents of a bucket, by split."""
+
+    train: int
+    held_out: int
+
+
+def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
+    """Write the (part number, row) of each document of a bucket that repeats an earlier document, and count the others."""
+    found = [np.frombuffer(_read_rows(folder / f"{one.part}.digests", DIGEST, one.start, one.stop), DIGEST) for one in ranges]
+    table = np.concatenate(found) if found else np.empty(0, DIGEST)
+    words = table["digest"].copy().view(">u8").reshape(-1, 4).astype(np.uint64)
+    places = np.empty(len(table), COPY)
+    places["part"] = np.repeat(np.arange(len(found)), [len(one) for one in found])
+    places["row"] = table["row"]
+    order = np.lexsort((places["row"], places["part"], *words.T))
+    words = words[order]
+    repeats = np.zeros(len(order), bool)
+    repeats[1:] = (words[1:] == words[:-1]).all(axis=1)
+    copies = np.sort(places[order][repeats], order=("part", "row"))
+    write_atomically(folder / f"copies-{bucket:03d}.bin", copies.tobytes())
+    held_out = int(is_held_out(words[~repeats, 0]).sum())
+    return Kept(len(order) - len(copies) - held_out, held_out)
+
+
+def is_held_out(first_words: np.ndarray) -> np.ndarray:
+    """`split_of`, vectorised: whether documents are held out, from the first eight bytes of their digests."""
+    return (first_words >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0
+
+
+def _read_rows(path: Path, dtype: np.dtype, start: int, stop: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(dtype.itemsize * start)
+        return file.read(dtype.itemsize * (stop - start))
+
+
+def tally_of(records: Iterable[BundleRecord], listing: Listing) -> Tally:
+    """The counts of all bundles and of the rejected files."""
+    rejected = Tally(files=len(listing.rejected), bad_files={file.name: file.reason for file in listing.rejected})
+    return sum((record.tally for record in records), rejected)
+
+
+def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
+    """Check a component's counts against the limits of its source. The quarantine file has samples.
 
     Raises:
-        DataError: with the counts by reason, or the names.
+        DataError: a file has another format, a column is unread, or too many documents are unusable or empty.
     """
     if tally.unread_files:
         raise DataError(refusal_of_unread(component, source, tally, folder / QUARANTINE_NAME))
@@ -170,60 +371,54 @@ def check_readable(component: str, source: Source, tally: Tally, folder: Path) -
         raise DataError(refusal_of_empty(component, source, tally))
 
 
-def tally_of(records: Iterable[BundleRecord], listing: Listing) -> Tally:
-    """The counts of all pieces, and of the files that were not to be read."""
-    rejected = Tally(files=len(listing.rejected), bad_files={file.name: file.reason for file in listing.rejected})
-    return sum((record.tally for record in records), rejected)
-
-
 def finish_documents(
     component: str, source: Source, listing: Listing, records: list[BundleRecord], kept: list[Kept], folder: Path
 ) -> DocumentsManifest:
-    """Put the pieces' records together and write the manifest, last.
+    """Join the records of all bundles and buckets, remove other files, and write the manifest.
 
     Raises:
-        DataError: too much of the component cannot be read, or a split is empty.
+        DataError: a split is empty.
     """
     tally = tally_of(records, listing)
-    every = tuple(part for record in records for part in record.parts)
+    parts = tuple(part for record in records for part in record.parts)
     train = sum(bucket.train for bucket in kept)
     held_out = sum(bucket.held_out for bucket in kept)
     if not (train and held_out):
         left_out = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
-        also = f" Left out: {left_out}; look at its filters, too." if left_out else ""
+        filters = f" Left out: {left_out}. Check its filters as well." if left_out else ""
         raise DataError(
             f"component {component}: {train + held_out} documents in {len(listing.files)} files leave {train} to train on and "
-            f"{held_out} held out; both need at least one. Add documents to {source.url}.{also}"
+            f"{held_out} held out; both need at least one. Add documents to {source.url}.{filters}"
         )
-    copies, copies_digest = join_buckets(folder, len(kept), len(every))
+    found = [np.frombuffer((folder / f"copies-{bucket:03d}.bin").read_bytes(), COPY) for bucket in range(len(kept))]
+    copies = np.sort(np.concatenate(found), order=("part", "row"))
+    content = copies["row"].tobytes()
+    write_atomically(folder / COPIES_NAME, content)
     manifest = DocumentsManifest(
         key=documents_key(source, listing),
         source=source.described(),
         sources=listing.files,
-        parts=every,
-        copies=copies,
-        copies_digest=copies_digest,
+        parts=parts,
+        copies=tuple(int(count) for count in np.bincount(copies["part"], minlength=len(parts))),
+        copies_digest=digest_of_bytes(content),
         tally=tally,
         train=train,
         held_out=held_out,
     )
-    files = {COPIES_NAME, QUARANTINE_NAME, *(record_name(number) for number in range(len(records)))}
-    remove_strays(folder, {*files, *(f"{part.name}.{ending}" for part in every for ending in ("parquet", "digests"))})
+    remove_strays(folder, {*manifest.files, QUARANTINE_NAME, *(record_name(number) for number in range(len(records)))})
     write_model(folder / MANIFEST_NAME, manifest)
     return manifest
 
 
 def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
-    """The documents of one part without the copies, a bounded batch at a time: id, source_file, split, text, and of conversations spans.
+    """The documents of one part without copies, in bounded batches: id, source_file, split, text, and spans for conversations.
 
     Raises:
-        DataError: a file is not the one that was written.
+        DataError: a file is damaged.
     """
     check_once(folder / COPIES_NAME, manifest.copies_digest)
-    # The rows of a part that repeat an earlier document, sorted, given how many copies every part holds
-    start = 4 * sum(manifest.copies[:number])
-    count = 4 * manifest.copies[number]
-    copies = np.frombuffer(_read_range(folder / COPIES_NAME, start, start + count), "<u4") if count else np.empty(0, np.uint32)
+    start = sum(manifest.copies[:number])
+    copies = np.frombuffer(_read_rows(folder / COPIES_NAME, np.dtype("<u4"), start, start + manifest.copies[number]), "<u4")
     row = 0
     for table in read_part(folder, manifest.parts[number]):
         within = copies[(copies >= row) & (copies < row + len(table))] - np.uint32(row)
@@ -235,7 +430,7 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
 
 @lru_cache(maxsize=64)
 def check_once(path: Path, digest: str) -> None:
-    """A worker reads the file once for all parts; its folder is named by what decides it."""
+    """Check a file once per worker. The cache is safe, because the folder is named by the digest of its inputs."""
     check_file(path, digest, f"Delete {path.parent} and prepare the data again.")
 
 

@@ -1,4 +1,4 @@
-"""Which documents of a source are taken: by a field, or by what the text, as it is in the file, measures."""
+"""Selection of documents by fields, by measures of the original text, and by length, and the normalisation of texts."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,19 +16,18 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import code_digest
 
 REASON = "length bias"
-"""Under it a manifest counts the documents that were not taken."""
+"""Name in a manifest of the count of documents that a length bias rejects."""
 LINE_END = re.compile(r"(\r\n|\r|\n)")
 NORMALIZER = f"nfc-lf-2+{code_digest(sys.modules[__name__])}+unicode-{unicodedata.unidata_version}"
-"""Version of the code and of the Unicode tables that made a text even."""
+"""Version of the code and of the Unicode tables of the normalisation."""
 STRETCH_CHARACTERS = 2**20
 
 
 class LengthBias(Frozen):
-    """The chance of a document of n tokens is `ceiling` · n / `full_tokens`, but at least `floor` and at most `ceiling`.
+    """A document of n tokens is taken with the probability `ceiling` · n / `full_tokens`, at least `floor` and at most `ceiling`.
 
     Attributes:
-        full_tokens: from this length on a document has the highest chance; the tokens that begin and end it do not count.
-        seed: another one takes other documents.
+        full_tokens: length with the highest probability, without the begin and end token.
     """
 
     floor: float = Field(ge=0, le=1)
@@ -43,17 +42,17 @@ class LengthBias(Frozen):
         return self
 
     def chance(self, tokens: int) -> float:
-        """How likely a document of so many tokens is taken."""
+        """The probability to take a document of this length."""
         return max(self.floor, self.ceiling * min(1.0, tokens / self.full_tokens))
 
     def takes(self, document: str, tokens: int) -> bool:
-        """Whether the document of this digest is taken."""
+        """Whether to take the document with this digest."""
         drawn = hashlib.sha256(f"length bias {self.seed} {document}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") < self.chance(tokens) * 2**64
 
 
 class FieldFilter(Frozen):
-    """Keeps a document whose field is one of these values. A dot reaches into an object: `metadata.extension`."""
+    """Keep a document if its field has one of these values. A dot selects a field of an object: `metadata.extension`."""
 
     kind: Literal["field"] = "field"
     key: str
@@ -61,7 +60,7 @@ class FieldFilter(Frozen):
 
 
 class TextFilter(Frozen):
-    """Keeps a document whose text measures at least `min` and at most `max`. Shares are in percent of the characters."""
+    """Keep a document if a measure of its text is between `min` and `max`. Shares are in percent of the characters."""
 
     kind: Literal["text"] = "text"
     measure: Literal["characters", "words", "digit_percent", "special_percent"]
@@ -79,7 +78,7 @@ Filter = Annotated[FieldFilter | TextFilter, Field(discriminator="kind")]
 
 
 class Normalization(Frozen):
-    """What is normalised in every text: Unicode's composed form, plain line ends, and, if wished, no spaces at the ends of lines."""
+    """The normalisation of every text: Unicode's composed form, line feeds as line ends, and optionally no spaces at line ends."""
 
     unicode: Literal["NFC"] | None = "NFC"
     line_ends: Literal["lf", "keep"] = "lf"
@@ -87,46 +86,53 @@ class Normalization(Frozen):
 
 
 def normalize(text: str, how: Normalization) -> str:
-    """Unicode's composed form, plain line ends, and no spaces and tabs at the ends of lines, as far as each is wished.
-
-    A second time changes nothing.
-    """
+    """Normalise a text. The function is idempotent."""
     if how.unicode == "NFC" and not text.isascii():
         text = unicodedata.normalize("NFC", text)
     if how.line_ends == "lf":
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if how.trailing_spaces == "strip":  # line by line: a pattern of spaces before an end takes quadratic time on a long run of spaces
+    if how.trailing_spaces == "strip":  # line by line, because a pattern takes quadratic time on a long run of spaces
         text = "".join(part.rstrip(" \t") for part in LINE_END.split(text))
     return text
 
 
 def build_sift(filters: Sequence[Filter]) -> Sift:
-    """Takes a document with some text that passes each filter; otherwise the first that it fails is the reason."""
-    named = [(_name(each), _build_test(each)) for each in filters]
+    """Take documents with text that pass every filter. The first failed filter is the reason against a document."""
+    keep = {id(one): frozenset(one.keep) for one in filters if isinstance(one, FieldFilter)}
 
     def sift(text: str, where: str, fields: Mapping[str, object]) -> Record | LeftOut:
         if not text or text.isspace():
             return LeftOut("empty text", where)
-        for name, passes in named:
-            if not passes(text, fields):
-                return LeftOut(name, where)
+        for one in filters:
+            if isinstance(one, FieldFilter):
+                value = reach(fields, one.key)
+                if isinstance(value, bool):
+                    value = str(value).lower()
+                elif isinstance(value, int | float):
+                    value = str(value)
+                if not isinstance(value, str) or value not in keep[id(one)]:
+                    return LeftOut(f"filter field {one.key}", where)
+                continue
+            measured = _MEASURES[one.measure](text)
+            if (one.min is not None and measured < one.min) or (one.max is not None and measured > one.max):
+                return LeftOut(f"filter {one.measure}", where)
         return Record(text, where)
 
     return sift
 
 
 def field_keys(filters: Sequence[Filter]) -> tuple[str, ...]:
-    """The fields that the filters look at, each once."""
+    """The fields in the filters, without repetition."""
     return tuple(dict.fromkeys(each.key for each in filters if isinstance(each, FieldFilter)))
 
 
 def digit_percent(text: str) -> float:
-    """Share of the characters that are digits (`str.isdigit`, of any script) in percent."""
+    """Share of digits (`str.isdigit`, in any script) in the characters, in percent."""
     return _percent(text, str.isdigit)
 
 
 def special_percent(text: str) -> float:
-    """Share of the characters that are neither letter, digit or other number (`str.isalnum`) nor whitespace (`str.isspace`) in percent."""
+    """Share of the characters that are neither alphanumeric (`str.isalnum`) nor white space (`str.isspace`), in percent."""
     return _percent(text, _is_special)
 
 
@@ -136,7 +142,7 @@ def _is_special(character: str) -> bool:
 
 @cache
 def _table(belongs: Callable[[str], bool]) -> np.ndarray:
-    """For every character whether it belongs: a loop over a text's characters takes tens of times as long as looking them up."""
+    """A table over all characters, because look-ups are tens of times as fast as a loop over a text."""
     return np.fromiter((belongs(chr(code)) for code in range(sys.maxunicode + 1)), dtype=bool)
 
 
@@ -148,44 +154,9 @@ def _percent(text: str, belongs: Callable[[str], bool]) -> float:
     return 100 * count / len(text)
 
 
-def _words(text: str) -> int:
-    return len(text.split())
-
-
 _MEASURES: Mapping[str, Callable[[str], float]] = {
     "characters": len,
-    "words": _words,
+    "words": lambda text: len(text.split()),
     "digit_percent": digit_percent,
     "special_percent": special_percent,
 }
-
-
-def _name(each: Filter) -> str:
-    return f"filter field {each.key}" if isinstance(each, FieldFilter) else f"filter {each.measure}"
-
-
-def _build_test(each: Filter) -> Callable[[str, Mapping[str, object]], bool]:
-    match each:
-        case FieldFilter():
-            keep = frozenset(each.keep)
-            return lambda text, fields: _spelled(reach(fields, each.key)) in keep
-        case TextFilter():
-            measure = _MEASURES[each.measure]
-            lowest = float("-inf") if each.min is None else each.min
-            highest = float("inf") if each.max is None else each.max
-            return lambda text, fields: lowest <= measure(text) <= highest
-        case _:
-            assert_never(each)
-
-
-def _spelled(value: object) -> str | None:
-    """A field's value as a filter spells it: numbers in digits, `true` and `false`; `None` for what a filter cannot name."""
-    match value:
-        case str():
-            return value
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return str(value)
-        case _:
-            return None

@@ -1,14 +1,30 @@
-"""What reading a file comes to, document by document: a text, a fault with its reason, or a document that a filter leaves out."""
+"""Findings of reading: a document, a fault with its reason, or a document that is left out. They are counted, sampled and reported."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+
+from pydantic import Field
+
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.base.wording import name_some
+
+if TYPE_CHECKING:
+    from phasewise.tasks.data.conversation import Conversation
+    from phasewise.tasks.data.source import Piece, Source
 
 NOT_AN_OBJECT = object()
-"""What is there instead of the object that a key expects."""
+"""Result of `reach` if a part of a key is not an object."""
 MAX_EXPANSION = 200
 FREE_EXPANSION_BYTES = 100 * 2**20
 MAX_DOCUMENT_BYTES = 32 * 2**20
 MAX_SAMPLE_CHARACTERS = 200
+MAX_SAMPLES = 20  # for each reason
+MAX_NAMED = 5  # files in a message
 Reason = Literal[
     "broken JSON",
     "not UTF-8",
@@ -35,14 +51,112 @@ Reason = Literal[
     "name not readable",
 ]
 NoText = Literal["empty file", "empty text", "empty content", "no answer", "no messages"]
-"""Why a file, a document or a conversation holds no text: left out, counted, and no fault."""
+"""Reasons to leave out a file, a document or a conversation without text. They are counted and are not faults."""
+ALLOW = "or allow for some by max_bad_fraction"
+REMEDIES: Mapping[Reason, str] = {
+    "broken JSON": f"repair or exclude the file, {ALLOW}",
+    "not UTF-8": f"convert the file to UTF-8 or exclude it, {ALLOW}",
+    "missing key": "name the field as the file has it: in text_key, or in the conversation",
+    "wrong type": "name a field that holds text in text_key, or correct the layout of the conversation",
+    "half a surrogate pair": f"write the file again with whole characters or exclude it, {ALLOW}",
+    "truncated": f"fetch the file again or exclude it, {ALLOW}",
+    "too long": f"cut it into shorter documents, {ALLOW}",
+    "unknown role": "name the role in conversation.roles",
+    "two system texts": f"take `system` out of the conversation or a message out of the records, {ALLOW}",
+    "call of a tool": f"take such conversations out of the file, {ALLOW}: no chat template is given calls of tools here",
+    "part that is not text": f"take such conversations out of the file, {ALLOW}: only text is trained on",
+    "weight is not 0 or 1": f"write 0 or 1, {ALLOW}",
+    "weight 0 without marks around the answer": "put {% generation %} … {% endgeneration %} around each answer in the chat template",
+    "field of a message that nothing reads": "a field (reasoning_content, thinking, reasoning, train, training) that the chat template "
+    "does not read and that is to be left out must be named in the source's conversation.leave_out",
+    "special token in a message": f"take the token out of the text, {ALLOW}",
+    "refused by the chat template": f"put the roles in an order that the template takes or name another template, {ALLOW}",
+    "expands too much": f"unpack the file and look into it, or exclude it, {ALLOW}",
+    "unreadable": f"fetch the file again or exclude it, {ALLOW}",
+    "other format": "convert or exclude the file, or correct the format",
+    "broken link": f"mend the link or exclude it, {ALLOW}",
+    "outside the root": "the link leads out of the source's folder: name in `url` the folder that holds the link and the file, or copy the "
+    "file itself, as cp -L does (links from a snapshot of a Hub cache to its blobs are followed)",
+    "no regular file": f"exclude it, {ALLOW}: a pipe or a device is not read",
+    "name not readable": f"rename the file, {ALLOW}",
+}
+ALLOW_EMPTY = "or allow for more by max_empty_fraction"
+EMPTY_REMEDIES: Mapping[NoText, str] = {
+    "empty file": f"fetch the file again or exclude it, {ALLOW_EMPTY}",
+    "empty text": f"look whether text_key names the right field, {ALLOW_EMPTY}",
+    "empty content": f"fill or delete the empty messages, {ALLOW_EMPTY}",
+    "no answer": f"look whether `answer`, or a role, names what the assistant says, {ALLOW_EMPTY}",
+    "no messages": f"look whether `messages` names the right column, {ALLOW_EMPTY}",
+}
+
+
+class Record(NamedTuple):
+    """A document.
+
+    Attributes:
+        text: the original text. For a conversation the normalised text of the chat template.
+        where: `byte 1234` in JSON lines, `row 5` in a table, both from 0, or `file`.
+        spans: characters `[start, stop)` of a conversation's trained answers.
+        beside: unread fields with text.
+        unread: unread fields that may belong to the conversation.
+    """
+
+    text: str
+    where: str
+    spans: tuple[tuple[int, int], ...] | None = None
+    beside: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+class Fault(NamedTuple):
+    """An unusable document or, with `whole_file`, the unusable rest of a file. `sample` is its start or the error of a library."""
+
+    reason: Reason
+    where: str
+    sample: str
+    whole_file: bool = False
+
+
+class LeftOut(NamedTuple):
+    """A well-formed document or, with `whole_file`, a file that is not used."""
+
+    reason: str
+    where: str
+    whole_file: bool = False
+
+
+Finding = Record | Fault | LeftOut
+Sift = Callable[[str, str, Mapping[str, object]], Record | LeftOut]
+"""The text, place and fields of a document → the record, or the reason against it."""
+
+
+class Unrendered(NamedTuple):
+    """A conversation before rendering.
+
+    Attributes:
+        messages: `conversation.Message` each.
+        line: the messages as encoded for the rendering process.
+    """
+
+    messages: Sequence[Any]
+    line: bytes
+    where: str
+    record: Mapping[str, object]
+
+
+Taken = Finding | Unrendered
+
+
+class FileFault(Exception):
+    """A fault that ends the reading of a file. Earlier documents are kept."""
+
+    def __init__(self, reason: Reason | Literal["empty file"], found: str):
+        super().__init__(found)
+        self.reason: Reason | Literal["empty file"] = reason
 
 
 def reach(document: object, key: str) -> object:
-    """The value under `key`, `None` if there is none, `NOT_AN_OBJECT` if the way to it leads through something else.
-
-    A field whose own name has the dots comes first.
-    """
+    """The value under a key with dots, or `None`, or `NOT_AN_OBJECT`. A field whose own name has the dots takes precedence."""
     if not isinstance(document, Mapping):
         return NOT_AN_OBJECT
     fields = cast("Mapping[str, object]", document)
@@ -59,7 +173,7 @@ def reach(document: object, key: str) -> object:
 
 
 def is_there(document: Mapping[str, object], key: str) -> bool:
-    """Whether a document has the field: null counts, also as the object that a dot reaches into."""
+    """Whether a document has the field. Null counts, also for an outer object of a key with dots."""
     outer, _, name = key.rpartition(".")
     if key in document or not outer:
         return key in document
@@ -68,7 +182,7 @@ def is_there(document: Mapping[str, object], key: str) -> bool:
 
 
 def unread_fields(document: Mapping[str, object], read: Collection[str]) -> Iterator[tuple[str, object]]:
-    """The fields, by their keys, that none of the keys `read` reads. Of an object that a dot reaches into, these are its other fields."""
+    """The fields that no key in `read` selects. If a key selects a field of an object, the other fields of this object."""
     dotted = [key for key in read if "." in key]
     for name, value in document.items():
         if name in read:
@@ -82,7 +196,7 @@ def unread_fields(document: Mapping[str, object], read: Collection[str]) -> Iter
 
 
 def texts_in(value: object, *, with_names: bool = True) -> Iterator[str]:
-    """Every text in a field, and the names of the fields of its objects if they are wanted. However deep it is nested."""
+    """Every text in a nested value, optionally with the names of fields."""
     waiting: list[object] = [value]
     while waiting:
         one = waiting.pop()
@@ -96,17 +210,17 @@ def texts_in(value: object, *, with_names: bool = True) -> Iterator[str]:
 
 
 def has_text(value: object) -> bool:
-    """Whether a field holds any text but space. An object does by its values: its names alone say nothing."""
+    """Whether a nested value has text other than white space. Names of fields do not count."""
     if isinstance(value, str):
         return bool(value) and not value.isspace()
     return any(text and not text.isspace() for text in texts_in(value, with_names=False))
 
 
 def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Refuse what unfolds like a bomb: text rarely packs better than 20 to 1, gzip can reach 1,000 and Zstandard 30,000 to 1.
+    """Reject a decompression bomb. Text rarely packs better than 20 to 1, while gzip reaches 1,000 to 1 and Zstandard 30,000 to 1.
 
     Raises:
-        FileFault: more than 200 bytes come of one, counted once there are 100 MiB.
+        FileFault: more than 200 bytes from one packed byte, after the first 100 MiB.
     """
     if unpacked_bytes > FREE_EXPANSION_BYTES and unpacked_bytes > MAX_EXPANSION * packed_bytes:
         raise FileFault(
@@ -114,77 +228,250 @@ def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:
         )
 
 
-class Record(NamedTuple):
-    """A document's text as it is in the file. `where` is `byte 1234` of JSON lines, `row 5` of a table, both from 0, or `file`.
-
-    Of a conversation it is what its chat template wrote, already normalised, and `spans` are the characters that count: `[start, stop)`.
-    `beside` names the fields with text that are not read, and `unread` those of them that may be a part of the conversation.
-    """
-
-    text: str
-    where: str
-    spans: tuple[tuple[int, int], ...] | None = None
-    beside: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-
-
-class Fault(NamedTuple):
-    """A document, or with `whole_file` the rest of a file, that cannot be used. `sample` is how it begins, or what the library says."""
-
-    reason: Reason
-    where: str
-    sample: str
-    whole_file: bool = False
-
-
-class LeftOut(NamedTuple):
-    """A document, or with `whole_file` a file, that reads well and is not wanted."""
-
-    reason: str
-    where: str
-    whole_file: bool = False
-
-
-Finding = Record | Fault | LeftOut
-Sift = Callable[[str, str, Mapping[str, object]], Record | LeftOut]
-"""Text, where it is, and its document's fields → the record, or why it is left out."""
-
-
-class Unrendered(NamedTuple):
-    """A conversation whose chat template has not made text of it yet.
-
-    Attributes:
-        messages: `messages.Message` each.
-        line: the messages as the process that renders is given them.
-    """
-
-    messages: Sequence[Any]
-    line: bytes
-    where: str
-    record: Mapping[str, object]
-
-
-Taken = Finding | Unrendered
-"""What a record comes to as soon as it is read."""
-
-
-class FileFault(Exception):
-    """Reading of the file ends here; what was read before is kept."""
-
-    def __init__(self, reason: Reason | Literal["empty file"], found: str):
-        super().__init__(found)
-        self.reason: Reason | Literal["empty file"] = reason
-
-
 def sample_of(raw: bytes) -> str:
-    """How a document begins, whatever its bytes are."""
+    """The start of a document, for any bytes."""
     return raw[: 4 * MAX_SAMPLE_CHARACTERS].decode(errors="replace")[:MAX_SAMPLE_CHARACTERS]
 
 
 def reason_against(raw: bytes) -> Reason:
-    """Why these bytes do not decode: some writers spell half of a surrogate pair as if it were a character."""
+    """The reason why bytes do not decode. Some writers encode half of a surrogate pair as a character."""
     try:
         raw.decode(errors="surrogatepass")
     except UnicodeDecodeError:
         return "not UTF-8"
     return "half a surrogate pair"
+
+
+class Sample(Frozen):
+    """A line of the quarantine file."""
+
+    component: str
+    file: str
+    where: str
+    reason: Reason
+    sample: str
+
+
+class Tally(Frozen):
+    """Counts of the findings of some pieces. The sum over all pieces, in any order, is the tally of a component.
+
+    Attributes:
+        files: a file counts at its first piece.
+        documents: all documents: taken, left out, and unusable.
+        bad_documents: unusable documents by reason.
+        bad_files: files with an unusable rest, and the reason.
+        left_out: well-formed documents that are not used, by reason.
+        empty_files: files without documents.
+        beside: field → number of taken documents with text in this unread field.
+        unread: `beside` for fields that may belong to a conversation.
+        samples: the first samples of each reason.
+    """
+
+    files: int = Field(default=0, ge=0)
+    documents: int = Field(default=0, ge=0)
+    bad_documents: dict[Reason, int] = Field(default_factory=dict)
+    bad_files: dict[str, Reason] = Field(default_factory=dict)
+    left_out: dict[str, int] = Field(default_factory=dict)
+    empty_files: tuple[str, ...] = ()
+    beside: dict[str, int] = Field(default_factory=dict)
+    unread: dict[str, int] = Field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+
+    def __add__(self, other: "Tally") -> "Tally":
+        files = sorted([*self.bad_files.items(), *other.bad_files.items()], reverse=True)  # the first of two reasons stays, in any order
+        return Tally(
+            files=self.files + other.files,
+            documents=self.documents + other.documents,
+            bad_documents=_sum(self.bad_documents, other.bad_documents),
+            bad_files=dict(reversed(dict(files).items())),
+            left_out=_sum(self.left_out, other.left_out),
+            empty_files=tuple(sorted({*self.empty_files, *other.empty_files})),
+            beside=_sum(self.beside, other.beside),
+            unread=_sum(self.unread, other.unread),
+            samples=_first(self.samples + other.samples),
+        )
+
+    @property
+    def bad_fraction(self) -> float:
+        """Share of the unusable documents, or of the files with faults if it is larger."""
+        documents = sum(self.bad_documents.values()) / max(1, self.documents)
+        return max(documents, len(self.bad_files) / max(1, self.files))
+
+    @property
+    def empty(self) -> dict[str, int]:
+        """Documents, and members of archives, without text, by reason."""
+        return {reason: self.left_out[reason] for reason in get_args(NoText) if reason in self.left_out}
+
+    @property
+    def empty_fraction(self) -> float:
+        """Share of the documents without text, or of the files without text if it is larger."""
+        documents = sum(self.empty.values()) / max(1, self.documents)
+        return max(documents, len(self.empty_files) / max(1, self.files))
+
+    @property
+    def unread_files(self) -> tuple[str, ...]:
+        """Files of another format. No limit allows them."""
+        return tuple(name for name, reason in self.bad_files.items() if reason == "other format")
+
+    @property
+    def reasons(self) -> dict[Reason, str]:
+        """Reason → number of unusable documents and files in words, such as `3 documents and 1 file`."""
+        files = Counter(self.bad_files.values())
+        found: dict[Reason, str] = {}
+        for reason in get_args(Reason):
+            counts = {"document": self.bad_documents.get(reason, 0), "file": files[reason]}
+            if any(counts.values()):
+                found[reason] = " and ".join(_count(number, noun) for noun, number in counts.items() if number)
+        return found
+
+
+def _sum(some: Mapping, others: Mapping) -> dict:
+    return {name: some.get(name, 0) + others.get(name, 0) for name in sorted({*some, *others})}
+
+
+def _first(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """The first samples of each reason. The length of the place puts `byte 90` before `byte 100`."""
+    ordered = sorted(samples, key=lambda one: (one.reason, one.file, len(one.where), one.where, one.sample))
+    return tuple(sample for _, group in groupby(ordered, key=lambda one: one.reason) for sample in islice(group, MAX_SAMPLES))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+class Counting:
+    """Counts the findings of one piece and passes its records on."""
+
+    def __init__(self, component: str, piece: "Piece"):
+        self._component, self._piece = component, piece
+        self._records = 0
+        self._bad_documents: Counter[Reason] = Counter()
+        self._file_reason: Reason | None = None
+        self._left_out: Counter[str] = Counter()
+        self._beside: Counter[tuple[str, ...]] = Counter()
+        self._unread: Counter[tuple[str, ...]] = Counter()
+        self._is_empty = False
+        self._samples: list[Sample] = []
+
+    def records(self, findings: Iterable[Finding]) -> Iterator[Record]:
+        """The records among the findings, in order."""
+        for finding in findings:
+            if isinstance(finding, Record):
+                self._records += 1
+                if finding.beside:
+                    self._beside[finding.beside] += 1
+                if finding.unread:
+                    self._unread[finding.unread] += 1
+                yield finding
+            elif isinstance(finding, LeftOut):
+                if finding.whole_file:
+                    self._is_empty = True
+                else:
+                    self._left_out[finding.reason] += 1
+            else:
+                reason = finding.reason
+                if finding.whole_file and self._file_reason != "other format":  # this reason of one member decides for an archive
+                    self._file_reason = reason
+                else:
+                    self._bad_documents[reason] += 1
+                if finding.whole_file or self._bad_documents[reason] <= MAX_SAMPLES:
+                    file = self._piece.name
+                    self._samples.append(
+                        Sample(component=self._component, file=file, where=finding.where, reason=reason, sample=finding.sample)
+                    )
+
+    @property
+    def tally(self) -> Tally:
+        """The current counts."""
+        by_field: list[dict[str, int]] = []
+        for counts in (self._beside, self._unread):
+            fields: Counter[str] = Counter()
+            for names, count in counts.items():
+                fields.update(dict.fromkeys(names, count))
+            by_field.append(dict(sorted(fields.items())))
+        return Tally(
+            files=int(not self._piece.start),
+            documents=self._records + self._left_out.total() + self._bad_documents.total(),
+            bad_documents=dict(sorted(self._bad_documents.items())),
+            bad_files={} if self._file_reason is None else {self._piece.name: self._file_reason},
+            left_out=dict(sorted(self._left_out.items())),
+            empty_files=(self._piece.name,) if self._is_empty else (),
+            beside=by_field[0],
+            unread=by_field[1],
+            samples=_first(self._samples),
+        )
+
+
+def write_quarantine(path: str | Path, samples: Iterable[Sample]) -> None:
+    """Write the samples as JSON lines, atomically."""
+    lines = (json.dumps(sample.model_dump(mode="json"), ensure_ascii=False) + "\n" for sample in samples)
+    write_atomically(path, "".join(lines).encode())
+
+
+def refusal(component: str, source: "Source", tally: Tally, quarantine_path: str | Path) -> str:
+    """The message about too many unusable documents: each reason with an example and a remedy."""
+    parts: list[str] = []
+    for reason, count in tally.reasons.items():
+        sample = next((one for one in tally.samples if one.reason == reason), None)
+        if sample is None:
+            example = name_some((name for name, found in sorted(tally.bad_files.items()) if found == reason), 1)
+        else:
+            example = f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
+        parts.append(f"{reason}, {count}, such as {example}: {REMEDIES[reason]}")
+    return (
+        f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
+        f"{tally.bad_fraction:.4%} among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}. "
+        f"{'. '.join(parts)}. Samples of each reason are in {quarantine_path}."
+    )
+
+
+def refusal_of_empty(component: str, source: "Source", tally: Tally) -> str:
+    """The message about too many documents without text."""
+    counts = {reason: _count(count, "document") for reason, count in tally.empty.items()}
+    if tally.empty_files:
+        counts["empty file"] = f"{_count(len(tally.empty_files), 'file')}, such as {', '.join(tally.empty_files[:MAX_NAMED])}"
+    found = ". ".join(f"{reason}, {count}: {EMPTY_REMEDIES[reason]}" for reason, count in counts.items())  # pyright: ignore[reportArgumentType]  # `empty` has only these
+    return (
+        f"component {component}: at most {source.max_empty_fraction:.4%} of its documents and of its files may be without text, found "
+        f"{tally.empty_fraction:.4%} among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}. {found}."
+    )
+
+
+def refusal_of_columns(component: str, how: "Conversation", tally: Tally) -> str:
+    """The message about unread fields that may belong to the conversations."""
+    taken = tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values())
+    named = ", ".join(f"{name} ({count:,} of {taken:,})" for name, count in tally.unread.items())
+    options = "context, system, messages or answer" if how.prompt else "messages, system or answer"
+    leave_out = json.dumps([*how.leave_out, *tally.unread], ensure_ascii=False)
+    return (
+        f"component {component}: every text of a record must be read or left out by name, and its conversations do not read {named}. Name "
+        f"a column in the conversation ({options}), or leave it out: leave_out={leave_out}."
+    )
+
+
+def refusal_of_unread(component: str, source: "Source", tally: Tally, quarantine_path: str | Path) -> str:
+    """The message about files of another format."""
+    samples = {sample.file: sample.sample for sample in tally.samples if sample.reason == "other format"}
+    named = "; ".join(f"{name} ({samples[name]})" if name in samples else name for name in tally.unread_files[:MAX_NAMED])
+    return (
+        f"component {component}: every file must be {source.format}, or packed {source.format}; "
+        f"{_count(len(tally.unread_files), 'file')} of {source.url} could not be read as that: {named}. "
+        f"Exclude them by a glob in `exclude`, convert them, or correct the format. Samples are in {quarantine_path}."
+    )
+
+
+def left_out_of(tally: Tally) -> str:
+    """The unused documents in words: `3 of 400 documents (2 for empty text, 1 for filter words), 1 of 2 files without documents`."""
+    parts: list[str] = []
+    if tally.left_out:
+        reasons = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
+        parts.append(f"{sum(tally.left_out.values()):,} of {_count(tally.documents, 'document')} ({reasons})")
+    if tally.empty_files:
+        parts.append(f"{len(tally.empty_files):,} of {_count(tally.files, 'file')} without documents ({name_some(tally.empty_files, 3)})")
+    return ", ".join(parts)
+
+
+def beside_of(tally: Tally) -> str:
+    """The unread fields with text, and their shares of the documents."""
+    taken = max(1, tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values()))
+    return ", ".join(f"{name} ({count / taken:.0%})" for name, count in tally.beside.items())

@@ -1,13 +1,12 @@
-"""Data sets of the Hugging Face hub: which commit is read, patience with a server that is busy, and refusals in plain words.
+"""Data sets of the Hugging Face hub: fixed commits, retries for a busy server, and plain error messages.
 
-Listing and reading are `huggingface_hub`'s own, behind `hf://` of fsspec, where `tasks.data.source` names this class. Added is what it
-leaves open:
+Listing and reading use `huggingface_hub` behind `hf://` of fsspec, where `tasks.data.source` registers this class. It adds:
 
-* a branch or a tag is read at the commit that it was found at, however long that takes and whoever moves it meanwhile;
-* a range is as long as was asked for, or it is asked for again: a proxy that sends the whole file instead would shift every byte after it;
-* a signed link that has run out is asked for again; so is what a busy server refuses (429, 5xx, a lost connection), for ten minutes, and
-  not before the time that its `Retry-After` names;
-* that a server is busy, or asks for a token, is never taken for "there is no such file".
+* a branch or tag is read at one commit, even if it moves during the reading;
+* a range of another length than requested is requested again, because a proxy that sends the whole file would shift every byte;
+* an expired signed link is requested again, and so is a request to a busy server (429, 5xx, a lost connection), for ten minutes and after
+  the time in `Retry-After`;
+* a busy server, or a missing token, is never reported as a missing file.
 """
 
 import re
@@ -27,7 +26,7 @@ from phasewise.tasks.data.source import HubTrouble
 
 Result = TypeVar("Result")
 PATIENCE_SECONDS = 600
-"""How long a server may be busy before a read is given up. Dask asks three times more, and what is finished is kept."""
+"""Time to wait for a busy server. Dask retries three times more, and finished work is kept."""
 MAX_PAUSE_SECONDS = 60
 MAX_NEW_LINKS = 3
 MAX_SHORT_RANGES = 3
@@ -38,32 +37,32 @@ TOKEN = "set HF_TOKEN to a token of an account that may read it, on every worker
 
 
 class Hub(HfFileSystem):
-    """`hf://`, read only, with patience."""
+    """`hf://`, read-only, with retries."""
 
     def resolve_path(self, path: str, revision: str | None = None) -> Any:
-        """The parts of a path. The first time that a revision is met, the hub is asked whether it is there."""
+        """The parts of a path. The first use of a revision asks the hub for it."""
         try:
-            return _patiently(lambda: super(Hub, self).resolve_path(path, revision), path)
+            return _retry(lambda: super(Hub, self).resolve_path(path, revision), path)
         except FileNotFoundError as error:
             if isinstance(error.__cause__, GatedRepoError):
-                _raise_in_words(path, error.__cause__, 0)
+                _raise_plainly(path, error.__cause__, 0)
             if isinstance(error.__cause__, RepositoryNotFoundError):
                 raise FileNotFoundError(f"hf://{path}: the hub has no such data set, or it is private: then {TOKEN}") from error
             raise
 
     def find(self, path: str, *arguments: Any, **options: Any) -> Any:
         """Every file below a folder."""
-        return _patiently(lambda: super(Hub, self).find(path, *arguments, **options), path)
+        return _retry(lambda: super(Hub, self).find(path, *arguments, **options), path)
 
     def info(self, path: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """What the hub says of a file."""
-        return _patiently(lambda: super(Hub, self).info(path, *arguments, **options), path)
+        """The metadata of a file."""
+        return _retry(lambda: super(Hub, self).info(path, *arguments, **options), path)
 
     def exists(self, path: str, **options: Any) -> bool:
-        """Whether there is such a file.
+        """Whether a file exists.
 
         Raises:
-            HubTrouble, PermissionError: the hub does not say.
+            HubTrouble, PermissionError: the hub gives no answer.
         """
         try:
             self.info(path, **options)
@@ -72,18 +71,18 @@ class Hub(HfFileSystem):
         return True
 
     def commit_of(self, path: str) -> str | None:
-        """The commit that a data set's revision is at now, in full; None for a bucket, which has none.
+        """The current commit of a data set's revision, in full. None for a bucket.
 
         Raises:
-            FileNotFoundError: there is no such data set or revision.
-            PermissionError, HubTrouble: it may not be read, or the hub does not say.
+            FileNotFoundError: the data set or revision does not exist.
+            PermissionError, HubTrouble: the data set is private, or the hub gives no answer.
         """
         place = self.resolve_path(path)
         if not isinstance(place, HfFileSystemResolvedRepositoryPath):
             return None
         if COMMIT.fullmatch(place.revision):
             return place.revision
-        return _patiently(lambda: self._api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha, path)
+        return _retry(lambda: self._api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha, path)
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, revision: str | None = None, **options: Any) -> Any:
         if mode != "rb" or not block_size:
@@ -92,12 +91,21 @@ class Hub(HfFileSystem):
 
 
 class HubFile(HfFileSystemFile):
-    """A file of the hub that is read by ranges."""
+    """A file of the hub that is read by byte ranges."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
+        def fetch() -> bytes:
+            for _ in range(MAX_NEW_LINKS):
+                try:
+                    return super(HubFile, self)._fetch_range(start, end)
+                except HfHubHTTPError as error:  # a signed link may expire between the hub's answer and the store's
+                    if error.response.status_code not in LINK_RAN_OUT or not error.response.history:
+                        raise
+            return super(HubFile, self)._fetch_range(start, end)
+
         content = b""
         for _ in range(MAX_SHORT_RANGES):
-            content = _patiently(lambda: self._with_new_links(start, end), self.path)
+            content = _retry(fetch, self.path)
             if len(content) == end - start:
                 return content
         raise HubTrouble(
@@ -105,71 +113,51 @@ class HubFile(HfFileSystemFile):
             f"{MAX_SHORT_RANGES} times: the server, or a proxy before it, does not give parts of files. Set HF_ENDPOINT to one that does."
         )
 
-    def _with_new_links(self, start: int, end: int) -> bytes:
-        """A range; a signed link that ran out between the hub's answer and the store's is asked for again."""
-        for _ in range(MAX_NEW_LINKS):
-            try:
-                return super()._fetch_range(start, end)
-            except HfHubHTTPError as error:
-                if error.response.status_code not in LINK_RAN_OUT or not error.response.history:
-                    raise
-        return super()._fetch_range(start, end)
 
-
-def _patiently(call: Callable[[], Result], path: str) -> Result:
-    """What the call returns, asked again while the server is busy; what is no trouble of the server is raised in words at once."""
+def _retry(call: Callable[[], Result], path: str) -> Result:
+    """Repeat a call while the server is busy. Other errors are raised at once."""
     waited = 0.0
     pause = 1.0
     while True:
         try:
             return call()
         except (HfHubHTTPError, httpx2.TransportError) as error:
-            if not (isinstance(error, httpx2.TransportError) or error.response.status_code in BUSY) or waited >= PATIENCE_SECONDS:
-                _raise_in_words(path, error, waited)
-            asked_for = _asked_to_wait(error)
-            now = pause if asked_for is None else asked_for
+            is_busy = isinstance(error, httpx2.TransportError) or error.response.status_code in BUSY
+            if not is_busy or waited >= PATIENCE_SECONDS:
+                _raise_plainly(path, error, waited)
+            requested = _requested_pause(error)
+            now = pause if requested is None else requested
             time.sleep(now)
             waited += max(now, 1.0)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
-def _asked_to_wait(error: HfHubHTTPError | httpx2.TransportError) -> float | None:
-    """Seconds that the server asked for, by `Retry-After` as a number or a date, or by when its limit begins anew; None where it named
-    none. A date is compared with the server's own clock, if it says what it is.
-    """
+def _requested_pause(error: HfHubHTTPError | httpx2.TransportError) -> float | None:
+    """The seconds in `Retry-After`, as a number or a date, or until the rate limit resets. A date refers to the server's clock."""
     if not isinstance(error, HfHubHTTPError):
         return None
     headers = error.response.headers
     value = headers.get("Retry-After", "").strip()
     if value.isascii() and value.isdecimal():
         return float(value)
-    if (until := _date(value)) is not None:
-        now = _date(headers.get("Date", ""))
-        return max(0.0, until - (time.time() if now is None else now))
+    with suppress(ValueError, TypeError):
+        until = parsedate_to_datetime(value).timestamp()
+        now = time.time()
+        with suppress(ValueError, TypeError):
+            now = parsedate_to_datetime(headers.get("Date", "")).timestamp()
+        return max(0.0, until - now)
     limit = parse_ratelimit_headers(headers)
     return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None
 
 
-def _date(value: str) -> float | None:
-    with suppress(ValueError, TypeError):
-        return parsedate_to_datetime(value).timestamp()
-    return None
-
-
-def _raise_in_words(path: str, error: HfHubHTTPError | httpx2.TransportError, waited: float) -> NoReturn:
-    """The same as an error of Python's own, with file, revision and what to do; without links, which may carry a signature."""
-    if isinstance(error, httpx2.TransportError):
-        raise HubTrouble(_busy(path, type(error).__name__, waited)) from error
-    code = error.response.status_code
+def _raise_plainly(path: str, error: HfHubHTTPError | httpx2.TransportError, waited: float) -> NoReturn:
+    """Raise a built-in error with the file, the revision and a remedy, without links, which may have signatures."""
+    code = None if isinstance(error, httpx2.TransportError) else error.response.status_code
     if isinstance(error, GatedRepoError) or code in (401, 403):
         raise PermissionError(f"hf://{path}: the hub answers {code}, it may not be read as it is: accept its terms, or {TOKEN}") from error
     if code == 404:
         raise FileNotFoundError(f"hf://{path}: the hub has no such file, revision or data set (404)") from error
-    if code in BUSY:
-        raise HubTrouble(_busy(path, str(code), waited)) from error
+    if code is None or code in BUSY:
+        answer = f"({code or type(error).__name__}), after {waited:.0f} s of retries"
+        raise HubTrouble(f"hf://{path}: the hub is busy or out of reach {answer}. Run again later: what is finished is kept.") from error
     raise HubTrouble(f"hf://{path}: the hub answers {code}. Look at the address, and run again: what is finished is kept.") from error
-
-
-def _busy(path: str, answer: str, waited: float) -> str:
-    found = f"({answer}), after {waited:.0f} s of asking again"
-    return f"hf://{path}: the hub is busy or out of reach {found}. Run again later: what is finished is kept."

@@ -1,12 +1,12 @@
-"""The program that renders chat templates: Jinja in a sandbox, with what `transformers` gives a template, in a process with limits.
+"""The program that renders chat templates: Jinja in a sandbox, with the environment of `transformers`, in a process with limits.
 
-`renderer.py` starts it. It imports nothing of ours: a template is a program of a stranger, and what surrounds it should be little. What a
-template writes depends on the conversation alone: there is no date, no chance, and no place in memory. It reaches no attribute with an
-underscore and changes nothing that it is given (Jinja's immutable sandbox).
+`renderer.py` starts it. It imports no other module of the project, because a template is an untrusted program. The output depends only on
+the conversation: a template has no date, no random numbers and no addresses. Jinja's immutable sandbox forbids attributes with an
+underscore and changes of arguments.
 
-On standard input a request has a line `[number of conversations, template, limits, begin token, end token]` and a line a conversation. All
-of a request is read before it is answered: a line for the template, a line a conversation, an empty line. Standard error gets a dot as each
-begins.
+A request on standard input is a line `[number of conversations, template, limits, begin token, end token]` and a line for each
+conversation. The answers follow after the whole request: a line for the template, a line for each conversation, an empty line. Standard
+error gets a dot at the start of each item.
 """
 
 import json
@@ -28,25 +28,26 @@ from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 WARM_UP = r"{% macro f(x) %}{{ x | tojson }}{% endmacro %}{% for m in messages %}{{ f('\n' ~ m) }}{{ '%s' | format(m) }}{% endfor %}"
-"""It uses what Python and Jinja load when it is first used."""
+"""Loads the modules that Python and Jinja import at their first use."""
 PROMPTED = b"+"
-"""Before a conversation whose template is asked for the beginning of the next answer."""
+"""Prefix of a conversation that is rendered with a generation prompt."""
 RUN = "the run of this template"
-"""The name of a run among a template's variables: none that a template can spell."""
+"""Name of a run among a template's variables. No template can spell it."""
 IMPORTED_LATE = ("pprint", "textwrap")
-"""By filters of Jinja's, when they are used: nothing can be opened then."""
+"""Modules that filters of Jinja import when no file can be opened any more."""
 MAX_SAID = 400
 BYTES_OF_TWICE_THE_MEMORY, BYTES_OF_TWICE_THE_TIME = 2**23, 2**20
-"""A conversation of so many bytes has twice as much as a short one."""
+"""Size of a conversation with twice the limit of a short one."""
 OF_OBJECTS = frozenset(dir(dict))
 OUT_OF_REACH = ("open", "os.", "socket.", "subprocess.", "ctypes.", "shutil.", "pty.", "mmap.", "signal.")
-"""Beginnings of the names of Python's audit events that are refused once a template may run."""
+"""Prefixes of Python's audit events that are refused as soon as a template may run."""
 
 
 class Limits(NamedTuple):
-    """Of one conversation in a template: processor time, memory beside what the process has, and length of text.
+    """Limits for rendering one conversation: processor time, memory in addition to `base_bytes`, and length of the text.
 
-    `base_bytes` is what the process has; 0, where the system does not say, leaves memory without a limit.
+    Attributes:
+        base_bytes: memory of the process. 0, if the system does not report it, disables the memory limit.
     """
 
     seconds: float
@@ -57,35 +58,33 @@ class Limits(NamedTuple):
 
 
 class Refused(TemplateError):
-    """The template itself says that the conversation is none that it takes: by `raise_exception`."""
+    """The template refuses the conversation by `raise_exception`."""
 
 
 class TooLong(Exception):
-    """The template writes too much."""
+    """The template exceeds the limit of characters."""
 
 
 class Run:
-    """One conversation on its way through a template.
+    """The rendering of one conversation.
 
     Attributes:
-        written: what is written so far, in pieces.
-        length: the characters of it.
-        answers: where an answer starts, and its text.
+        length: characters written so far.
+        answers: start and text of each generation block.
     """
 
     def __init__(self) -> None:
-        self.written: list[str] = []
         self.length = 0
         self.answers: list[tuple[int, str]] = []
 
 
 class Generation(Extension):
-    """`{% generation %} … {% endgeneration %}`: what is between them is an answer."""
+    """`{% generation %} … {% endgeneration %}`: the block is an answer."""
 
-    tags = {"generation"}  # noqa: RUF012  # as Jinja has it
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body, as a block whose text is marked."""
+        """Compile the block as a call with its text."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_answer", [nodes.ContextReference()]), [], [], body).set_lineno(line)
@@ -98,58 +97,54 @@ class Generation(Extension):
 
 
 class Nothing(Undefined):
-    """What a template names and nobody gives it: it may be asked for, and not be written. So a misspelt name is no empty text."""
+    """An undefined name. A template can test it but not write it, so a misspelt name is never empty text."""
 
     __slots__ = ()
     __str__ = Undefined._fail_with_undefined_error  # pyright: ignore[reportPrivateUsage]  # as Jinja's own StrictUndefined does
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's, with blocks trimmed as `transformers` has them."""
+    """Jinja's sandbox with trimmed blocks, as in `transformers`."""
 
     def __init__(self) -> None:
+        def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+            return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+        def refuse(message: str) -> None:
+            raise Refused(message)
+
+        def check_written(value: Any) -> Any:
+            if callable(value) and not isinstance(value, Undefined):  # its text would be an address in memory
+                name = getattr(value, "__name__", "")
+                raise SecurityError(f"it writes the {type(value).__name__} {name!r} itself: put () behind its name")
+            return value
+
         extensions = (Generation, "jinja2.ext.loopcontrols")
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_written, undefined=Nothing)
-        self.filters["tojson"] = _to_json
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=check_written, undefined=Nothing)
+        self.filters["tojson"] = to_json  # without the HTML escapes of Jinja's own
         del self.filters["random"], self.globals["lipsum"]
-        self.globals.update({"raise_exception": _refuse})  # pyright: ignore[reportArgumentType, reportCallIssue]  # typed by Jinja's own
+        self.globals.update({"raise_exception": refuse})  # pyright: ignore[reportArgumentType, reportCallIssue]  # typed by Jinja's own
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Jinja's, without the error that it raises and catches for each field of a message."""
+        """Read the field of a message without the error that Jinja raises and catches."""
         if type(obj) is dict and attribute in obj and attribute not in OF_OBJECTS:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        """An attribute that is out of reach: refused when it is asked for, and not empty text."""
+        """Refuse a forbidden attribute at once, instead of an empty text."""
         raise SecurityError(f"it reaches for the attribute {attribute!r} of a {type(obj).__name__}")
 
     def handle_exception(self, source: str | None = None) -> NoReturn:
-        """Raise what was raised: Jinja's own would look for the template's file, for a traceback."""
-        raise  # it is called while an error is handled
+        """Raise the current error again. Jinja's own would search for the template's file."""
+        raise
 
 
 class Compiled(NamedTuple):
-    """A template as a function of its variables that gives its text in pieces, and what is told of it."""
+    """A compiled template: a function from variables to pieces of text, and the answer about the template."""
 
     generate: Callable[..., Iterator[str]]
     facts: bytes
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    """JSON without the escapes of HTML that Jinja's own has."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _written(value: Any) -> Any:
-    """What is written of a value: of `message.content.strip` without its brackets it would be where it lies in memory."""
-    if callable(value) and not isinstance(value, Undefined):
-        raise SecurityError(f"it writes the {type(value).__name__} {getattr(value, '__name__', '')!r} itself: put () behind its name")
-    return value
-
-
-def _refuse(message: str) -> None:
-    raise Refused(message)
 
 
 @lru_cache(maxsize=1)
@@ -159,47 +154,45 @@ def _sandbox() -> Sandbox:
 
 @lru_cache(maxsize=16)
 def compile_template(text: str) -> Compiled:
-    """Read a template: the names that it uses, the names that it takes of things by a dot or in quotes, and whether it marks answers."""
+    """Compile a template. Its facts are its variables, the names after a dot or in quotes, and whether it marks answers."""
     sandbox = _sandbox()
     tree = sandbox.parse(text)
     dotted = {node.attr for node in tree.find_all(nodes.Getattr)}
     quoted = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     marks = any(isinstance(block.call.node, nodes.ExtensionAttribute) for block in tree.find_all(nodes.CallBlock))
     facts = ["template", sorted({node.name for node in tree.find_all(nodes.Name)}), sorted(dotted | quoted), marks]
-    return Compiled(sandbox.from_string(text).generate, _line(facts))
+    return Compiled(sandbox.from_string(text).generate, orjson.dumps(facts) + b"\n")
 
 
-def render(compiled: Compiled, messages: Any, tokens: Sequence[str], characters: int, *, prompts: bool = False) -> bytes:
-    """The line that answers for a conversation: its text, where its answers start and stop, and whether they are where they should be.
+def render(compiled: Compiled, line: bytes, tokens: Sequence[str], max_characters: int, *, prompts: bool = False) -> bytes:
+    """Render a line with a conversation. The answer has the text, its answers `[start, stop]`, and whether the text has them there.
 
     Args:
-        prompts: whether the template is asked for the beginning of the next answer.
+        line: JSON. A leading space marks values that need the slow parser.
+        prompts: whether to add a generation prompt.
 
     Raises:
-        TooLong: there would be more than so many characters.
-        Exception: whatever the template raises.
+        TooLong: the text exceeds `max_characters`.
+        Exception: any error of the template.
     """
     run = Run()
     variables = {
-        "messages": messages, "tools": None, "documents": None, "add_generation_prompt": prompts,
-        "bos_token": tokens[0], "eos_token": tokens[1], RUN: run,
+        "messages": json.loads(line) if line.startswith(b" ") else orjson.loads(line), "tools": None, "documents": None,
+        "add_generation_prompt": prompts, "bos_token": tokens[0], "eos_token": tokens[1], RUN: run,
     }  # fmt: skip
+    pieces: list[str] = []
     for piece in compiled.generate(**variables):
-        run.written.append(piece)
+        pieces.append(piece)
         run.length += len(piece)
-        if run.length > characters:
+        if run.length > max_characters:
             raise TooLong
-    text = "".join(run.written)
+    text = "".join(pieces)
     placed = all(text.startswith(answer, start) for start, answer in run.answers)
-    return _line(["text", text, [[start, start + len(answer)] for start, answer in run.answers], placed])
-
-
-def _line(answer: list[Any]) -> bytes:
-    return orjson.dumps(answer) + b"\n"
+    return orjson.dumps(["text", text, [[start, start + len(answer)] for start, answer in run.answers], placed]) + b"\n"
 
 
 def answer(work: Callable[[], bytes], *, size: int, limits: Limits) -> bytes:
-    """The line of what is done within limits. Where the time is over the kernel ends this process, whatever it does."""
+    """Run `work` within limits and return its line, or a line with the error. The kernel ends the process when the time is over."""
     if limits.base_bytes:
         _limit_memory(limits.base_bytes + limits.memory_bytes * (1 + size // BYTES_OF_TWICE_THE_MEMORY))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds * (1 + size / BYTES_OF_TWICE_THE_TIME))
@@ -211,33 +204,19 @@ def answer(work: Callable[[], bytes], *, size: int, limits: Limits) -> bytes:
         said = ["limit", "memory"]
     except TooLong:
         said = ["limit", "text"]
-    except Exception as error:  # a template is a program of somebody else: it may raise anything
+    except Exception as error:  # a template may raise any error
         said = ["failed", type(error).__name__, " ".join(str(error)[:MAX_SAID].split())]
-    return json.dumps(said).encode() + b"\n"  # any text; outside of the handlers: what the error held is free
+    return json.dumps(said).encode() + b"\n"  # after the handlers have freed the error's memory
 
 
 @lru_cache(maxsize=1)
 def _limit_memory(most: int) -> None:
-    """Called again with another number alone."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _address_space() -> int:
-    """The bytes that this process has mapped; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
-def _render_line(compiled: Compiled, line: bytes, tokens: Sequence[str], characters: int, *, prompts: bool) -> bytes:
-    return render(compiled, json.loads(line) if line.startswith(b" ") else orjson.loads(line), tokens, characters, prompts=prompts)
-
-
 def answers(template: str, lines: Sequence[bytes], limits: Limits, tokens: Sequence[str]) -> Iterator[bytes]:
-    """The line for the template, and, where it can be used, one for each conversation."""
+    """The line for the template and, if it compiles, a line for each conversation."""
     os.write(2, b".")
     yield (first := answer(lambda: compile_template(template).facts, size=0, limits=limits))
     if not first.startswith(b'["template"'):
@@ -246,19 +225,23 @@ def answers(template: str, lines: Sequence[bytes], limits: Limits, tokens: Seque
     for line in lines:
         os.write(2, b".")
         most = limits.characters + limits.characters_a_byte * len(line) + len(template)
-        said, prompts = line.removeprefix(PROMPTED), line.startswith(PROMPTED)
-        work = partial(_render_line, compiled, said, tokens, most, prompts=prompts)
+        work = partial(render, compiled, line.removeprefix(PROMPTED), tokens, most, prompts=line.startswith(PROMPTED))
         yield answer(work, size=len(line), limits=limits)
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until standard input ends."""
     for name in IMPORTED_LATE:
         import_module(name)
-    render(compile_template(WARM_UP), ["u"], ("", ""), MAX_SAID)
-    base_bytes = _address_space()
-    # Nothing can be opened, connected or started from here on
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all its processes: this one ends with its parent
+    render(compile_template(WARM_UP), b'["u"]', ("", ""), MAX_SAID)
+    base_bytes = 0
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            base_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        pass
+    # From here on the process can open, connect and start nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, and this one ends with its parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for what, most in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))

@@ -1,4 +1,4 @@
-"""What a component is made of, as data: files by URL, how they are read, what is left out and what is normalised."""
+"""The declaration of a component's source: files by URL, format, selection and normalisation."""
 
 import re
 from typing import Any, Literal
@@ -14,16 +14,21 @@ from phasewise.trainer.data.manifest import Split
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
 WITHOUT_FIELDS = ("text", "markdown", "paragraphs")
-"""Formats whose documents are text alone."""
+"""Formats whose documents have only text."""
+fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name, so that only users of the hub import it
+
+
+class HubTrouble(OSError):
+    """The hub fails in a way that says nothing about the data. A later retry may help."""
 
 
 class Pin(Frozen):
-    """The cache in this folder, whose manifest must have this digest, is the component's. It is checked like any other cache.
+    """An existing cache for a component. It is verified like any other cache.
 
     Attributes:
-        component, split: which of the recipe's caches it is used as.
-        url: the cache's folder, local or an fsspec URL.
-        digest: the digest in its manifest, as `phasewise data prepare --json` gives it.
+        component, split: replaced cache of the recipe.
+        url: folder of the cache, local or an fsspec URL.
+        digest: digest of its manifest, from `phasewise data prepare --json`.
     """
 
     component: str = Field(min_length=1)
@@ -38,29 +43,22 @@ class Pin(Frozen):
         return url
 
 
-fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name: whoever reads nothing there imports nothing
-
-
-class HubTrouble(OSError):
-    """The hub does not answer as it should: it says nothing of the data, and trying again later may help."""
-
-
 class Source(Frozen):
-    """The files of a component and how they become documents.
+    """The files of a component and their conversion to documents.
 
     Attributes:
-        url: fsspec URL of the folder that the globs start from, such as `gs://bucket/folder` or `hf://datasets/OWNER/NAME`.
+        url: fsspec URL of the folder for the globs, such as `gs://bucket/folder` or `hf://datasets/OWNER/NAME`.
         revision: commit or tag of a Hugging Face data set.
-        listing: URL of a text file (also packed) with a path relative to `url` on each line, for a server that lists nothing itself.
-        include, exclude: globs over paths relative to `url`; a file is read if it matches one of the first and none of the second.
-        format: `jsonl`, `parquet`, `arrow`; or `text` and `markdown`, where a file is one document, and `paragraphs`, where it is cut at
-            blank lines into documents of about 2,000 characters. Each also packed (gzip, Zstandard,
-            xz, bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the preparation.
-        text_key: the field that holds a document's text; a dot reaches into an object.
-        conversation: how a record holds a conversation, and what makes text of it, instead of `text_key`.
-        filters: a document must pass each of them.
-        max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.
-        max_empty_fraction: the share of documents, and of files, that may hold no text: null, `""`, space alone, a conversation with an
+        listing: URL of a text file, optionally packed, with one path relative to `url` on each line, for servers without listings.
+        include, exclude: globs over paths relative to `url`. A file must match an `include` glob and no `exclude` glob.
+        format: `jsonl`, `parquet` or `arrow` for records. In `text` and `markdown` a file is a document. `paragraphs` cuts files at blank
+            lines into documents of about 2,000 characters. Files may be packed (gzip, Zstandard, xz, bzip2, LZ4) or in zip and tar, under
+            any name. A file of another format fails the preparation.
+        text_key: field with a document's text. A dot selects a field of an object.
+        conversation: layout and template of conversations, instead of `text_key`.
+        filters: a document must pass all filters.
+        max_bad_fraction: limit for the share of unusable documents, and of files with faults.
+        max_empty_fraction: limit for the share of documents, and of files, without text: null, `""`, white space, a conversation with an
             empty message or without an answer, a file without documents. They are left out and counted.
     """
 
@@ -78,21 +76,13 @@ class Source(Frozen):
     max_empty_fraction: float = Field(default=0.5, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _addresses_carry_no_secret(self) -> "Source":
+    def _is_consistent(self) -> "Source":
         check_no_secret(self.url, "url")
         check_no_secret(self.listing, "listing")
-        return self
-
-    @model_validator(mode="after")
-    def _revision_is_of_the_hub(self) -> "Source":
         if self.revision is not None and not re.match(r"hf://[^/]+/[^/]+/[^/]+", self.url):
             raise ValueError(
                 f"a revision belongs to a Hugging Face data set (hf://datasets/OWNER/NAME), found {self.revision} with {self.url}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _conversation_has_fields(self) -> "Source":
         if self.conversation is None:
             return self
         if self.format in WITHOUT_FIELDS:
@@ -103,7 +93,7 @@ class Source(Frozen):
 
     @property
     def root(self) -> str:
-        """As fsspec takes it: a path on this machine without its escapes, a data set of the hub with its revision after its name."""
+        """The URL for fsspec: an unescaped local path, or a data set with its revision."""
         if self.url.startswith("file:"):
             return str(as_path(self.url))
         if self.revision is None:
@@ -113,7 +103,7 @@ class Source(Frozen):
         return f"{protocol}://{'/'.join([kind, owner, f'{name}@{self.revision}', *folders])}"
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of it. Where a folder of this machine lies is not part of it: a copy is the same source."""
+        """The source in a manifest. The folder of local files is omitted, because a copy is the same source."""
         fields = self.model_dump(mode="json")
         if self.url.startswith("file:") or "://" not in self.url:
             del fields["url"]
@@ -121,9 +111,9 @@ class Source(Frozen):
 
 
 class Piece(Frozen):
-    """A stretch of one file that one worker reads: bytes `[start, stop)` of plain JSON lines, otherwise the whole file (`None`).
+    """A part of a file for one worker: bytes `[start, stop)` of plain JSON lines, or a whole file (`None`).
 
-    A line belongs to the piece in which its first byte lies. `name` is relative to the source's URL.
+    A line belongs to the piece with its first byte. `name` is relative to the source's URL.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Files of any file system as streams of bytes: opened by URL, unpacked by what their first bytes say, and never held whole.
+"""Streams of files on any file system: opened by URL and unpacked by their first bytes, with bounded memory.
 
-Two kinds of trouble are kept apart. What the file system fails with (a lost connection, a refused key) says nothing about the data: it is
-remembered and raised again. What the bytes are (cut short, damaged, a few that unfold into very many) is a fault of the file.
+Errors of the file system, such as a lost connection, say nothing about the data: they are kept and raised again. Damaged bytes are a fault
+of the file.
 """
 
 import io
@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import fsspec
@@ -28,17 +28,17 @@ SKIPPABLE_FRAME = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18", re.DOTALL)  # of Zstan
 ZSTANDARD_MAGIC, LZ4_MAGIC = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _TEXT_CONTROLS = b"\t\n\v\f\r\x08\x1b"
 _CONTROLS = bytes(code for code in range(32) if code not in _TEXT_CONTROLS)
-BLOCK_BYTES = 8 * 2**20  # of a remote file; at most two are held
+BLOCK_BYTES = 8 * 2**20  # of a remote file, with at most two in memory
 BUFFER_BYTES = 2**18
 ENDINGS = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz")
 
 
 class Kind(NamedTuple):
-    """What a stretch of bytes is.
+    """The kind of a stream.
 
     Attributes:
-        nature: how it is read; `no text` is what holds none by its nature, `unknown` is what no reader takes.
-        name: of packings and archives the one that it is, of wide text its encoding, of all else what to call it.
+        nature: the reader for it. `no text` is media without text, and `unknown` has no reader.
+        name: the packing or archive, the encoding of wide text, or a description.
     """
 
     nature: Nature
@@ -96,38 +96,38 @@ UNKNOWN = Kind("unknown", "neither text nor anything else that is known")
 
 
 def kind_of(start: bytes) -> Kind:
-    """What begins with these bytes, of which `SNIFF_BYTES` are enough. Fewer are taken for the whole."""
+    """The kind of a stream that begins with these bytes. Fewer than `SNIFF_BYTES` are the whole stream."""
     if not start:
         return Kind("empty", "an empty file")
     if SKIPPABLE_FRAME.match(start):
-        at = 0
-        while SKIPPABLE_FRAME.match(start, at):
-            at += 8 + int.from_bytes(start[at + 4 : at + 8], "little")
-        return Kind("packed", "lz4" if start.startswith(LZ4_MAGIC, at) else "zstd")
+        position = 0
+        while SKIPPABLE_FRAME.match(start, position):
+            position += 8 + int.from_bytes(start[position + 4 : position + 8], "little")
+        return Kind("packed", "lz4" if start.startswith(LZ4_MAGIC, position) else "zstd")
     for pattern, kind in _PATTERNS:
         if pattern.match(start):
             return kind
     if _is_tar(start[:TAR_BLOCK_BYTES]):
         return Kind("archive", "tar")
-    if _begins_with_a_schema(start):
-        return Kind("arrow", "an Arrow stream")
-    if encoding := _wide_encoding(start):
-        return Kind("wide text", encoding)
-    return TEXT if is_text(start, cut=len(start) >= SNIFF_BYTES) or _begins_with_a_line_of_json(start) else UNKNOWN
-
-
-def _begins_with_a_schema(start: bytes) -> bool:
-    """Whether an Arrow stream begins as older writers had it, with the schema's message and no mark before it."""
-    if not 16 <= int.from_bytes(start[:4], "little") <= MAX_SCHEMA_BYTES:
-        return False
-    try:
-        return pa.ipc.read_message(pa.py_buffer(start)).type == "schema"
-    except (pa.ArrowException, OSError):
-        return False
+    if 16 <= int.from_bytes(start[:4], "little") <= MAX_SCHEMA_BYTES:  # older writers put no mark before the schema
+        with suppress(pa.ArrowException, OSError):
+            if pa.ipc.read_message(pa.py_buffer(start)).type == "schema":
+                return Kind("arrow", "an Arrow stream")
+    even, odd = start[0:4096:2], start[1:4096:2]
+    if len(start) >= 4 and odd.count(0) > 0.4 * len(odd) and even.count(0) < 0.02 * len(even):
+        return Kind("wide text", "utf-16-le")
+    if len(start) >= 4 and even.count(0) > 0.4 * len(even) and odd.count(0) < 0.02 * len(odd):
+        return Kind("wide text", "utf-16-be")
+    if is_text(start, cut=len(start) >= SNIFF_BYTES):
+        return TEXT
+    # A sound first line of JSON before damaged bytes: JSON lines, and some of the lines are damaged
+    line, end, _ = start.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
+    is_json = bool(end) and line[:1] in (b"{", b"[") and line.rstrip()[-1:] in (b"}", b"]") and is_text(line, cut=False)
+    return TEXT if is_json else UNKNOWN
 
 
 def is_text(raw: bytes, *, cut: bool) -> bool:
-    """Whether bytes read as text: next to no control characters, and none at all where they are not UTF-8. `cut`: more follows."""
+    """Whether bytes are text: almost no control characters in UTF-8, and none in other encodings. `cut`: more bytes follow."""
     controls = len(raw) - len(raw.translate(None, _CONTROLS))
     if not controls:
         return True
@@ -140,14 +140,8 @@ def is_text(raw: bytes, *, cut: bool) -> bool:
     return True
 
 
-def _begins_with_a_line_of_json(start: bytes) -> bool:
-    """Whether what looks damaged is so behind a first line that looks like JSON: then it is JSON lines, some of them damaged."""
-    line, end, _ = start.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
-    return bool(end) and line[:1] in (b"{", b"[") and line.rstrip()[-1:] in (b"}", b"]") and is_text(line, cut=False)
-
-
 def _is_tar(block: bytes) -> bool:
-    """Whether a first block is the head of a member: its checksum says so, of old archives, too, that have no mark."""
+    """Whether a block is the header of a member, by its checksum. Old archives have no mark."""
     if len(block) < TAR_BLOCK_BYTES:
         return False
     digits = block[148:156].strip(b" \0")
@@ -156,91 +150,78 @@ def _is_tar(block: bytes) -> bool:
     return int(digits, 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
 
 
-def _wide_encoding(start: bytes) -> str | None:
-    even, odd = start[0:4096:2], start[1:4096:2]
-    if len(start) < 4:
-        return None
-    if odd.count(0) > 0.4 * len(odd) and even.count(0) < 0.02 * len(even):
-        return "utf-16-le"
-    if even.count(0) > 0.4 * len(even) and odd.count(0) < 0.02 * len(odd):
-        return "utf-16-be"
-    return None
-
-
 class WatchedFile(io.RawIOBase):
-    """A file that remembers what its file system failed with while reading. It counts the bytes that were read from it, and
-    the bytes that they unpacked to."""
+    """A file that keeps the error of its file system and counts the bytes read and unpacked.
+
+    Attributes:
+        failure: the error of the file system.
+        taken_bytes: bytes read.
+    """
 
     def __init__(self, file: Any):
         self._file = file
         self.failure: Exception | None = None
         self.taken_bytes = 0
         self._unpacked_bytes = 0
-        self._size_bytes = self._measured()
+        self._size_bytes = sys.maxsize
+        if file.seekable():
+            self._size_bytes = file.seek(0, io.SEEK_END)
+            file.seek(0)
 
     def readable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Some servers give a file from its start only."""
+        """False for servers without byte ranges."""
         return bool(self._file.seekable())
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill `buffer`, or less of it; how many bytes came."""
-        with self._watched():
+        """Read up to `len(buffer)` bytes and return their number."""
+        try:
             count: int = self._file.readinto(buffer)
+        except Exception as error:  # each file system has its own errors
+            self.failure = error
+            raise
         self.taken_bytes += count
         return count
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a byte."""
+        """Move to a byte."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """The byte that comes next."""
+        """The position."""
         return self._file.tell()
 
     def unfold(self, count: int) -> None:
-        """Count bytes that were unpacked, on whatever level: what is read twice is not counted twice against them.
+        """Count unpacked bytes of any layer. Bytes that are read twice count once against them.
 
         Raises:
-            FileFault: they are too many for a file of this size.
+            FileFault: the file expands too much.
         """
         self._unpacked_bytes += count
         check_expansion(self._unpacked_bytes, min(self.taken_bytes, self._size_bytes))
 
     @contextmanager
     def spooled(self, stream: io.BufferedReader) -> Iterator[io.BufferedReader]:
-        """A stream as one that can be read from anywhere: copied, if need be, to a file without a name that is gone when it is closed."""
+        """Make a stream seekable, if necessary by a copy in a temporary file."""
         if stream.seekable():
             yield stream
             return
         with tempfile.TemporaryFile() as copy:
             while chunk := stream.read(2**20):
-                with self._watched():
+                try:
                     copy.write(chunk)
+                except OSError as error:
+                    self.failure = error
+                    raise
             copy.seek(0)
-            yield io.BufferedReader(copy, BUFFER_BYTES)  # pyright: ignore[reportArgumentType]  # a file, whatever the stubs call it
-
-    def _measured(self) -> int:
-        if not self._file.seekable():
-            return sys.maxsize
-        size = self._file.seek(0, io.SEEK_END)
-        self._file.seek(0)
-        return size
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # each file system has errors of its own
-            self.failure = error
-            raise
+            yield io.BufferedReader(copy, BUFFER_BYTES)  # pyright: ignore[reportArgumentType]  # a file in spite of the stubs
 
 
 class Recognised(NamedTuple):
-    """What a stream is, and the stream from its first byte."""
+    """A stream at its first byte, and its kind."""
 
     kind: Kind
     stream: io.BufferedReader
@@ -248,38 +229,36 @@ class Recognised(NamedTuple):
 
 @contextmanager
 def open_watched(url: str) -> Iterator[WatchedFile]:
-    """The file at an fsspec URL, read in blocks.
+    """Open the file at an fsspec URL.
 
     Raises:
-        DataError: it is not there, or must not be read.
+        DataError: the file is missing or unreadable.
     """
     try:
         file_system, path = fsspec.core.url_to_fs(url)
         opened = file_system.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise_failure(url, error)
     with opened as file:
         yield WatchedFile(file)
 
 
 def raise_failure(url: str, failure: Exception) -> NoReturn:
-    """Raise a file system's failure: as a refusal if trying again cannot help, otherwise as it is."""
+    """Raise the error of a file system, as a `DataError` if a retry cannot help."""
     if isinstance(failure, FileNotFoundError):
-        raise DataError(
-            f"{url} was listed as a source file and is gone: put it back, or start again so that it is listed anew."
-        ) from failure
-    if isinstance(failure, PermissionError | IsADirectoryError | ValueError):  # fsspec's ValueError: a server gives no part of a file
-        raise DataError(f"{url} cannot be read ({failure}): a source file must be one that can be read in parts by this user.") from failure
+        raise DataError(f"{url} was listed as a source file and is gone: put it back, or start again with a new listing.") from failure
+    if isinstance(failure, PermissionError | IsADirectoryError | ValueError):  # fsspec's ValueError: a server without byte ranges
+        raise DataError(f"{url} cannot be read ({failure}): this user must be able to read byte ranges of a source file.") from failure
     raise failure
 
 
 def is_packed(name: str) -> bool:
-    """Whether a file's name says that it is packed, or an archive."""
+    """Whether the name is that of a packed file or an archive."""
     return name.lower().endswith(ENDINGS)
 
 
 def recognise(raw: io.RawIOBase) -> Recognised:
-    """What the bytes from the start of `raw` are. What fails behind the first of them fails when it is come to, and not here."""
+    """Recognise a stream by its first bytes. An error after the first byte is raised at its position, not here."""
     if raw.seekable():
         stream: io.BufferedReader = io.BufferedReader(raw, BUFFER_BYTES)
         start = stream.read(SNIFF_BYTES)
@@ -290,17 +269,17 @@ def recognise(raw: io.RawIOBase) -> Recognised:
 
 
 class Measured(io.RawIOBase):
-    """What `read` gives as a stream, measured against the file that it comes of."""
+    """The output of `read` as a stream. Its bytes count as unpacked bytes of `file`."""
 
     def __init__(self, file: WatchedFile, read: Callable[[int], bytes]):
         self._file, self._read = file, read
 
     def readable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill `buffer`, or less of it; how many bytes came."""
+        """Read up to `len(buffer)` bytes and return their number."""
         into = memoryview(buffer).cast("B")
         chunk = self._read(len(into))
         self._file.unfold(len(chunk))
@@ -309,7 +288,7 @@ class Measured(io.RawIOBase):
 
 
 class _Again(io.RawIOBase):
-    """A stream that was read a little ahead, from its first byte; `start` is what was read."""
+    """A stream whose start was read ahead, from its first byte."""
 
     def __init__(self, raw: io.RawIOBase):
         self._raw = raw
@@ -318,7 +297,7 @@ class _Again(io.RawIOBase):
         try:
             while len(self.start) < SNIFF_BYTES and (chunk := raw.read(SNIFF_BYTES - len(self.start))):
                 self.start += chunk
-        except Exception as error:  # it is raised again in its place
+        except Exception as error:  # raised at its position
             self._failure = error
             if not self.start:
                 raise

@@ -1,7 +1,7 @@
-"""The program that reads Parquet and Arrow files of strangers with pyarrow, with limits on its memory and processor time.
+"""The program that reads untrusted Parquet and Arrow files with pyarrow, with limits on memory and processor time.
 
-pyarrow ends its process over some damaged files, and allocates as much as a file claims. `tables.py` starts this process and sends it
-ranges of the file's bytes; it answers with the schema and with record batches of a few megabytes. A message is a line of JSON, then bytes.
+Some damaged files end pyarrow's process, and pyarrow allocates as much memory as a file claims. `tables.py` starts this process and sends
+byte ranges of the file. The answers are the schema and record batches of a few megabytes. A message is a line of JSON, then bytes.
 """
 
 import io
@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 from phasewise.tasks.data.findings import FileFault, check_expansion
 
 MEMORY_BYTES = 3 * 2**28
-"""Beside what its libraries take."""
+"""In addition to the memory of the libraries."""
 CPU_SECONDS = 20.0
 """Limit of one answer."""
 BATCH_BYTES, MAX_BATCH_ROWS, MAX_DELTA_ROWS = 2**23, 256, 64
-MAX_INDEX_BYTES = 8  # a value; a column with fewer is read as indices into its dictionary
+MAX_INDEX_BYTES = 8  # for each value: a column with fewer is read as indices into its dictionary
 BUFFER_BYTES = 2**18
 FILE_START, END_OF_STREAM = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 BINARY_OF: dict[pa.DataType, pa.DataType] = {
@@ -36,13 +36,15 @@ BINARY_OF: dict[pa.DataType, pa.DataType] = {
     pa.null(): pa.null(),
     **{binary: binary for binary in (pa.binary(), pa.large_binary(), pa.binary_view())},
 }
+TRUNCATED = ("Expected to be able to read", "Expected to read", "Corrupted message, only", "Corrupted metadata length, only")
+"""Beginnings of pyarrow's errors about a truncated file."""
 
 
 class _FileOfParent(io.RawIOBase):
-    """The file, of which the parent sends ranges."""
+    """The file, whose byte ranges the parent process sends."""
 
     def __init__(self, channel: Connection, size: int):
-        self._channel, self._size, self._at = channel, size, 0
+        self._channel, self._size, self._position = channel, size, 0
 
     def readable(self) -> bool:
         return True
@@ -51,36 +53,36 @@ class _FileOfParent(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        self._channel.send_bytes(json.dumps(["bytes", self._at, len(buffer)]).encode())
+        self._channel.send_bytes(json.dumps(["bytes", self._position, len(buffer)]).encode())
         self._channel.send_bytes(b"")
         content = self._channel.recv_bytes()
         buffer[: len(content)] = content
-        self._at += len(content)
+        self._position += len(content)
         return len(content)
 
 
-def _send(channel: Connection, header: Sequence[object], content: Any = b"") -> None:
-    channel.send_bytes(json.dumps(header).encode())
-    channel.send_bytes(content)
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-
-
 def _serve(channel: Connection) -> None:
+    """Read one table."""
+
+    def send(header: Sequence[object], content: Any = b"") -> None:
+        channel.send_bytes(json.dumps(header).encode())
+        channel.send_bytes(content)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+
     _, table_format, size = json.loads(channel.recv_bytes())
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     file: Any = io.BufferedReader(_FileOfParent(channel, size), BUFFER_BYTES)
     try:
         table = (_ParquetTable if table_format == "parquet" else _ArrowTable)(file, size)
-        _send(channel, ["table", table.largest_bytes], table.schema.serialize())
-        request = channel.recv_bytes()
-        _, columns, watched = json.loads(request)
+        send(["table", table.largest_bytes], table.schema.serialize())
+        _, columns, watched = json.loads(channel.recv_bytes())
         is_empty = True
         for whole, filled in table.batches(columns, watched):
             for batch in _cut(whole):
@@ -88,19 +90,16 @@ def _serve(channel: Connection) -> None:
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, batch.schema) as stream:
                     stream.write_batch(batch)
-                _send(channel, ["batch", filled], sink.getvalue())
-        _send(channel, ["fault", "empty file", "it has no rows"] if is_empty else ["end"])
+                send(["batch", filled], sink.getvalue())
+        send(["fault", "empty file", "it has no rows"] if is_empty else ["end"])
     except FileFault as fault:
-        _send(channel, ["fault", fault.reason, str(fault)])
+        send(["fault", fault.reason, str(fault)])
     except (pa.ArrowMemoryError, MemoryError):
-        _send(channel, ["fault", "expands too much", f"reading it takes more than {MEMORY_BYTES >> 20} MiB of memory"])
+        send(["fault", "expands too much", f"reading it takes more than {MEMORY_BYTES >> 20} MiB of memory"])
     except (EOFError, ConnectionError):
         raise
-    except Exception as error:  # pyarrow raises many kinds over a damaged file
-        is_cut = str(error).startswith(
-            ("Expected to be able to read", "Expected to read", "Corrupted message, only", "Corrupted metadata length, only")
-        )
-        _send(channel, ["fault", "truncated" if is_cut else "unreadable", str(error) or type(error).__name__])
+    except Exception as error:  # pyarrow raises many types of errors for damaged files
+        send(["fault", "truncated" if str(error).startswith(TRUNCATED) else "unreadable", str(error) or type(error).__name__])
 
 
 class _ParquetTable:
@@ -110,53 +109,51 @@ class _ParquetTable:
         self._file, self._size = file, size
         self._table = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
         self.schema = self._table.schema_arrow
-        if self._table.metadata.num_rows == 0:
-            raise FileFault("empty file", "it has no rows")
-        self.largest_bytes: dict[str, int] = {}
-        for _, chunk in self._chunks():
-            self.largest_bytes[chunk.path_in_schema] = max(_most_bytes(chunk), self.largest_bytes.get(chunk.path_in_schema, 0))
-
-    def _chunks(self) -> Iterator[tuple[int, Any]]:
         metadata = self._table.metadata
-        for group in range(metadata.num_row_groups):
-            about = metadata.row_group(group)
-            yield from ((group, about.column(number)) for number in range(about.num_columns))
+        if metadata.num_rows == 0:
+            raise FileFault("empty file", "it has no rows")
+        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self.largest_bytes: dict[str, int] = {}
+        for group in self._groups:
+            for chunk in _chunks(group):
+                self.largest_bytes[chunk.path_in_schema] = max(_most_bytes(chunk), self.largest_bytes.get(chunk.path_in_schema, 0))
 
     def batches(self, columns: list[str] | None, watched: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[str]]]:
-        wanted = [one for one in self._chunks() if columns is None or is_in(one[1].path_in_schema, columns)]
-        check_expansion(sum(chunk.total_uncompressed_size for _, chunk in wanted), self._size)
+        wanted = [[chunk for chunk in _chunks(group) if columns is None or is_in(chunk.path_in_schema, columns)] for group in self._groups]
+        check_expansion(sum(chunk.total_uncompressed_size for chunks in wanted for chunk in chunks), self._size)
         readers: dict[tuple[str, ...], Any] = {(): self._table}
-        for group in range(self._table.metadata.num_row_groups):
-            about = self._table.metadata.row_group(group)
-            chunks = [chunk for number, chunk in wanted if number == group]
-            indices = tuple(
-                sorted({chunk.path_in_schema for chunk in chunks if _is_index(chunk) and chunk.path_in_schema in self.schema.names})
-            )
+        for number, (group, chunks) in enumerate(zip(self._groups, wanted, strict=True)):
+            paths = {chunk.path_in_schema for chunk in chunks if _is_index(chunk)}
+            indices = tuple(sorted(paths.intersection(self.schema.names)))
             if indices not in readers:
                 readers[indices] = pq.ParquetFile(
                     self._file, metadata=self._table.metadata, buffer_size=BUFFER_BYTES, pre_buffer=False, read_dictionary=list(indices)
                 )
             most = MAX_DELTA_ROWS if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks) else MAX_BATCH_ROWS
             held = sum(_most_bytes(chunk) for chunk in chunks if chunk.path_in_schema not in indices)
-            rows = max(1, min(most, BATCH_BYTES * about.num_rows // max(1, held)))
-            filled = [name for name in watched if not _is_null_throughout(about, name)]
-            for batch in readers[indices].iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
+            rows = max(1, min(most, BATCH_BYTES * group.num_rows // max(1, held)))
+            nulls: dict[str, int] = {}
+            for chunk in _chunks(group):
+                statistics = chunk.statistics if chunk.is_stats_set else None
+                has_count = statistics is not None and statistics.has_null_count
+                nulls.setdefault(chunk.path_in_schema, statistics.null_count if has_count else 0)
+            filled = [name for name in watched if nulls.get(name, group.num_rows) < group.num_rows]
+            for batch in readers[indices].iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
                 yield batch, filled
 
 
 class _ArrowTable:
-    """Arrow's file format, which is a stream between a start and a table of contents, or its stream format."""
+    """Arrow's stream format, or its file format: a stream between a start and a table of contents."""
 
     def __init__(self, file: Any, size: int):
         is_file = file.read(len(FILE_START)) == FILE_START
         start = 8 if is_file else 0
         file.seek(start)
-        self._has_mark = file.read(4) == END_OF_STREAM[:4]  # older writers leave it out
+        self._has_mark = file.read(4) == END_OF_STREAM[:4]  # older writers omit it
         file.seek(start)
-        self._file = file
+        self._file, self._size = file, size
         self._stream = pa.ipc.open_stream(pa.PythonFile(file, "r"))
         self.schema = self._stream.schema
-        self._size = size
         self.largest_bytes: dict[str, int] = {}
 
     def batches(self, columns: list[str] | None, watched: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[str]]]:
@@ -169,10 +166,14 @@ class _ArrowTable:
             check_expansion(unpacked_bytes, self._size)
             filled = [name for name in watched if batch.column(name).null_count < len(batch)]
             yield batch.select(names) if columns else batch, filled
-        at = self._file.tell()
-        self._file.seek(max(0, at - len(END_OF_STREAM)))
+        position = self._file.tell()
+        self._file.seek(max(0, position - len(END_OF_STREAM)))
         if not self._file.read(len(END_OF_STREAM)).endswith(END_OF_STREAM if self._has_mark else END_OF_STREAM[4:]):
             raise FileFault("truncated", "the file ends without the mark of the stream's end")
+
+
+def _chunks(group: Any) -> Iterator[Any]:
+    return (group.column(number) for number in range(group.num_columns))
 
 
 def _dictionary_bytes(chunk: Any) -> int:
@@ -181,41 +182,32 @@ def _dictionary_bytes(chunk: Any) -> int:
 
 
 def _is_index(chunk: Any) -> bool:
-    """Whether the values of a text column are no more than indices: a few bytes of index may stand for megabytes of text."""
+    """Whether the values of a text column are indices: a few bytes of indices may stand for megabytes of text."""
     is_text = chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
     return is_text and chunk.total_compressed_size - _dictionary_bytes(chunk) < MAX_INDEX_BYTES * chunk.num_values
-
-
-def is_in(path: str, columns: Sequence[str]) -> bool:
-    """Whether a leaf column is one of these columns, or within one."""
-    return any(path == name or path.startswith(f"{name}.") for name in columns)
 
 
 def _most_bytes(chunk: Any) -> int:
     return max(chunk.total_uncompressed_size, chunk.num_values * _dictionary_bytes(chunk) if _is_index(chunk) else 0)
 
 
-def _is_null_throughout(group: Any, name: str) -> bool:
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema == name:
-            statistics = column.statistics if column.is_stats_set else None
-            return statistics is not None and statistics.has_null_count and statistics.null_count >= group.num_rows
-    return True
+def is_in(path: str, columns: Sequence[str]) -> bool:
+    """Whether a leaf column is one of these columns or nested in one."""
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in slices of bounded size without dictionaries of texts: a value that a dictionary repeats counts each time."""
+    """Slices of bounded size without dictionaries of texts. Each repetition of a dictionary's value counts."""
     sizes = np.full(len(batch), batch.nbytes // max(1, len(batch)), np.int64)
-    given: list[Any] = batch.columns
     columns: list[Any] = []
-    kinds = [one.type.value_type if isinstance(one.type, pa.DictionaryType) else one.type for one in given]
-    for column in given:
-        if isinstance(column.type, pa.DictionaryType) and column.type.value_type in BINARY_OF:
+    types: list[Any] = []
+    for column in batch.columns:
+        is_dictionary = isinstance(column.type, pa.DictionaryType)
+        types.append(column.type.value_type if is_dictionary else None)
+        if is_dictionary and column.type.value_type in BINARY_OF:
             values = column.dictionary.view(BINARY_OF[column.type.value_type])
-            column = pa.DictionaryArray.from_arrays(column.indices, values, safe=True)  # which checks the indices
-            lengths = pc.take(pc.binary_length(values), column.indices).fill_null(0)
-            sizes += np.asarray(lengths, np.int64)
+            column = pa.DictionaryArray.from_arrays(column.indices, values, safe=True)  # checks the indices
+            sizes += np.asarray(pc.take(pc.binary_length(values), column.indices).fill_null(0), np.int64)
         columns.append(column)
     ends = np.cumsum(sizes)
     start = 0
@@ -223,20 +215,17 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         limit = (ends[start - 1] if start else 0) + BATCH_BYTES
         stop = max(start + 1, min(start + MAX_BATCH_ROWS, int(np.searchsorted(ends, limit, side="right"))))
         slices = [column.slice(start, stop - start) for column in columns]
-        plain = [
-            one.dictionary_decode().view(kind) if isinstance(one.type, pa.DictionaryType) else one
-            for one, kind in zip(slices, kinds, strict=True)
-        ]
+        plain = [one if kind is None else one.dictionary_decode().view(kind) for one, kind in zip(slices, types, strict=True)]
         yield pa.RecordBatch.from_arrays(plain, names=batch.schema.names)
         start = stop
 
 
 def main() -> None:
-    """Be a reader process until the parent closes the channel."""
+    """Read tables until the parent closes the channel."""
     channel = Connection(int(sys.argv[1]))
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all its processes: this one ends with its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, and this one ends with its parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with suppress(OSError), open("/proc/self/statm", encoding="ascii") as statm:
         most = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES

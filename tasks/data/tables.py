@@ -1,6 +1,6 @@
-"""Parquet and Arrow tables of strangers, read by pyarrow in a process of its own with bounded memory and processor time.
+"""Untrusted Parquet and Arrow tables, read by pyarrow in a separate process with limits on memory and processor time.
 
-If the process (`table_process.py`) dies, the file has a fault. Texts are decoded row by row here, so one bad row costs no other row.
+If the process (`table_process.py`) dies, the file has a fault. Texts are decoded here row by row, so that a bad row affects no other row.
 """
 
 import atexit
@@ -35,25 +35,26 @@ from phasewise.tasks.data.findings import (
 from phasewise.tasks.data.table_process import BINARY_OF, CPU_SECONDS, is_in
 
 TableFormat = Literal["parquet", "arrow"]
-ColumnPath = tuple[str, ...]
-TakeRow = Callable[[Mapping[str, object], str], Taken]
-"""A row's columns by name, and where it is → what it holds."""
 WALL_SECONDS = 300.0
-"""Limit of one answer of the reader process, which also has a limit of processor time."""
+"""Limit of one answer of the reader process, in addition to its limit of processor time."""
 MAX_BESIDE_BYTES = 2**25
 MAGIC = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 NOT_LOOKED_AT = "a column that is not looked at"
-"""Stands for the value of a column beside the conversation that is large, or holds bytes: an image, a sound."""
+"""Value of a large or binary column outside the conversation, such as an image."""
 STRINGS = {pa.string(), pa.large_string(), pa.string_view()}
 BYTES = {pa.binary(), pa.large_binary(), pa.binary_view()}
 
 
 class ReaderKilled(MemoryError):
-    """The reader process was killed from outside, for example by the system when memory is short. The file may be sound."""
+    """Another process killed the reader process, for example the system for lack of memory. The file may be sound."""
 
 
 class Batch(NamedTuple):
-    """Some rows of a table; `filled` names the watched columns that are not null throughout these rows and their neighbours."""
+    """Rows of a table.
+
+    Attributes:
+        filled: watched columns with a value in these rows or their neighbours.
+    """
 
     rows: pa.RecordBatch
     filled: tuple[str, ...]
@@ -63,7 +64,7 @@ class Table:
     """A table that is open in a reader process.
 
     Attributes:
-        largest_bytes: of Parquet, leaf column → unpacked bytes of its largest row group, a dictionary's value counted each time.
+        largest_bytes: for Parquet, leaf column → unpacked bytes of its largest row group. Repeated values of a dictionary count each time.
     """
 
     def __init__(self, reader: "_Reader", file: io.BufferedReader, table_format: TableFormat, size: int):
@@ -73,11 +74,11 @@ class Table:
         self.largest_bytes: dict[str, int] = header[1]
 
     def batches(self, columns: Sequence[str] | None, watched: Sequence[str] = ()) -> Iterator[Batch]:
-        """All rows in order, at least one, once.
+        """All rows in order. A table can be read once.
 
         Args:
-            columns: names, with dots between the levels of structs; None reads all.
-            watched: columns of text of which only `Batch.filled` is of interest.
+            columns: names, with dots between the levels of structs. None reads all.
+            watched: text columns for `Batch.filled`.
 
         Raises:
             FileFault: the file is damaged or empty, expands too much, or ends the reader process.
@@ -91,11 +92,11 @@ class Table:
 
 @contextmanager
 def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[Table]:
-    """Open a seekable file of this format in a reader process.
+    """Open a seekable file in a reader process.
 
     Raises:
         FileFault: the file is empty, truncated or damaged, or its schema ends the reader process.
-        ReaderKilled: the system ended the reader process.
+        ReaderKilled: another process killed the reader process.
     """
     size = file.seek(0, io.SEEK_END)
     if size == 0:
@@ -122,26 +123,37 @@ def read_texts(
     """The text of each row.
 
     Raises:
-        FileFault: the file cannot be read on, a column is missing or holds no text, or it expands too much.
+        FileFault: the file is damaged, expands too much, or lacks a column, or the column has no text.
     """
     size = file.seek(0, io.SEEK_END)
     row = text_bytes = 0
     with open_table(file, table_format) as table:
-        path, text_type = _find(table.schema, text_key)
-        if not _is_text(text_type):
+        schema = table.schema
+        path, text_type = _find(schema, text_key)
+        if _value_type(text_type) not in BINARY_OF:
             raise FileFault("wrong type", f"column {text_key!r} holds {text_type}, not text")
-        fields = {key: _find(table.schema, key)[0] for key in field_keys}
-        types = {field.name: field.type.value_type if isinstance(field.type, pa.DictionaryType) else field.type for field in table.schema}
-        others = [name for name, kind in types.items() if name != path[0] and kind in STRINGS and table.schema.get_field_index(name) >= 0]
+        fields = {key: _find(schema, key)[0] for key in field_keys}
+        others = [
+            field.name
+            for field in schema
+            if field.name != path[0] and _value_type(field.type) in STRINGS and schema.get_field_index(field.name) >= 0
+        ]
         for batch, beside in table.batches([".".join(one) for one in (path, *fields.values())], others):
             texts = raw_values(_column(batch, path))
             text_bytes += sum(len(raw) for raw in texts if raw is not None)
             check_expansion(text_bytes, size)
-            values = [_field_values(_column(batch, one)) for one in fields.values()]
+            values: dict[str, Sequence[object]] = {}
+            for key, path_of_key in fields.items():
+                column = _column(batch, path_of_key)
+                if _value_type(column.type) in BINARY_OF:
+                    values[key] = [raw if raw is None else raw.decode(errors="replace") for raw in raw_values(column)]
+                else:
+                    column.validate(full=True)
+                    values[key] = column.to_pylist()
             for number, raw in enumerate(texts):
                 where = f"row {row}"
                 row += 1
-                raw = raw or b""  # null is a text without characters
+                raw = raw or b""  # null is an empty text
                 if len(raw) > MAX_DOCUMENT_BYTES:
                     yield Fault("too long", where, sample_of(raw))
                     continue
@@ -150,27 +162,34 @@ def read_texts(
                 except UnicodeDecodeError:
                     yield Fault(reason_against(raw), where, sample_of(raw))
                     continue
-                found = sift(text, where, {key: column[number] for key, column in zip(fields, values, strict=True)})
+                found = sift(text, where, {key: column[number] for key, column in values.items()})
                 yield found._replace(beside=beside) if beside and isinstance(found, Record) else found
 
 
 def read_records(
-    file: io.BufferedReader, table_format: TableFormat, *, keys: Sequence[str], leave_out: Collection[str], take: TakeRow
+    file: io.BufferedReader,
+    table_format: TableFormat,
+    *,
+    keys: Sequence[str],
+    leave_out: Collection[str],
+    take: Callable[[Mapping[str, object], str], Taken],
 ) -> Iterator[Taken]:
-    """Each row as a record: the columns that the keys are in, and the other columns with text that are not to be left out.
+    """The finding of each row: `take` gets the columns of the keys and all other columns with text, and the place of the row.
 
-    Of a column beside these that is large or holds bytes, a record has `NOT_LOOKED_AT`.
+    Other columns that are large or binary have the value `NOT_LOOKED_AT`.
 
     Raises:
         FileFault: as `read_texts`.
     """
     with open_table(file, table_format) as table:
         schema = table.schema
-        columns = [key if key in schema.names else key.split(".")[0] for key in keys]
-        for key, name in zip(keys, columns, strict=True):
+        columns: list[str] = []
+        for key in keys:
+            name = key if key in schema.names else key.split(".")[0]
             if schema.get_field_index(name) < 0:
                 raise FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
-        columns = list(dict.fromkeys(columns))
+            if name not in columns:
+                columns.append(name)
         not_looked_at: dict[str, object] = {}
         for field in schema:
             if field.name in (*columns, *leave_out) or schema.get_field_index(field.name) < 0:
@@ -193,44 +212,37 @@ def read_records(
 
 
 def raw_values(column: Any) -> list[bytes | None]:
-    """The bytes of each value: Arrow decodes a column as a whole or not at all. Values of a dictionary are not copied."""
+    """The bytes of each value, because Arrow decodes only whole columns. Values of a dictionary are shared."""
     if isinstance(column.type, pa.DictionaryType):
         values = raw_values(column.dictionary)
-        indices = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(values)), safe=True).indices  # which checks them
+        indices = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(values)), safe=True).indices  # checks the indices
         return [None if index is None else values[index] for index in indices.to_pylist()]
     raw = column.view(BINARY_OF[column.type])
     raw.validate(full=True)
     return raw.to_pylist()
 
 
-def _find(schema: pa.Schema, key: str) -> tuple[ColumnPath, Any]:
-    """The names that lead to a key's column, and its type. A column whose own name has the dots comes first."""
+def _find(schema: pa.Schema, key: str) -> tuple[tuple[str, ...], Any]:
+    """The path of a key's column and its type. A column whose own name has the dots takes precedence."""
     path = (key,) if key in schema.names else tuple(key.split("."))
     level: Any = schema
     for name in path:
-        place = level.get_field_index(name) if isinstance(level, pa.Schema | pa.StructType) else -1
-        if place < 0:
+        index = level.get_field_index(name) if isinstance(level, pa.Schema | pa.StructType) else -1
+        if index < 0:
             raise FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
-        level = level.field(place).type
+        level = level.field(index).type
     return path, level
 
 
-def _column(batch: pa.RecordBatch, path: ColumnPath) -> Any:
+def _column(batch: pa.RecordBatch, path: tuple[str, ...]) -> Any:
     column: Any = batch.column(batch.schema.get_field_index(path[0]))
     for name in path[1:]:
         column = pc.struct_field(column, name)
     return column
 
 
-def _is_text(kind: Any) -> bool:
-    return (kind.value_type if isinstance(kind, pa.DictionaryType) else kind) in BINARY_OF
-
-
-def _field_values(column: Any) -> Sequence[object]:
-    if _is_text(column.type):
-        return [raw if raw is None else raw.decode(errors="replace") for raw in raw_values(column)]
-    column.validate(full=True)
-    return column.to_pylist()
+def _value_type(kind: Any) -> Any:
+    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
 
 
 def _leaves(kind: Any) -> Iterator[pa.DataType]:
@@ -244,7 +256,7 @@ def _leaves(kind: Any) -> Iterator[pa.DataType]:
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | str]:
-    """The rows, all at once if they are sound, else one by one, with the trouble instead of a row that is not UTF-8."""
+    """The rows of a sound batch. Otherwise row by row, with the error text instead of a row that is not UTF-8."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -254,13 +266,13 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | str]:
             yield str(error)
             return
         for row in range(batch.num_rows):
-            yield from _records(batch.take(pa.array([row])))  # without the bytes of the others, which validation would look at
+            yield from _records(batch.take(pa.array([row])))  # `take` copies, so validation ignores the bytes of other rows
         return
     yield from batch.to_pylist()
 
 
 class _Reader:
-    """A reader process, of one table at a time. A message is a line of JSON, and the bytes that belong to it."""
+    """A reader process, for one table at a time. A message is a line of JSON followed by its bytes."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -277,29 +289,29 @@ class _Reader:
 
     def ask(self, file: io.BufferedReader, request: Sequence[object]) -> tuple[list[Any], bytes]:
         self.is_waiting = False
-        with suppress(BrokenPipeError):  # the answer says why
+        with suppress(BrokenPipeError):  # `answer` raises the reason
             self._channel.send_bytes(json.dumps(request).encode())
         return self.answer(file)
 
     def answer(self, file: io.BufferedReader) -> tuple[list[Any], bytes]:
-        """The next answer; meanwhile the process gets the bytes of the file that it asks for.
+        """Receive the next answer, and meanwhile send the byte ranges that the process requests.
 
         Raises:
             FileFault, ReaderKilled: as `open_table`.
         """
         try:
             while self._channel.poll(WALL_SECONDS):
-                kind, *about = json.loads(self._channel.recv_bytes())
+                kind, *details = json.loads(self._channel.recv_bytes())
                 content = self._channel.recv_bytes()
                 if kind == "bytes":
-                    file.seek(about[0])
-                    self._channel.send_bytes(file.read(about[1]))
+                    file.seek(details[0])
+                    self._channel.send_bytes(file.read(details[1]))
                 elif kind == "fault":
-                    self.is_waiting = about[0] != "expands too much"  # memory that such a file left would count against the next one
-                    raise FileFault(*about)
+                    self.is_waiting = details[0] != "expands too much"  # memory of such a file would count against the next
+                    raise FileFault(*details)
                 else:
                     self.is_waiting = kind == "end"
-                    return [kind, *about], content
+                    return [kind, *details], content
         except (EOFError, ConnectionError):
             code = self._process.wait()
             if code == -signal.SIGKILL:
@@ -309,7 +321,6 @@ class _Reader:
         raise FileFault("unreadable", f"reading it takes more than {WALL_SECONDS:g} s for some of its rows")
 
     def close(self) -> None:
-        """End the process."""
         self._channel.close()
         self._process.kill()
         self._process.wait()

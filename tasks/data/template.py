@@ -1,65 +1,219 @@
-"""A chat template: Jinja that makes text of a conversation, and says which of it the assistant wrote."""
+"""Chat templates: Jinja that renders a conversation and marks the text of the assistant.
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
+A chat template is an untrusted program. `sandbox.py` runs it in a separate process, with limits on processor time, memory and text and
+without file access. Each reading process has one such process and restarts it after a failure.
+"""
 
-from phasewise.tasks.data.conversation import Message, counts, whole
-from phasewise.trainer.data.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+import atexit
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from threading import Lock
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
-from phasewise.tasks.data.conversation import BUILT_IN, Conversation, is_jinja, names_file
-from phasewise.tasks.data.renderer import LIMITS, as_line, renderer
+import orjson
+
+from phasewise.tasks.data.conversation import BUILT_IN, Conversation, Message, counts, is_jinja, names_file, whole
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.data.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 LOOKS_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
 ANSWER = "It is an answer."
 TURN = (Message(role="user", content="u"), Message(role="assistant", content=ANSWER))
-MADE_UP = "a conversation that is made up"
+PROBE_PLACE = "a test conversation"
 PROBES = ((Message(role="system", content="s"), *TURN, *TURN), TURN)
 TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
 PROMPTED = b"+"
 """As in `sandbox.py`."""
 MAX_TEMPLATE_BYTES = 2**20
-Span = tuple[int, int]
 Messages = Sequence[Message]
+PROGRAM = Path(__file__).with_name("sandbox.py")
+SECONDS, MEMORY_MIB, CHARACTERS, CHARACTERS_A_BYTE = 0.5, 192, 2**18, 16
+"""Limits of a conversation, as in `sandbox.Limits`. They grow with its length."""
+WALL_SECONDS = 60.0
+"""Limit of a request, for a stopped process or a machine under load."""
+MAX_ANSWER_BYTES = 2**28
+LIMITS = {
+    "memory": f"takes more than {MEMORY_MIB} MiB of memory",
+    "text": f"writes more than {CHARACTERS:,} characters, and {CHARACTERS_A_BYTE} for each byte of a conversation",
+    "time": f"takes more than {SECONDS:g} s of processor time",
+    "clock": f"takes more than {WALL_SECONDS:g} s",
+}
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "VIRTUAL_ENV", "LANG", "LC_ALL")
+END = b"\n\n"
+"""End of the answers to a request."""
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
+class Died(Exception):
+    """The process ended during a request.
+
+    Attributes:
+        begun: number of started items: the template, then the conversations.
+    """
+
+    def __init__(self, begun: int, why: str):
+        super().__init__(why)
+        self.begun, self.why = begun, why
+
+
+def as_line(messages: Sequence[Mapping[str, object]], *, is_text: bool = False) -> bytes:
+    """Encode a conversation as a line of JSON. Values that JSON lacks become text.
+
+    A leading space marks lines that need the slow parser: `orjson` is ten times as fast, but has no NaN and no long integers.
+    """
+    if is_text:
+        with suppress(orjson.JSONEncodeError):  # half of a surrogate pair
+            return orjson.dumps(messages)
+    return b" " + _encode(messages).encode(errors="surrogatepass")
+
+
+class Renderer:
+    """A process of `sandbox.py`, started at the first request. It serves one request at a time."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+
+    def ask(self, template: str, tokens: tuple[str, str], conversations: Sequence[bytes]) -> list[list[Any]]:
+        """Compile a template and render conversations. The answers are those of `sandbox.py`: `[kind, …]`, the template's first.
+
+        If the template does not compile or a limit ends the process, this is the last answer. A process that another process ended is
+        restarted.
+        """
+        limits = (SECONDS, MEMORY_MIB * 2**20, CHARACTERS, CHARACTERS_A_BYTE)
+        header = _encode([len(conversations), template, limits, *tokens]).encode(errors="surrogatepass")
+        request = b"\n".join((header, *conversations, b""))
+        with self._lock:
+            try:
+                answers = self._exchange(request)
+            except Died as died:
+                missing = [["missing"]] * (died.begun - 1)
+                answers = [*missing, ["limit", died.why] if died.why in LIMITS else ["failed", "Died", died.why]]
+                if died.why not in LIMITS:
+                    with suppress(Died):
+                        answers = self._exchange(request)
+            if answers[-1][0] == "failed" or any(answer[0] == "limit" for answer in answers):
+                self.close()  # memory of this template would count against the next
+            return answers
+
+    def _exchange(self, request: bytes) -> list[list[Any]]:
+        if self._process is None:
+            environment = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("PYTHON")}
+            pipe = subprocess.PIPE
+            command = [sys.executable, "-P", str(PROGRAM)]
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=environment)
+            os.set_blocking(cast("IO[bytes]", self._process.stdin).fileno(), False)
+        process = self._process
+        stdin, stdout, stderr = cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", (process.stdin, process.stdout, process.stderr))
+        until = time.monotonic() + WALL_SECONDS
+        is_late = False
+
+        def wait(file: int, event: int) -> None:
+            poll = select.poll()  # `select.select` has no files above 1,023
+            poll.register(file, event)
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise TimeoutError
+
+        try:
+            unsent, received = memoryview(request), bytearray()
+            with suppress(BrokenPipeError):
+                while unsent:
+                    wait(stdin.fileno(), select.POLLOUT)
+                    unsent = unsent[os.write(stdin.fileno(), unsent) :]
+            while not received.endswith(END):
+                wait(stdout.fileno(), select.POLLIN)
+                chunk = os.read(stdout.fileno(), 2**20)
+                if not chunk:
+                    break
+                received += chunk
+                if len(received) > MAX_ANSWER_BYTES:
+                    raise TimeoutError
+            if received.endswith(END):
+                lines = received.splitlines()[:-1]
+                stderr.read(len(lines))
+                return [orjson.loads(line) for line in lines]
+        except TimeoutError:
+            is_late = True
+            process.kill()
+        except BaseException:  # the next request must not receive these answers
+            self.close()
+            raise
+        complaint = stderr.read().decode(errors="replace")
+        code = process.wait()
+        self.close()
+        last = complaint.strip().rpartition("\n")[2].lstrip(".")
+        why = "time" if code == -signal.SIGPROF else "clock" if is_late else f"its process ended with code {code} {last}".strip()
+        raise Died(len(complaint) - len(complaint.lstrip(".")), why)
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+_renderer = Renderer()
+
+
+def renderer() -> Renderer:
+    """The renderer of this process. A fork gets its own."""
+    global _renderer
+    if _renderer.owner != os.getpid():
+        _renderer = Renderer()
+    return _renderer
+
+
+@atexit.register
+def _close() -> None:
+    if _renderer.owner == os.getpid():
+        _renderer.close()
 
 
 class Refused(Exception):
-    """The template itself says that the conversation is none that it takes: by `raise_exception`."""
+    """The template refuses the conversation by `raise_exception`."""
 
 
 class NotMarked(Exception):
-    """An answer must not count, and the template does not say which text is its."""
+    """An answer has the weight 0, and the template does not mark its text."""
 
 
 class Rendered(NamedTuple):
-    """A conversation's text without a begin-of-text token, and the spans of it that the assistant wrote and that count, in characters.
+    """The text of a conversation without a begin token.
 
-    `begins` says whether the template wrote that token.
+    Attributes:
+        spans: characters `[start, stop)` of the answers to train on.
+        begins: whether the template wrote the begin token.
     """
 
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[tuple[int, int], ...]
     begins: bool = False
 
 
 class Asked(NamedTuple):
-    """A conversation that waits for its text.
+    """A conversation to render.
 
     Attributes:
-        line: it as the process that renders is given it.
+        line: its encoding for the rendering process.
         where: its place, for messages.
     """
 
@@ -69,23 +223,23 @@ class Asked(NamedTuple):
 
 
 def line_of(messages: Messages) -> bytes:
-    """A conversation as the process that renders is given it."""
+    """Encode a conversation for the rendering process."""
     is_text = not any(message.get("others") for message in messages)
     return as_line([whole(message) for message in messages], is_text=is_text)
 
 
 class ChatTemplate:
-    """A template that is ready to be used. It is read and run in a process of its own: `renderer.py`.
+    """A compiled chat template. `renderer.py` compiles and runs it in a separate process.
 
     Attributes:
         text: its Jinja.
         name: for messages.
-        marks_answers: whether it says what an answer is.
-        names: what it reads of a message, as far as it spells it.
-        special_tokens: what it writes that must be one token each, without the tokens that begin and end a document.
+        marks_answers: whether it has generation blocks.
+        names: fields of a message that it reads.
+        special_tokens: tokens that it writes and that must be one token each, without the begin and end token of a document.
 
     Raises:
-        ConfigError: it is no Jinja, or its text would depend on the day.
+        ConfigError: the text is not valid Jinja, or its output depends on the date.
     """
 
     def __init__(self, text: str, name: str, special_tokens: Sequence[str] = ()):
@@ -107,16 +261,16 @@ class ChatTemplate:
 
     @property
     def digest(self) -> str:
-        """What a manifest names it by."""
+        """The digest in manifests."""
         return digest_of_bytes(self.text.encode())
 
     def render(self, messages: Messages, where: str, *, add_generation_prompt: bool = False) -> Rendered:
-        """The conversation's text; with what opens the next answer, if that is asked for and the template writes it.
+        """Render a conversation.
 
         Raises:
-            Refused: the template says that it does not take such a conversation.
-            NotMarked: an answer has the weight 0, and it cannot be told which text is its.
-            DataError: it fails, goes beyond a limit, or reaches for what it must not; with where the conversation is.
+            Refused: the template refuses the conversation.
+            NotMarked: an answer has the weight 0, and the template does not mark its text.
+            DataError: the template fails, exceeds a limit, or uses a forbidden attribute. The message has the place.
         """
         line = line_of(messages)
         (found,) = self.render_all([Asked(messages, PROMPTED + line if add_generation_prompt else line, where)])
@@ -125,123 +279,120 @@ class ChatTemplate:
         raise found
 
     def render_all(self, conversations: Sequence[Asked]) -> list[Rendered | Refused | NotMarked]:
-        """The text of each conversation, or why it has none.
+        """Render conversations in one request.
 
         Raises:
-            DataError: as `render`, of the first that it fails at.
+            DataError: as `render`, for the first failure.
         """
-        said = renderer().ask(self.text, TOKENS, [one.line for one in conversations])
-        for (kind, *found), where in zip(said, ("its own text", *(one.where for one in conversations)), strict=False):
+        answers = renderer().ask(self.text, TOKENS, [one.line for one in conversations])
+        for (kind, *found), where in zip(answers, ("its own text", *(one.where for one in conversations)), strict=False):
             if kind == "limit":
                 raise DataError(self._beyond(found[0], where))
             if kind == "failed":
                 raise DataError(f"the chat template {self.name} failed at {where}: {': '.join(found).rstrip('.')}. Correct it.")
-        answers = zip(said[1:], conversations, strict=True)
-        return [self._finished(one, *found) if kind == "text" else Refused(*found) for (kind, *found), one in answers]
+        pairs = zip(answers[1:], conversations, strict=True)
+        return [self._finish(one, *found) if kind == "text" else Refused(*found) for (kind, *found), one in pairs]
 
     def _beyond(self, limit: str, where: str) -> str:
         return f"the chat template {self.name} {LIMITS[limit]} at {where}: shorten its loops and what it repeats, or name another template."
 
-    def _finished(self, one: Asked, text: str, answers: list[tuple[int, int]], placed: bool) -> Rendered | NotMarked:
-        counting = _counting(one.messages, [text[start:stop] for start, stop in answers])
-        if counting is None:
-            return NotMarked()
+    def _finish(self, one: Asked, text: str, answers: list[tuple[int, int]], placed: bool) -> Rendered | NotMarked:
+        spoken = [message for message in one.messages if message["role"] == "assistant"]
+        if all(counts(message) for message in spoken):
+            counting = [True] * len(answers)
+        else:
+            marked = [text[start:stop] for start, stop in answers]
+            if len(spoken) != len(marked) or any(a["content"].strip() not in b for a, b in zip(spoken, marked, strict=True)):
+                return NotMarked()
+            counting = [counts(message) for message in spoken]
         first = len(BEGIN_OF_TEXT) if text.startswith(BEGIN_OF_TEXT) else 0
         if BEGIN_OF_TEXT in text[first:]:
             raise DataError(
                 f"the chat template {self.name} must write {BEGIN_OF_TEXT} once, at the start of a conversation, or not at all; at "
                 f"{one.where} it writes it elsewhere. Correct it."
             )
-        spans = [(start - first, stop - first) for start, stop in answers if stop > start]
-        if not placed or any(start < 0 for start, _ in spans) or any(before[1] > after[0] for before, after in pairwise(spans)):
+        kept = [
+            (start - first, stop - first, is_counted) for (start, stop), is_counted in zip(answers, counting, strict=True) if stop > start
+        ]
+        if not placed or any(start < 0 for start, _, _ in kept) or any(before[1] > after[0] for before, after in pairwise(kept)):
             raise DataError(
                 f"the chat template {self.name} has a generation block inside a macro, a filter or another such block, or around "
-                f"{BEGIN_OF_TEXT}: at {one.where} it cannot be told where its answers are. Write the blocks where their text is put out."
+                f"{BEGIN_OF_TEXT}: the positions of its answers are unknown at {one.where}. Write the blocks around the output itself."
             )
-        learnt = [counts for counts, (start, stop) in zip(counting, answers, strict=True) if stop > start]
-        return Rendered(text[first:], tuple(span for span, counts in zip(spans, learnt, strict=True) if counts), bool(first))
+        return Rendered(text[first:], tuple((start, stop) for start, stop, counted in kept if counted), bool(first))
 
     def with_begin(self) -> str:
-        """Its Jinja, so that it writes the begin-of-text token that every document has, also where it did not."""
+        """Its Jinja, extended to write the begin token that every document has."""
         probe = self.probe()
         return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
 
     def turn_end(self) -> str | None:
-        """The special token that ends an assistant's turn, where the template has one.
+        """The special token that ends an assistant's turn, if any.
 
-        It ends the answer that is marked. Where none is, as in most templates that come with tokenizers, it is right behind the answer.
+        It ends the marked answer. Without marks, as in most templates of tokenizers, it follows the answer.
         """
         rendered = self.probe()
         if rendered is None:
             return None
+        tokens = (*self.special_tokens, END_OF_TEXT)
         if rendered.spans:
-            answer = rendered.text[slice(*rendered.spans[-1])]
-            return next((token for token in (*self.special_tokens, END_OF_TEXT) if answer.endswith(token)), None)
+            start, stop = rendered.spans[-1]
+            return next((token for token in tokens if rendered.text[start:stop].endswith(token)), None)
         behind = rendered.text.rpartition(ANSWER)[2]
-        return next((token for token in (*self.special_tokens, END_OF_TEXT) if behind.startswith(token)), None)
+        return next((token for token in tokens if behind.startswith(token)), None)
 
     def missing_generation_prompt(self) -> str:
-        """What opens an answer, such as `<|im_start|>assistant`, and is not written when an answer is asked for; else an empty string.
+        """The opening of an answer, such as `<|im_start|>assistant`, that the template lacks as a generation prompt. Empty if it has one.
 
-        A template that writes nothing between a question and its answer, as Mistral's, misses nothing.
+        A template that writes nothing between a question and its answer, as Mistral's, needs no generation prompt.
         """
         try:
-            turn, question = (self.render(said, MADE_UP).text for said in (TURN, TURN[:1]))
-            asked = self.render(TURN[:1], MADE_UP, add_generation_prompt=True).text
-        except (Refused, DataError):  # it takes no such conversation: it cannot be told
+            turn, question = (self.render(messages, PROBE_PLACE).text for messages in (TURN, TURN[:1]))
+            prompted = self.render(TURN[:1], PROBE_PLACE, add_generation_prompt=True).text
+        except (Refused, DataError):
             return ""
         opening = turn.partition(ANSWER)[0].removeprefix(question)
-        return opening if asked == question and turn.startswith(question) and opening.strip() else ""
+        return opening if prompted == question and turn.startswith(question) and opening.strip() else ""
 
     def with_generation_prompt(self) -> "ChatTemplate":
-        """This template, so that it writes what opens an answer when one is asked for."""
+        """This template with the missing generation prompt."""
         opening = json.dumps(self.missing_generation_prompt())
         added = f"{{% if add_generation_prompt %}}{{{{ {opening} }}}}{{% endif %}}"
         return ChatTemplate(self.text.removesuffix("\n") + added, self.name, self.special_tokens)
 
     def probe(self) -> Rendered | None:
-        """A conversation of every role, or of as many as it takes; None where it takes neither."""
+        """A test conversation with every role, or without a system text if the template refuses it. None if both are refused."""
         for probe in PROBES:
             try:
-                return self.render(probe, MADE_UP)
+                return self.render(probe, PROBE_PLACE)
             except Refused:
                 continue
         return None
 
 
 def turn_ends(chats: Iterable[ChatTemplate]) -> tuple[str, ...]:
-    """The special tokens that end an answer in these templates, each once, sorted. A model that saw several may write any of them."""
+    """The special tokens that end an answer in these templates, sorted. A model trained on several templates may write each of them."""
     return tuple(sorted({end for chat in chats if (end := chat.turn_end()) is not None}))
 
 
 def turn_end_ids(tokenizer: "Tokenizer", chats: Iterable[ChatTemplate]) -> tuple[int, ...]:
-    """Their ids, sorted; a token that the tokenizer lacks can't be written."""
+    """The ids of `turn_ends`, sorted, without tokens that the tokenizer lacks."""
     ids = (tokenizer.token_to_id(token) for token in turn_ends(chats))
     return tuple(sorted(number for number in ids if number is not None))
 
 
 def chats_of_caches(folders: Iterable[Path]) -> tuple[ChatTemplate, ...]:
-    """The chat templates of those caches that hold conversations.
+    """The chat templates of the caches with conversations.
 
     Raises:
-        DataError: a folder is no cache.
+        DataError: a folder is not a cache.
     """
     found = (chat_of(read_manifest(folder).source) for folder in folders)
     return tuple(chat for chat in found if chat is not None)
 
 
-def _counting(messages: Messages, answers: Sequence[str]) -> list[bool] | None:
-    """Of each answer that the template marks, whether it counts. Where one does not, each of the assistant's messages must have one."""
-    said = [message for message in messages if message["role"] == "assistant"]
-    if all(counts(message) for message in said):
-        return [True] * len(answers)
-    if len(said) != len(answers) or any(one["content"].strip() not in text for one, text in zip(said, answers, strict=True)):
-        return None
-    return [counts(message) for message in said]
-
-
 def special_tokens_in(text: str, named: Sequence[str] = ()) -> tuple[str, ...]:
-    """The special tokens that are named, and those that a template's text spells."""
+    """The special tokens in a template's text, and the named tokens."""
     found = dict.fromkeys((*LOOKS_SPECIAL.findall(text), *named))
     return tuple(token for token in found if token not in (BEGIN_OF_TEXT, END_OF_TEXT))
 
@@ -250,13 +401,12 @@ def template_text(how: Conversation) -> str:
     """The Jinja of a source's chat template.
 
     Raises:
-        ConfigError: its file is not there, or is no template.
+        ConfigError: the file is missing or not a template.
     """
     if how.template in BUILT_IN:
         return BUILT_IN[how.template]
-    if not names_file(how.template):
-        text = how.template
-    else:
+    text = how.template
+    if names_file(how.template):
         try:
             path = as_path(how.template) if "://" in how.template else Path(how.template).expanduser()
             with path.open("rb") as file:
@@ -273,7 +423,7 @@ def template_text(how: Conversation) -> str:
 
 
 def resolved(how: Conversation) -> Conversation:
-    """With the template itself instead of its name: what decides the text is then in every key, wherever the file is."""
+    """Replace the template's name by its text, so that every key depends on the text and not on the file's name."""
     return how.but(template=template_text(how))
 
 
@@ -281,29 +431,25 @@ def template_of(how: Conversation) -> ChatTemplate:
     """The template of a source.
 
     Raises:
-        ConfigError: it is not there, or cannot be used.
+        ConfigError: it is missing or unusable.
     """
     text = template_text(how)
-    return _template(text, _name(how.template, text), how.special_tokens)
+    name = next((name for name, template in BUILT_IN.items() if template == text), None)
+    if name is None:
+        name = how.template if names_file(how.template) else f"{digest_of_bytes(text.encode())[:12]} ({text.strip()[:40]!r} …)"
+    return _compile(text, name, how.special_tokens)
+
+
+@lru_cache(maxsize=16)
+def _compile(text: str, name: str, special_tokens: tuple[str, ...]) -> ChatTemplate:
+    return ChatTemplate(text, name, special_tokens)
 
 
 def chat_of(source: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a source as a manifest has it; None of plain text, and of what was made before there were conversations.
+    """The template of a source in a manifest. None for plain text.
 
     Raises:
         ConfigError: as `template_of`.
     """
     how = source.get("conversation")
     return None if how is None else template_of(Conversation.model_validate(how))
-
-
-@lru_cache(maxsize=16)
-def _template(text: str, name: str, special_tokens: tuple[str, ...]) -> ChatTemplate:
-    return ChatTemplate(text, name, special_tokens)
-
-
-def _name(written: str, text: str) -> str:
-    for name, template in BUILT_IN.items():
-        if template == text:
-            return name
-    return written if names_file(written) else f"{digest_of_bytes(text.encode())[:12]} ({text.strip()[:40]!r} …)"

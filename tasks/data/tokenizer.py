@@ -1,32 +1,27 @@
-"""A byte-level BPE tokenizer, trained on the training split."""
+"""Byte-level BPE tokenizers of a recipe: loading, checks, special tokens, training, and decoding."""
 
-from collections.abc import Iterable, Mapping
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.storage import parse_json
+from phasewise.trainer.base.errors import DataError, PhasewiseError
+from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import parse_json, write_atomically
 from phasewise.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
-import os
-import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import version
-from typing import TYPE_CHECKING
-
-from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_file, digest_of_json
-from phasewise.trainer.base.storage import write_atomically
 
 FIRST_SPARE = 256
-"""Bytes that print as nothing are written as the characters from here on."""
+"""First character that stands for an unprintable byte."""
 TOKENIZER_VERSION = f"byte-bpe-1+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
 BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 MAX_BYTES_PER_COMPONENT = 200_000
@@ -34,7 +29,11 @@ DIGEST_NAME = "tokenizer.sha256"
 
 
 class TokenText:
-    """Decodes ids. The tokens that begin and end a document are no part of its text."""
+    """Decode the tokens of a cache, without the begin and end token of a document.
+
+    Attributes:
+        is_exact: whether tokens are bytes of the text.
+    """
 
     def __init__(self, path: Path, manifest: Manifest):
         self._tokenizer = load_tokenizer(path)
@@ -43,51 +42,41 @@ class TokenText:
         self.is_exact = (written.get("decoder") or {}).get("type") == "ByteLevel" and written.get("normalizer") is None
 
     def excerpt(self, tokens: Iterable[int]) -> str:
-        """The text of some tokens; half a character at an end is a replacement sign."""
+        """The text of some tokens. An incomplete character at an end becomes a replacement character."""
         ids = [token for token in map(int, tokens) if token not in self._around]
         if self.is_exact:
             return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def find(self, wanted: bytes, tokens: list[int]) -> list[tuple[int, int]]:
-        """Where a document holds these bytes: as tokens `[first, stop)` of it, each place once. Only for an exact tokenizer."""
+        """The occurrences of bytes in a document as tokens `[first, stop)`. Only for exact tokenizers."""
         pieces = [b"" if token in self._around else self._bytes[token] for token in tokens]
         text = b"".join(pieces)
-        at = text.find(wanted)
-        if at < 0:
-            return []
         ends = list(accumulate(map(len, pieces)))
         places: list[tuple[int, int]] = []
-        while at >= 0:
-            first = next(number for number, end in enumerate(ends) if end > at)
-            places.append((first, 1 + next(number for number, end in enumerate(ends) if end >= at + len(wanted))))
-            at = text.find(wanted, at + 1)
+        start = text.find(wanted)
+        while start >= 0:
+            first = next(number for number, end in enumerate(ends) if end > start)
+            places.append((first, 1 + next(number for number, end in enumerate(ends) if end >= start + len(wanted))))
+            start = text.find(wanted, start + 1)
         return places
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        byte_of, added = byte_characters(), self._tokenizer.get_added_tokens_decoder()
+        # The characters of byte-level BPE, as in GPT-2 (Radford et al., 2019)
+        plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        others = [byte for byte in range(256) if byte not in plain]
+        byte_of = {chr(byte): byte for byte in plain} | {chr(FIRST_SPARE + number): byte for number, byte in enumerate(others)}
+        added = self._tokenizer.get_added_tokens_decoder()
         table: list[bytes] = []
         for number in range(self._tokenizer.get_vocab_size()):
-            token = self._tokenizer.id_to_token(number)
-            if token is None:
-                table.append(b"")
-            elif number in added:
-                table.append(token.encode())
-            else:
-                table.append(bytes(byte_of[character] for character in token))
+            token = self._tokenizer.id_to_token(number) or ""
+            table.append(token.encode() if number in added else bytes(byte_of[character] for character in token))
         return table
 
 
-def byte_characters() -> dict[str, int]:
-    """The character that a byte-level tokenizer writes for each byte, as GPT-2 chose them (Radford et al., 2019): byte by character."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {**{chr(byte): byte for byte in plain}, **{chr(FIRST_SPARE + number): byte for number, byte in enumerate(others)}}
-
-
 class SpecialTokens(NamedTuple):
-    """Ids of the tokens that begin and end a document. Llama 3 has 128,000 and 128,001, our own tokenizer 0 and 1."""
+    """Ids of the begin and end token of a document: 128,000 and 128,001 in Llama 3, and 0 and 1 in our own tokenizers."""
 
     begin: int
     end: int
@@ -97,10 +86,10 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
     """The ids in a tokenizer.
 
     Args:
-        place: its file, for the message.
+        place: file of the tokenizer, for error messages.
 
     Raises:
-        DataError: it lacks one, or has one id for both.
+        DataError: a token is missing, or both have the same id.
     """
     begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -113,10 +102,10 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
 
 
 def check_special_tokens(path: Path, vocab_size: int) -> None:
-    """Refuse a tokenizer that a model of this vocabulary cannot be trained with, before anything is tokenized.
+    """Check a tokenizer against a model's vocabulary before any text is tokenized.
 
     Raises:
-        DataError: it lacks the begin or the end token, or has an id that the vocabulary does not.
+        DataError: the begin or end token is missing, or an id exceeds the vocabulary.
     """
     tokenizer = load_tokenizer(path)
     special_tokens(tokenizer, path)
@@ -129,13 +118,13 @@ def check_special_tokens(path: Path, vocab_size: int) -> None:
 
 
 def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
-    """The ids that all have.
+    """The common special tokens.
 
     Args:
-        found: the special tokens of each tokenizer, by its name; at least one.
+        found: name → special tokens, at least one.
 
     Raises:
-        DataError: two have others.
+        DataError: they differ.
     """
     by_ids = {special: name for name, special in found.items()}
     if len(by_ids) > 1:
@@ -147,15 +136,15 @@ def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
 
 
 def special_tokens_of(manifest: Manifest) -> SpecialTokens:
-    """The ids that a cache was made with."""
+    """The special tokens of a cache."""
     return SpecialTokens(manifest.begin_of_text, manifest.end_of_text)
 
 
 def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None, special_tokens: Sequence[str] = ()) -> str:
-    """Digest of everything that decides the tokenizer: its name on the hub, or what it is trained on and its special tokens.
+    """Digest of all inputs of the tokenizer: its name on the hub, or its training text and special tokens.
 
     Args:
-        special_tokens: those besides the tokens that begin and end a document.
+        special_tokens: without the begin and end token of a document.
     """
     if name is not None:
         return digest_of_json({"name": name, "vocab_size": vocab_size})
@@ -175,14 +164,23 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
     """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training texts and write `tokenizer.json`."""
     from tokenizers import pre_tokenizers
 
-    texts = (text for texts in components for text in _sample(texts))
-    _write(path, train_bpe(texts, vocab_size, pre_tokenizers.ByteLevel(add_prefix_space=False), special_tokens).to_str(pretty=True))
+    def read_texts() -> Iterator[str]:
+        for texts in components:
+            size = 0
+            for text in texts:
+                if size >= MAX_BYTES_PER_COMPONENT:
+                    break
+                size += len(text.encode())
+                yield text
+
+    trained = train_bpe(read_texts(), vocab_size, pre_tokenizers.ByteLevel(add_prefix_space=False), special_tokens)
+    _write(path, trained.to_str(pretty=True))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenizer", special_tokens: Sequence[str]) -> "Tokenizer":
-    """Train a byte-level BPE with the tokens that begin and end a document, the special tokens, bytes and merges, in this order.
+    """Train a byte-level BPE with the begin and end token of a document, the special tokens, bytes and merges, in this order.
 
-    Special tokens in the texts are not trained on: they are entries already.
+    Special tokens in the texts are not trained on, because they are entries already.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -196,15 +194,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without(special_tokens, texts), trainer)
+    if special_tokens:
+        pattern = re.compile("|".join(map(re.escape, special_tokens)))
+        texts = (piece for text in texts for piece in pattern.split(text) if piece)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
 def fetch_tokenizer(name: str, path: Path) -> None:
-    """Save a tokenizer of the hub as `tokenizer.json`.
+    """Download a tokenizer of the hub as `tokenizer.json`.
 
     Raises:
-        DataError: it cannot be fetched.
+        DataError: the download fails.
     """
     from tokenizers import Tokenizer
 
@@ -215,12 +216,17 @@ def fetch_tokenizer(name: str, path: Path) -> None:
     _write(path, fetched.to_str())
 
 
+def _write(path: Path, content: str) -> None:
+    write_atomically(path.with_name(DIGEST_NAME), digest_of_bytes(content.encode()).encode())
+    write_atomically(path, content.encode())
+
+
 @contextmanager
 def refused(path: Path | str) -> Iterator[None]:
-    """What `tokenizers` says of a file that it cannot use, as a refusal. Some of it is a panic of Rust, which is no `Exception`.
+    """Convert errors of `tokenizers`, some of which are Rust panics and no `Exception`.
 
     Raises:
-        DataError: the file is no tokenizer, or its pattern goes back and forth over a text more often than the library allows.
+        DataError: the file is not a tokenizer, or its pattern backtracks more than the library allows.
     """
     try:
         yield
@@ -233,13 +239,10 @@ def refused(path: Path | str) -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """The tokenizer of a file; one thread, because its callers already run side by side.
-
-    Whether it cuts or fills up what it encodes, which a file may say, is not taken from there: a document is encoded whole, and alone.
+    """Read a tokenizer for one thread, because its callers run in parallel. Truncation and padding are disabled.
 
     Raises:
-        DataError: it is no tokenizer, it was edited after it was written, or it leaves out merges by chance (BPE dropout): the same text
-            would be other tokens each time.
+        DataError: the file is not a tokenizer, was edited, or has BPE dropout, which makes tokens random.
     """
     from tokenizers import Tokenizer
 
@@ -251,7 +254,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         raise DataError(f"the tokenizer {path} must give a text the same tokens each time, found a dropout of {dropout:g}: set it to null.")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # a document that spells a special token must not become one
+    tokenizer.encode_special_tokens = True  # a special token in a document must stay text
     return tokenizer
 
 
@@ -261,34 +264,13 @@ def tokenizer_digest(path: Path) -> str:
 
 
 def check_tokenizer(path: Path) -> None:
-    """Refuse a tokenizer that is not the one that was written: its key would name other caches than it makes.
+    """Check a tokenizer against the digest in its folder. An edited tokenizer would not fit its key.
 
     Raises:
-        DataError: its digest is not the one beside it.
+        DataError: the file is missing or was edited.
     """
     written = path.with_name(DIGEST_NAME)
     if not path.exists():
         raise DataError(f"there is no tokenizer at {path}. Prepare the data again.")
     if written.exists() and written.read_bytes() != tokenizer_digest(path).encode():
         raise DataError(f"{path} was edited after it was written. Delete {path.parent} and prepare the data again.")
-
-
-def _write(path: Path, content: str) -> None:
-    write_atomically(path.with_name(DIGEST_NAME), digest_of_bytes(content.encode()).encode())
-    write_atomically(path, content.encode())
-
-
-def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterable[str]:
-    if not special_tokens:
-        return texts
-    pattern = re.compile("|".join(map(re.escape, special_tokens)))
-    return (piece for text in texts for piece in pattern.split(text) if piece)
-
-
-def _sample(texts: Iterable[str]) -> Iterable[str]:
-    size = 0
-    for text in texts:
-        if size >= MAX_BYTES_PER_COMPONENT:
-            return
-        size += len(text.encode())
-        yield text

@@ -1,31 +1,37 @@
-"""Byte-level BPE: training it on the text of components, and cutting a vocabulary to a smaller size by the rank of its merges."""
+"""Byte-level BPE tokenizers: training on the text of components, truncation by the rank of the merges, and their measures on text."""
 
+import json
+import random
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from phasewise.tasks.data.tokenizer import DIGEST_NAME, check_tokenizer, load_tokenizer, tokenizer_digest, tokenizer_key, train_bpe
+from phasewise.tasks.data.tokenizer import (
+    BEGIN_OF_TEXT,
+    DIGEST_NAME,
+    END_OF_TEXT,
+    check_tokenizer,
+    load_tokenizer,
+    tokenizer_digest,
+    tokenizer_key,
+    train_bpe,
+)
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
-from phasewise.trainer.base.identity import digest_of_bytes, read_sealed, write_sealed
-from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.base.identity import code_digest, digest_of_bytes, read_sealed, write_sealed
+from phasewise.trainer.base.storage import parse_json, write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-from typing import TYPE_CHECKING, Literal, get_args
-
-if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
-import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import version
-from typing import Any, NamedTuple
-
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from phasewise.trainer.base.identity import code_digest
-from phasewise.trainer.base.storage import parse_json
 
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_NAME = "tokenizer_manifest.json"
@@ -33,14 +39,14 @@ FORMAT_VERSION = 1
 SplitName = Literal["trinity", "llama3", "gpt2", "llama2", "neox"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 MAX_DIGITS = 510
-"""A longer run of digits is cut into runs of so many, from its beginning. It is divisible by three."""
+"""Maximum of digits in a run. Longer runs are first cut from the left into runs of this length, which is divisible by three."""
 DIGITS = (
-    rf"\d{{1,{MAX_DIGITS}}}",  # a run is apart from what is around it
-    r"\A\d{1,2}(?=(?:\d{3})+\z)",  # what does not fill a group of three comes first
+    rf"\d{{1,{MAX_DIGITS}}}",  # a run is separate from its surroundings
+    r"\A\d{1,2}(?=(?:\d{3})+\z)",  # an incomplete group comes first
     r"\d{3}",
 )
-"""Groups of three that begin at the right: 1|234|567. A pattern is put to each piece that the one before it made. A look ahead has at
-most `MAX_DIGITS` digits before it and is tried once a piece, so the time is proportional to the length (Trinity Large report, 2.1.1)."""
+"""Groups of three from the right: 1|234|567. Each pattern cuts the pieces of the previous pattern. The look-ahead covers at most
+`MAX_DIGITS` digits once for each piece, so the time is linear (Trinity Large report, 2.1.1)."""
 SCRIPTS = (
     "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u2f00-\u2fdf"  # Chinese characters, and their radicals
     "\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f"  # Japanese syllables
@@ -52,17 +58,17 @@ SCRIPTS = (
 ASCII_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 WHITE_SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 WORDS = rf"{ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{WHITE_SPACE}"
-"""DeepSeek V3's: a mark with the letters after it; letters with what is before them; marks; white space."""
+"""Pattern of DeepSeek V3: a mark with the following letters, letters with the previous character, marks, white space."""
 LLAMA3 = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{WHITE_SPACE}"
-"""Llama 3's: groups of three digits begin at the left: 123|456|7."""
+"""Pattern of Llama 3, with groups of three digits from the left: 123|456|7."""
 LLAMA2 = (
-    r"[\p{N}\r\n\t]",  # a digit, a line end and a tab are tokens of their own
+    r"[\p{N}\r\n\t]",  # separate tokens: digit, line end, tab
     r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+| +(?= \S)| +",
 )
-"""What Llama 2's vocabulary can have: no token has letters and marks in it, or a digit and anything else, and a space is the beginning of
-the token that follows it, or in a run of spaces. SentencePiece has these rules when it chooses entries, and no pattern when it cuts."""
+"""Rules of Llama 2's vocabulary: no token mixes letters and marks, or a digit and another character, and a space starts the next token or
+belongs to a run of spaces. SentencePiece applies these rules in training, and no pattern in encoding."""
 NEOX_SPACES = r" {2,24}"
-"""GPT-NeoX has an entry for each run of 2 to 24 spaces, which is found before anything else; the rest is cut as by GPT-2."""
+"""GPT-NeoX has an entry for each run of 2 to 24 spaces. The rest is cut as in GPT-2."""
 PATTERNS: dict[SplitName, tuple[str, ...]] = {
     "trinity": (*DIGITS, f"[{SCRIPTS}]+", WORDS),
     "llama3": (LLAMA3,),
@@ -70,24 +76,30 @@ PATTERNS: dict[SplitName, tuple[str, ...]] = {
     "llama2": LLAMA2,
     "neox": (NEOX_SPACES,),
 }
-"""Before bytes; those that have GPT-2's have it after these."""
+"""Patterns before the conversion to bytes. `gpt2` and `neox` also use GPT-2's pattern, after these."""
 SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-"""Where there are no more special tokens."""
+"""Without further special tokens."""
 MAX_BYTES = 100_000_000
 TRAINED_BY = f"byte-bpe-2+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
+DigitGroups = Literal["single digits", "threes from the right", "threes from the left", "no rule"]
+MAX_LENGTH, NUMBERS_OF_A_LENGTH = 18, 20
+EXAMPLES = ("1234567", "3.14159", "1,000,000", "x = 2026")
+SPACES = (1, 2, 4, 8, 16)
+SPACES_AND_ENDS = {"two line ends": "\n\n", "four line ends": "\n\n\n\n", "two tabs": "\t\t", "a line end of two characters": "\r\n"}
+BATCH_DOCUMENTS = 64
 
 
 class TrainedOn(Frozen):
-    """What was read of a component.
+    """The training text from one component.
 
     Attributes:
-        documents_key: of all its documents: files, filters, code.
-        cache_digest: of the manifest of the training cache that was judged; it was made of the same documents.
-        phase: whose verdict on its data let the component pass.
-        verdict_digest: SHA-256 of that verdict's file.
-        documents, text_bytes: how much of the training split was read, from its beginning.
-        is_whole: whether that is all of it.
+        documents_key: key of all its documents.
+        cache_digest: digest of the manifest of the training cache with the verdict, which was made of the same documents.
+        phase: phase with the verdict that passed the component.
+        verdict_digest: SHA-256 of the verdict's file.
+        documents, text_bytes: amount that was read from the start of the training split.
+        is_whole: whether the complete split was read.
     """
 
     component: str
@@ -101,15 +113,15 @@ class TrainedOn(Frozen):
 
 
 class TokenizerManifest(Frozen):
-    """Beside a tokenizer that `phasewise tokenizer` wrote.
+    """The manifest of a tokenizer that `phasewise tokenizer` wrote.
 
     Attributes:
         tokenizer_digest: SHA-256 of `tokenizer.json`.
-        vocab_size: entries, with the special tokens.
-        special_tokens: those besides the two that begin and end a document.
-        truncated_from: entries of the tokenizer that it was cut from; None where it was trained at its size.
-        max_bytes_per_component: a component gave no more than this, and the rest of the document in which that ends.
-        trained_by: versions of the code that trained it.
+        vocab_size: entries with the special tokens.
+        special_tokens: special tokens without the begin and end token of a document.
+        truncated_from: entries of the original tokenizer. None if it was trained at its size.
+        max_bytes_per_component: limit of training text from a component. The last document is complete.
+        trained_by: versions of the training code.
     """
 
     format_version: int = FORMAT_VERSION
@@ -126,17 +138,17 @@ class TokenizerManifest(Frozen):
 
 
 def names_folder(name: str) -> bool:
-    """Whether a recipe's `tokenizer.name` is a folder of this machine: it begins with `/`, `./`, `../` or `~/`. Else it is of the hub."""
+    """Whether a recipe's `tokenizer.name` is a local folder, by its first characters. Other names are names on the hub."""
     return name.startswith(("/", "./", "../", "~/"))
 
 
 def folder_at(name: str) -> Path:
-    """The folder that a recipe or a command names."""
+    """The folder in a recipe or a command."""
     return Path(name).expanduser()
 
 
 def content_name(name: str | None) -> str | None:
-    """What a key names a tokenizer by: one of the hub by its name, one in a folder by the digest of its file, wherever the folder is.
+    """The name of a tokenizer in keys: its name on the hub, or the digest of its file in a folder.
 
     Raises:
         ConfigError, DataError: as `checked_file`.
@@ -145,64 +157,65 @@ def content_name(name: str | None) -> str | None:
 
 
 def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
-    """Write the tokenizer of a folder to its place in a home, which is named by its key.
+    """Copy the tokenizer of a folder to its path in a home, which is named by its key.
 
     Raises:
-        ConfigError, DataError: as `checked_file`; or it is not the one any more that the place is named by.
+        ConfigError, DataError: as `checked_file`, or the file changed after the plan.
     """
     content = checked_file(name).read_bytes()
     digest = digest_of_bytes(content)
     if not tokenizer_key((), vocab_size, f"sha256:{digest}").startswith(path.parent.name):
-        raise DataError(f"the tokenizer of {name} changed while the data were prepared. Run again when nobody writes there.")
+        raise DataError(f"the tokenizer of {name} changed while the data were prepared. Run again when no process writes there.")
     write_atomically(path.with_name(DIGEST_NAME), digest.encode())
     write_atomically(path, content)
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to write where something is.
+    """Check that a folder for a tokenizer is new or empty.
 
     Raises:
-        ConfigError: the folder is there and not empty, or is a file.
+        ConfigError: it has files, or is a file.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"the folder for the tokenizer must be new or empty, found something at {folder}. Name another one.")
 
 
 def write_folder(folder: Path, content: str, manifest: TokenizerManifest) -> None:
-    """Write a tokenizer and its manifest, which names it."""
+    """Write a tokenizer and its manifest."""
     assert manifest.tokenizer_digest == digest_of_bytes(content.encode())
     write_atomically(folder / TOKENIZER_NAME, content.encode())
     write_sealed(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
 
 
 def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
-    """The manifest of a tokenizer; None where it has none, because something else wrote it.
+    """The manifest of a tokenizer. None for tokenizers of other programs.
 
     Raises:
-        DataError: the manifest or the tokenizer was changed after it was written.
+        DataError: the manifest or the tokenizer was edited.
     """
     path = folder / MANIFEST_NAME
     if not path.exists():
         return None
+    remedy = f"Delete {folder} and train it again, or take the manifest out if the change is meant."
     try:
         manifest = TokenizerManifest.model_validate(read_sealed(path))
     except (ValueError, TypeError, ValidationError) as error:
-        raise DataError(f"{path} does not read as the manifest of a tokenizer ({in_one_line(error)}). {_again(folder)}") from None
+        raise DataError(f"{path} does not read as the manifest of a tokenizer ({in_one_line(error)}). {remedy}") from None
     found = tokenizer_digest(folder / TOKENIZER_NAME)
     if found != manifest.tokenizer_digest:
         raise DataError(
             f"{folder / TOKENIZER_NAME} must be the file that its manifest names, {manifest.tokenizer_digest[:16]}, found {found[:16]}: it "
-            f"was changed after it was written. {_again(folder)}"
+            f"was changed after it was written. {remedy}"
         )
     return manifest
 
 
 def checked_file(name: str | Path) -> Path:
-    """The `tokenizer.json` of a folder, or of a file's own path, if it is what it claims to be.
+    """The `tokenizer.json` in a folder or at a path, checked against its manifest.
 
     Raises:
-        ConfigError: there is none.
-        DataError: it does not read as a tokenizer, or it or its manifest was changed after it was written.
+        ConfigError: the file is missing.
+        DataError: the file is not a tokenizer, or it or its manifest was edited.
     """
     path = folder_at(str(name))
     folder = path if path.is_dir() else path.parent
@@ -211,16 +224,16 @@ def checked_file(name: str | Path) -> Path:
         raise ConfigError(f"a tokenizer is a folder with a {TOKENIZER_NAME}, or such a file, found none at {path}.")
     if file.name == TOKENIZER_NAME:
         read_tokenizer_manifest(folder)
-        check_tokenizer(file)  # of a home
+        check_tokenizer(file)  # for a tokenizer in a home
     open_tokenizer(file)
     return file
 
 
 def open_tokenizer(file: Path) -> "Tokenizer":
-    """The tokenizer of a file.
+    """Read a tokenizer.
 
     Raises:
-        DataError: it does not read as one.
+        DataError: the file is not a tokenizer.
     """
     try:
         return load_tokenizer(file)
@@ -228,43 +241,24 @@ def open_tokenizer(file: Path) -> "Tokenizer":
         raise DataError(f"{file} does not read as a tokenizer ({error}). Name one that the library tokenizers reads.") from None
 
 
-def _again(folder: Path) -> str:
-    return f"Delete {folder} and train it again, or take the manifest out if the change is meant."
-
-
 def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
-    """Cuts a text, and writes the bytes of each piece as the characters of byte-level BPE.
+    """Cut a text and write the bytes of each piece as characters of byte-level BPE.
 
     Args:
-        name: `trinity` has the three stages of the Trinity Large report, 2.1.1: digits, scripts, words. `llama3` has one pattern. `gpt2`
-            is the one that a recipe's own tokenizer has. `neox` has that one, and runs of spaces apart. `llama2` has the rules of Llama 2.
+        name: `trinity` has the stages digits, scripts and words of the Trinity Large report, 2.1.1. `llama3` has one pattern. `gpt2` is
+            the pattern of a recipe's own tokenizer. `neox` adds runs of spaces to it. `llama2` has the rules of Llama 2.
     """
     from tokenizers import Regex, pre_tokenizers
 
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
-    has_pattern_of_its_own = name in ("gpt2", "neox")
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=has_pattern_of_its_own)])
-
-
-class Amount(NamedTuple):
-    """How much of a component's training text was read."""
-
-    documents: int
-    text_bytes: int
-
-
-class Trained(NamedTuple):
-    """A tokenizer as the text of its `tokenizer.json`, and how much of each component it was trained on."""
-
-    content: str
-    amounts: dict[str, Amount]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name in ("gpt2", "neox"))])
 
 
 def check_vocab_size(vocab_size: int, special_tokens: Sequence[str] = ()) -> None:
-    """Refuse a vocabulary that has no room for every byte and the special tokens.
+    """Check that a vocabulary has room for every byte and the special tokens.
 
     Args:
-        special_tokens: those besides the two that begin and end a document.
+        special_tokens: without the begin and end token of a document.
 
     Raises:
         ConfigError: it is too small.
@@ -272,6 +266,20 @@ def check_vocab_size(vocab_size: int, special_tokens: Sequence[str] = ()) -> Non
     least = MIN_VOCAB_SIZE + len(special_tokens)
     if vocab_size < least:
         raise ConfigError(f"--vocab-size must be at least {least}, for 256 bytes and {least - 256} special tokens, found {vocab_size:,}.")
+
+
+class Amount(NamedTuple):
+    """The training text that was read from a component."""
+
+    documents: int
+    text_bytes: int
+
+
+class Trained(NamedTuple):
+    """The text of a trained `tokenizer.json`, and component → training text."""
+
+    content: str
+    amounts: dict[str, Amount]
 
 
 def train(
@@ -282,19 +290,31 @@ def train(
     max_bytes: int = MAX_BYTES,
     special_tokens: Sequence[str] = (),
 ) -> Trained:
-    """Train on the first `max_bytes` bytes of each component's texts, and on the rest of the document that they end in.
+    """Train on the first documents of each component with at least `max_bytes` bytes in total.
 
     Args:
-        components: component → its training texts. Where one spells a special token, nothing is learnt from that.
-        special_tokens: those besides the two that begin and end a document, such as a chat template writes. They come after these.
+        components: component → training texts. Special tokens in them are not trained on.
+        special_tokens: further special tokens, such as those of a chat template. They follow the begin and end token of a document.
 
     Raises:
         ConfigError: the vocabulary is smaller than bytes and special tokens.
-        DataError: the text has too few different pieces for a vocabulary of this size.
+        DataError: the text has too few different pairs for this vocabulary.
     """
     check_vocab_size(vocab_size, special_tokens)
     amounts: dict[str, Amount] = {}
-    tokenizer = train_bpe(_texts(components, max_bytes, amounts), vocab_size, build_pre_tokenizer(split), special_tokens)
+
+    def read_texts() -> Iterator[str]:
+        for name, texts in components.items():
+            documents = text_bytes = 0
+            for text in texts:
+                if text_bytes >= max_bytes:
+                    break
+                documents += 1
+                text_bytes += len(text.encode())
+                yield text
+            amounts[name] = Amount(documents, text_bytes)
+
+    tokenizer = train_bpe(read_texts(), vocab_size, build_pre_tokenizer(split), special_tokens)
     if (found := tokenizer.get_vocab_size()) < vocab_size:
         raise DataError(
             f"the text must give {vocab_size:,} entries, found {found:,} in {sum(one.text_bytes for one in amounts.values()):,} bytes: no "
@@ -304,32 +324,40 @@ def train(
 
 
 def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) -> str:
-    """The same tokenizer with its first `vocab_size` entries, as the text of its `tokenizer.json`.
+    """Truncate a tokenizer to its first `vocab_size` entries. The result is the text of a `tokenizer.json`.
 
-    A merge has the rank in which it was learnt, and none rests on a later one. So this is the tokenizer that training at the smaller size
-    gives (Trinity Large report, 2.1.2).
+    Merges are in the order of training and depend only on earlier merges. Training at the smaller size therefore gives the same tokenizer
+    (Trinity Large report, 2.1.2).
 
     Args:
-        special_tokens: those that it was trained with, besides the two that begin and end a document.
+        special_tokens: special tokens of the training, without the begin and end token of a document.
 
     Raises:
-        ConfigError: the size is not smaller, or has no room for bytes and special tokens.
-        DataError: it is no byte-level BPE whose entries are special tokens, bytes and merges, in this order.
+        ConfigError: the size is larger than the vocabulary, or has no room for bytes and special tokens.
+        DataError: the entries are not special tokens, bytes and merges, in this order.
     """
     check_vocab_size(vocab_size, special_tokens)
     written: dict[str, Any] = parse_json(content)
-    ranked = _ranked(written, [*SPECIAL_TOKENS, *special_tokens])
-    if vocab_size > len(ranked):
-        raise ConfigError(f"--vocab-size must be at most the {len(ranked):,} entries that there are, found {vocab_size:,}.")
-    model = written["model"]
-    model["vocab"] = {token: number for number, token in enumerate(ranked[:vocab_size])}
-    # The merges up to the one that makes the last of so many entries. Two merges may make the same one
-    merges = model["merges"]
-    num_entries = vocab_size - MIN_VOCAB_SIZE - len(special_tokens)
-    made: set[str] = set()
+    model = written.get("model", {})
+    is_bpe = model.get("type") == "BPE" and "merges" in model
+    by_id: dict[int, str] = {number: token for token, number in model["vocab"].items()} if is_bpe else {}
+    entries = [by_id[number] for number in sorted(by_id)]
+    merged = list(dict.fromkeys("".join(merge) for merge in model["merges"])) if is_bpe else []
+    special = [*SPECIAL_TOKENS, *special_tokens]
+    num_special = len(special)
+    has_every_id = sorted(by_id) == list(range(len(entries)))
+    if not (is_bpe and has_every_id and entries[:num_special] == special and entries[num_special + 256 :] == merged):
+        raise DataError(
+            f"a tokenizer is cut by the rank of its merges: its entries must be {num_special} special tokens, 256 bytes, then one for each "
+            "merge in order, as `phasewise tokenizer train` writes them. This one has others."
+        )
+    if vocab_size > len(entries):
+        raise ConfigError(f"--vocab-size must be at most the {len(entries):,} entries of the tokenizer, found {vocab_size:,}.")
+    model["vocab"] = {token: number for number, token in enumerate(entries[:vocab_size])}
+    made: set[str] = set()  # two merges may make the same entry
     kept: list[Sequence[str]] = []
-    for merge in merges:
-        if len(made) == num_entries:
+    for merge in model["merges"]:
+        if len(made) == vocab_size - num_special - 256:
             break
         made.add("".join(merge))
         kept.append(merge)
@@ -339,31 +367,148 @@ def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) 
     return Tokenizer.from_str(json.dumps(written)).to_str(pretty=True)
 
 
-def _ranked(written: Mapping[str, Any], special_tokens: Sequence[str]) -> list[str]:
-    """The entries by id, which are by rank."""
-    model = written.get("model", {})
-    is_bpe = model.get("type") == "BPE" and "merges" in model
-    by_id: dict[int, str] = {number: token for token, number in model["vocab"].items()} if is_bpe else {}
-    ranked = [by_id[number] for number in sorted(by_id)]
-    made = list(dict.fromkeys("".join(merge) for merge in model["merges"])) if is_bpe else []
-    has_every_id = sorted(by_id) == list(range(len(ranked)))
-    first = len(special_tokens)
-    if not (is_bpe and has_every_id and ranked[:first] == list(special_tokens) and ranked[first + 256 :] == made):
-        raise DataError(
-            f"a tokenizer is cut by the rank of its merges: its entries must be {first} special tokens, 256 bytes, then one for each merge "
-            "in order, as `phasewise tokenizer train` writes them. This one has others."
-        )
-    return ranked
+def pieces_of(tokenizer: "Tokenizer", text: str) -> list[str]:
+    """The text of each token. Only the first token of a character has its text."""
+    pieces: list[str] = []
+    covered = 0
+    for _, stop in tokenizer.encode(text, add_special_tokens=False).offsets:
+        pieces.append(text[covered : max(covered, stop)])
+        covered = max(covered, stop)
+    return pieces
 
 
-def _texts(components: Mapping[str, Iterable[str]], max_bytes: int, amounts: dict[str, Amount]) -> Iterator[str]:
-    """The texts to train on, one component after the other; `amounts` has what was read when all were taken."""
-    for name, texts in components.items():
-        documents = text_bytes = 0
-        for text in texts:
-            if text_bytes >= max_bytes:
-                break
-            documents += 1
-            text_bytes += len(text.encode())
-            yield text
-        amounts[name] = Amount(documents, text_bytes)
+def digit_groups(tokenizer: "Tokenizer") -> DigitGroups:
+    """The grouping of digits, found with fixed random numbers of 1 to 18 digits.
+
+    Each token must lie within a group of three from one side. A group may have several tokens if the vocabulary has no entry for it.
+    """
+    generator = random.Random(0)
+    is_single = is_from_right = is_from_left = True
+    for length in range(1, MAX_LENGTH + 1):
+        for _ in range(NUMBERS_OF_A_LENGTH):
+            start = 0
+            for piece in pieces_of(tokenizer, "".join(generator.choices("0123456789", k=length))):
+                stop = start + len(piece)
+                is_single &= len(piece) == 1
+                is_from_right &= (stop - 1 - length % 3) // 3 == (start - length % 3) // 3
+                is_from_left &= (stop - 1) // 3 == start // 3
+                start = stop
+    if is_single:
+        return "single digits"
+    return "threes from the right" if is_from_right else "threes from the left" if is_from_left else "no rule"
+
+
+def digit_examples(tokenizer: "Tokenizer") -> dict[str, list[str]]:
+    """Text → its tokens."""
+    return {text: pieces_of(tokenizer, text) for text in EXAMPLES}
+
+
+def white_space_tokens(tokenizer: "Tokenizer") -> dict[str, int]:
+    """White space → the tokens that it adds between `x` and `y`. 0 if it belongs to the token of the next word."""
+    between = {f"{count} {'space' if count == 1 else 'spaces'}": " " * count for count in SPACES} | SPACES_AND_ENDS
+    letters = len(pieces_of(tokenizer, "x")) + len(pieces_of(tokenizer, "y"))
+    return {name: len(pieces_of(tokenizer, f"x{space}y")) - letters for name, space in between.items()}
+
+
+class Fit(NamedTuple):
+    """A tokenizer's counts on some text.
+
+    Attributes:
+        words: runs without white space. Scripts without spaces have few words, so their fertility has no meaning.
+        not_back: documents whose tokens do not decode to the text.
+    """
+
+    documents: int
+    text_bytes: int
+    characters: int
+    words: int
+    tokens: int
+    not_back: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes for each token."""
+        return self.text_bytes / self.tokens
+
+    @property
+    def characters_per_token(self) -> float:
+        """Unicode characters for each token."""
+        return self.characters / self.tokens
+
+    @property
+    def fertility(self) -> float | None:
+        """Tokens for each word. None without words."""
+        return self.tokens / self.words if self.words else None
+
+
+class ScriptFit(NamedTuple):
+    """The tokens of one script, and their bytes of text."""
+
+    text_bytes: int
+    tokens: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes for each token."""
+        return self.text_bytes / self.tokens
+
+
+class Measured(NamedTuple):
+    """A tokenizer's counts on all subsets."""
+
+    subsets: dict[str, Fit]
+    scripts: dict[str, ScriptFit]
+
+
+def measure(tokenizer: "Tokenizer", subsets: Mapping[str, Iterable[str]]) -> Measured:
+    """Tokenize every text as one document, without begin and end tokens.
+
+    A token counts for the script of its first character other than white space, with all its bytes, so the scripts add up to the total.
+    If several tokens form one character, the first has its bytes.
+
+    Args:
+        subsets: name → texts.
+
+    Raises:
+        DataError: a subset has no tokens.
+    """
+    tokens_of = Counter[str]()
+    bytes_of = Counter[str]()
+    fits: dict[str, Fit] = {}
+    for name, texts in subsets.items():
+        counts = Counter[str]()
+        unread = iter(texts)
+        while batch := list(islice(unread, BATCH_DOCUMENTS)):
+            for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+                back = tokenizer.decode(encoding.ids, skip_special_tokens=False)
+                counts.update(
+                    documents=1, text_bytes=len(text.encode()), characters=len(text), words=len(text.split()), tokens=len(encoding.ids),
+                    not_back=int(back != text),
+                )  # fmt: skip
+                covered = 0
+                script = "white space"
+                for start, stop in encoding.offsets:
+                    piece = text[start:stop].lstrip() or text[start:stop]
+                    script = script_of(piece[0]) if piece else script
+                    tokens_of[script] += 1
+                    bytes_of[script] += len(text[covered : max(covered, stop)].encode())
+                    covered = max(covered, stop)
+                if encoding.offsets:
+                    bytes_of[script] += len(text[covered:].encode())
+        if not counts["tokens"]:
+            raise DataError(f"{name} must have text with tokens, found none in {counts['documents']} documents.")
+        fits[name] = Fit(**{field: counts[field] for field in Fit._fields})
+    return Measured(fits, {name: ScriptFit(bytes_of[name], count) for name, count in tokens_of.most_common()})
+
+
+@cache
+def script_of(character: str) -> str:
+    """A letter's script in the words of Unicode's names (`latin`, `cjk`), or digits, white space, or punctuation and symbols."""
+    if character.isspace():
+        return "white space"
+    category = unicodedata.category(character)
+    if category.startswith("N"):
+        return "digits"
+    if not category.startswith(("L", "M")):
+        return "punctuation and symbols"
+    return unicodedata.name(character, "unnamed").split()[0].lower()

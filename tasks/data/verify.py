@@ -1,4 +1,4 @@
-"""What is cached against what the sources, the settings and the code demand now, difference by difference."""
+"""Verification of caches: their differences from the current sources, settings and code."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +10,9 @@ from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
 from phasewise.tasks.data.filters import NORMALIZER
+from phasewise.tasks.data.findings import Tally
 from phasewise.tasks.data.listing import selects
-from phasewise.tasks.data.plan import CachePlan, ComponentPlan, DataPlan
-from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.tokenizer import check_tokenizer
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
@@ -33,13 +33,13 @@ REMEDIES = {
     "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
     "without text": "look into its files, or raise max_empty_fraction",
 }
-"""What a difference says → what to do; for all others the data are to be prepared again."""
-FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: said last
+"""Word of a difference → remedy. The remedy for other differences is `PREPARE`."""
+FOLLOWS = "tokenizer changed"  # listed last, because the text of any component may change the tokenizer
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as it should be; what is not there is named `nothing`."""
+    """A difference between the expected and the found state. A missing value is `nothing`."""
 
     what: str
     file: str
@@ -48,11 +48,11 @@ class Difference:
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """The remedy for the user."""
         return next((remedy for words, remedy in REMEDIES.items() if words in self.what), PREPARE)
 
     def as_json(self) -> dict[str, str]:
-        """In the shape of `phasewise data verify --json`."""
+        """The shape of `phasewise data verify --json`."""
         return {**asdict(self), "remedy": self.remedy}
 
     def __str__(self) -> str:
@@ -60,20 +60,28 @@ class Difference:
 
 
 def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
-    """Every difference of a component's two caches, each named once. Every shard is read."""
+    """Read both caches of a component completely and list every difference once."""
     component = plan.components[name]
     found = [difference for split in SPLITS for difference in _verify_cache(component, split, plan.tokenizer, home)]
-    known = read_documents_manifest(component.documents.folder).tally.bad_files if component.documents.is_built else {}
+    documents = component.documents
+    tally = read_documents_manifest(documents.folder).tally if documents.is_built else Tally()
     found += [
         Difference("file turned away", file.name, "a file under the source's root", file.reason)
         for file in component.listing.rejected
-        if file.name not in known
-    ] + _unreadable(component)
+        if file.name not in tally.bad_files
+    ]
+    limits = (  # the limits may be stricter than those of the build
+        ("too much is unreadable", tally.bad_fraction, component.source.max_bad_fraction),
+        ("too much is without text", tally.empty_fraction, component.source.max_empty_fraction),
+    )
+    found += [
+        Difference(what, str(documents.folder), f"at most {limit:.4g}", f"{share:.4g}") for what, share, limit in limits if share > limit
+    ]
     return sorted(dict.fromkeys(found), key=lambda difference: difference.what == FOLLOWS)
 
 
 def differs_in_code_alone(component: ComponentPlan, manifest: Manifest) -> bool:
-    """Whether a cache was made of the files and settings of now, by other versions of the code that reads and encodes."""
+    """Whether a cache has the current files and settings, and other versions of the reading and encoding code."""
     now = component.source.model_dump(mode="json")
     then = manifest.source
     has_same_settings = all(now[name] == then.get(name) for name in DECISIVE_SETTINGS)
@@ -82,23 +90,23 @@ def differs_in_code_alone(component: ComponentPlan, manifest: Manifest) -> bool:
 
 
 def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
-    """Refuse components whose caches are not what they must be.
+    """Verify the caches of components.
 
     Raises:
         DataError: with the first three differences.
     """
     differences = [(name, difference) for name in names for difference in verify_component(name, plan, home)]
     differences.sort(key=lambda one: one[1].what == FOLLOWS)
-    found = [f"{name}: {difference}" for name, difference in differences]
-    if found:
+    if differences:
+        found = [f"{name}: {difference}" for name, difference in differences]
         raise DataError(f"the token caches are not what is configured: {name_some(found, 3, '; ')}.")
 
 
 def check_cache(folder: Path, digests: KnownDigests) -> None:
-    """Refuse a cache with files that are not as they were written, as far as their sizes and times show it.
+    """Check the files of a cache by their sizes and times.
 
     Raises:
-        DataError: with the first of them.
+        DataError: with the first changed file.
     """
     files = {name: digest for shard in read_manifest(folder).shards for name, digest in shard.files.items()}
     if changed := digests.changed(folder, files, folder / MANIFEST_NAME):
@@ -107,51 +115,56 @@ def check_cache(folder: Path, digests: KnownDigests) -> None:
 
 def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
     cache = component.cache(split)
+    folder = cache.folder
     if not cache.is_built:
         return _why_not_built(component, split, tokenizer, home)
     try:
-        manifest = read_manifest(cache.folder)
+        manifest = read_manifest(folder)
     except DataError as error:
-        return [Difference("manifest edited", str(cache.folder / MANIFEST_NAME), "the manifest that was written", str(error))]
-    found = _changed_pin(cache, manifest, component.name, split) + _changes(component, manifest, tokenizer)
+        return [Difference("manifest edited", str(folder / MANIFEST_NAME), "the manifest that was written", str(error))]
+    found: list[Difference] = []
+    if cache.pin is not None:
+        expected, actual = f"{split} cache of {component.name}", f"{manifest.split} cache of {manifest.component}"
+        if expected != actual:
+            found.append(Difference("pinned to another cache", str(folder), expected, actual))
+        elif cache.pin.digest != manifest.digest:
+            found.append(Difference("pinned cache changed", str(folder), cache.pin.digest[:16], manifest.digest[:16]))
+    found += _changes(component, manifest, tokenizer)
     if manifest.key != cache.key and not found:
-        found.append(Difference("settings changed", str(cache.folder), cache.key[:16], manifest.key[:16]))
-    files = [file for shard in manifest.shards for file in shard.files.items()]
+        found.append(Difference("settings changed", str(folder), cache.key[:16], manifest.key[:16]))
+
+    def digest_of(name: str) -> str:
+        try:
+            return digest_of_file(folder / name)
+        except FileNotFoundError:
+            return NOTHING
+
+    files = {name: digest for shard in manifest.shards for name, digest in shard.files.items()}
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="verify") as pool:
-        digests = list(pool.map(lambda file: _digest_or_nothing(cache.folder / file[0]), files))
-    return found + [
-        Difference("shard damaged", str(cache.folder / name), expected[:16], actual[:16])
-        for (name, expected), actual in zip(files, digests, strict=True)
-        if actual != expected
-    ]
+        actual_digests = pool.map(digest_of, files)
+        for (name, expected), actual in zip(files.items(), actual_digests, strict=True):
+            if actual != expected:
+                found.append(Difference("shard damaged", str(folder / name), expected[:16], actual[:16]))
+    return found
 
 
 def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
-    """The cache that must be there is not: half built, pinned to nothing, or another is there, and the difference can be named."""
+    """The reasons for a missing cache: a wrong pin, an unfinished build, or changes since the latest cache of the component."""
     cache = component.cache(split)
-    found: list[Difference] = []
     if cache.pin:
         return [Difference("pinned cache missing", str(cache.folder), cache.pin.digest[:16], NOTHING)]
-    if shards := [path for path in _files_in(cache.folder) if path.name.startswith("shard-")]:
+    found: list[Difference] = []
+    shards = [path for path in cache.folder.iterdir() if path.name.startswith("shard-")] if cache.folder.exists() else []
+    if shards:
         found.append(Difference("half-built cache", str(cache.folder), MANIFEST_NAME, f"{len(shards)} files without it"))
-    if other := _latest_other(home, component.name, split):
+    others = list((home.root / "tokens" / component.name).glob(f"{split}-*/{MANIFEST_NAME}"))
+    if others:
+        latest = max(others, key=lambda path: path.stat().st_mtime)
         try:
-            found += _changes(component, read_manifest(other), tokenizer)
+            found += _changes(component, read_manifest(latest.parent), tokenizer)
         except DataError as error:
-            found.append(Difference("manifest edited", str(other / MANIFEST_NAME), "the manifest that was written", str(error)))
+            found.append(Difference("manifest edited", str(latest), "the manifest that was written", str(error)))
     return found or [Difference(f"{split} cache not built", str(cache.folder), cache.key[:16], NOTHING)]
-
-
-def _changed_pin(cache: CachePlan, manifest: Manifest, component: str, split: Split) -> list[Difference]:
-    if cache.pin is None:
-        return []
-    expected = f"{split} cache of {component}"
-    found = f"{manifest.split} cache of {manifest.component}"
-    if expected != found:
-        return [Difference("pinned to another cache", str(cache.folder), expected, found)]
-    if cache.pin.digest != manifest.digest:
-        return [Difference("pinned cache changed", str(cache.folder), cache.pin.digest[:16], manifest.digest[:16])]
-    return []
 
 
 def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> list[Difference]:
@@ -162,33 +175,38 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     for name in DECISIVE_SETTINGS:
         if now[name] != then.get(name):
             found.append(Difference(f"{name} changed", place, *_in_words(now[name], then.get(name))))
-    wanted, was = described(component.bias_of(manifest.split)).get(LENGTH_BIAS), then.get(LENGTH_BIAS)
-    if wanted != was:
-        found.append(Difference(f"{LENGTH_BIAS} changed", place, str(wanted), str(was)))
-    found += [Difference(what, place, expected, was) for what, expected, was in _changed_code(manifest)]
-    expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
-    try:
-        if tokenizer.exists():
+    bias, earlier_bias = described(component.bias_of(manifest.split)).get(LENGTH_BIAS), then.get(LENGTH_BIAS)
+    if bias != earlier_bias:
+        found.append(Difference(f"{LENGTH_BIAS} changed", place, str(bias), str(earlier_bias)))
+    found += [Difference(what, place, expected, actual) for what, expected, actual in _changed_code(manifest)]
+    if not tokenizer.exists():
+        digest = f"{tokenizer.parent.name}, not made yet"
+    else:
+        digest = digest_of_file(tokenizer)
+        try:
             check_tokenizer(tokenizer)
-    except DataError:
-        found.append(Difference("tokenizer edited", str(tokenizer), "the file that was written", expected[:16]))
-        return found
-    if expected != manifest.tokenizer_digest:
-        found.append(Difference(FOLLOWS, place, expected[:32], manifest.tokenizer_digest[:16]))
+        except DataError:
+            found.append(Difference("tokenizer edited", str(tokenizer), "the file that was written", digest[:16]))
+            return found
+    if digest != manifest.tokenizer_digest:
+        found.append(Difference(FOLLOWS, place, digest[:32], manifest.tokenizer_digest[:16]))
     return found
 
 
 def _in_words(now: Any, then: Any) -> tuple[str, str]:
+    """Two settings, reduced to their differing fields. Long texts are shown by their digests."""
     if isinstance(now, dict) and isinstance(then, dict):
         differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
         now, then = ({name: one.get(name) for name in differing} for one in (now, then))
-    return _shortened(now), _shortened(then)
-
-
-def _shortened(value: Any) -> str:
-    shown = {name: f"{digest_of_bytes(one.encode())[:16]} (digest)" if isinstance(one, str) and len(one) > 80 else one
-             for name, one in value.items()} if isinstance(value, dict) else value  # fmt: skip
-    return str(shown)
+    shown: list[str] = []
+    for value in (now, then):
+        if isinstance(value, dict):
+            value = {
+                name: f"{digest_of_bytes(one.encode())[:16]} (digest)" if isinstance(one, str) and len(one) > 80 else one
+                for name, one in value.items()
+            }
+        shown.append(str(value))
+    return shown[0], shown[1]
 
 
 def _changed_code(manifest: Manifest) -> list[tuple[str, str, str]]:
@@ -201,50 +219,18 @@ def _changed_code(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def _changed_files(component: ComponentPlan, manifest: Manifest) -> list[Difference]:
+    source = component.source
     current: dict[str, SourceFile] = {file.name: file for file in component.files}
     cached = {file.name: file for file in manifest.sources}
     found: list[Difference] = []
     for name in sorted({*current, *cached}):
         if name not in cached:
             found.append(Difference("file added", name, current[name].digest[:23], NOTHING))
-        elif name not in current and not selects(component.source, name):
-            found.append(Difference("file no longer selected", name, f"left out by {_filter(component.source)}", "in the cache"))
+        elif name not in current and not selects(source, name):
+            globs = ", ".join(source.include) + (f" without {', '.join(source.exclude)}" if source.exclude else "")
+            found.append(Difference("file no longer selected", name, f"left out by {globs}", "in the cache"))
         elif name not in current:
             found.append(Difference("file removed", name, NOTHING, cached[name].digest[:23]))
         elif current[name].digest != cached[name].digest:
             found.append(Difference("content changed", name, current[name].digest[:23], cached[name].digest[:23]))
     return found
-
-
-def _filter(source: Source) -> str:
-    without = f" without {', '.join(source.exclude)}" if source.exclude else ""
-    return f"{', '.join(source.include)}{without}"
-
-
-def _unreadable(component: ComponentPlan) -> list[Difference]:
-    """Documents that were built when more of a source was allowed to be unreadable, or without text, than is now."""
-    folder = component.documents.folder
-    if not component.documents.is_built:
-        return []
-    tally, source = read_documents_manifest(folder).tally, component.source
-    found = (
-        ("too much is unreadable", tally.bad_fraction, source.max_bad_fraction),
-        ("too much is without text", tally.empty_fraction, source.max_empty_fraction),
-    )
-    return [Difference(what, str(folder), f"at most {limit:.4g}", f"{share:.4g}") for what, share, limit in found if share > limit]
-
-
-def _latest_other(home: Home, component: str, split: Split) -> Path | None:
-    found = list((home.root / "tokens" / component).glob(f"{split}-*/{MANIFEST_NAME}"))
-    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
-
-
-def _files_in(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.exists() else []
-
-
-def _digest_or_nothing(path: Path) -> str:
-    try:
-        return digest_of_file(path)
-    except FileNotFoundError:
-        return NOTHING

@@ -40,7 +40,7 @@ OTHERS: dict[str, str] = {
     "tasks/evaluation/benchmark_definitions.py": "a YAML file of this package",
     "tasks/evaluation/checkpoint.py": "definitions whose digest the manifest names, compared first",
     "tasks/data/text_files.py": TEXT,
-    "tasks/data/renderer.py": MADE_HERE,
+    "tasks/data/template.py": MADE_HERE,
     "tasks/data/sandbox.py": MADE_HERE,
     "tasks/data/table_process.py": MADE_HERE,
     "tasks/data/tables.py": MADE_HERE,

@@ -199,5 +199,5 @@ def test_answers_of_plain_text_or_of_a_template_that_does_not_mark_them_are_refu
         check_conversations(unmarked, [unmarked.phase("sft")])
     failing = conversing(tmp_path, "{% for message in messages %}{{ message.contents }}{% endfor %}")
     (tmp_path / "a.jsonl").write_text("{}")
-    with pytest.raises(DataError, match="at a conversation that is made up: UndefinedError: 'dict object' has no attribute 'contents'"):
+    with pytest.raises(DataError, match="at a test conversation: UndefinedError: 'dict object' has no attribute 'contents'"):
         check_sources(failing, home)

@@ -11,7 +11,7 @@ import dask.config
 import pytest
 from dask.distributed import LocalCluster
 
-from phasewise.tasks.data import parts
+from phasewise.tasks.data import listing
 from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
@@ -103,8 +103,8 @@ class World:
         """Documents, tokenizer, caches and benchmarks, whatever of them is missing. Parts are small, so that a cache has several shards."""
         plan = self.plan()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parts, "MIN_PART_BYTES", 1)
-            patch.setattr(parts, "PARTS_PER_COMPONENT", 2)
+            patch.setattr(listing, "MIN_PART_BYTES", 1)
+            patch.setattr(listing, "PARTS_PER_COMPONENT", 2)
             write_missing_documents(plan)
         make_missing_tokenizer(plan, VOCAB_SIZE, None)
         build_missing_caches(plan)

@@ -12,7 +12,7 @@ from typing import Any
 from dask.distributed import Client
 
 from experiments.survival.data.corpus import VOCAB_SIZE, corpus_sources
-from phasewise.tasks.data import parts, reading
+from phasewise.tasks.data import listing, reading
 from phasewise.tasks.data.cluster import cluster
 from phasewise.tasks.data.plan import plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("corpus")
     parser.add_argument("--shuffle", type=int)
     chosen = parser.parse_args()
-    reading.PIECE_BYTES, parts.MIN_PART_BYTES = 1 << 19, 1  # the driver divides the work and informs the workers
+    reading.PIECE_BYTES, listing.MIN_PART_BYTES = 1 << 19, 1  # the driver divides the work and informs the workers
     if chosen.shuffle is not None:
         shuffle_calls(chosen.shuffle)
     try:

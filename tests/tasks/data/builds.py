@@ -3,10 +3,18 @@
 from pathlib import Path
 
 from phasewise.tasks.data.caches import encode_part, finish_cache
-from phasewise.tasks.data.documents import DocumentsManifest, find_copies, finish_documents, num_buckets, ranges_of, read_documents_manifest
+from phasewise.tasks.data.documents import (
+    Bundle,
+    DocumentsManifest,
+    find_copies,
+    finish_documents,
+    num_buckets,
+    ranges_of,
+    read_documents_manifest,
+    read_to_parts,
+)
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.listing import Listing, fingerprint
-from phasewise.tasks.data.parts import Bundle, read_to_parts
 from phasewise.tasks.data.reading import pieces_of
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.data.manifest import Manifest, Split

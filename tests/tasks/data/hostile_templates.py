@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from phasewise.tasks.data.conversation import Message
-from phasewise.tasks.data.renderer import renderer
-from phasewise.tasks.data.template import ChatTemplate
+from phasewise.tasks.data.template import ChatTemplate, renderer
 from phasewise.trainer.base.errors import PhasewiseError
 
 NESTED = "{% set x = namespace(v=['lol']) %}{% for i in range(99) %}{% set x.v = [x.v, x.v] %}{% endfor %}"

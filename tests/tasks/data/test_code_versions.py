@@ -17,7 +17,6 @@ DECIDES_NO_MEASURE = {
     "phasewise.tasks.data.conversation": "a template's text is in the key of its cache",
     "phasewise.tasks.data.plan": "names caches, whose contents are in the key",
     "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
-    "phasewise.tasks.data.renderer": "runs templates as the sandbox does, whose code is in the keys of the caches",
     "phasewise.tasks.evaluation.made_benchmarks": "reads benchmarks, whose bytes are in the key",
     "phasewise.tasks.evaluation.gate_benchmarks": "its code is in the digests of real benchmarks and needles, which are in the key",
     "phasewise.tasks.progress": "says what happens",

@@ -10,12 +10,10 @@ from pydantic import ValidationError
 
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.conversation_text import build_compose, rendered
-from phasewise.tasks.data.documents import check_readable
+from phasewise.tasks.data.documents import check_readable, read_to_parts
 from phasewise.tasks.data.filters import Normalization
-from phasewise.tasks.data.findings import Fault, Finding, LeftOut, Record, has_text, reach, texts_in
+from phasewise.tasks.data.findings import Fault, Finding, LeftOut, Record, Tally, beside_of, has_text, reach, texts_in
 from phasewise.tasks.data.listing import fingerprint
-from phasewise.tasks.data.parts import read_to_parts
-from phasewise.tasks.data.quarantine import Tally, beside_of
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.errors import DataError
 from tests.tasks.data.builds import bundles

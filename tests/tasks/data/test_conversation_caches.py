@@ -8,8 +8,7 @@ import pytest
 
 from phasewise.tasks.data.caches import encode_part
 from phasewise.tasks.data.conversation import Conversation
-from phasewise.tasks.data.documents import find_copies, finish_documents, ranges_of
-from phasewise.tasks.data.parts import read_to_parts
+from phasewise.tasks.data.documents import find_copies, finish_documents, ranges_of, read_to_parts
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import finish_cache, make_missing_tokenizer
 from phasewise.tasks.data.source import Source

@@ -11,10 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from phasewise.tasks.data.conversation import Conversation, Message
 from phasewise.tasks.data.conversation_text import build_compose, rendered
-from phasewise.tasks.data.documents import read_documents_manifest, split_texts
+from phasewise.tasks.data.documents import read_documents_manifest, split_of, split_texts
 from phasewise.tasks.data.filters import Normalization
 from phasewise.tasks.data.findings import Fault, Finding, Record
-from phasewise.tasks.data.parts import split_of
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.stand_ins import as_record
 from phasewise.tasks.data.template import ChatTemplate, NotMarked

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.tasks.data import parts
+from phasewise.tasks.data import documents
 from phasewise.tasks.data.documents import (
     QUARANTINE_NAME,
     check_readable,
     is_held_out,
+    read_to_parts,
+    split_of,
     split_texts,
     tally_of,
 )
 from phasewise.tasks.data.listing import fingerprint
-from phasewise.tasks.data.parts import read_to_parts, split_of
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes
@@ -116,7 +117,7 @@ def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkey
     first, second = bundles(source, fingerprint(source))
     read_to_parts(first, 1 << 20, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "write_model", killed)
+        patch.setattr(documents, "write_model", killed)
         with pytest.raises(KeyboardInterrupt):
             read_to_parts(second, 1 << 20, tmp_path / "out")
     (tmp_path / "out" / ".part-00001-0000.parquet.abc").write_bytes(b"half")

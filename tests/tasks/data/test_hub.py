@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.tasks.data.documents import read_to_parts
 from phasewise.tasks.data.listing import at_commit, fingerprint
-from phasewise.tasks.data.parts import read_to_parts
 from phasewise.tasks.data.reading import Record, pieces_of, read_piece
 from phasewise.tasks.data.source import HubTrouble, Source
 from phasewise.trainer.base.errors import DataError

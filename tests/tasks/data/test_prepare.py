@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.data import parts, prepare
+from phasewise.tasks.data import listing, prepare
 from phasewise.tasks.data.documents import QUARANTINE_NAME
 from phasewise.tasks.data.listing import choose
 from phasewise.tasks.data.plan import DataPlan, plan_data
@@ -67,7 +67,7 @@ def contents(plan: DataPlan) -> dict[str, tuple[str, int]]:
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parts, "MIN_PART_BYTES", 1)
+    monkeypatch.setattr(listing, "MIN_PART_BYTES", 1)
     small = prepare_some(folder, folder / "home", 3000)
     web = small.components["web"]
     assert web.listing.budget is not None
@@ -84,7 +84,7 @@ def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder
     more = large.components["web"]
     assert more.documents.key != web.documents.key
     assert len(more.files) > chosen
-    assert read[:1] == [f"web: {chosen} of {len(more.bundles)} bundles were read for a smaller budget, and are not read again"]
+    assert read[:1] == [f"web: reusing {chosen} of {len(more.bundles)} bundles of a smaller budget"]
     assert {name: (more.documents.folder / name).stat().st_ino for name in inodes} == inodes
     shards = list(web.train.folder.glob("shard-*.bin"))
     assert all((more.train.folder / path.name).stat().st_ino == path.stat().st_ino for path in shards)

@@ -8,8 +8,21 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.tasks.data.findings import Fault, Finding, LeftOut, NoText, Reason, Record
-from phasewise.tasks.data.quarantine import EMPTY_REMEDIES, MAX_SAMPLES, REMEDIES, Counting, Sample, Tally, refusal
+from phasewise.tasks.data.findings import (
+    EMPTY_REMEDIES,
+    MAX_SAMPLES,
+    REMEDIES,
+    Counting,
+    Fault,
+    Finding,
+    LeftOut,
+    NoText,
+    Reason,
+    Record,
+    Sample,
+    Tally,
+    refusal,
+)
 from phasewise.tasks.data.source import Piece, Source
 
 SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)

@@ -18,9 +18,8 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from phasewise.tasks.data import reading, tables
-from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, tally_of
-from phasewise.tasks.data.listing import fingerprint
-from phasewise.tasks.data.parts import part_bytes, read_to_parts
+from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, read_to_parts, tally_of
+from phasewise.tasks.data.listing import fingerprint, part_bytes
 from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Finding, Record, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import ConfigError, DataError
@@ -199,7 +198,7 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (piece,) = pieces_of(source(str(tmp_path)), files(tmp_path))
     (tmp_path / "a.jsonl").write_bytes(LINES[:100])
-    with pytest.raises(DataError, match=f"has 100 bytes, at least {len(LINES)} were listed"):
+    with pytest.raises(DataError, match=f"has 100 bytes, and {len(LINES)} were listed"):
         list(read_piece(source(str(tmp_path)), piece))
 
 

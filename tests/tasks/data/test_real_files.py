@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from phasewise.tasks.data.documents import check_readable, tally_of
+from phasewise.tasks.data.documents import check_readable, read_to_parts, tally_of
+from phasewise.tasks.data.findings import Tally, left_out_of
 from phasewise.tasks.data.listing import expand, fingerprint
-from phasewise.tasks.data.parts import read_to_parts
-from phasewise.tasks.data.quarantine import Tally, left_out_of
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.errors import DataError
 from tests.tasks.data.builds import bundles, write_documents

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from phasewise.tasks.data import renderer as renderers
-from phasewise.tasks.data.renderer import Renderer, as_line, renderer
+from phasewise.tasks.data import template as renderers
+from phasewise.tasks.data.template import Renderer, as_line, renderer
 from tests.tasks.data.hostile_templates import HOSTILE
 
 ROOT = Path(__file__).parents[3]
@@ -78,11 +78,11 @@ def test_it_can_open_nothing_and_start_nothing_and_ends_with_its_parent():
     attempts = "".join(
         f"    try:\n        {one}\n        print('done')\n    except Exception as e:\n        print(type(e).__name__)\n" for one in tries
     )
-    program = renderers.PROGRAM.read_text().replace("    shut_in()\n", f"    shut_in()\n{attempts}")
+    program = renderers.PROGRAM.read_text().replace("    sys.addaudithook(refuse)\n", f"    sys.addaudithook(refuse)\n{attempts}")
     ran = subprocess.run([sys.executable, "-P", "-c", program], input="", capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["SecurityError"] * len(tries)
     parent = (
-        "import os, signal\nfrom phasewise.tasks.data.renderer import renderer as r\n"
+        "import os, signal\nfrom phasewise.tasks.data.template import renderer as r\n"
         "r().ask('x', ('', ''), ())\nprint(r()._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     said = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)}).stdout

@@ -13,7 +13,6 @@ from phasewise.tasks.data.stand_ins import (
     MAX_SHARED_SHINGLES,
     RECORD_NAME,
     SHINGLE_WORDS,
-    VIEWS,
     NearDuplicates,
     StandIn,
     View,
@@ -21,6 +20,7 @@ from phasewise.tasks.data.stand_ins import (
     documents_in,
     required_packages,
     stand_in_source,
+    texts_of,
     write_stand_ins,
 )
 from phasewise.trainer.base.storage import read_json
@@ -69,7 +69,7 @@ async def rain():
 
 
 def view(name: View, text: str = MODULE) -> list[str]:
-    return list(VIEWS[name](text, "nature.water"))
+    return list(texts_of(name, text, "nature.water"))
 
 
 def test_questions_ask_for_classes_and_functions():

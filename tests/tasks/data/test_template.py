@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from phasewise.tasks.data.conversation import Conversation, Message, messages_of
-from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.documents import split_of
 from phasewise.tasks.data.stand_ins import as_record
 from phasewise.tasks.data.template import ChatTemplate, Rendered, resolved, template_of
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT

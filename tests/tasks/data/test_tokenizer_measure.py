@@ -5,8 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from phasewise.tasks.data.tokenizer_measure import Fit, ScriptFit, digit_groups, measure, script_of, white_space_tokens
-from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, SplitName, train
+from phasewise.tasks.data.tokenizer_training import (
+    MIN_VOCAB_SIZE,
+    Fit,
+    ScriptFit,
+    SplitName,
+    digit_groups,
+    measure,
+    script_of,
+    train,
+    white_space_tokens,
+)
 
 
 def by_bytes(*merged: str, split: SplitName = "trinity") -> Tokenizer:

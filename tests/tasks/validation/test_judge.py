@@ -13,9 +13,8 @@ import pytest
 
 from phasewise.flows.recipes.marin.marin_8b import MARIN_8B
 from phasewise.tasks.data import cluster
-from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.documents import split_of, split_texts
 from phasewise.tasks.data.listing import Listing
-from phasewise.tasks.data.parts import split_of
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
 from phasewise.tasks.validation import judge, scan_caches
