@@ -43,8 +43,7 @@ _DECODERS: Mapping[str, Callable[[], Any]] = {
 def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.RawIOBase:
     """Unpack a stream of `file`. Consecutive members form one stream.
 
-    Raises:
-        FileFault: during reading, if the file is truncated or expands too much.
+    Raises FileFault during reading, if the file is truncated or expands too much.
     """
     return Measured(file, unpacking(packed, packing))
 
@@ -52,8 +51,7 @@ def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.Raw
 def unpacking(packed: io.BufferedReader, packing: str) -> Callable[[int], bytes]:
     """A function that reads up to the given number of unpacked bytes, and none at the end.
 
-    Raises:
-        FileFault: during reading, if the file is truncated.
+    Raises FileFault during reading, if the file is truncated.
     """
     if packing in ("zstd", "lz4", "brotli"):
         stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing)  # pyright: ignore[reportArgumentType]  # one of its names
@@ -113,8 +111,7 @@ class Member(NamedTuple):
 def members(archive: str, file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
     """The files in a `zip` or `tar` in the order of their positions, without folders.
 
-    Raises:
-        FileFault: the rest of the archive is unreliable.
+    Raises FileFault if the rest of the archive is unreliable.
     """
     try:
         yield from _zip_members(file, stream) if archive == "zip" else _tar_members(file, stream)

@@ -63,8 +63,7 @@ def normalized(text: str, manifest: Manifest) -> str:
 def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigests) -> list[int]:
     """The shards of a cache that may contain a document whose id has this prefix. The sorted digests of the documents are bisected.
 
-    Raises:
-        DataError: the documents are damaged.
+    Raises DataError if the documents are damaged.
     """
     manifest = read_documents_manifest(folder)
     files = {f"{part.name}.digests": part.ids_digest for part in manifest.parts}
@@ -133,8 +132,7 @@ def finish_cache(
 ) -> Manifest:
     """Collect the records of all shards, remove other files, and write the manifest.
 
-    Raises:
-        DataError: a shard is incomplete, or the length bias rejects all documents.
+    Raises DataError if a shard is incomplete, or the length bias rejects all documents.
     """
     read = read_documents_manifest(documents)
     records: list[ShardRecord] = []

@@ -96,8 +96,7 @@ def _new_client() -> Iterator[Client]:
 def num_workers() -> int:
     """The number of workers in the environment variable, or of the machine's cores.
 
-    Raises:
-        ConfigError: the variable is not a positive integer.
+    Raises ConfigError if the variable is not a positive integer.
     """
     value = os.environ.get(WORKERS_VARIABLE) or str(os.cpu_count() or 1)
     with suppress(ValueError):
@@ -109,8 +108,7 @@ def num_workers() -> int:
 def workers_at_work() -> int:
     """The number of workers of the configured scheduler, or of this machine.
 
-    Raises:
-        DataError: the scheduler does not answer, or has no worker.
+    Raises DataError if the scheduler does not answer, or has no worker.
     """
     if not os.environ.get(SCHEDULER_VARIABLE):
         return num_workers()

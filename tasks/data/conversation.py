@@ -213,9 +213,8 @@ class NoConversation(Exception):
 def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message]:
     """The messages in order: the system text, the list or the question, the answer. Empty system texts are dropped.
 
-    Raises:
-        NoConversation: a column is missing or has another type, a role is unknown, a message is empty, calls a tool, has a part other
-            than text or a weight other than 0 and 1, there are two system texts, or no answer counts.
+    Raises NoConversation if a column is missing or has another type, a role is unknown, a message is empty, calls a tool, has a part other
+    than text or a weight other than 0 and 1, there are two system texts, or no answer counts.
     """
     found: list[Message] = []
     if how.system is not None:

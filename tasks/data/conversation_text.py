@@ -49,8 +49,7 @@ def build_compose(how: Conversation, normalization: Normalization) -> Compose:
     The rendered text is not normalised again, because its spans would move. A message with a special token of the template is a fault,
     because it could end its own turn.
 
-    Raises:
-        ConfigError: the template is unusable.
+    Raises ConfigError if the template is unusable.
     """
     chat = template_of(how)
     reserved = re.compile("|".join(map(re.escape, (BEGIN_OF_TEXT, END_OF_TEXT, *chat.special_tokens))))
@@ -91,8 +90,7 @@ def _fault(reason: Reason, where: str, record: Mapping[str, object], found: str 
 def rendered(found: Iterable[Taken], how: Conversation, sift: Sift, place: str) -> Iterator[Finding]:
     """Render the conversations among the findings, in batches, and keep the order.
 
-    Raises:
-        DataError: the template fails. The message has the place of the conversation.
+    Raises DataError if the template fails. The message has the place of the conversation.
     """
     batch: list[Taken] = []
     size = 0
@@ -214,11 +212,7 @@ def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str 
 
 
 def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
-    """Check a tokenizer against chat templates before any conversation is encoded.
-
-    Raises:
-        DataError: as `ids_of_tokens`.
-    """
+    """Check a tokenizer against chat templates before any conversation is encoded. Raises DataError as `ids_of_tokens`."""
     tokenizer = load_tokenizer(path)
     for chat in chats:
         ids_of_tokens(tokenizer, chat, path)

@@ -81,11 +81,7 @@ class KnownDigests:
             return self._local_content(str(url)) if entry is None else self._store_content(str(url), [*entry.signature])
 
     def sha256(self, path: Path) -> str:
-        """SHA-256 of a local file or a file of the home, in hexadecimal.
-
-        Raises:
-            OSError: the file is unreadable.
-        """
+        """SHA-256 of a local file or a file of the home, in hexadecimal. Raises OSError if the file is unreadable."""
         return self.content(path).digest.removeprefix("sha256:")
 
     def changed(self, folder: Path, files: Mapping[str, str], seal: Path) -> list[str]:

@@ -56,11 +56,7 @@ def write_model(path: Path, record: Frozen) -> None:
 
 
 def read_model(model: type[Model], path: Path) -> Model:
-    """Read a record.
-
-    Raises:
-        DataError: the file is missing, invalid, or was edited.
-    """
+    """Read a record. Raises DataError if the file is missing, invalid, or was edited."""
     try:
         return model.model_validate(read_sealed(path))
     except (FileNotFoundError, ValidationError, ValueError) as error:
@@ -234,11 +230,7 @@ def _write_part(path: Path, batches: Iterator[list[Row]], max_bytes: int, schema
 
 
 def read_part(folder: Path, part: Part) -> Iterator[pa.Table]:
-    """The documents of a part with all copies, one row group at a time.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """The documents of a part with all copies, one row group at a time. Raises DataError if the file is damaged."""
     path = folder / f"{part.name}.parquet"
     check_file(path, part.digest, f"Delete {folder} and prepare the data again.")
     with path.open("rb") as file, pq.ParquetFile(file) as parquet:
@@ -358,8 +350,7 @@ def tally_of(records: Iterable[BundleRecord], listing: Listing) -> Tally:
 def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
     """Check a component's counts against the limits of its source. The quarantine file has samples.
 
-    Raises:
-        DataError: a file has another format, a column is unread, or too many documents are unusable or empty.
+    Raises DataError if a file has another format, a column is unread, or too many documents are unusable or empty.
     """
     if tally.unread_files:
         raise DataError(refusal_of_unread(component, source, tally, folder / QUARANTINE_NAME))
@@ -374,11 +365,7 @@ def check_readable(component: str, source: Source, tally: Tally, folder: Path) -
 def finish_documents(
     component: str, source: Source, listing: Listing, records: list[BundleRecord], kept: list[Kept], folder: Path
 ) -> DocumentsManifest:
-    """Join the records of all bundles and buckets, remove other files, and write the manifest.
-
-    Raises:
-        DataError: a split is empty.
-    """
+    """Join the records of all bundles and buckets, remove other files, and write the manifest. Raises DataError if a split is empty."""
     tally = tally_of(records, listing)
     parts = tuple(part for record in records for part in record.parts)
     train = sum(bucket.train for bucket in kept)
@@ -413,8 +400,7 @@ def finish_documents(
 def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
     """The documents of one part without copies, in bounded batches: id, source_file, split, text, and spans for conversations.
 
-    Raises:
-        DataError: a file is damaged.
+    Raises DataError if a file is damaged.
     """
     check_once(folder / COPIES_NAME, manifest.copies_digest)
     start = sum(manifest.copies[:number])

@@ -219,8 +219,7 @@ def has_text(value: object) -> bool:
 def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:
     """Reject a decompression bomb. Text rarely packs better than 20 to 1, while gzip reaches 1,000 to 1 and Zstandard 30,000 to 1.
 
-    Raises:
-        FileFault: more than 200 bytes from one packed byte, after the first 100 MiB.
+    Raises FileFault if more than 200 bytes from one packed byte, after the first 100 MiB.
     """
     if unpacked_bytes > FREE_EXPANSION_BYTES and unpacked_bytes > MAX_EXPANSION * packed_bytes:
         raise FileFault(

@@ -59,11 +59,7 @@ class Hub(HfFileSystem):
         return _retry(lambda: super(Hub, self).info(path, *arguments, **options), path)
 
     def exists(self, path: str, **options: Any) -> bool:
-        """Whether a file exists.
-
-        Raises:
-            HubTrouble, PermissionError: the hub gives no answer.
-        """
+        """Whether a file exists. Raises HubTrouble or PermissionError if the hub gives no answer."""
         try:
             self.info(path, **options)
         except FileNotFoundError:
@@ -73,9 +69,8 @@ class Hub(HfFileSystem):
     def commit_of(self, path: str) -> str | None:
         """The current commit of a data set's revision, in full. None for a bucket.
 
-        Raises:
-            FileNotFoundError: the data set or revision does not exist.
-            PermissionError, HubTrouble: the data set is private, or the hub gives no answer.
+        Raises FileNotFoundError if the data set or revision does not exist. Raises PermissionError or HubTrouble if the data set is
+        private, or the hub gives no answer.
         """
         place = self.resolve_path(path)
         if not isinstance(place, HfFileSystemResolvedRepositoryPath):

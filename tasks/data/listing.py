@@ -151,8 +151,7 @@ class Listing:
 def at_commit(source: Source) -> Source:
     """Replace the branch or tag of a data set on the hub by its current commit, so that listing, reading and verification see one commit.
 
-    Raises:
-        DataError: the data set or the revision is missing or private, or the hub is unavailable.
+    Raises DataError if the data set or the revision is missing or private, or the hub is unavailable.
     """
     if not source.url.startswith("hf://"):
         return source
@@ -168,8 +167,7 @@ def at_commit(source: Source) -> Source:
 def expand(source: Source) -> Expanded:
     """Select the files of a source.
 
-    Raises:
-        DataError: a glob selects no file, because a part of a component must not vanish silently, or the listing fails.
+    Raises DataError if a glob selects no file, because a part of a component must not vanish silently, or the listing fails.
     """
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)

@@ -78,8 +78,7 @@ def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:
 def write_missing_documents(plan: DataPlan) -> int:
     """Write the documents of each component without documents and return the number of these components.
 
-    Raises:
-        DataError: too much of a component is unreadable, or a split is empty.
+    Raises DataError if too much of a component is unreadable, or a split is empty.
     """
     everything = list(plan.components.values())
     with held_all([component.documents.lock for component in everything if not component.documents.is_built]):
@@ -209,10 +208,8 @@ def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
 def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
     """Copy, download or train the tokenizer if it is missing. Return whether it was missing.
 
-    Raises:
-        ConfigError: `name` is a folder without a tokenizer.
-        DataError: the download fails, the file was edited, a special token of documents or of a chat template is missing, or the
-            tokenizer has more entries than `vocab_size`.
+    Raises ConfigError if `name` is a folder without a tokenizer. Raises DataError if the download fails, the file was edited, a special
+    token of documents or of a chat template is missing, or the tokenizer has more entries than `vocab_size`.
     """
     path = plan.tokenizer
     is_missing = not path.exists()
@@ -239,8 +236,7 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
 def build_missing_caches(plan: DataPlan) -> int:
     """Tokenize each missing cache and return the number of these caches.
 
-    Raises:
-        DataError: a pinned cache is missing, because pinned caches are never built, or has other special tokens.
+    Raises DataError if a pinned cache is missing, because pinned caches are never built, or has other special tokens.
     """
     everything: list[tuple[ComponentPlan, Split]] = [(component, split) for component in plan.components.values() for split in SPLITS]
     pinned = {str(cache.folder): (component, cache) for component, split in everything if (cache := component.cache(split)).pin}

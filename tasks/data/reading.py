@@ -54,11 +54,9 @@ def pieces_of(source: Source, files: Iterable[SourceFile]) -> tuple[Piece, ...]:
 def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
     """Every document of a piece in order: its original text, or the reason against it.
 
-    Raises:
-        ConfigError: a filter needs fields and the format has none, or a chat template is unusable.
-        DataError: the file is missing, unreadable, or shorter than listed, or a chat template fails.
-        OSError: the file system fails. A retry may help.
-        MemoryError: this worker has too little memory.
+    Raises ConfigError if a filter needs fields and the format has none, or a chat template is unusable. Raises DataError if the file is
+    missing, unreadable, or shorter than listed, or a chat template fails. Raises OSError if the file system fails. A retry may help. Raises
+    MemoryError if this worker has too little memory.
     """
     if source.format in WITHOUT_FIELDS and field_keys(source.filters):
         raise ConfigError(

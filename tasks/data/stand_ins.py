@@ -116,8 +116,7 @@ def collect(stand_in: StandIn) -> list[dict[str, Any]]:
 
     The order of the files mixes the packages and depends only on the files of required packages.
 
-    Raises:
-        DataError: this installation has no such files, or no text in them.
+    Raises DataError if this installation has no such files, or no text in them.
     """
     documents: list[dict[str, Any]] = []
     size = 0

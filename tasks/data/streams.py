@@ -197,8 +197,7 @@ class WatchedFile(io.RawIOBase):
     def unfold(self, count: int) -> None:
         """Count unpacked bytes of any layer. Bytes that are read twice count once against them.
 
-        Raises:
-            FileFault: the file expands too much.
+        Raises FileFault if the file expands too much.
         """
         self._unpacked_bytes += count
         check_expansion(self._unpacked_bytes, min(self.taken_bytes, self._size_bytes))
@@ -229,11 +228,7 @@ class Recognised(NamedTuple):
 
 @contextmanager
 def open_watched(url: str) -> Iterator[WatchedFile]:
-    """Open the file at an fsspec URL.
-
-    Raises:
-        DataError: the file is missing or unreadable.
-    """
+    """Open the file at an fsspec URL. Raises DataError if the file is missing or unreadable."""
     try:
         file_system, path = fsspec.core.url_to_fs(url)
         opened = file_system.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")

@@ -94,9 +94,8 @@ class Table:
 def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[Table]:
     """Open a seekable file in a reader process.
 
-    Raises:
-        FileFault: the file is empty, truncated or damaged, or its schema ends the reader process.
-        ReaderKilled: another process killed the reader process.
+    Raises FileFault if the file is empty, truncated or damaged, or its schema ends the reader process. Raises ReaderKilled if another
+    process killed the reader process.
     """
     size = file.seek(0, io.SEEK_END)
     if size == 0:
@@ -120,11 +119,7 @@ def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[T
 def read_texts(
     file: io.BufferedReader, table_format: TableFormat, *, text_key: str, field_keys: Sequence[str], sift: Sift
 ) -> Iterator[Finding]:
-    """The text of each row.
-
-    Raises:
-        FileFault: the file is damaged, expands too much, or lacks a column, or the column has no text.
-    """
+    """The text of each row. Raises FileFault if the file is damaged, expands too much, or lacks a column, or the column has no text."""
     size = file.seek(0, io.SEEK_END)
     row = text_bytes = 0
     with open_table(file, table_format) as table:
@@ -178,8 +173,7 @@ def read_records(
 
     Other columns that are large or binary have the value `NOT_LOOKED_AT`.
 
-    Raises:
-        FileFault: as `read_texts`.
+    Raises FileFault as `read_texts`.
     """
     with open_table(file, table_format) as table:
         schema = table.schema
@@ -296,8 +290,7 @@ class _Reader:
     def answer(self, file: io.BufferedReader) -> tuple[list[Any], bytes]:
         """Receive the next answer, and meanwhile send the byte ranges that the process requests.
 
-        Raises:
-            FileFault, ReaderKilled: as `open_table`.
+        Raises FileFault or ReaderKilled as `open_table`.
         """
         try:
             while self._channel.poll(WALL_SECONDS):

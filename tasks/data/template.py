@@ -267,10 +267,8 @@ class ChatTemplate:
     def render(self, messages: Messages, where: str, *, add_generation_prompt: bool = False) -> Rendered:
         """Render a conversation.
 
-        Raises:
-            Refused: the template refuses the conversation.
-            NotMarked: an answer has the weight 0, and the template does not mark its text.
-            DataError: the template fails, exceeds a limit, or uses a forbidden attribute. The message has the place.
+        Raises Refused if the template refuses the conversation. Raises NotMarked if an answer has the weight 0, and the template does not
+        mark its text. Raises DataError if the template fails, exceeds a limit, or uses a forbidden attribute. The message has the place.
         """
         line = line_of(messages)
         (found,) = self.render_all([Asked(messages, PROMPTED + line if add_generation_prompt else line, where)])
@@ -279,11 +277,7 @@ class ChatTemplate:
         raise found
 
     def render_all(self, conversations: Sequence[Asked]) -> list[Rendered | Refused | NotMarked]:
-        """Render conversations in one request.
-
-        Raises:
-            DataError: as `render`, for the first failure.
-        """
+        """Render conversations in one request. Raises DataError as `render`, for the first failure."""
         answers = renderer().ask(self.text, TOKENS, [one.line for one in conversations])
         for (kind, *found), where in zip(answers, ("its own text", *(one.where for one in conversations)), strict=False):
             if kind == "limit":
@@ -382,11 +376,7 @@ def turn_end_ids(tokenizer: "Tokenizer", chats: Iterable[ChatTemplate]) -> tuple
 
 
 def chats_of_caches(folders: Iterable[Path]) -> tuple[ChatTemplate, ...]:
-    """The chat templates of the caches with conversations.
-
-    Raises:
-        DataError: a folder is not a cache.
-    """
+    """The chat templates of the caches with conversations. Raises DataError if a folder is not a cache."""
     found = (chat_of(read_manifest(folder).source) for folder in folders)
     return tuple(chat for chat in found if chat is not None)
 
@@ -398,11 +388,7 @@ def special_tokens_in(text: str, named: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def template_text(how: Conversation) -> str:
-    """The Jinja of a source's chat template.
-
-    Raises:
-        ConfigError: the file is missing or not a template.
-    """
+    """The Jinja of a source's chat template. Raises ConfigError if the file is missing or not a template."""
     if how.template in BUILT_IN:
         return BUILT_IN[how.template]
     text = how.template
@@ -428,11 +414,7 @@ def resolved(how: Conversation) -> Conversation:
 
 
 def template_of(how: Conversation) -> ChatTemplate:
-    """The template of a source.
-
-    Raises:
-        ConfigError: it is missing or unusable.
-    """
+    """The template of a source. Raises ConfigError if it is missing or unusable."""
     text = template_text(how)
     name = next((name for name, template in BUILT_IN.items() if template == text), None)
     if name is None:
@@ -446,10 +428,6 @@ def _compile(text: str, name: str, special_tokens: tuple[str, ...]) -> ChatTempl
 
 
 def chat_of(source: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a source in a manifest. None for plain text.
-
-    Raises:
-        ConfigError: as `template_of`.
-    """
+    """The template of a source in a manifest. None for plain text. Raises ConfigError as `template_of`."""
     how = source.get("conversation")
     return None if how is None else template_of(Conversation.model_validate(how))

@@ -45,9 +45,7 @@ Take = Callable[[object, str, bytes], Taken]
 def read_paragraphs(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:
     """Cut the text at blank lines into documents of about `WANTED_CHARACTERS`. No text is lost.
 
-    Raises:
-        FileFault: the file is empty.
-        UnicodeDecodeError: the file is not UTF-8.
+    Raises FileFault if the file is empty. Raises UnicodeDecodeError if the file is not UTF-8.
     """
     reader = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     try:
@@ -69,11 +67,7 @@ def read_paragraphs(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:
 
 
 def read_plain(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:
-    """The text of a file as one document, without a byte order mark.
-
-    Raises:
-        FileFault: the file is empty.
-    """
+    """The text of a file as one document, without a byte order mark. Raises FileFault if the file is empty."""
     raw = file.read(MAX_DOCUMENT_BYTES + 1)
     if not raw:
         raise FileFault("empty file", "it has no bytes")
@@ -91,9 +85,7 @@ def read_plain(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:
 def loads(raw: bytes) -> object:
     """Parse JSON. NaN and Infinity, as `json.dumps` and pandas write them, become null.
 
-    Raises:
-        orjson.JSONDecodeError: invalid JSON.
-        FileFault: the value would take too much memory.
+    Raises orjson.JSONDecodeError if invalid JSON. Raises FileFault if the value would take too much memory.
     """
     if len(raw) > ALWAYS_PARSED_BYTES and _held_bytes(raw) > MAX_VALUES_BYTES and _held_bytes(STRING.sub(b'""', raw)) > MAX_VALUES_BYTES:
         raise FileFault(
@@ -114,8 +106,7 @@ def _held_bytes(raw: bytes) -> int:
 def read_json_lines(lines: io.BufferedReader, *, take: Take, start: int = 0, stop: int | None = None) -> Iterator[Taken]:
     """The findings of the lines that begin in `[start, stop)`. Blank lines are skipped, and too long lines are faults.
 
-    Raises:
-        FileFault: the file has no document, or is a JSON value over several lines. Only a range from byte 0 checks this.
+    Raises FileFault if the file has no document, or is a JSON value over several lines. Only a range from byte 0 checks this.
     """
     end = sys.maxsize if stop is None else stop
     position = start

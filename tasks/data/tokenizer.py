@@ -104,8 +104,7 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
 def check_special_tokens(path: Path, vocab_size: int) -> None:
     """Check a tokenizer against a model's vocabulary before any text is tokenized.
 
-    Raises:
-        DataError: the begin or end token is missing, or an id exceeds the vocabulary.
+    Raises DataError if the begin or end token is missing, or an id exceeds the vocabulary.
     """
     tokenizer = load_tokenizer(path)
     special_tokens(tokenizer, path)
@@ -202,11 +201,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenize
 
 
 def fetch_tokenizer(name: str, path: Path) -> None:
-    """Download a tokenizer of the hub as `tokenizer.json`.
-
-    Raises:
-        DataError: the download fails.
-    """
+    """Download a tokenizer of the hub as `tokenizer.json`. Raises DataError if the download fails."""
     from tokenizers import Tokenizer
 
     try:
@@ -225,8 +220,7 @@ def _write(path: Path, content: str) -> None:
 def refused(path: Path | str) -> Iterator[None]:
     """Convert errors of `tokenizers`, some of which are Rust panics and no `Exception`.
 
-    Raises:
-        DataError: the file is not a tokenizer, or its pattern backtracks more than the library allows.
+    Raises DataError if the file is not a tokenizer, or its pattern backtracks more than the library allows.
     """
     try:
         yield
@@ -241,8 +235,7 @@ def refused(path: Path | str) -> Iterator[None]:
 def load_tokenizer(path: Path) -> "Tokenizer":
     """Read a tokenizer for one thread, because its callers run in parallel. Truncation and padding are disabled.
 
-    Raises:
-        DataError: the file is not a tokenizer, was edited, or has BPE dropout, which makes tokens random.
+    Raises DataError if the file is not a tokenizer, was edited, or has BPE dropout, which makes tokens random.
     """
     from tokenizers import Tokenizer
 
@@ -266,8 +259,7 @@ def tokenizer_digest(path: Path) -> str:
 def check_tokenizer(path: Path) -> None:
     """Check a tokenizer against the digest in its folder. An edited tokenizer would not fit its key.
 
-    Raises:
-        DataError: the file is missing or was edited.
+    Raises DataError if the file is missing or was edited.
     """
     written = path.with_name(DIGEST_NAME)
     if not path.exists():

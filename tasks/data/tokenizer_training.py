@@ -150,8 +150,7 @@ def folder_at(name: str) -> Path:
 def content_name(name: str | None) -> str | None:
     """The name of a tokenizer in keys: its name on the hub, or the digest of its file in a folder.
 
-    Raises:
-        ConfigError, DataError: as `checked_file`.
+    Raises ConfigError or DataError as `checked_file`.
     """
     return f"sha256:{tokenizer_digest(checked_file(name))}" if name is not None and names_folder(name) else name
 
@@ -159,8 +158,7 @@ def content_name(name: str | None) -> str | None:
 def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
     """Copy the tokenizer of a folder to its path in a home, which is named by its key.
 
-    Raises:
-        ConfigError, DataError: as `checked_file`, or the file changed after the plan.
+    Raises ConfigError or DataError as `checked_file`, or the file changed after the plan.
     """
     content = checked_file(name).read_bytes()
     digest = digest_of_bytes(content)
@@ -171,11 +169,7 @@ def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
 
 
 def check_target(folder: Path) -> None:
-    """Check that a folder for a tokenizer is new or empty.
-
-    Raises:
-        ConfigError: it has files, or is a file.
-    """
+    """Check that a folder for a tokenizer is new or empty. Raises ConfigError if it has files, or is a file."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"the folder for the tokenizer must be new or empty, found something at {folder}. Name another one.")
 
@@ -188,11 +182,7 @@ def write_folder(folder: Path, content: str, manifest: TokenizerManifest) -> Non
 
 
 def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
-    """The manifest of a tokenizer. None for tokenizers of other programs.
-
-    Raises:
-        DataError: the manifest or the tokenizer was edited.
-    """
+    """The manifest of a tokenizer. None for tokenizers of other programs. Raises DataError if the manifest or the tokenizer was edited."""
     path = folder / MANIFEST_NAME
     if not path.exists():
         return None
@@ -213,9 +203,7 @@ def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
 def checked_file(name: str | Path) -> Path:
     """The `tokenizer.json` in a folder or at a path, checked against its manifest.
 
-    Raises:
-        ConfigError: the file is missing.
-        DataError: the file is not a tokenizer, or it or its manifest was edited.
+    Raises ConfigError if the file is missing. Raises DataError if the file is not a tokenizer, or it or its manifest was edited.
     """
     path = folder_at(str(name))
     folder = path if path.is_dir() else path.parent
@@ -230,11 +218,7 @@ def checked_file(name: str | Path) -> Path:
 
 
 def open_tokenizer(file: Path) -> "Tokenizer":
-    """Read a tokenizer.
-
-    Raises:
-        DataError: the file is not a tokenizer.
-    """
+    """Read a tokenizer. Raises DataError if the file is not a tokenizer."""
     try:
         return load_tokenizer(file)
     except Exception as error:  # the library raises a bare Exception

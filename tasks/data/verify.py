@@ -90,11 +90,7 @@ def differs_in_code_alone(component: ComponentPlan, manifest: Manifest) -> bool:
 
 
 def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
-    """Verify the caches of components.
-
-    Raises:
-        DataError: with the first three differences.
-    """
+    """Verify the caches of components. Raises DataError with the first three differences."""
     differences = [(name, difference) for name in names for difference in verify_component(name, plan, home)]
     differences.sort(key=lambda one: one[1].what == FOLLOWS)
     if differences:
@@ -103,11 +99,7 @@ def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
 
 
 def check_cache(folder: Path, digests: KnownDigests) -> None:
-    """Check the files of a cache by their sizes and times.
-
-    Raises:
-        DataError: with the first changed file.
-    """
+    """Check the files of a cache by their sizes and times. Raises DataError with the first changed file."""
     files = {name: digest for shard in read_manifest(folder).shards for name, digest in shard.files.items()}
     if changed := digests.changed(folder, files, folder / MANIFEST_NAME):
         raise DataError(f"{folder / changed[0]} was changed after it was written. Delete {folder} and prepare the data again.")
