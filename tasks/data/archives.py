@@ -123,23 +123,12 @@ def _shown(name: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name) or "(no name)"
 
 
-class _Bounded(io.RawIOBase):
+class _Bounded:
     """A zip file whose table of contents has a bounded size."""
 
     def __init__(self, stream: io.BufferedReader):
         self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._stream.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._stream.tell()
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
 
     def read(self, size: int = -1, /) -> bytes:
         if size < 0:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import (
     DIGEST,
     DOCUMENTS,
-    DocumentsManifest,
     HashedFile,
     read_documents,
     read_documents_manifest,
@@ -38,15 +37,14 @@ from phasewise.trainer.base.storage import remove_strays, writing
 from phasewise.trainer.data.cache import sizes_in_bytes
 from phasewise.trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, SPAN, Manifest, Shard, Split, write_manifest
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 DIGEST_BYTES = 32
 ENCODER_CODE = tuple(f"tasks/data/{name}.py" for name in ("caches", "conversation_text", "documents", "filters", "tokenizer"))
 LENGTH_BIAS = "length_bias"
 ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
 INDEX_SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "offset": pa.int64(), "length": pa.int64()})
 INDEX_ROWS = 1 << 13
+_tokenizer = lru_cache(maxsize=4)(load_tokenizer)
+_documents_manifest = lru_cache(maxsize=4)(read_documents_manifest)
 
 
 def ids_of_text(text: str, manifest: Manifest) -> tuple[str, ...]:
@@ -320,13 +318,3 @@ class ShardWriter:
             index_size=index.size,
             spans_size=None if spans is None else spans.size,
         )
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(path: Path) -> "Tokenizer":
-    return load_tokenizer(path)
-
-
-@lru_cache(maxsize=4)
-def _documents_manifest(folder: Path) -> DocumentsManifest:
-    return read_documents_manifest(folder)

@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -284,37 +284,17 @@ def read_documents_manifest(folder: Path) -> DocumentsManifest:
     return read_model(DocumentsManifest, folder / MANIFEST_NAME)
 
 
-def num_buckets(documents: int) -> int:
-    """The number of buckets for the search for copies."""
-    return min(MAX_BUCKETS, max(1, -(-documents // DOCUMENTS_PER_BUCKET)))
+def bucket_ranges(records: Iterable[BundleRecord]) -> list[tuple[tuple[str, int, int], ...]]:
+    """The sorted digests of each bucket as rows (part, start, stop). A bucket has a range of the 256 possible first bytes."""
+    parts = [(part, starts) for record in records for part, starts in zip(record.parts, record.starts, strict=True)]
+    buckets = min(MAX_BUCKETS, max(1, -(-sum(part.documents for part, _ in parts) // DOCUMENTS_PER_BUCKET)))
+    edges = [256 * number // buckets for number in range(buckets + 1)]
+    return [tuple((part.name, starts[low], starts[high]) for part, starts in parts) for low, high in pairwise(edges)]
 
 
-class Range(NamedTuple):
-    """Rows `[start, stop)` of a part's sorted digests."""
-
-    part: str
-    start: int
-    stop: int
-
-
-def ranges_of(records: Iterable[BundleRecord], bucket: int, buckets: int) -> tuple[Range, ...]:
-    """The digests of a bucket in each part. A bucket has a range of the 256 possible first bytes."""
-    low, high = (256 * edge // buckets for edge in (bucket, bucket + 1))
-    return tuple(
-        Range(part.name, starts[low], starts[high]) for record in records for part, starts in zip(record.parts, record.starts, strict=True)
-    )
-
-
-class Kept(NamedTuple):
-    """The number of distinct documents of a bucket, by split."""
-
-    train: int
-    held_out: int
-
-
-def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
-    """Write the (part number, row) of each document of a bucket that repeats an earlier document, and count the others."""
-    found = [np.frombuffer(_read_rows(folder / f"{one.part}.digests", DIGEST, one.start, one.stop), DIGEST) for one in ranges]
+def find_copies(folder: Path, ranges: Sequence[tuple[str, int, int]], bucket: int) -> tuple[int, int]:
+    """Write the (part number, row) of each document of a bucket that repeats an earlier document. Count the others: training, held out."""
+    found = [np.frombuffer(_read_rows(folder / f"{part}.digests", DIGEST, start, stop), DIGEST) for part, start, stop in ranges]
     table = np.concatenate(found) if found else np.empty(0, DIGEST)
     words = table["digest"].copy().view(">u8").reshape(-1, 4).astype(np.uint64)
     places = np.empty(len(table), COPY)
@@ -327,7 +307,7 @@ def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
     copies = np.sort(places[order][repeats], order=("part", "row"))
     write_atomically(folder / f"copies-{bucket:03d}.bin", copies.tobytes())
     held_out = int(is_held_out(words[~repeats, 0]).sum())
-    return Kept(len(order) - len(copies) - held_out, held_out)
+    return len(order) - len(copies) - held_out, held_out
 
 
 def is_held_out(first_words: np.ndarray) -> np.ndarray:
@@ -363,13 +343,13 @@ def check_readable(component: str, source: Source, tally: Tally, folder: Path) -
 
 
 def finish_documents(
-    component: str, source: Source, listing: Listing, records: list[BundleRecord], kept: list[Kept], folder: Path
+    component: str, source: Source, listing: Listing, records: list[BundleRecord], kept: list[tuple[int, int]], folder: Path
 ) -> DocumentsManifest:
     """Join the records of all bundles and buckets, remove other files, and write the manifest. Raises DataError if a split is empty."""
     tally = tally_of(records, listing)
     parts = tuple(part for record in records for part in record.parts)
-    train = sum(bucket.train for bucket in kept)
-    held_out = sum(bucket.held_out for bucket in kept)
+    train = sum(in_train for in_train, _ in kept)
+    held_out = sum(in_held_out for _, in_held_out in kept)
     if not (train and held_out):
         left_out = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
         filters = f" Left out: {left_out}. Check its filters as well." if left_out else ""

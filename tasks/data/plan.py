@@ -14,12 +14,11 @@ from phasewise.tasks.data.caches import cache_key, encode_part
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import (
     Bundle,
+    bucket_ranges,
     bundles_of,
     documents_key,
     find_copies,
     finish_documents,
-    num_buckets,
-    ranges_of,
     read_to_parts,
 )
 from phasewise.tasks.data.filters import LengthBias
@@ -266,8 +265,7 @@ def _prepare(source: Source, folder: Path, tokenizer: Path) -> int:
     documents = folder / "documents"
     targets = cast("dict[Split, Path]", {"train": folder / "train"})
     records = [read_to_parts(bundle, 2**24, documents) for bundle in bundles_of("sample", source, listing.files)]
-    buckets = num_buckets(sum(part.documents for record in records for part in record.parts))
-    kept = [find_copies(documents, ranges_of(records, bucket, buckets), bucket) for bucket in range(buckets)]
+    kept = [find_copies(documents, ranges, bucket) for bucket, ranges in enumerate(bucket_ranges(records))]
     manifest = finish_documents("sample", source, listing, records, kept, documents)
     for number in range(len(manifest.parts)):
         encode_part(documents, number, tokenizer, targets)

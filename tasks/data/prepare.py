@@ -16,12 +16,11 @@ from phasewise.tasks.data.documents import (
     QUARANTINE_NAME,
     BundleRecord,
     DocumentsManifest,
+    bucket_ranges,
     check_readable,
     documents_key,
     find_copies,
     finish_documents,
-    num_buckets,
-    ranges_of,
     read_documents_manifest,
     read_model,
     read_to_parts,
@@ -107,16 +106,12 @@ def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) ->
         for component in missing:
             _check_unchanged(component, digests)
         digests.keep()
-        buckets = {
-            name: num_buckets(sum(part.documents for record in of_name for part in record.parts)) for name, of_name in records.items()
-        }
+        buckets = {name: bucket_ranges(of_name) for name, of_name in records.items()}
         shares = [
-            (component.documents.folder, ranges_of(records[component.name], bucket, buckets[component.name]), bucket)
-            for component in missing
-            for bucket in range(buckets[component.name])
+            (component.documents.folder, ranges, bucket) for component in missing for bucket, ranges in enumerate(buckets[component.name])
         ]
         distinct = iter(run_all("copies", find_copies, shares))
-        kept = {component.name: list(islice(distinct, buckets[component.name])) for component in missing}
+        kept = {component.name: list(islice(distinct, len(buckets[component.name]))) for component in missing}
     return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
 
 

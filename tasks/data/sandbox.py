@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import orjson
@@ -65,19 +66,6 @@ class TooLong(Exception):
     """The template exceeds the limit of characters."""
 
 
-class Run:
-    """The rendering of one conversation.
-
-    Attributes:
-        length: characters written so far.
-        answers: start and text of each generation block.
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.answers: list[tuple[int, str]] = []
-
-
 class Generation(Extension):
     """`{% generation %} … {% endgeneration %}`: the block is an answer."""
 
@@ -90,7 +78,7 @@ class Generation(Extension):
         return nodes.CallBlock(self.call_method("_answer", [nodes.ContextReference()]), [], [], body).set_lineno(line)
 
     def _answer(self, context: Context, caller: Macro) -> str:
-        run: Run = context[RUN]
+        run = context[RUN]
         text = str(caller())
         run.answers.append((run.length, text))
         return text
@@ -140,31 +128,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
         raise
 
 
-class Compiled(NamedTuple):
-    """A compiled template: a function from variables to pieces of text, and the answer about the template."""
-
-    generate: Callable[..., Iterator[str]]
-    facts: bytes
-
-
-@lru_cache(maxsize=1)
-def _sandbox() -> Sandbox:
-    return Sandbox()
+SANDBOX = Sandbox()
 
 
 @lru_cache(maxsize=16)
-def compile_template(text: str) -> Compiled:
-    """Compile a template. Its facts are its variables, the names after a dot or in quotes, and whether it marks answers."""
-    sandbox = _sandbox()
-    tree = sandbox.parse(text)
+def compile_template(text: str) -> tuple[Callable[..., Iterator[str]], bytes]:
+    """A template as a function from variables to pieces of text, and the answer about the template: its variables, the names after a dot or
+    in quotes, and whether it marks answers.
+    """
+    tree = SANDBOX.parse(text)
     dotted = {node.attr for node in tree.find_all(nodes.Getattr)}
     quoted = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     marks = any(isinstance(block.call.node, nodes.ExtensionAttribute) for block in tree.find_all(nodes.CallBlock))
     facts = ["template", sorted({node.name for node in tree.find_all(nodes.Name)}), sorted(dotted | quoted), marks]
-    return Compiled(sandbox.from_string(text).generate, orjson.dumps(facts) + b"\n")
+    return SANDBOX.from_string(text).generate, orjson.dumps(facts) + b"\n"
 
 
-def render(compiled: Compiled, line: bytes, tokens: Sequence[str], max_characters: int, *, prompts: bool = False) -> bytes:
+def render(template: str, line: bytes, tokens: Sequence[str], max_characters: int, *, prompts: bool = False) -> bytes:
     """Render a line with a conversation. The answer has the text, its answers `[start, stop]`, and whether the text has them there.
 
     Args:
@@ -175,13 +155,13 @@ def render(compiled: Compiled, line: bytes, tokens: Sequence[str], max_character
         TooLong: the text exceeds `max_characters`.
         Exception: any error of the template.
     """
-    run = Run()
+    run = SimpleNamespace(length=0, answers=[])  # characters so far, and the start and text of each generation block
     variables = {
         "messages": json.loads(line) if line.startswith(b" ") else orjson.loads(line), "tools": None, "documents": None,
         "add_generation_prompt": prompts, "bos_token": tokens[0], "eos_token": tokens[1], RUN: run,
     }  # fmt: skip
     pieces: list[str] = []
-    for piece in compiled.generate(**variables):
+    for piece in compile_template(template)[0](**variables):
         pieces.append(piece)
         run.length += len(piece)
         if run.length > max_characters:
@@ -194,7 +174,9 @@ def render(compiled: Compiled, line: bytes, tokens: Sequence[str], max_character
 def answer(work: Callable[[], bytes], *, size: int, limits: Limits) -> bytes:
     """Run `work` within limits and return its line, or a line with the error. The kernel ends the process when the time is over."""
     if limits.base_bytes:
-        _limit_memory(limits.base_bytes + limits.memory_bytes * (1 + size // BYTES_OF_TWICE_THE_MEMORY))
+        most = limits.base_bytes + limits.memory_bytes * (1 + size // BYTES_OF_TWICE_THE_MEMORY)
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds * (1 + size / BYTES_OF_TWICE_THE_TIME))
     try:
         return work()
@@ -209,23 +191,16 @@ def answer(work: Callable[[], bytes], *, size: int, limits: Limits) -> bytes:
     return json.dumps(said).encode() + b"\n"  # after the handlers have freed the error's memory
 
 
-@lru_cache(maxsize=1)
-def _limit_memory(most: int) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
 def answers(template: str, lines: Sequence[bytes], limits: Limits, tokens: Sequence[str]) -> Iterator[bytes]:
     """The line for the template and, if it compiles, a line for each conversation."""
     os.write(2, b".")
-    yield (first := answer(lambda: compile_template(template).facts, size=0, limits=limits))
+    yield (first := answer(lambda: compile_template(template)[1], size=0, limits=limits))
     if not first.startswith(b'["template"'):
         return
-    compiled = compile_template(template)
     for line in lines:
         os.write(2, b".")
         most = limits.characters + limits.characters_a_byte * len(line) + len(template)
-        work = partial(render, compiled, line.removeprefix(PROMPTED), tokens, most, prompts=line.startswith(PROMPTED))
+        work = partial(render, template, line.removeprefix(PROMPTED), tokens, most, prompts=line.startswith(PROMPTED))
         yield answer(work, size=len(line), limits=limits)
 
 
@@ -233,7 +208,7 @@ def main() -> None:
     """Answer requests until standard input ends."""
     for name in IMPORTED_LATE:
         import_module(name)
-    render(compile_template(WARM_UP), b'["u"]', ("", ""), MAX_SAID)
+    render(WARM_UP, b'["u"]', ("", ""), MAX_SAID)
     base_bytes = 0
     try:
         with open("/proc/self/statm", encoding="ascii") as file:

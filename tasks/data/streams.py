@@ -150,7 +150,15 @@ def _is_tar(block: bytes) -> bool:
     return int(digits, 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
 
 
-class WatchedFile(io.RawIOBase):
+class ByteStream(io.RawIOBase):
+    """A stream for reading."""
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+
+class WatchedFile(ByteStream):
     """A file that keeps the error of its file system and counts the bytes read and unpacked.
 
     Attributes:
@@ -167,10 +175,6 @@ class WatchedFile(io.RawIOBase):
         if file.seekable():
             self._size_bytes = file.seek(0, io.SEEK_END)
             file.seek(0)
-
-    def readable(self) -> bool:
-        """Always true."""
-        return True
 
     def seekable(self) -> bool:
         """False for servers without byte ranges."""
@@ -263,15 +267,11 @@ def recognise(raw: io.RawIOBase) -> Recognised:
     return Recognised(kind_of(again.start), io.BufferedReader(again, BUFFER_BYTES))
 
 
-class Measured(io.RawIOBase):
+class Measured(ByteStream):
     """The output of `read` as a stream. Its bytes count as unpacked bytes of `file`."""
 
     def __init__(self, file: WatchedFile, read: Callable[[int], bytes]):
         self._file, self._read = file, read
-
-    def readable(self) -> bool:
-        """Always true."""
-        return True
 
     def readinto(self, buffer: Any, /) -> int:
         """Read up to `len(buffer)` bytes and return their number."""
@@ -282,7 +282,7 @@ class Measured(io.RawIOBase):
         return len(chunk)
 
 
-class _Again(io.RawIOBase):
+class _Again(ByteStream):
     """A stream whose start was read ahead, from its first byte."""
 
     def __init__(self, raw: io.RawIOBase):
@@ -297,9 +297,6 @@ class _Again(io.RawIOBase):
             if not self.start:
                 raise
         self._left = self.start
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any, /) -> int:
         into = memoryview(buffer).cast("B")

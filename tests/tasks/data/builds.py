@@ -6,10 +6,9 @@ from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.documents import (
     Bundle,
     DocumentsManifest,
+    bucket_ranges,
     find_copies,
     finish_documents,
-    num_buckets,
-    ranges_of,
     read_documents_manifest,
     read_to_parts,
 )
@@ -29,8 +28,7 @@ def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20)
     """Read, find copies, finish."""
     listing = fingerprint(source)
     records = [read_to_parts(bundle, max_part_bytes, folder) for bundle in bundles(source, listing)]
-    buckets = num_buckets(sum(part.documents for record in records for part in record.parts))
-    kept = [find_copies(folder, ranges_of(records, bucket, buckets), bucket) for bucket in range(buckets)]
+    kept = [find_copies(folder, ranges, bucket) for bucket, ranges in enumerate(bucket_ranges(records))]
     return finish_documents("web", source, listing, records, kept, folder)
 
 

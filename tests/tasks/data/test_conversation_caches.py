@@ -8,7 +8,7 @@ import pytest
 
 from phasewise.tasks.data.caches import encode_part
 from phasewise.tasks.data.conversation import Conversation
-from phasewise.tasks.data.documents import find_copies, finish_documents, ranges_of, read_to_parts
+from phasewise.tasks.data.documents import bucket_ranges, find_copies, finish_documents, read_to_parts
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import finish_cache, make_missing_tokenizer
 from phasewise.tasks.data.source import Source
@@ -36,7 +36,7 @@ def build(plan: DataPlan) -> None:
     web = plan.components["web"]
     folder = web.documents.folder
     records = [read_to_parts(bundle, web.part_bytes, folder) for bundle in web.bundles]
-    finish_documents("web", web.source, web.listing, records, [find_copies(folder, ranges_of(records, 0, 1), 0)], folder)
+    finish_documents("web", web.source, web.listing, records, [find_copies(folder, bucket_ranges(records)[0], 0)], folder)
     make_missing_tokenizer(plan, VOCAB_SIZE, None)
     for split in SPLITS:
         encode_part(folder, 0, plan.tokenizer, {split: web.cache(split).folder})

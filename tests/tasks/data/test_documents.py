@@ -46,7 +46,8 @@ def test_it_keeps_what_a_set_would(tmp_path_factory: pytest.TempPathFactory, fil
     always = list(range(100, 160))  # so that neither split is empty
     texts = [[f"Document {number}." for number in numbers] for numbers in [*files, always]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.tasks.data.builds.num_buckets", lambda _: buckets)
+        patch.setattr(documents, "DOCUMENTS_PER_BUCKET", 1)
+        patch.setattr(documents, "MAX_BUCKETS", buckets)
         found = write(tmp_path_factory.mktemp("texts"), texts, max_part_bytes)
     expected = list(dict.fromkeys(text for file in texts for text in file))
     assert found == sorted(expected, key=lambda text: split_of(digest_of_bytes(text.encode())) == "held_out")

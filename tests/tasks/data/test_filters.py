@@ -16,9 +16,8 @@ from phasewise.tasks.data.filters import (
     Normalization,
     TextFilter,
     build_sift,
-    digit_percent,
+    measured,
     normalize,
-    special_percent,
 )
 from phasewise.tasks.data.findings import LeftOut, Record
 from phasewise.tasks.data.plan import DataPlan, plan_data
@@ -137,8 +136,8 @@ TEXT = st.text(
 def test_shares_are_those_of_the_characters(text: str):
     digits = sum(character.isdigit() for character in text)
     special = sum(not (character.isalnum() or character.isspace()) for character in text)
-    assert digit_percent(text) == 100 * digits / len(text)
-    assert special_percent(text) == 100 * special / len(text)
+    assert measured(text, "digit_percent") == 100 * digits / len(text)
+    assert measured(text, "special_percent") == 100 * special / len(text)
 
 
 @pytest.mark.parametrize(
