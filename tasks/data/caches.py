@@ -107,8 +107,7 @@ def described(length_bias: LengthBias | None) -> dict[str, Any]:
 class ShardRecord(Frozen):
     """Written when a shard is complete, so that a later run skips its part. Sizes are in bytes.
 
-    Attributes:
-        left_out: documents that the length bias rejected.
+    `left_out`: documents that the length bias rejected.
     """
 
     shard: Shard
@@ -193,7 +192,7 @@ def _read_record(folder: Path, number: int) -> ShardRecord | None:
 
 
 def encoding_of(tokenizer_path: Path) -> tuple[int, int, np.dtype]:
-    """The begin token, the end token, and the smallest dtype that holds the vocabulary."""
+    """The BOS token, the EOS token, and the smallest dtype that holds the vocabulary."""
     tokenizer = _tokenizer(tokenizer_path)
     begin, end = special_tokens(tokenizer, tokenizer_path)
     return begin, end, np.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
@@ -202,7 +201,7 @@ def encoding_of(tokenizer_path: Path) -> tuple[int, int, np.dtype]:
 def encode_part(
     documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path], length_bias: LengthBias | None = None
 ) -> None:
-    """Write the missing shards of one part. Each document becomes the begin token, its tokens, and the end token.
+    """Write the missing shards of one part. Each document becomes the BOS token, its tokens, and the EOS token.
 
     Args:
         targets: split → folder of its cache.

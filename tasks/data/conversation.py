@@ -324,13 +324,10 @@ def _value(record: Mapping[str, object], key: str) -> object:
 def unread_of(
     record: Mapping[str, object], messages: Sequence[Message], how: Conversation, names: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Unread columns and message fields with a value: those that may belong to the conversation, and all others.
+    """Unread columns and message fields with a value: possible parts of the conversation, such as a context or tools, and all others.
 
-    A context, tools or another answer may belong to it. A single ASCII word is an id, a source, a category or a date, unless the column's
-    name is in `TEXT_NAMES`.
-
-    Args:
-        names: fields of a message that the template reads. A template with `items` reads all fields.
+    A single ASCII word is an id, a source, a category or a date, unless the column's name is in `TEXT_NAMES`. `names`: fields of a message
+    that the template reads. A template with `items` reads all fields.
     """
     unread = [*unread_fields(record, how.columns)]
     if how.answer is not None and how.answer.content is not None:

@@ -131,7 +131,7 @@ def _render(batch: Sequence[Taken], how: Conversation, sift: Sift, place: str) -
 
 
 class Encoded(NamedTuple):
-    """The tokens of a document without its begin and end token, and the spans `[start, stop)` of trained tokens."""
+    """The tokens of a document without its BOS and EOS token, and the spans `[start, stop)` of trained tokens."""
 
     ids: list[int]
     spans: Int[np.ndarray, "n 2"]
@@ -140,11 +140,8 @@ class Encoded(NamedTuple):
 class ConversationEncoder:
     """Encode rendered conversations. Each special token of the template becomes one token.
 
-    The text between two special tokens is encoded separately, as in the `tokenizers` library. Messages contain no special token of the
-    template, because `build_compose` refuses these messages.
-
-    Args:
-        special_tokens: token → id.
+    `special_tokens`: token → id. The text between two special tokens is encoded separately, as in the `tokenizers` library. Messages
+    contain no special token of the template, because `build_compose` refuses these messages.
     """
 
     def __init__(self, tokenizer: "Tokenizer", special_tokens: Mapping[str, int]):
@@ -153,11 +150,7 @@ class ConversationEncoder:
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     def encode(self, texts: Sequence[str], spans: Sequence[Sequence[int]]) -> Iterator[Encoded]:
-        """Encode each text.
-
-        Args:
-            spans: for each text the characters to train on: start, stop, start, stop …
-        """
+        """Encode each text. `spans`: for each text the characters to train on: start, stop, start, stop …"""
         pieces = [[piece for piece in (self._pattern.split(text) if self._pattern else [text]) if piece] for text in texts]
         plain = [piece for of_text in pieces for piece in of_text if piece not in self._special]
         encodings = iter(self._tokenizer.encode_batch(plain, add_special_tokens=False))
@@ -181,7 +174,7 @@ class ConversationEncoder:
 
 
 def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
-    """Token → id of the special tokens that a chat template writes, and of the end token.
+    """Token → id of the special tokens that a chat template writes, and of the EOS token.
 
     Args:
         place: file of the tokenizer, for error messages.

@@ -64,11 +64,7 @@ def read_model(model: type[Model], path: Path) -> Model:
 
 
 class HashedFile(io.RawIOBase):
-    """Hash the bytes while they are written to a file.
-
-    Attributes:
-        size: bytes written.
-    """
+    """Hash the bytes while they are written to a file. `size`: bytes written."""
 
     def __init__(self, file: BinaryIO):
         super().__init__()
@@ -96,12 +92,7 @@ class HashedFile(io.RawIOBase):
 
 
 class Part(Frozen):
-    """Documents of one bundle.
-
-    Attributes:
-        digest: SHA-256 of the Parquet file.
-        ids_digest: SHA-256 of the file with the sorted digests.
-    """
+    """Documents of one bundle. `digest`: SHA-256 of the Parquet file. `ids_digest`: SHA-256 of the file with the sorted digests."""
 
     name: str
     documents: int = Field(ge=0)
@@ -116,11 +107,7 @@ class Part(Frozen):
 
 
 class BundleRecord(Frozen):
-    """The result of reading a bundle.
-
-    Attributes:
-        starts: for each part 257 rows: the first sorted digest with each first byte, and the end.
-    """
+    """The result of reading a bundle. `starts`: for each part 257 rows: the first sorted digest with each first byte, and the end."""
 
     parts: tuple[Part, ...]
     starts: tuple[tuple[int, ...], ...]
@@ -229,20 +216,10 @@ def _write_part(path: Path, batches: Iterator[list[Row]], max_bytes: int, schema
     return part, starts
 
 
-def read_part(folder: Path, part: Part) -> Iterator[pa.Table]:
-    """The documents of a part with all copies, one row group at a time. Raises DataError if the file is damaged."""
-    path = folder / f"{part.name}.parquet"
-    check_file(path, part.digest, f"Delete {folder} and prepare the data again.")
-    with path.open("rb") as file, pq.ParquetFile(file) as parquet:
-        for group in range(parquet.num_row_groups):
-            yield parquet.read_row_group(group)
-
-
 class DocumentsManifest(Frozen):
     """The manifest of a component's documents, written last.
 
-    Attributes:
-        copies: for each part, the number of documents that repeat an earlier document and are skipped.
+    `copies`: for each part, the number of documents that repeat an earlier document and are skipped.
     """
 
     key: str
@@ -385,13 +362,18 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
     check_once(folder / COPIES_NAME, manifest.copies_digest)
     start = sum(manifest.copies[:number])
     copies = np.frombuffer(_read_rows(folder / COPIES_NAME, np.dtype("<u4"), start, start + manifest.copies[number]), "<u4")
+    part = manifest.parts[number]
+    path = folder / f"{part.name}.parquet"
+    check_file(path, part.digest, f"Delete {folder} and prepare the data again.")
     row = 0
-    for table in read_part(folder, manifest.parts[number]):
-        within = copies[(copies >= row) & (copies < row + len(table))] - np.uint32(row)
-        keep = np.ones(len(table), bool)
-        keep[within] = False
-        row += len(table)
-        yield table.filter(pa.array(keep))
+    with path.open("rb") as file, pq.ParquetFile(file) as parquet:
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group)
+            within = copies[(copies >= row) & (copies < row + len(table))] - np.uint32(row)
+            keep = np.ones(len(table), bool)
+            keep[within] = False
+            row += len(table)
+            yield table.filter(pa.array(keep))
 
 
 @lru_cache(maxsize=64)

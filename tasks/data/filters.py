@@ -27,8 +27,7 @@ Measure = Literal["characters", "words", "digit_percent", "special_percent"]
 class LengthBias(Frozen):
     """A document of n tokens is taken with the probability `ceiling` · n / `full_tokens`, at least `floor` and at most `ceiling`.
 
-    Attributes:
-        full_tokens: length with the highest probability, without the begin and end token.
+    `full_tokens`: length with the highest probability, without the BOS and EOS token.
     """
 
     floor: float = Field(ge=0, le=1)

@@ -65,8 +65,7 @@ class Budgeted(Source):
 def choose(source: Source, sizes: Mapping[str, int], tokens: int) -> tuple[tuple[str, ...], Budget | None]:
     """The files with about `tokens` training tokens, in reading order. If all files are needed: sorted by name, without a budget.
 
-    Args:
-        sizes: file → bytes, for all selected files.
+    `sizes`: file → bytes, for all selected files.
     """
     order = sorted(sizes, key=lambda name: (digest_of_bytes(name.encode()), name))
     chosen: list[str] = []
@@ -208,28 +207,26 @@ def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int |
     expanded = expand(source)
     known = known or KnownDigests()
 
-    def entry_and_url(name: str) -> tuple[StoreEntry | None, str]:
-        url = expanded.files[name]
-        return expanded.entries.get(name) or store_entry(url), url
-
     def size_of(name: str) -> int:
+        url = expanded.files[name]
         try:
-            entry, url = entry_and_url(name)
+            entry = expanded.entries.get(name) or store_entry(url)
             size = as_path(url).stat().st_size if entry is None else entry.size_bytes
         except Exception as error:  # each file system has its own errors
-            raise _unreadable(expanded.files[name], error) from error
+            raise _unreadable(url, error) from error
         if size is None:
             raise DataError(f"{url}: a budget needs the sizes of all files, and the server does not report this size.")
         return size
 
     def digest_of(name: str) -> SourceFile:
+        url = expanded.files[name]
         try:
-            entry, url = entry_and_url(name)
+            entry = expanded.entries.get(name) or store_entry(url)
             if entry is not None and entry.size_bytes is None:
                 raise ValueError("the server does not report its size")
             size, digest = known.content(url, entry)
         except Exception as error:  # each file system has its own errors
-            raise _unreadable(expanded.files[name], error) from error
+            raise _unreadable(url, error) from error
         return SourceFile(name=name, size_bytes=size, digest=digest)
 
     budget = None

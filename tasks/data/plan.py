@@ -106,7 +106,7 @@ class DataPlan:
     """All components of a recipe, its tokenizer, and the benchmarks made from held-out text.
 
     Attributes:
-        special_tokens: tokens of chat templates, sorted, without the begin and the end token of a document.
+        special_tokens: tokens of chat templates, sorted, without the BOS and EOS token.
         digests: the digests of the sources' files that the plan used.
     """
 
@@ -179,7 +179,10 @@ def plan_data(
             written.update(special_tokens_in(template_text(how), how.special_tokens))
     listings = {name: fingerprint(source, digests, (budgets or {}).get(name)) for name, source in fixed.items()}
     digests.keep()
-    keys = {name: _documents_key(fixed[name], listing) for name, listing in listings.items()}
+    keys = {name: documents_key(fixed[name], listing) for name, listing in listings.items()}
+    for name, listing in listings.items():
+        if listing.budget:  # a budget changes the key by its files and its part size, not by its tokens
+            keys[name] = digest_of_json({"documents": keys[name], "part_bytes": listing.budget.part_bytes})
     trained_on = tuple(sorted(keys if tokenizer_components is None else tokenizer_components))
     special = tuple(sorted(written))
     tokenizer = tokenizer_key((keys[name] for name in trained_on), vocab_size, content_name(tokenizer_name), special)
@@ -207,12 +210,6 @@ def plan_data(
     return DataPlan(components, trained_on, path, home.benchmarks(benchmarks), asked_of, lock, special, digests)
 
 
-def _documents_key(source: Source, listing: Listing) -> str:
-    """The key of a component's documents. A budget changes the key by its files and its part size, not by its tokens."""
-    key = documents_key(source, listing)
-    return key if listing.budget is None else digest_of_json({"documents": key, "part_bytes": listing.budget.part_bytes})
-
-
 @dataclass(frozen=True)
 class Speed:
     """The measured speed of one process, from files to shards.
@@ -230,8 +227,7 @@ class Speed:
 def measure_speed(tokenizer: Path, seconds: float = MEASURE_SECONDS) -> Speed:
     """Prepare text of this Python installation repeatedly for about the given time.
 
-    Args:
-        tokenizer: the recipe's. If it is missing, the function first trains one on the sample, outside the measurement.
+    `tokenizer`: the recipe's. If it is missing, the function first trains one on the sample, outside the measurement.
     """
     with tempfile.TemporaryDirectory(prefix="phasewise-speed-") as name:
         folder = Path(name)

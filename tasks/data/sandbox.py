@@ -4,7 +4,7 @@
 the conversation: a template has no date, no random numbers and no addresses. Jinja's immutable sandbox forbids attributes with an
 underscore and changes of arguments.
 
-A request on standard input is a line `[number of conversations, template, limits, begin token, end token]` and a line for each
+A request on standard input is a line `[number of conversations, template, limits, BOS token, EOS token]` and a line for each
 conversation. The answers follow after the whole request: a line for the template, a line for each conversation, an empty line. Standard
 error gets a dot at the start of each item.
 """
@@ -47,8 +47,7 @@ OUT_OF_REACH = ("open", "os.", "socket.", "subprocess.", "ctypes.", "shutil.", "
 class Limits(NamedTuple):
     """Limits for rendering one conversation: processor time, memory in addition to `base_bytes`, and length of the text.
 
-    Attributes:
-        base_bytes: memory of the process. 0, if the system does not report it, disables the memory limit.
+    `base_bytes`: memory of the process. 0, if the system does not report it, disables the memory limit.
     """
 
     seconds: float

@@ -166,8 +166,7 @@ def _files(stand_in: StandIn) -> Iterator[tuple[Path, str]]:
 def documents_in(view: View, path: Path, name: str) -> Iterator[str]:
     """The documents of a view in a file. An unreadable file has none. Long texts are cut at blank lines.
 
-    Args:
-        name: dotted name of the module.
+    `name`: dotted name of the module.
     """
     for document in _read(path, lambda text: texts_of(view, text, name)):
         piece = ""
@@ -235,11 +234,7 @@ def documented(text: str, name: str) -> Iterator[tuple[str, Documented, str]]:
 
 
 def conversations_in(path: Path, name: str) -> Iterator[list[Message]]:
-    """The conversations about the docstrings of a file. An unreadable file has none.
-
-    Args:
-        name: dotted name of the module.
-    """
+    """The conversations about the docstrings of a file. An unreadable file has none. `name`: dotted name of the module."""
 
     def turns(text: str) -> Iterator[tuple[Message, Message]]:
         for dotted, node, docstring in documented(text, name):

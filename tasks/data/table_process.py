@@ -116,21 +116,21 @@ class _ParquetTable:
         self.largest_bytes: dict[str, int] = {}
         for group in self._groups:
             for chunk in _chunks(group):
-                self.largest_bytes[chunk.path_in_schema] = max(_most_bytes(chunk), self.largest_bytes.get(chunk.path_in_schema, 0))
+                self.largest_bytes[chunk.path_in_schema] = max(_measured(chunk)[1], self.largest_bytes.get(chunk.path_in_schema, 0))
 
     def batches(self, columns: list[str] | None, watched: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, list[str]]]:
         wanted = [[chunk for chunk in _chunks(group) if columns is None or is_in(chunk.path_in_schema, columns)] for group in self._groups]
         check_expansion(sum(chunk.total_uncompressed_size for chunks in wanted for chunk in chunks), self._size)
         readers: dict[tuple[str, ...], Any] = {(): self._table}
         for number, (group, chunks) in enumerate(zip(self._groups, wanted, strict=True)):
-            paths = {chunk.path_in_schema for chunk in chunks if _is_index(chunk)}
+            paths = {chunk.path_in_schema for chunk in chunks if _measured(chunk)[0]}
             indices = tuple(sorted(paths.intersection(self.schema.names)))
             if indices not in readers:
                 readers[indices] = pq.ParquetFile(
                     self._file, metadata=self._table.metadata, buffer_size=BUFFER_BYTES, pre_buffer=False, read_dictionary=list(indices)
                 )
             most = MAX_DELTA_ROWS if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks) else MAX_BATCH_ROWS
-            held = sum(_most_bytes(chunk) for chunk in chunks if chunk.path_in_schema not in indices)
+            held = sum(_measured(chunk)[1] for chunk in chunks if chunk.path_in_schema not in indices)
             rows = max(1, min(most, BATCH_BYTES * group.num_rows // max(1, held)))
             nulls: dict[str, int] = {}
             for chunk in _chunks(group):
@@ -176,19 +176,13 @@ def _chunks(group: Any) -> Iterator[Any]:
     return (group.column(number) for number in range(group.num_columns))
 
 
-def _dictionary_bytes(chunk: Any) -> int:
-    offset = chunk.dictionary_page_offset
-    return max(0, chunk.data_page_offset - offset) if chunk.has_dictionary_page and offset is not None else 0
-
-
-def _is_index(chunk: Any) -> bool:
-    """Whether the values of a text column are indices: a few bytes of indices may stand for megabytes of text."""
-    is_text = chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
-    return is_text and chunk.total_compressed_size - _dictionary_bytes(chunk) < MAX_INDEX_BYTES * chunk.num_values
-
-
-def _most_bytes(chunk: Any) -> int:
-    return max(chunk.total_uncompressed_size, chunk.num_values * _dictionary_bytes(chunk) if _is_index(chunk) else 0)
+def _measured(chunk: Any) -> tuple[bool, int]:
+    """Whether the values of a text column are indices, and its most unpacked bytes: few bytes of indices may select megabytes of text."""
+    has_dictionary, offset = chunk.has_dictionary_page, chunk.dictionary_page_offset
+    dictionary_bytes = max(0, chunk.data_page_offset - offset) if has_dictionary and offset is not None else 0
+    is_text = chunk.physical_type == "BYTE_ARRAY" and has_dictionary
+    is_index = is_text and chunk.total_compressed_size - dictionary_bytes < MAX_INDEX_BYTES * chunk.num_values
+    return is_index, max(chunk.total_uncompressed_size, chunk.num_values * dictionary_bytes if is_index else 0)
 
 
 def is_in(path: str, columns: Sequence[str]) -> bool:

@@ -50,11 +50,7 @@ class ReaderKilled(MemoryError):
 
 
 class Batch(NamedTuple):
-    """Rows of a table.
-
-    Attributes:
-        filled: watched columns with a value in these rows or their neighbours.
-    """
+    """Rows of a table. `filled`: watched columns with a value in these rows or their neighbours."""
 
     rows: pa.RecordBatch
     filled: tuple[str, ...]
@@ -63,8 +59,7 @@ class Batch(NamedTuple):
 class Table:
     """A table that is open in a reader process.
 
-    Attributes:
-        largest_bytes: for Parquet, leaf column → unpacked bytes of its largest row group. Repeated values of a dictionary count each time.
+    `largest_bytes`: for Parquet, leaf column → unpacked bytes of its largest row group. Repeated values of a dictionary count each time.
     """
 
     def __init__(self, reader: "_Reader", file: io.BufferedReader, table_format: TableFormat, size: int):

@@ -62,11 +62,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=st
 
 
 class Died(Exception):
-    """The process ended during a request.
-
-    Attributes:
-        begun: number of started items: the template, then the conversations.
-    """
+    """The process ended during a request. `begun`: number of started items: the template, then the conversations."""
 
     def __init__(self, begun: int, why: str):
         super().__init__(why)
@@ -197,11 +193,11 @@ class NotMarked(Exception):
 
 
 class Rendered(NamedTuple):
-    """The text of a conversation without a begin token.
+    """The text of a conversation without a BOS token.
 
     Attributes:
         spans: characters `[start, stop)` of the answers to train on.
-        begins: whether the template wrote the begin token.
+        begins: whether the template wrote the BOS token.
     """
 
     text: str
@@ -210,12 +206,7 @@ class Rendered(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A conversation to render.
-
-    Attributes:
-        line: its encoding for the rendering process.
-        where: its place, for messages.
-    """
+    """A conversation to render. `line`: its encoding for the rendering process. `where`: its place, for messages."""
 
     messages: Messages
     line: bytes
@@ -236,7 +227,7 @@ class ChatTemplate:
         name: for messages.
         marks_answers: whether it has generation blocks.
         names: fields of a message that it reads.
-        special_tokens: tokens that it writes and that must be one token each, without the begin and end token of a document.
+        special_tokens: tokens that it writes and that must be one token each, without BOS and EOS.
 
     Raises:
         ConfigError: the text is not valid Jinja, or its output depends on the date.
@@ -316,7 +307,7 @@ class ChatTemplate:
         return Rendered(text[first:], tuple((start, stop) for start, stop, counted in kept if counted), bool(first))
 
     def with_begin(self) -> str:
-        """Its Jinja, extended to write the begin token that every document has."""
+        """Its Jinja, extended to write the BOS token that every document has."""
         probe = self.probe()
         return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
 
@@ -362,6 +353,9 @@ class ChatTemplate:
             except Refused:
                 continue
         return None
+
+
+_compile = lru_cache(maxsize=16)(ChatTemplate)
 
 
 def turn_ends(chats: Iterable[ChatTemplate]) -> tuple[str, ...]:
@@ -420,11 +414,6 @@ def template_of(how: Conversation) -> ChatTemplate:
     if name is None:
         name = how.template if names_file(how.template) else f"{digest_of_bytes(text.encode())[:12]} ({text.strip()[:40]!r} …)"
     return _compile(text, name, how.special_tokens)
-
-
-@lru_cache(maxsize=16)
-def _compile(text: str, name: str, special_tokens: tuple[str, ...]) -> ChatTemplate:
-    return ChatTemplate(text, name, special_tokens)
 
 
 def chat_of(source: Mapping[str, Any]) -> ChatTemplate | None:

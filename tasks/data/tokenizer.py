@@ -29,11 +29,7 @@ DIGEST_NAME = "tokenizer.sha256"
 
 
 class TokenText:
-    """Decode the tokens of a cache, without the begin and end token of a document.
-
-    Attributes:
-        is_exact: whether tokens are bytes of the text.
-    """
+    """Decode the tokens of a cache, without BOS and EOS. `is_exact`: whether tokens are bytes of the text."""
 
     def __init__(self, path: Path, manifest: Manifest):
         self._tokenizer = load_tokenizer(path)
@@ -76,7 +72,7 @@ class TokenText:
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the begin and end token of a document: 128,000 and 128,001 in Llama 3, and 0 and 1 in our own tokenizers."""
+    """Ids of BOS and EOS: 128,000 and 128,001 in Llama 3, and 0 and 1 in our own tokenizers."""
 
     begin: int
     end: int
@@ -104,7 +100,7 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
 def check_special_tokens(path: Path, vocab_size: int) -> None:
     """Check a tokenizer against a model's vocabulary before any text is tokenized.
 
-    Raises DataError if the begin or end token is missing, or an id exceeds the vocabulary.
+    Raises DataError if the BOS or EOS token is missing, or an id exceeds the vocabulary.
     """
     tokenizer = load_tokenizer(path)
     special_tokens(tokenizer, path)
@@ -142,8 +138,7 @@ def special_tokens_of(manifest: Manifest) -> SpecialTokens:
 def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None, special_tokens: Sequence[str] = ()) -> str:
     """Digest of all inputs of the tokenizer: its name on the hub, or its training text and special tokens.
 
-    Args:
-        special_tokens: without the begin and end token of a document.
+    `special_tokens`: without BOS and EOS.
     """
     if name is not None:
         return digest_of_json({"name": name, "vocab_size": vocab_size})
@@ -177,7 +172,7 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenizer", special_tokens: Sequence[str]) -> "Tokenizer":
-    """Train a byte-level BPE with the begin and end token of a document, the special tokens, bytes and merges, in this order.
+    """Train a byte-level BPE with BOS and EOS, the special tokens, bytes and merges, in this order.
 
     Special tokens in the texts are not trained on, because they are entries already.
     """

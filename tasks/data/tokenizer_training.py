@@ -118,7 +118,7 @@ class TokenizerManifest(Frozen):
     Attributes:
         tokenizer_digest: SHA-256 of `tokenizer.json`.
         vocab_size: entries with the special tokens.
-        special_tokens: special tokens without the begin and end token of a document.
+        special_tokens: special tokens without BOS and EOS.
         truncated_from: entries of the original tokenizer. None if it was trained at its size.
         max_bytes_per_component: limit of training text from a component. The last document is complete.
         trained_by: versions of the training code.
@@ -228,9 +228,8 @@ def open_tokenizer(file: Path) -> "Tokenizer":
 def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
     """Cut a text and write the bytes of each piece as characters of byte-level BPE.
 
-    Args:
-        name: `trinity` has the stages digits, scripts and words of the Trinity Large report, 2.1.1. `llama3` has one pattern. `gpt2` is
-            the pattern of a recipe's own tokenizer. `neox` adds runs of spaces to it. `llama2` has the rules of Llama 2.
+    `name`: `trinity` has the stages digits, scripts and words of the Trinity Large report, 2.1.1. `llama3` has one pattern. `gpt2` is the
+    pattern of a recipe's own tokenizer. `neox` adds runs of spaces to it. `llama2` has the rules of Llama 2.
     """
     from tokenizers import Regex, pre_tokenizers
 
@@ -242,7 +241,7 @@ def check_vocab_size(vocab_size: int, special_tokens: Sequence[str] = ()) -> Non
     """Check that a vocabulary has room for every byte and the special tokens.
 
     Args:
-        special_tokens: without the begin and end token of a document.
+        special_tokens: without BOS and EOS.
 
     Raises:
         ConfigError: it is too small.
@@ -278,7 +277,7 @@ def train(
 
     Args:
         components: component → training texts. Special tokens in them are not trained on.
-        special_tokens: further special tokens, such as those of a chat template. They follow the begin and end token of a document.
+        special_tokens: further special tokens, such as those of a chat template. They follow BOS and EOS.
 
     Raises:
         ConfigError: the vocabulary is smaller than bytes and special tokens.
@@ -314,7 +313,7 @@ def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) 
     (Trinity Large report, 2.1.2).
 
     Args:
-        special_tokens: special tokens of the training, without the begin and end token of a document.
+        special_tokens: special tokens of the training, without BOS and EOS.
 
     Raises:
         ConfigError: the size is larger than the vocabulary, or has no room for bytes and special tokens.
@@ -382,11 +381,6 @@ def digit_groups(tokenizer: "Tokenizer") -> DigitGroups:
     return "threes from the right" if is_from_right else "threes from the left" if is_from_left else "no rule"
 
 
-def digit_examples(tokenizer: "Tokenizer") -> dict[str, list[str]]:
-    """Text → its tokens."""
-    return {text: pieces_of(tokenizer, text) for text in EXAMPLES}
-
-
 def white_space_tokens(tokenizer: "Tokenizer") -> dict[str, int]:
     """White space → the tokens that it adds between `x` and `y`. 0 if it belongs to the token of the next word."""
     between = {f"{count} {'space' if count == 1 else 'spaces'}": " " * count for count in SPACES} | SPACES_AND_ENDS
@@ -445,7 +439,7 @@ class Measured(NamedTuple):
 
 
 def measure(tokenizer: "Tokenizer", subsets: Mapping[str, Iterable[str]]) -> Measured:
-    """Tokenize every text as one document, without begin and end tokens.
+    """Tokenize every text as one document, without BOS and EOS.
 
     A token counts for the script of its first character other than white space, with all its bytes, so the scripts add up to the total.
     If several tokens form one character, the first has its bytes.
