@@ -1,4 +1,4 @@
-"""Token caches: one part of a component's documents becomes one shard for each split."""
+"""Token caches: a part of a component's documents becomes a shard for every split."""
 
 import mmap
 from collections import Counter
@@ -48,7 +48,7 @@ _documents_manifest = lru_cache(maxsize=4)(read_documents_manifest)
 
 
 def ids_of_text(text: str, manifest: Manifest) -> tuple[str, ...]:
-    """The possible document ids of a text: as it is, without its last line end, and without white space around it."""
+    """The possible document ids of a text: unchanged, without the last line end, and without surrounding white space."""
     texts = (text, text.removesuffix("\n").removesuffix("\r"), text.strip())
     return tuple(dict.fromkeys(digest_of_bytes(normalized(one, manifest).encode()) for one in texts))
 
@@ -59,7 +59,7 @@ def normalized(text: str, manifest: Manifest) -> str:
 
 
 def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigests) -> list[int]:
-    """The shards of a cache that may contain a document whose id has this prefix. The sorted digests of the documents are bisected.
+    """The shards of a cache with a possible document whose id has the prefix. The sorted digests of the documents are bisected.
 
     Raises DataError if the documents are damaged.
     """
@@ -89,7 +89,7 @@ def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigest
 
 
 def read_by(source: Mapping[str, Any]) -> str:
-    """The versions of the code that makes documents of a source. For conversations also of the code that renders them."""
+    """The versions of the code that makes documents of a source. Conversations include the version of the rendering code."""
     return f"{READER} {DOCUMENTS}" if source.get("conversation") is None else f"{READER} {COMPOSER} {DOCUMENTS}"
 
 
@@ -100,12 +100,12 @@ def cache_key(documents_key: str, split: Split, tokenizer_key: str, length_bias:
 
 
 def described(length_bias: LengthBias | None) -> dict[str, Any]:
-    """The entry of a length bias in a key and in a manifest's `source`. Without a bias there is no entry."""
+    """The entry of a length bias in a key and in a manifest's `source`. No bias means no entry."""
     return {} if length_bias is None else {LENGTH_BIAS: length_bias.model_dump(mode="json")}
 
 
 class ShardRecord(Frozen):
-    """Written when a shard is complete, so that a later run skips its part. Sizes are in bytes.
+    """The record of a complete shard. A later run skips the part. Sizes are in bytes.
 
     `left_out`: documents that the length bias rejected.
     """
@@ -127,7 +127,7 @@ class ShardRecord(Frozen):
 def finish_cache(
     component: str, split: Split, documents: Path, tokenizer_path: Path, key: str, folder: Path, *, length_bias: LengthBias | None = None
 ) -> Manifest:
-    """Collect the records of all shards, remove other files, and write the manifest.
+    """Collect the records of the shards, remove stray files, and write the manifest.
 
     Raises DataError if a shard is incomplete, or the length bias rejects all documents.
     """
@@ -201,7 +201,7 @@ def encoding_of(tokenizer_path: Path) -> tuple[int, int, np.dtype]:
 def encode_part(
     documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path], length_bias: LengthBias | None = None
 ) -> None:
-    """Write the missing shards of one part. Each document becomes the BOS token, its tokens, and the EOS token.
+    """Write the missing shards of one part. A document becomes BOS, the tokens of the text, and EOS.
 
     Args:
         targets: split → folder of its cache.

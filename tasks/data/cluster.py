@@ -44,7 +44,7 @@ _shared: ContextVar[Callable[[], Client] | None] = ContextVar("shared", default=
 
 @contextmanager
 def one_cluster() -> Iterator[None]:
-    """Share one cluster between all stages in the block. The first stage with work starts it."""
+    """Share a cluster between the stages in the block. The first stage with work starts it."""
     if _shared.get() is not None:
         yield
         return
@@ -84,7 +84,7 @@ def _new_client() -> Iterator[Client]:
             threads_per_worker=1,
             dashboard_address=LOOPBACK,  # without an address it would take port 8787
             scheduler_kwargs={"dashboard": False},
-            security=True,  # workers run any code, so this cluster has its own certificates, in memory
+            security=True,  # workers run arbitrary code: the certificates of a cluster exist only in memory
             local_directory=scratch,
             silence_logs=logging.CRITICAL,  # a worker that ends after its scheduler logs a traceback
         ) as local,
@@ -166,7 +166,7 @@ def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[ob
 
 
 def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Result | PhasewiseError:
-    """The result, or a `PhasewiseError` as a value, so that Dask retries only errors that may be transient."""
+    """The result, or a `PhasewiseError` as a value. Dask then retries only transient errors."""
     try:
         return function(*call)
     except PhasewiseError as error:
@@ -175,7 +175,7 @@ def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Resul
 
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that `run_all` reports
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # the client logs tracebacks of errors that `run_all` reports
     try:
         client = Client(address, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:

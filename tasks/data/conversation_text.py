@@ -138,7 +138,7 @@ class Encoded(NamedTuple):
 
 
 class ConversationEncoder:
-    """Encode rendered conversations. Each special token of the template becomes one token.
+    """Encode rendered conversations. A special token of the template becomes a single token.
 
     `special_tokens`: token → id. The text between two special tokens is encoded separately, as in the `tokenizers` library. Messages
     contain no special token of the template, because `build_compose` refuses these messages.
@@ -214,7 +214,7 @@ def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
 def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Int[np.ndarray, "n 2"]:
     """Convert spans of characters to spans of tokens, as `char_to_token` of `transformers`.
 
-    A span goes from the first token with its first character to the first token with its last character, so a token that straddles an edge
+    A span goes from the first token with its first character to the first token with its last character, and a token across an edge
     counts. If no token has the character, the next token starts the span, or the previous token ends it. Spans with a common token are
     joined.
 

@@ -1,8 +1,8 @@
 """Digests of files: the content of a file is read once, and again only after a change.
 
 A local file is identified by its size, `mtime`, `ctime`, inode and device. No program can set `ctime`: each write moves it, also a reset of
-`mtime`. A store's file is identified by its generation or strong ETag, unless the store reports a content digest. Another path to the same
-file is read separately.
+`mtime`. A store's file is identified by its generation or strong ETag, unless the store reports a content digest. A second path to a file
+is read separately.
 
 Clocks have ticks, so two writes within a tick may have the same time. A file that changed just now is read after the tick, and a digest
 that was read too early, or during a change, is not kept for later commands.
@@ -38,7 +38,7 @@ class Content(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A content, the file's signature when it was read, and whether any later change would change the signature."""
+    """A content, the file's signature at the time of reading, and whether later changes would change the signature."""
 
     signature: list[int] | list[str]
     content: Content
@@ -46,7 +46,7 @@ class Known(NamedTuple):
 
 
 class KnownDigests:
-    """The digests that one command knows. Safe for threads.
+    """The digests known to a command. Safe for threads.
 
     Attributes:
         home: keeps the digests for later commands. None keeps nothing.
@@ -63,7 +63,7 @@ class KnownDigests:
         self._to_keep: dict[str, Known] = {}
 
     def content(self, url: str | Path, entry: StoreEntry | None = None) -> Content:
-        """The content of a file. Files of the home have SHA-256 on every store, so that a copied home has the same digests.
+        """The content of a file. Files of the home have SHA-256 on every store, because a copied home must have equal digests.
 
         Args:
             entry: metadata from a current listing of the store. None requests them.
@@ -115,12 +115,12 @@ class KnownDigests:
         return not path.exists() or _changed_ns(path) > _changed_ns(seal)
 
     def forget_unsettled(self) -> None:
-        """Forget digests of files that may have changed with the same signature."""
+        """Forget digests of files with possible changes under an equal signature."""
         with self._lock:
             self._known = {url: known for url, known in self._known.items() if known.is_settled}
 
     def keep(self) -> None:
-        """Write the new digests to the home, unless it is read-only, and preserve those of other commands."""
+        """Write the new digests to a writable home and preserve the digests of parallel commands."""
         with self._lock:
             to_keep, self._to_keep = self._to_keep, {}
         if self.home is None or self.home.reads_only or not to_keep:

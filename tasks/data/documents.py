@@ -1,8 +1,8 @@
 """A component's documents: parts, the copies among them, and the manifest with sources and counts.
 
 A part is a Parquet file of bounded size (id, source_file, split, text). One worker reads a *bundle*: a piece of a file, or consecutive
-small pieces. `part-00012-0003` is the fourth part of bundle 12. `part-00012-0003.digests` has the sorted digests of its documents, which
-serve to find copies in the whole component. The record `bundle-00012.json` is written last. A bundle with a record is never read again.
+small pieces. `part-00012-0003` is the fourth part of bundle 12. `part-00012-0003.digests` has the sorted digests of the documents, for the
+search for copies in the whole component. The record `bundle-00012.json` is written last. A bundle with a record is never read again.
 """
 
 import hashlib
@@ -79,11 +79,11 @@ class HashedFile(io.RawIOBase):
         return self._file.write(content)
 
     def tell(self) -> int:
-        """Bytes written, as pyarrow needs them."""
+        """Bytes written, for pyarrow."""
         return self.size
 
     def writable(self) -> bool:
-        """Always true, as pyarrow needs it."""
+        """Always true, for pyarrow."""
         return True
 
     def hexdigest(self) -> str:
@@ -124,7 +124,7 @@ class Bundle(NamedTuple):
 
 
 def split_of(digest: str) -> Split:
-    """Hold out one document in sixteen by its own digest, so that a new document never moves another."""
+    """Hold out a sixteenth of the documents by their digests. A new document never moves an old document."""
     return "held_out" if int(digest[:8], 16) % HELD_OUT_ONE_IN == 0 else "train"
 
 
@@ -150,7 +150,7 @@ def bundles_of(component: str, source: Source, files: tuple[SourceFile, ...]) ->
 
 
 def read_to_parts(bundle: Bundle, max_part_bytes: int, folder: Path) -> BundleRecord:
-    """Read a bundle into parts with bounded memory, or return its record if it exists."""
+    """Read a bundle into parts with bounded memory, or return an existing record."""
     record_path = folder / record_name(bundle.number)
     if record_path.exists():
         return read_model(BundleRecord, record_path)
@@ -239,7 +239,7 @@ class DocumentsManifest(Frozen):
 
 
 def documents_key(source: Source, listing: Listing) -> str:
-    """Digest of all inputs of the documents. The folder of the files is not an input, so a copy has the same key."""
+    """Digest of all inputs of the documents. The folder of the files is not an input: a copy has the same key."""
     decisive = source.model_dump(mode="json", include=set(DECISIVE_SETTINGS))
     composer = {"composer": COMPOSER} if source.conversation else {}
     return digest_of_json(
@@ -322,7 +322,7 @@ def check_readable(component: str, source: Source, tally: Tally, folder: Path) -
 def finish_documents(
     component: str, source: Source, listing: Listing, records: list[BundleRecord], kept: list[tuple[int, int]], folder: Path
 ) -> DocumentsManifest:
-    """Join the records of all bundles and buckets, remove other files, and write the manifest. Raises DataError if a split is empty."""
+    """Join the records of the bundles and buckets, remove stray files, and write the manifest. Raises DataError if a split is empty."""
     tally = tally_of(records, listing)
     parts = tuple(part for record in records for part in record.parts)
     train = sum(in_train for in_train, _ in kept)

@@ -1,4 +1,4 @@
-"""Findings of reading: a document, a fault with its reason, or a document that is left out. They are counted, sampled and reported."""
+"""Findings of reading: documents, faults and omitted documents, with counts, samples and messages."""
 
 import json
 from collections import Counter
@@ -339,7 +339,7 @@ def _count(number: int, noun: str) -> str:
 
 
 class Counting:
-    """Counts the findings of one piece and passes its records on."""
+    """Counts the findings of a piece and passes the records on."""
 
     def __init__(self, component: str, piece: "Piece"):
         self._component, self._piece = component, piece

@@ -2,11 +2,11 @@
 
 Listing and reading use `huggingface_hub` behind `hf://` of fsspec, where `tasks.data.source` registers this class. It adds:
 
-* a branch or tag is read at one commit, even if it moves during the reading;
-* a range of another length than requested is requested again, because a proxy that sends the whole file would shift every byte;
-* an expired signed link is requested again, and so is a request to a busy server (429, 5xx, a lost connection), for ten minutes and after
-  the time in `Retry-After`;
-* a busy server, or a missing token, is never reported as a missing file.
+* A branch or tag is read at one commit, even if the branch moves during the reading.
+* A range with a wrong length is requested again, because a proxy that sends the whole file would shift every byte.
+* An expired signed link is requested again. A request to a busy server (429, 5xx, a lost connection) is repeated for ten minutes, after the
+  time in `Retry-After`.
+* A busy server, or a missing token, is never reported as a missing file.
 """
 
 import re
@@ -104,8 +104,8 @@ class HubFile(HfFileSystemFile):
             if len(content) == end - start:
                 return content
         raise HubTrouble(
-            f"hf://{self.path}: bytes {start} to {end} were asked for, and {len(content):,} came instead of {end - start:,}, "
-            f"{MAX_SHORT_RANGES} times: the server, or a proxy before it, does not give parts of files. Set HF_ENDPOINT to one that does."
+            f"hf://{self.path}: bytes {start} to {end}: received {len(content):,} instead of {end - start:,} bytes "
+            f"{MAX_SHORT_RANGES} times. The server, or a proxy, does not support byte ranges. Set HF_ENDPOINT to a server with byte ranges."
         )
 
 
@@ -149,10 +149,10 @@ def _raise_plainly(path: str, error: HfHubHTTPError | httpx2.TransportError, wai
     """Raise a built-in error with the file, the revision and a remedy, without links, which may have signatures."""
     code = None if isinstance(error, httpx2.TransportError) else error.response.status_code
     if isinstance(error, GatedRepoError) or code in (401, 403):
-        raise PermissionError(f"hf://{path}: the hub answers {code}, it may not be read as it is: accept its terms, or {TOKEN}") from error
+        raise PermissionError(f"hf://{path}: the hub answers {code}, access is denied. Accept its terms, or {TOKEN}") from error
     if code == 404:
         raise FileNotFoundError(f"hf://{path}: the hub has no such file, revision or data set (404)") from error
     if code is None or code in BUSY:
         answer = f"({code or type(error).__name__}), after {waited:.0f} s of retries"
-        raise HubTrouble(f"hf://{path}: the hub is busy or out of reach {answer}. Run again later: what is finished is kept.") from error
-    raise HubTrouble(f"hf://{path}: the hub answers {code}. Look at the address, and run again: what is finished is kept.") from error
+        raise HubTrouble(f"hf://{path}: the hub is busy or out of reach {answer}. Run again later: finished work is kept.") from error
+    raise HubTrouble(f"hf://{path}: the hub answers {code}. Check the address, and run again: finished work is kept.") from error

@@ -57,7 +57,7 @@ class Budget(Frozen):
 
 
 class Budgeted(Source):
-    """A source that is read in part. Its `described` has the budget, so manifests have it as well."""
+    """A source that is read in part. Manifests include the budget."""
 
     budget: Budget
 
@@ -101,7 +101,7 @@ def assumed_tokens(source: Source, name: str, size_bytes: int) -> float:
 
 
 def shared(needs: Mapping[str, int], max_tokens: int | None) -> dict[str, int]:
-    """Component → token budget: its need with a margin, or its share of `max_tokens`."""
+    """Component → token budget: the need with a margin, or a share of `max_tokens`."""
     if max_tokens is None:
         return {name: max(1, round(MARGIN * need)) for name, need in needs.items()}
     total = sum(needs.values())
@@ -148,7 +148,7 @@ class Listing:
 
 
 def at_commit(source: Source) -> Source:
-    """Replace the branch or tag of a data set on the hub by its current commit, so that listing, reading and verification see one commit.
+    """Replace the branch or tag of a data set on the hub by the current commit, for listing, reading and verification.
 
     Raises DataError if the data set or the revision is missing or private, or the hub is unavailable.
     """
@@ -158,7 +158,7 @@ def at_commit(source: Source) -> Source:
         file_system, root = fsspec.core.url_to_fs(source.root)
         file_system.invalidate_cache()  # the cache includes missing files
         commit = file_system.commit_of(root)
-    except Exception as error:  # each file system has its own errors
+    except Exception as error:  # file systems raise many types of errors
         raise DataError(f"{source.root} cannot be listed: {type(error).__name__}: {error}") from error
     return source.but(revision=commit) if commit else source
 
@@ -174,7 +174,7 @@ def expand(source: Source) -> Expanded:
         found, infos = _list_names(file_system, root, source)
     except DataError:
         raise
-    except Exception as error:  # each file system has its own errors
+    except Exception as error:  # file systems raise many types of errors
         raise DataError(f"the files under {source.root} cannot be listed: {type(error).__name__}: {error}") from error
     selected = {name: path for name, path in sorted(found.items()) if selects(source, name)}
     if not selected:
@@ -212,7 +212,7 @@ def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int |
         try:
             entry = expanded.entries.get(name) or store_entry(url)
             size = as_path(url).stat().st_size if entry is None else entry.size_bytes
-        except Exception as error:  # each file system has its own errors
+        except Exception as error:  # file systems raise many types of errors
             raise _unreadable(url, error) from error
         if size is None:
             raise DataError(f"{url}: a budget needs the sizes of all files, and the server does not report this size.")
@@ -225,7 +225,7 @@ def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int |
             if entry is not None and entry.size_bytes is None:
                 raise ValueError("the server does not report its size")
             size, digest = known.content(url, entry)
-        except Exception as error:  # each file system has its own errors
+        except Exception as error:  # file systems raise many types of errors
             raise _unreadable(url, error) from error
         return SourceFile(name=name, size_bytes=size, digest=digest)
 
@@ -268,7 +268,7 @@ def _is_hidden(name: str) -> bool:
 def _list_names(file_system: Any, root: str, source: Source) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     """Name relative to the root → path, and path → metadata of a store's listing.
 
-    If all globs are plain names, the file system checks each name, so a server without listings is sufficient.
+    For plain names the file system checks the existence of the files, and a server without listings is sufficient.
     """
     prefix = root.rstrip("/")
     globs = {glob.removeprefix("./") for glob in source.include}
@@ -292,7 +292,7 @@ def _walk(root: str) -> Iterator[str]:
     """Every local file under a folder, except in hidden folders.
 
     Unlike fsspec's walk, it raises for unreadable folders and follows linked folders, unless another path already leads to their files. A
-    link out of the root is followed, so that its files are rejected by name.
+    link out of the root is followed, and the files are then rejected by name.
     """
     if not os.path.isdir(root):
         return

@@ -43,7 +43,7 @@ BENCHMARKS_VERSION = "benchmarks-3"
 
 @dataclass(frozen=True)
 class CachePlan:
-    """A folder that is named by the key of its content, and the lock for building it."""
+    """A folder with the key of the content in its name, and the lock for the build."""
 
     key: str
     folder: Path
@@ -58,7 +58,7 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class ComponentPlan:
-    """One component: its current files, documents and caches.
+    """A component: current files, documents and caches.
 
     Attributes:
         source: a data set of the hub is at the listed commit.
@@ -82,7 +82,7 @@ class ComponentPlan:
 
     @cached_property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The units of work of one worker. With a budget each piece is a bundle, so a larger budget starts with the same bundles."""
+        """The units of work. With a budget every piece is a bundle, because a larger budget must start with the same bundles."""
         if self.listing.budget is None:
             return bundles_of(self.name, self.source, self.files)
         return tuple(Bundle(self.name, self.source, (piece,), number) for number, piece in enumerate(pieces_of(self.source, self.files)))
@@ -103,7 +103,7 @@ class ComponentPlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """All components of a recipe, its tokenizer, and the benchmarks made from held-out text.
+    """The components of a recipe, the tokenizer, and the benchmarks made from held-out text.
 
     Attributes:
         special_tokens: tokens of chat templates, sorted, without the BOS and EOS token.
@@ -181,7 +181,7 @@ def plan_data(
     digests.keep()
     keys = {name: documents_key(fixed[name], listing) for name, listing in listings.items()}
     for name, listing in listings.items():
-        if listing.budget:  # a budget changes the key by its files and its part size, not by its tokens
+        if listing.budget:  # the files and the part size of a budget change the key, and the tokens do not
             keys[name] = digest_of_json({"documents": keys[name], "part_bytes": listing.budget.part_bytes})
     trained_on = tuple(sorted(keys if tokenizer_components is None else tokenizer_components))
     special = tuple(sorted(written))
@@ -227,7 +227,7 @@ class Speed:
 def measure_speed(tokenizer: Path, seconds: float = MEASURE_SECONDS) -> Speed:
     """Prepare text of this Python installation repeatedly for about the given time.
 
-    `tokenizer`: the recipe's. If it is missing, the function first trains one on the sample, outside the measurement.
+    `tokenizer`: the recipe's. A missing tokenizer is first trained on the sample, outside the measurement.
     """
     with tempfile.TemporaryDirectory(prefix="phasewise-speed-") as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
 """The program that renders chat templates: Jinja in a sandbox, with the environment of `transformers`, in a process with limits.
 
-`renderer.py` starts it. It imports no other module of the project, because a template is an untrusted program. The output depends only on
+`renderer.py` starts it. The program imports no module of the project, because a template is untrusted. The output depends only on
 the conversation: a template has no date, no random numbers and no addresses. Jinja's immutable sandbox forbids attributes with an
 underscore and changes of arguments.
 
@@ -84,7 +84,7 @@ class Generation(Extension):
 
 
 class Nothing(Undefined):
-    """An undefined name. A template can test it but not write it, so a misspelt name is never empty text."""
+    """An undefined name. A template can test the name but not write the value, because a misspelt name must not become empty text."""
 
     __slots__ = ()
     __str__ = Undefined._fail_with_undefined_error  # pyright: ignore[reportPrivateUsage]  # as Jinja's own StrictUndefined does
@@ -144,7 +144,7 @@ def compile_template(text: str) -> tuple[Callable[..., Iterator[str]], bytes]:
 
 
 def render(template: str, line: bytes, tokens: Sequence[str], max_characters: int, *, prompts: bool = False) -> bytes:
-    """Render a line with a conversation. The answer has the text, its answers `[start, stop]`, and whether the text has them there.
+    """Render a line with a conversation. The line has the text, the answers `[start, stop]`, and whether the positions are correct.
 
     Args:
         line: JSON. A leading space marks values that need the slow parser.
@@ -191,7 +191,7 @@ def answer(work: Callable[[], bytes], *, size: int, limits: Limits) -> bytes:
 
 
 def answers(template: str, lines: Sequence[bytes], limits: Limits, tokens: Sequence[str]) -> Iterator[bytes]:
-    """The line for the template and, if it compiles, a line for each conversation."""
+    """The line for the template and, after successful compilation, a line for every conversation."""
     os.write(2, b".")
     yield (first := answer(lambda: compile_template(template)[1], size=0, limits=limits))
     if not first.startswith(b'["template"'):
@@ -215,7 +215,7 @@ def main() -> None:
     except OSError:
         pass
     # From here on the process can open, connect and start nothing
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, and this one ends with its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process, and the parent decides the end
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for what, most in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))

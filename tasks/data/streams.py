@@ -1,7 +1,7 @@
 """Streams of files on any file system: opened by URL and unpacked by their first bytes, with bounded memory.
 
-Errors of the file system, such as a lost connection, say nothing about the data: they are kept and raised again. Damaged bytes are a fault
-of the file.
+Errors of the file system, such as a lost connection, are independent of the data and are raised again. Damaged bytes are a fault of the
+file.
 """
 
 import io
@@ -96,7 +96,7 @@ UNKNOWN = Kind("unknown", "neither text nor anything else that is known")
 
 
 def kind_of(start: bytes) -> Kind:
-    """The kind of a stream that begins with these bytes. Fewer than `SNIFF_BYTES` are the whole stream."""
+    """The kind of a stream with the given first bytes. Fewer than `SNIFF_BYTES` are the whole stream."""
     if not start:
         return Kind("empty", "an empty file")
     if SKIPPABLE_FRAME.match(start):
@@ -127,7 +127,7 @@ def kind_of(start: bytes) -> Kind:
 
 
 def is_text(raw: bytes, *, cut: bool) -> bool:
-    """Whether bytes are text: almost no control characters in UTF-8, and none in other encodings. `cut`: more bytes follow."""
+    """Whether bytes are text: almost no control characters in UTF-8, and none in further encodings. `cut`: more bytes follow."""
     controls = len(raw) - len(raw.translate(None, _CONTROLS))
     if not controls:
         return True
@@ -159,7 +159,7 @@ class ByteStream(io.RawIOBase):
 
 
 class WatchedFile(ByteStream):
-    """A file that keeps the error of its file system and counts the bytes read and unpacked.
+    """A file that keeps errors of the file system and counts the bytes read and unpacked.
 
     Attributes:
         failure: the error of the file system.
@@ -184,7 +184,7 @@ class WatchedFile(ByteStream):
         """Read up to `len(buffer)` bytes and return their number."""
         try:
             count: int = self._file.readinto(buffer)
-        except Exception as error:  # each file system has its own errors
+        except Exception as error:  # file systems raise many types of errors
             self.failure = error
             raise
         self.taken_bytes += count
@@ -199,7 +199,7 @@ class WatchedFile(ByteStream):
         return self._file.tell()
 
     def unfold(self, count: int) -> None:
-        """Count unpacked bytes of any layer. Bytes that are read twice count once against them.
+        """Count unpacked bytes of any layer. Reading twice does not raise the limit.
 
         Raises FileFault if the file expands too much.
         """
@@ -224,7 +224,7 @@ class WatchedFile(ByteStream):
 
 
 class Recognised(NamedTuple):
-    """A stream at its first byte, and its kind."""
+    """A stream at the first byte, and the kind of the stream."""
 
     kind: Kind
     stream: io.BufferedReader
@@ -236,7 +236,7 @@ def open_watched(url: str) -> Iterator[WatchedFile]:
     try:
         file_system, path = fsspec.core.url_to_fs(url)
         opened = file_system.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
-    except Exception as error:  # each file system has its own errors
+    except Exception as error:  # file systems raise many types of errors
         raise_failure(url, error)
     with opened as file:
         yield WatchedFile(file)
@@ -252,7 +252,7 @@ def raise_failure(url: str, failure: Exception) -> NoReturn:
 
 
 def is_packed(name: str) -> bool:
-    """Whether the name is that of a packed file or an archive."""
+    """Whether the name has the extension of a packed file or an archive."""
     return name.lower().endswith(ENDINGS)
 
 

@@ -1,6 +1,6 @@
 """The program that reads untrusted Parquet and Arrow files with pyarrow, with limits on memory and processor time.
 
-Some damaged files end pyarrow's process, and pyarrow allocates as much memory as a file claims. `tables.py` starts this process and sends
+Damaged files can end pyarrow's process, and pyarrow allocates the memory that a file claims. `tables.py` starts this process and sends
 byte ranges of the file. The answers are the schema and record batches of a few megabytes. A message is a line of JSON, then bytes.
 """
 
@@ -186,7 +186,7 @@ def _measured(chunk: Any) -> tuple[bool, int]:
 
 
 def is_in(path: str, columns: Sequence[str]) -> bool:
-    """Whether a leaf column is one of these columns or nested in one."""
+    """Whether a leaf column is among the columns or nested in a column."""
     return any(path == name or path.startswith(f"{name}.") for name in columns)
 
 
@@ -219,7 +219,7 @@ def main() -> None:
     channel = Connection(int(sys.argv[1]))
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, and this one ends with its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process, and the parent decides the end
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with suppress(OSError), open("/proc/self/statm", encoding="ascii") as statm:
         most = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES

@@ -1,6 +1,6 @@
 """Untrusted Parquet and Arrow tables, read by pyarrow in a separate process with limits on memory and processor time.
 
-If the process (`table_process.py`) dies, the file has a fault. Texts are decoded here row by row, so that a bad row affects no other row.
+If the process (`table_process.py`) dies, the file has a fault. Texts are decoded here row by row, and a bad row affects no neighbour.
 """
 
 import atexit
@@ -164,9 +164,9 @@ def read_records(
     leave_out: Collection[str],
     take: Callable[[Mapping[str, object], str], Taken],
 ) -> Iterator[Taken]:
-    """The finding of each row: `take` gets the columns of the keys and all other columns with text, and the place of the row.
+    """The finding of each row: `take` gets the columns of the keys, further columns with text, and the place of the row.
 
-    Other columns that are large or binary have the value `NOT_LOOKED_AT`.
+    Further columns with large or binary values have the value `NOT_LOOKED_AT`.
 
     Raises FileFault as `read_texts`.
     """

@@ -1,7 +1,7 @@
 """Chat templates: Jinja that renders a conversation and marks the text of the assistant.
 
 A chat template is an untrusted program. `sandbox.py` runs it in a separate process, with limits on processor time, memory and text and
-without file access. Each reading process has one such process and restarts it after a failure.
+without file access. A reading process restarts its renderer after a failure.
 """
 
 import atexit
@@ -81,7 +81,7 @@ def as_line(messages: Sequence[Mapping[str, object]], *, is_text: bool = False) 
 
 
 class Renderer:
-    """A process of `sandbox.py`, started at the first request. It serves one request at a time."""
+    """A process of `sandbox.py`, started at the first request. Requests are serial."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -91,8 +91,7 @@ class Renderer:
     def ask(self, template: str, tokens: tuple[str, str], conversations: Sequence[bytes]) -> list[list[Any]]:
         """Compile a template and render conversations. The answers are those of `sandbox.py`: `[kind, …]`, the template's first.
 
-        If the template does not compile or a limit ends the process, this is the last answer. A process that another process ended is
-        restarted.
+        If the template does not compile or a limit ends the process, this is the last answer. A killed process is restarted.
         """
         limits = (SECONDS, MEMORY_MIB * 2**20, CHARACTERS, CHARACTERS_A_BYTE)
         header = _encode([len(conversations), template, limits, *tokens]).encode(errors="surrogatepass")
@@ -307,14 +306,14 @@ class ChatTemplate:
         return Rendered(text[first:], tuple((start, stop) for start, stop, counted in kept if counted), bool(first))
 
     def with_begin(self) -> str:
-        """Its Jinja, extended to write the BOS token that every document has."""
+        """The Jinja text, extended to write the BOS token of every document."""
         probe = self.probe()
         return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
 
     def turn_end(self) -> str | None:
         """The special token that ends an assistant's turn, if any.
 
-        It ends the marked answer. Without marks, as in most templates of tokenizers, it follows the answer.
+        It ends the marked answer. Without marks, as in most templates of tokenizers, the token follows the answer.
         """
         rendered = self.probe()
         if rendered is None:
@@ -327,9 +326,9 @@ class ChatTemplate:
         return next((token for token in tokens if behind.startswith(token)), None)
 
     def missing_generation_prompt(self) -> str:
-        """The opening of an answer, such as `<|im_start|>assistant`, that the template lacks as a generation prompt. Empty if it has one.
+        """The missing generation prompt, such as `<|im_start|>assistant`. Empty for a template with a generation prompt.
 
-        A template that writes nothing between a question and its answer, as Mistral's, needs no generation prompt.
+        A template without text between a question and the answer, as Mistral's, needs no generation prompt.
         """
         try:
             turn, question = (self.render(messages, PROBE_PLACE).text for messages in (TURN, TURN[:1]))
@@ -346,7 +345,7 @@ class ChatTemplate:
         return ChatTemplate(self.text.removesuffix("\n") + added, self.name, self.special_tokens)
 
     def probe(self) -> Rendered | None:
-        """A test conversation with every role, or without a system text if the template refuses it. None if both are refused."""
+        """A test conversation with every role, or without a system text if the template refuses it. None if the template refuses either."""
         for probe in PROBES:
             try:
                 return self.render(probe, PROBE_PLACE)
@@ -359,7 +358,7 @@ _compile = lru_cache(maxsize=16)(ChatTemplate)
 
 
 def turn_ends(chats: Iterable[ChatTemplate]) -> tuple[str, ...]:
-    """The special tokens that end an answer in these templates, sorted. A model trained on several templates may write each of them."""
+    """The special tokens at the end of an answer, sorted. A model trained on several templates may write any token of the result."""
     return tuple(sorted({end for chat in chats if (end := chat.turn_end()) is not None}))
 
 
@@ -403,7 +402,7 @@ def template_text(how: Conversation) -> str:
 
 
 def resolved(how: Conversation) -> Conversation:
-    """Replace the template's name by its text, so that every key depends on the text and not on the file's name."""
+    """Replace the template's name by the text, because keys depend on the text and not on the file's name."""
     return how.but(template=template_text(how))
 
 

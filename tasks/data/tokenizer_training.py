@@ -156,7 +156,7 @@ def content_name(name: str | None) -> str | None:
 
 
 def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
-    """Copy the tokenizer of a folder to its path in a home, which is named by its key.
+    """Copy the tokenizer of a folder to the path for its key in a home.
 
     Raises ConfigError or DataError as `checked_file`, or the file changed after the plan.
     """
@@ -171,7 +171,7 @@ def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
 def check_target(folder: Path) -> None:
     """Check that a folder for a tokenizer is new or empty. Raises ConfigError if it has files, or is a file."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"the folder for the tokenizer must be new or empty, found something at {folder}. Name another one.")
+        raise ConfigError(f"the folder for the tokenizer must be new or empty, found something at {folder}. Name a new folder.")
 
 
 def write_folder(folder: Path, content: str, manifest: TokenizerManifest) -> None:
@@ -182,7 +182,7 @@ def write_folder(folder: Path, content: str, manifest: TokenizerManifest) -> Non
 
 
 def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
-    """The manifest of a tokenizer. None for tokenizers of other programs. Raises DataError if the manifest or the tokenizer was edited."""
+    """The manifest of a tokenizer. None for tokenizers without a manifest. Raises DataError if the manifest or the tokenizer was edited."""
     path = folder / MANIFEST_NAME
     if not path.exists():
         return None
@@ -203,7 +203,7 @@ def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
 def checked_file(name: str | Path) -> Path:
     """The `tokenizer.json` in a folder or at a path, checked against its manifest.
 
-    Raises ConfigError if the file is missing. Raises DataError if the file is not a tokenizer, or it or its manifest was edited.
+    Raises ConfigError if the file is missing. Raises DataError if the file is not a tokenizer, or was edited with or without the manifest.
     """
     path = folder_at(str(name))
     folder = path if path.is_dir() else path.parent
@@ -363,7 +363,7 @@ def pieces_of(tokenizer: "Tokenizer", text: str) -> list[str]:
 def digit_groups(tokenizer: "Tokenizer") -> DigitGroups:
     """The grouping of digits, found with fixed random numbers of 1 to 18 digits.
 
-    Each token must lie within a group of three from one side. A group may have several tokens if the vocabulary has no entry for it.
+    Every token must lie within a group of three. A group may have several tokens if the vocabulary has no entry for it.
     """
     generator = random.Random(0)
     is_single = is_from_right = is_from_left = True
@@ -382,7 +382,7 @@ def digit_groups(tokenizer: "Tokenizer") -> DigitGroups:
 
 
 def white_space_tokens(tokenizer: "Tokenizer") -> dict[str, int]:
-    """White space → the tokens that it adds between `x` and `y`. 0 if it belongs to the token of the next word."""
+    """White space → the added tokens between `x` and `y`. 0 if the token of the next word includes the white space."""
     between = {f"{count} {'space' if count == 1 else 'spaces'}": " " * count for count in SPACES} | SPACES_AND_ENDS
     letters = len(pieces_of(tokenizer, "x")) + len(pieces_of(tokenizer, "y"))
     return {name: len(pieces_of(tokenizer, f"x{space}y")) - letters for name, space in between.items()}
@@ -439,10 +439,10 @@ class Measured(NamedTuple):
 
 
 def measure(tokenizer: "Tokenizer", subsets: Mapping[str, Iterable[str]]) -> Measured:
-    """Tokenize every text as one document, without BOS and EOS.
+    """Tokenize every text as a document, without BOS and EOS.
 
-    A token counts for the script of its first character other than white space, with all its bytes, so the scripts add up to the total.
-    If several tokens form one character, the first has its bytes.
+    A token counts for the script of the first character after white space, with the token's bytes, so the scripts add up to the total.
+    If several tokens form a character, the first token has the bytes.
 
     Args:
         subsets: name → texts.

@@ -104,7 +104,7 @@ def test_a_retry_after_is_obeyed(hub: FakeHub):
     [
         (lambda hub: hub.fails("refuse", "/resolve/.*part-2", times=10_000), r"part-2.jsonl: the hub is busy or out of reach \(503\)"),
         (lambda hub: hub.fails("cut", "/signed/.*part-2", times=10_000), r"part-2.jsonl: the hub is busy or out of reach \(Remote"),
-        (lambda hub: hub.fails("whole", "/signed/.*part-2", times=10_000), r"part-2.jsonl: bytes .* does not give parts of files. Set HF_"),
+        (lambda hub: hub.fails("whole", "/signed/.*part-2", times=10_000), r"part-2.jsonl: bytes .* does not support byte ranges. Set HF_"),
         (lambda hub: hub.fails("refuse", "/resolve/.*part-2", times=10_000, status=418), r"part-2.jsonl: the hub answers 418"),
     ],
 )
