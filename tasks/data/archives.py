@@ -97,10 +97,8 @@ def unpacking(packed: io.BufferedReader, packing: str) -> Callable[[int], bytes]
 class Member(NamedTuple):
     """A file in an archive.
 
-    Attributes:
-        name: its name in the archive.
-        open: opens its bytes as a stream, which must be read before the next member. Raises `FileFault`.
-        no_text: reason why it has no text, such as a link. Otherwise empty.
+    `name`: its name in the archive. `open`: opens its bytes as a stream, which must be read before the next member. Raises `FileFault`.
+    `no_text`: reason why it has no text, such as a link. Otherwise empty.
     """
 
     name: str

@@ -203,9 +203,7 @@ def encode_part(
 ) -> None:
     """Write the missing shards of one part. A document becomes BOS, the tokens of the text, and EOS.
 
-    Args:
-        targets: split → folder of its cache.
-        length_bias: selects documents of the training split by their tokens. None takes all.
+    `targets`: split → folder of its cache. `length_bias`: selects documents of the training split by their tokens. None takes all.
     """
     missing = {split: folder for split, folder in targets.items() if _read_record(folder, number) is None}
     if not missing:

@@ -119,13 +119,9 @@ def workers_at_work() -> int:
 def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None = None) -> list[Result]:
     """Call a function with each tuple of arguments in parallel and return the results in order. The first error ends the work.
 
-    The function must write its output to a store and must be idempotent, because the calls of a lost worker are repeated.
-
-    Args:
-        meter: bytes of the calls, for the progress. None counts calls.
-
-    Raises:
-        DataError: the scheduler does not answer or stops, or a call kills its worker repeatedly.
+    The function must write its output to a store and must be idempotent, because the calls of a lost worker are repeated. `meter`: bytes of
+    the calls, for the progress. None counts calls. Raises DataError if the scheduler does not answer or stops, or a call kills its worker
+    repeatedly.
     """
     if not calls:
         return []

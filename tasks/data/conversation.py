@@ -111,7 +111,7 @@ class AnswerColumn(Frozen):
     Attributes:
         key: name of the column.
         content: in a column with a list of answers, the field with an answer's text. None if the column is the text.
-        best_by: field of an answer with its rating. The first answer with the highest rating is taken. None takes the first answer.
+        best_by: field with an answer's rating. The first answer with the highest rating is taken. None takes the first answer.
     """
 
     key: str
@@ -200,9 +200,7 @@ def is_jinja(template: str) -> bool:
 class NoConversation(Exception):
     """A record that is not the declared conversation.
 
-    Attributes:
-        is_fault: false for a well-formed record without text to learn from.
-        found: subject of the reason.
+    `is_fault`: false for a well-formed record without text to learn from. `found`: subject of the reason.
     """
 
     def __init__(self, reason: Reason | NoText, *, is_fault: bool = True, found: str = ""):

@@ -176,11 +176,8 @@ class ConversationEncoder:
 def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
     """Token → id of the special tokens that a chat template writes, and of the EOS token.
 
-    Args:
-        place: file of the tokenizer, for error messages.
-
-    Raises:
-        DataError: the tokenizer lacks a token or strips the space around it, or the template writes an undeclared special token.
+    `place`: file of the tokenizer, for error messages. Raises DataError if the tokenizer lacks a token or strips the space around it, or
+    the template writes an undeclared special token.
     """
     tokens = tokenizer.get_added_tokens_decoder()
     added = {token.content: number for number, token in tokens.items()}
@@ -214,13 +211,9 @@ def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
 def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Int[np.ndarray, "n 2"]:
     """Convert spans of characters to spans of tokens, as `char_to_token` of `transformers`.
 
-    A span goes from the first token with its first character to the first token with its last character, and a token across an edge
-    counts. If no token has the character, the next token starts the span, or the previous token ends it. Spans with a common token are
-    joined.
-
-    Args:
-        characters: start, stop, start, stop …
-        starts, stops: characters of each token, in ascending order.
+    A span goes from the first token with its first character to the first token with its last character, and a token across an edge counts.
+    If no token has the character, the next token starts the span, or the previous token ends it. Spans with a common token are joined.
+    `characters`: start, stop, start, stop … `starts` and `stops`: characters of each token, in ascending order.
     """
     edges = np.asarray(characters, np.int64).reshape(-1, 2)
     begins, ends = np.asarray(starts, np.int64), np.asarray(stops, np.int64)

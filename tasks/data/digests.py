@@ -48,10 +48,8 @@ class Known(NamedTuple):
 class KnownDigests:
     """The digests known to a command. Safe for threads.
 
-    Attributes:
-        home: keeps the digests for later commands. None keeps nothing.
-        reads_all: whether to ignore digests of earlier commands.
-        bytes_read: bytes read for digests.
+    `home`: keeps the digests for later commands. None keeps nothing. `reads_all`: whether to ignore digests of earlier commands.
+    `bytes_read`: bytes read for digests.
     """
 
     def __init__(self, home: Home | None = None, *, reads_all: bool = False, clock: Callable[[], int] = time.time_ns) -> None:
@@ -65,11 +63,7 @@ class KnownDigests:
     def content(self, url: str | Path, entry: StoreEntry | None = None) -> Content:
         """The content of a file. Files of the home have SHA-256 on every store, because a copied home must have equal digests.
 
-        Args:
-            entry: metadata from a current listing of the store. None requests them.
-
-        Raises:
-            OSError: the file is unreadable.
+        `entry`: metadata from a current listing of the store. None requests them. Raises OSError if the file is unreadable.
         """
         entry = entry or store_entry(url)
         is_of_home = self.home is not None and as_path(url).is_relative_to(self.home.root)
@@ -88,11 +82,8 @@ class KnownDigests:
         """The names of missing files and of files with other digests.
 
         The sealed list is written last, so only a file with a later time is read. On a store objects are replaced as a whole, and opening a
-        cache compares sizes, so files are read only with `reads_all`.
-
-        Args:
-            files: name → SHA-256, from the sealed list.
-            seal: file with this list.
+        cache compares sizes, so files are read only with `reads_all`. `files`: name → SHA-256, from the sealed list. `seal`: file with this
+        list.
         """
         if file_system_of(folder) is not None and not self.reads_all:
             return []

@@ -133,9 +133,7 @@ Sift = Callable[[str, str, Mapping[str, object]], Record | LeftOut]
 class Unrendered(NamedTuple):
     """A conversation before rendering.
 
-    Attributes:
-        messages: `conversation.Message` each.
-        line: the messages as encoded for the rendering process.
+    `messages`: `conversation.Message` each. `line`: the messages as encoded for the rendering process.
     """
 
     messages: Sequence[Any]

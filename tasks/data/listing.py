@@ -120,10 +120,8 @@ class RejectedFile:
 class Expanded:
     """The current selection of a source's globs.
 
-    Attributes:
-        files: name relative to the source's URL → URL, sorted by name.
-        excluded: names that match `include` and `exclude`.
-        entries: metadata of a store's listing, by name. Empty for local files.
+    `files`: name relative to the source's URL → URL, sorted by name. `excluded`: names that match `include` and `exclude`. `entries`:
+    metadata of a store's listing, by name. Empty for local files.
     """
 
     files: dict[str, str]
@@ -136,9 +134,7 @@ class Expanded:
 class Listing:
     """The files of a source with their digests.
 
-    Attributes:
-        excluded: names that match `include` and `exclude`.
-        budget: None if the source is read completely.
+    `excluded`: names that match `include` and `exclude`. `budget`: None if the source is read completely.
     """
 
     files: tuple[SourceFile, ...]
@@ -197,12 +193,8 @@ def expand(source: Source) -> Expanded:
 def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int | None = None) -> Listing:
     """List the selected files of a source with size and content digest.
 
-    Args:
-        known: digests of earlier readings. A file with a known digest is not read.
-        tokens: a budget of training tokens. None lists all files.
-
-    Raises:
-        DataError: as `expand`, or a file is missing or unreadable, or a server does not report a file's size.
+    `known`: digests of earlier readings. A file with a known digest is not read. `tokens`: a budget of training tokens. None lists all
+    files. Raises DataError as `expand`, or a file is missing or unreadable, or a server does not report a file's size.
     """
     expanded = expand(source)
     known = known or KnownDigests()

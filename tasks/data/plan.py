@@ -60,10 +60,8 @@ class CachePlan:
 class ComponentPlan:
     """A component: current files, documents and caches.
 
-    Attributes:
-        source: a data set of the hub is at the listed commit.
-        revision: the recipe's name for this commit.
-        length_bias: selects training documents by their length. None takes all.
+    `source`: a data set of the hub is at the listed commit. `revision`: the recipe's name for this commit. `length_bias`: selects training
+    documents by their length. None takes all.
     """
 
     name: str
@@ -214,9 +212,7 @@ def plan_data(
 class Speed:
     """The measured speed of one process, from files to shards.
 
-    Attributes:
-        seconds: duration of the measurement.
-        tokenizer: description of the tokenizer.
+    `seconds`: duration of the measurement. `tokenizer`: description of the tokenizer.
     """
 
     tokens_per_second: float

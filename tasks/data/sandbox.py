@@ -146,13 +146,8 @@ def compile_template(text: str) -> tuple[Callable[..., Iterator[str]], bytes]:
 def render(template: str, line: bytes, tokens: Sequence[str], max_characters: int, *, prompts: bool = False) -> bytes:
     """Render a line with a conversation. The line has the text, the answers `[start, stop]`, and whether the positions are correct.
 
-    Args:
-        line: JSON. A leading space marks values that need the slow parser.
-        prompts: whether to add a generation prompt.
-
-    Raises:
-        TooLong: the text exceeds `max_characters`.
-        Exception: any error of the template.
+    `line`: JSON. A leading space marks values that need the slow parser. `prompts`: whether to add a generation prompt. Raises TooLong if
+    the text exceeds `max_characters`. Also raises any error of the template.
     """
     run = SimpleNamespace(length=0, answers=[])  # characters so far, and the start and text of each generation block
     variables = {

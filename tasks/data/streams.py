@@ -161,9 +161,7 @@ class ByteStream(io.RawIOBase):
 class WatchedFile(ByteStream):
     """A file that keeps errors of the file system and counts the bytes read and unpacked.
 
-    Attributes:
-        failure: the error of the file system.
-        taken_bytes: bytes read.
+    `failure`: the error of the file system. `taken_bytes`: bytes read.
     """
 
     def __init__(self, file: Any):

@@ -71,12 +71,8 @@ class Table:
     def batches(self, columns: Sequence[str] | None, watched: Sequence[str] = ()) -> Iterator[Batch]:
         """All rows in order. A table can be read once.
 
-        Args:
-            columns: names, with dots between the levels of structs. None reads all.
-            watched: text columns for `Batch.filled`.
-
-        Raises:
-            FileFault: the file is damaged or empty, expands too much, or ends the reader process.
+        `columns`: names, with dots between the levels of structs. None reads all. `watched`: text columns for `Batch.filled`. Raises
+        FileFault if the file is damaged or empty, expands too much, or ends the reader process.
         """
         answer, content = self._reader.ask(self._file, ["read", columns, watched])
         while answer[0] == "batch":

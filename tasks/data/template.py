@@ -194,9 +194,7 @@ class NotMarked(Exception):
 class Rendered(NamedTuple):
     """The text of a conversation without a BOS token.
 
-    Attributes:
-        spans: characters `[start, stop)` of the answers to train on.
-        begins: whether the template wrote the BOS token.
+    `spans`: characters `[start, stop)` of the answers to train on. `begins`: whether the template wrote the BOS token.
     """
 
     text: str

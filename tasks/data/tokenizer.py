@@ -81,11 +81,7 @@ class SpecialTokens(NamedTuple):
 def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTokens:
     """The ids in a tokenizer.
 
-    Args:
-        place: file of the tokenizer, for error messages.
-
-    Raises:
-        DataError: a token is missing, or both have the same id.
+    `place`: file of the tokenizer, for error messages. Raises DataError if a token is missing, or both have the same id.
     """
     begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -113,14 +109,7 @@ def check_special_tokens(path: Path, vocab_size: int) -> None:
 
 
 def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
-    """The common special tokens.
-
-    Args:
-        found: name → special tokens, at least one.
-
-    Raises:
-        DataError: they differ.
-    """
+    """The common special tokens. `found`: name → special tokens, at least one. Raises DataError if they differ."""
     by_ids = {special: name for name, special in found.items()}
     if len(by_ids) > 1:
         named = ", ".join(f"{special.begin} and {special.end} in {name}" for special, name in by_ids.items())

@@ -240,11 +240,7 @@ def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
 def check_vocab_size(vocab_size: int, special_tokens: Sequence[str] = ()) -> None:
     """Check that a vocabulary has room for every byte and the special tokens.
 
-    Args:
-        special_tokens: without BOS and EOS.
-
-    Raises:
-        ConfigError: it is too small.
+    `special_tokens`: without BOS and EOS. Raises ConfigError if it is too small.
     """
     least = MIN_VOCAB_SIZE + len(special_tokens)
     if vocab_size < least:
@@ -275,13 +271,9 @@ def train(
 ) -> Trained:
     """Train on the first documents of each component with at least `max_bytes` bytes in total.
 
-    Args:
-        components: component → training texts. Special tokens in them are not trained on.
-        special_tokens: further special tokens, such as those of a chat template. They follow BOS and EOS.
-
-    Raises:
-        ConfigError: the vocabulary is smaller than bytes and special tokens.
-        DataError: the text has too few different pairs for this vocabulary.
+    `components`: component → training texts. Special tokens in them are not trained on. `special_tokens`: further special tokens, such as
+    those of a chat template. They follow BOS and EOS. Raises ConfigError if the vocabulary is smaller than bytes and special tokens. Raises
+    DataError if the text has too few different pairs for this vocabulary.
     """
     check_vocab_size(vocab_size, special_tokens)
     amounts: dict[str, Amount] = {}
@@ -441,14 +433,8 @@ class Measured(NamedTuple):
 def measure(tokenizer: "Tokenizer", subsets: Mapping[str, Iterable[str]]) -> Measured:
     """Tokenize every text as a document, without BOS and EOS.
 
-    A token counts for the script of the first character after white space, with the token's bytes, so the scripts add up to the total.
-    If several tokens form a character, the first token has the bytes.
-
-    Args:
-        subsets: name → texts.
-
-    Raises:
-        DataError: a subset has no tokens.
+    A token counts for the script of the first character after white space, with the token's bytes, so the scripts add up to the total. If
+    several tokens form a character, the first token has the bytes. `subsets`: name → texts. Raises DataError if a subset has no tokens.
     """
     tokens_of = Counter[str]()
     bytes_of = Counter[str]()
