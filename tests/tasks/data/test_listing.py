@@ -145,7 +145,7 @@ def test_plain_names_need_no_listing():
     with fsspec.open("unlisted://web/a.jsonl", "wb") as file:
         file.write(b"{}")  # pyright: ignore[reportAttributeAccessIssue]  # fsspec's OpenFile is a file once entered
     assert list(expand(source("unlisted://web", "a.jsonl")).files) == ["a.jsonl"]
-    with pytest.raises(DataError, match=r"b\.jsonl of unlisted://web: no such file \(1 of 2 that are named\)"):
+    with pytest.raises(DataError, match=r"b\.jsonl of unlisted://web: no such file \(1 of 2 names are missing\)"):
         expand(source("unlisted://web", "a.jsonl", "b.jsonl"))
     with pytest.raises(DataError, match="cannot be listed"):
         expand(source("unlisted://web", "*.jsonl"))
@@ -172,7 +172,7 @@ def test_a_server_that_gives_no_parts_is_refused_in_words():
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            with pytest.raises(DataError, match=r"a\.jsonl cannot be read .*its server must give files in parts, and say how large"):
+            with pytest.raises(DataError, match=r"a\.jsonl cannot be read .*its server must support byte ranges and report file sizes"):
                 fingerprint(source(f"http://127.0.0.1:{server.server_address[1]}/data", "a.jsonl"))
         finally:
             server.shutdown()
