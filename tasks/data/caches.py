@@ -205,7 +205,7 @@ def encode_part(
 
     `targets`: split → folder of its cache. `length_bias`: selects documents of the training split by their tokens. None takes all.
     """
-    missing = {split: folder for split, folder in targets.items() if _read_record(folder, number) is None}
+    missing: dict[Split, Path] = {split: folder for split, folder in targets.items() if _read_record(folder, number) is None}
     if not missing:
         return
     manifest = _documents_manifest(documents)

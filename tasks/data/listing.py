@@ -180,7 +180,7 @@ def expand(source: Source) -> Expanded:
             f"include {', '.join(glob.removeprefix('./') for glob in idle[:3])} matches no file under {source.root} that is not excluded "
             f"({len(idle)} of {len(source.include)} entries). Correct or remove these entries."
         )
-    reasons = {name: _reason_against(file_system, root, name, path) for name, path in selected.items()}
+    reasons: dict[str, Reason | None] = {name: _reason_against(file_system, root, name, path) for name, path in selected.items()}
     is_local = isinstance(file_system, LocalFileSystem)  # a local path stays a path, because a file:// URL has escapes
     return Expanded(
         {name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if reasons[name] is None},

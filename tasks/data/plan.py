@@ -199,7 +199,8 @@ def plan_data(
         source, listing = fixed[name], listings[name]
         if listing.budget:
             source = Budgeted.model_validate({**source.model_dump(), "budget": listing.budget.model_dump()})
-        components[name] = ComponentPlan(name, source, listing, documents, *caches, sources[name].revision, length_bias.get(name))
+        revision, bias = sources[name].revision, length_bias.get(name)
+        components[name] = ComponentPlan(name, source, listing, documents, *caches, revision=revision, length_bias=bias)
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
     held_out = {name: components[name].held_out.key for name in asked_of}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})

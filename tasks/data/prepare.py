@@ -242,7 +242,9 @@ def build_missing_caches(plan: DataPlan) -> int:
         found = {folder: special_tokens_of(read_manifest(cache.folder)) for folder, (_, cache) in pinned.items()}
         shared_special_tokens({"the tokenizer": special_tokens(load_tokenizer(plan.tokenizer), plan.tokenizer), **found})
     with held_all([cache.lock for component, split in everything if not (cache := component.cache(split)).is_built]):
-        missing = [(component, split) for component, split in everything if not component.cache(split).is_built]
+        missing: list[tuple[ComponentPlan, Split]] = [
+            (component, split) for component, split in everything if not component.cache(split).is_built
+        ]
         if missing:
             check_tokenizer(plan.tokenizer)
         targets: dict[str, dict[Split, Path]] = {}

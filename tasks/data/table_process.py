@@ -134,9 +134,8 @@ class _ParquetTable:
             rows = max(1, min(most, BATCH_BYTES * group.num_rows // max(1, held)))
             nulls: dict[str, int] = {}
             for chunk in _chunks(group):
-                statistics = chunk.statistics if chunk.is_stats_set else None
-                has_count = statistics is not None and statistics.has_null_count
-                nulls.setdefault(chunk.path_in_schema, statistics.null_count if has_count else 0)
+                has_count = chunk.is_stats_set and chunk.statistics is not None and chunk.statistics.has_null_count
+                nulls.setdefault(chunk.path_in_schema, chunk.statistics.null_count if has_count else 0)
             filled = [name for name in watched if nulls.get(name, group.num_rows) < group.num_rows]
             for batch in readers[indices].iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
                 yield batch, filled
@@ -195,7 +194,8 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     sizes = np.full(len(batch), batch.nbytes // max(1, len(batch)), np.int64)
     columns: list[Any] = []
     types: list[Any] = []
-    for column in batch.columns:
+    given: list[Any] = batch.columns
+    for column in given:
         is_dictionary = isinstance(column.type, pa.DictionaryType)
         types.append(column.type.value_type if is_dictionary else None)
         if is_dictionary and column.type.value_type in BINARY_OF:
