@@ -58,31 +58,34 @@ class _Compiled(NamedTuple):
     roofline: Roofline | None
 
 
-class _Effort(NamedTuple):
-    """`has_rule`: compile the mesh by rule first, else the fastest estimate."""
-
-    max_compiled: int
-    min_gain: float
-    has_rule: bool
-
-
 def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], *, machine_code: bool = False) -> Found:
     """Compile the plan by rule, then the fastest estimates, until no estimate beats the best plan that fits.
 
     If none fits, the search goes to plans with less memory and last to the plan with the least memory.
     """
-    if where.chip.platform != "tpu":
-        effort = _Effort(MAX_COMPILED_HERE, MIN_GAIN_SPARSE, has_rule=False)
-    elif step.model.experts is None:
-        effort = _Effort(MAX_COMPILED, MIN_GAIN, has_rule=True)
-    else:
-        effort = _Effort(MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE, has_rule=False)
+    has_rule, max_compiled, min_gain = False, MAX_COMPILED_HERE, MIN_GAIN_SPARSE
+    if where.chip.platform == "tpu":
+        has_rule = step.model.experts is None
+        max_compiled, min_gain = (MAX_COMPILED, MIN_GAIN) if has_rule else (MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE)
     table = _table_of(step, where)
     compiled: dict[int, _Compiled] = {}
-    while len(compiled) < effort.max_compiled:
-        number = _next_plan(table, where, compiled, effort)
-        if number is None:
-            break
+    while len(compiled) < max_compiled:
+        limits = [limit_bytes(each.result, where) / GIB for each in compiled.values()]
+        room = (limits[-1] if limits else where.chip.device_gib) - RESERVED_BYTES / GIB
+        gib, seconds = table.gib(), table.seconds()
+        possible = (gib <= room) & (table.host <= host_gib(where))
+        possible[list(compiled)] = False
+        number = int(np.argmin(np.where(possible, seconds, np.inf)))
+        best_seconds = min((each.roofline.ranking_seconds for each in compiled.values() if each.roofline), default=None)
+        if not compiled and has_rule:  # the first rows are "full" and "offload" on the mesh by rule
+            number = 0 if possible[0] else 1
+        elif best_seconds is not None:
+            if not possible[number] or seconds[number] >= best_seconds * (1 - min_gain):
+                break
+        elif not possible.any() or len(compiled) == max_compiled - 1:
+            number = int(np.argmin(np.where(table.host <= host_gib(where), gib, np.inf)))
+            if number in compiled:
+                break
         plan = table.plan(number)
         result = attempt(spec_for(step, where, plan, machine_code=machine_code))
         reason = refusal(result, where)
@@ -90,40 +93,21 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
         compiled[number] = _Compiled(plan, result, reason, roofline)
         table.learn(number, result, roofline)
     done = list(compiled.values())
-    seconds = sum(each.result.lower_seconds + each.result.compile_seconds for each in done)
+    compile_seconds = sum(each.result.lower_seconds + each.result.compile_seconds for each in done)
     fitting = [(each.roofline.ranking_seconds, number) for number, each in enumerate(done) if each.roofline is not None]
     best = done[min(fitting)[1]] if fitting else None
     tried = tuple(_tried(each, best) for each in done if each is not best)
+    about = {"tried": tried, "compile_seconds": compile_seconds, "considered": len(table)}
     if best is None:
-        last = done[-1].result if done else None
-        return Found(plan=None, result=last, tried=tried, compile_seconds=seconds, considered=len(table), why="none fits")
-    is_most = len(done) >= effort.max_compiled
-    ended = "the most that are compiled" if is_most else f"no other is estimated to be {100 * effort.min_gain:g} % faster and to fit"
+        return Found(plan=None, result=done[-1].result if done else None, why="none fits", **about)
+    is_most = len(done) >= max_compiled
+    ended = "the most that are compiled" if is_most else f"no other is estimated to be {100 * min_gain:g} % faster and to fit"
     why = f"the fastest of {len(fitting)} that fit, of {len(done)} compiled, of {len(table):,} estimated; {ended}"
-    return Found(plan=best.plan, result=best.result, tried=tried, compile_seconds=seconds, considered=len(table), why=why)
+    return Found(plan=best.plan, result=best.result, why=why, **about)
 
 
 def _table_of(step: StepShape, where: Slice) -> Table:
     return Table(step, where, settings_for(step, where), list(policies_for(step.model, where.chip.platform)))
-
-
-def _next_plan(table: Table, where: Slice, done: dict[int, _Compiled], effort: _Effort) -> int | None:
-    """Return the number of the plan to compile next."""
-    limits = [limit_bytes(each.result, where) / GIB for each in done.values()]
-    room = (limits[-1] if limits else where.chip.device_gib) - RESERVED_BYTES / GIB
-    gib, seconds = table.gib(), table.seconds()
-    possible = (gib <= room) & (table.host <= host_gib(where))
-    possible[list(done)] = False
-    if not done and effort.has_rule:  # the first rows are "full" and "offload" on the mesh by rule
-        return 0 if possible[0] else 1
-    fastest = int(np.argmin(np.where(possible, seconds, np.inf)))
-    best = min((each.roofline.ranking_seconds for each in done.values() if each.roofline), default=None)
-    if best is not None:
-        return fastest if possible[fastest] and seconds[fastest] < best * (1 - effort.min_gain) else None
-    if possible.any() and len(done) < effort.max_compiled - 1:
-        return fastest
-    least = int(np.argmin(np.where(table.host <= host_gib(where), gib, np.inf)))
-    return None if least in done else least
 
 
 def _tried(each: _Compiled, best: _Compiled | None) -> Tried:
