@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.model.params import Params
 from phasewise.trainer.model.router import Routing
 from phasewise.trainer.sharding import constrain, context_parts
@@ -76,7 +75,12 @@ def mean_gradients(
         return jax.tree.map(jnp.add, total, found), loss
 
     with jax.numpy_dtype_promotion("strict"):
-        of_batch = (targets_a_token(*rows),) if in_parts and len(rows) == 3 else ()
+        of_batch = ()
+        if in_parts and len(rows) == 3:
+            tokens, segment_ids, targets = rows
+            counted = jnp.ones(tokens.shape, jnp.bool_) if segment_ids is None else segment_ids != 0
+            predicted = jnp.sum((targets & counted)[:, 1:], dtype=jnp.float32)
+            of_batch = (predicted / jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0),)
         if microbatch_sequences is None or not in_parts:
             summed, sums = gradients(rows)
         else:
@@ -88,28 +92,11 @@ def mean_gradients(
     return sums, optax.tree.scale(1.0 / jnp.maximum(sums.tokens, 1.0), summed)
 
 
-def targets_a_token(tokens: Int[Array, "b t"], segment_ids: SegmentIds, targets: Targets) -> Float[Array, ""]:
-    """Return the ratio of predicted tokens to tokens without padding."""
-    counted = jnp.ones(tokens.shape, jnp.bool_) if segment_ids is None else segment_ids != 0
-    predicted = jnp.sum((targets & counted)[:, 1:], dtype=jnp.float32)
-    return predicted / jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
-
-
 def microbatches(rows: Rows, sequences: int) -> Any:
-    """Cut rows into parts along a new first axis. Part i has the rows i, i + n, …, so no row changes its device.
-
-    Raises:
-        ConfigError: the parts would be unequal.
-    """
-    size = len(rows[0])
-    if size % sequences:
-        raise ConfigError(
-            f"execution.microbatch_sequences must divide every batch that is larger, found {sequences} for a batch of {size}: "
-            "take another, or other batches."
-        )
+    """Cut rows into parts along a new first axis. Part i has the rows i, i + n, …, so no row changes its device."""
 
     def cut(x: Array) -> Array:
-        return constrain(x.reshape(sequences, size // sequences, -1).swapaxes(0, 1), None, "batch", "position")
+        return constrain(x.reshape(sequences, len(x) // sequences, -1).swapaxes(0, 1), None, "batch", "position")
 
     return jax.tree.map(cut, rows)
 
@@ -156,43 +143,46 @@ def objective_sums(
     return objective, jax.lax.stop_gradient(sums)
 
 
-def measure_chunk(chunk: Chunks, head: Float[Array, "d v"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the weighted sums of cross-entropy and logsumexp² of one chunk."""
-    logits = project(chunk, head)
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    return jnp.sum(chunk.weights * (log_z - chosen(logits, chunk))), jnp.sum(chunk.weights * log_z**2)
-
-
-def project(chunk: Chunks, head: Float[Array, "d v"]) -> Float[Array, "b c v"]:
-    """Return float32 logits."""
-    return jnp.einsum("bcd,dv->bcv", chunk.hidden, head, preferred_element_type=jnp.float32)
-
-
-def is_target(logits: Float[Array, "b c v"], chunk: Chunks) -> Bool[Array, "b c v"]:
-    """Return one-hot targets. The gradient of a gather would be a scatter, a comparison has none."""
-    return jnp.arange(logits.shape[-1], dtype=chunk.targets.dtype) == chunk.targets[..., None]
-
-
-def chosen(logits: Float[Array, "b c v"], chunk: Chunks) -> Float[Array, "b c"]:
-    """Return the logit of the target."""
-    return jnp.sum(jnp.where(is_target(logits, chunk), logits, jnp.float32(0)), axis=-1)
+def _logits(chunk: Chunks, head: Float[Array, "d v"]) -> tuple[Float[Array, "b c v"], Bool[Array, "b c v"], Float[Array, "b c"]]:
+    """Float32 logits, one-hot targets, logits of the targets. The gradient of a gather would be a scatter, a comparison has none."""
+    logits = jnp.einsum("bcd,dv->bcv", chunk.hidden, head, preferred_element_type=jnp.float32)
+    is_target = jnp.arange(logits.shape[-1], dtype=chunk.targets.dtype) == chunk.targets[..., None]
+    return logits, is_target, jnp.sum(jnp.where(is_target, logits, jnp.float32(0)), axis=-1)
 
 
 @jax.custom_vjp
 def _objective(chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]) -> tuple[Float[Array, ""], LossSums]:
     head = head.astype(chunks.hidden.dtype)
-    cross_entropy, squared_log_z = (jnp.sum(part) for part in jax.lax.map(lambda chunk: measure_chunk(chunk, head), chunks))
+
+    def measure(chunk: Chunks) -> tuple[Array, Array]:
+        logits, _, chosen = _logits(chunk, head)
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        return jnp.sum(chunk.weights * (log_z - chosen)), jnp.sum(chunk.weights * log_z**2)
+
+    cross_entropy, squared_log_z = (jnp.sum(part) for part in jax.lax.map(measure, chunks))
     return cross_entropy + z_loss * squared_log_z, LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
 
 
 def _objective_forward(
     chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]
 ) -> tuple[tuple[Float[Array, ""], LossSums], Gradients]:
+    """The objective and its gradients. With the softmax p: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is target])."""
     narrow = head.astype(chunks.hidden.dtype)
     nothing = jnp.zeros(())
 
     def add(total: tuple[Array, Array, Array], chunk: Chunks) -> tuple[tuple[Array, Array, Array], Array]:
-        (cross_entropy, squared_log_z), of_hidden, of_head = differentiate_chunk(chunk, narrow, z_loss)
+        logits, is_target, chosen = _logits(chunk, narrow)
+        weights = chunk.weights
+        largest = jnp.max(logits, axis=-1)
+        exponentials = jnp.exp(logits - largest[..., None])
+        normalizer = jnp.sum(exponentials, axis=-1)
+        log_z = largest + jnp.log(normalizer)
+        cross_entropy, squared_log_z = jnp.sum(weights * (log_z - chosen)), jnp.sum(weights * log_z**2)
+        share = weights * (1 + 2 * z_loss * log_z) / normalizer
+        of_logits = share[..., None] * exponentials - jnp.where(is_target, weights[..., None], jnp.float32(0))
+        of_logits = of_logits.astype(narrow.dtype)
+        of_hidden = jnp.einsum("bcv,dv->bcd", of_logits, narrow)
+        of_head = jnp.einsum("bcd,bcv->dv", chunk.hidden, of_logits, preferred_element_type=jnp.float32)
         return (total[0] + cross_entropy, total[1] + squared_log_z, total[2] + of_head), of_hidden
 
     start = nothing, nothing, jnp.zeros(head.shape, jnp.float32)
@@ -210,24 +200,3 @@ def _objective_backward(
 
 
 _objective.defvjp(_objective_forward, _objective_backward)
-
-
-def differentiate_chunk(
-    chunk: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]
-) -> tuple[tuple[Float[Array, ""], Float[Array, ""]], Float[Array, "b c d"], Float[Array, "d v"]]:
-    """Return a chunk's two sums, and the gradients of its objective with respect to hidden states and (in float32) head.
-
-    With the softmax p: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is target]).
-    """
-    logits = project(chunk, head)
-    weights = chunk.weights
-    largest = jnp.max(logits, axis=-1)
-    exponentials = jnp.exp(logits - largest[..., None])
-    total = jnp.sum(exponentials, axis=-1)
-    log_z = largest + jnp.log(total)
-    sums = jnp.sum(weights * (log_z - chosen(logits, chunk))), jnp.sum(weights * log_z**2)
-    share = weights * (1 + 2 * z_loss * log_z) / total
-    of_logits = share[..., None] * exponentials - jnp.where(is_target(logits, chunk), weights[..., None], jnp.float32(0))
-    of_logits = of_logits.astype(head.dtype)
-    of_hidden = jnp.einsum("bcv,dv->bcd", of_logits, head)
-    return sums, of_hidden, jnp.einsum("bcd,bcv->dv", chunk.hidden, of_logits, preferred_element_type=jnp.float32)
