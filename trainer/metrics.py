@@ -26,7 +26,7 @@ ALL_GROUPS = (*PARAM_GROUPS, *SPARSE_GROUPS)
 class Metric(NamedTuple):
     """A name in a row."""
 
-    name: str  # capitals stand for a group of `ALL_GROUPS`, a weight of `param_specs`, a layer, an expert or a component
+    name: str  # with capitals for a group of `ALL_GROUPS`, a weight of `param_specs`, a layer, an expert or a component
     unit: str
     what: str
     when: str = ""  # condition for the name, empty for all rows

@@ -51,9 +51,9 @@ would be several times larger on a device, and the gather costs the same.
 `context` also cuts d_model of every weight, because each device computes gradients of its positions, and a reduce-scatter sends half the
 bytes of an all-reduce.
 
-`looked_up_batch` is the batch after the embedding lookup. The embedding is cut along d_model, so the devices of a replica look up their
-part of d_model for all rows of the replica. Then they exchange parts along `context` (`looked_up_d_model`), and then along the other
-axes. In one step XLA would gather the whole batch on every device.
+`looked_up_batch` is the batch after the embedding lookup. The embedding is cut along d_model, so every device looks up a part of d_model
+for all rows of its replica. An exchange along `context` follows (`looked_up_d_model`), then along the other axes. In one step XLA would gather
+the whole batch on every device.
 """
 
 ACTIVATION_AXES: Mapping[str, str] = {

@@ -89,9 +89,9 @@ def check_segments_end(segments: Segments, stop_step: int) -> None:
     for segment in (*late, *cut):
         place = "never starts" if segment in late else "is not finished"
         raise ValueError(
-            f"the learning rate must have its last value at step {stop_step}, where the phase stops; found a {segment.kind} segment from "
+            f"the learning rate must have its last value at step {stop_step}, where the phase stops, found a {segment.kind} segment from "
             f"{segment.start:g} to {segment.end:g} in steps {segment.start_step} → {segment.end_step}, which {place}. Was the number of "
-            f"steps changed, and not the schedule? Let the segments end at {stop_step}, or say that the phase was `abandoned`"
+            f"steps changed, and not the schedule? Let the segments end at {stop_step}, or declare the phase `abandoned`"
         )
 
 
