@@ -52,7 +52,7 @@ would be several times larger on a device, and the gather costs the same.
 bytes of an all-reduce.
 
 `looked_up_batch` is the batch after the embedding lookup. The embedding is cut along d_model, so every device looks up a part of d_model
-for all rows of its replica. An exchange along `context` follows (`looked_up_d_model`), then along the other axes. In one step XLA would gather
+for all rows of its replica. An exchange along `context` follows (`looked_up_d_model`), then along other axes. In one step XLA would gather
 the whole batch on every device.
 """
 
