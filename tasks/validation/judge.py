@@ -23,7 +23,7 @@ from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.evidence.caches import cache_evidence, differences_evidence
 from phasewise.validations.evidence.health.evidence import health_evidence
-from phasewise.validations.evidence.leakage.evidence import leakage_evidence, leaked_items
+from phasewise.validations.evidence.leakage.scan import leakage_evidence, leaked_items
 from phasewise.validations.evidence.mixture import mixture_evidence, packing_evidence
 from phasewise.validations.evidence.order.evidence import order_evidence
 from phasewise.validations.limits import DataLimits, HealthLimits

@@ -1,4 +1,4 @@
-"""Tokens back to text, fast where the tokenizer is a byte-level one: a token's bytes never depend on its neighbours."""
+"""Conversion of tokens to text. For byte-level tokenizers, a token's bytes do not depend on its neighbours, which makes it fast."""
 
 import json
 from collections.abc import Callable
@@ -14,46 +14,45 @@ SPACE = b" "
 
 
 def build_detokenizer(tokenizer: Tokenizer) -> Detokenize:
-    """A function from token ids to UTF-8 text: `Tokenizer.decode`, byte for byte, where text is valid UTF-8.
+    """Build a function from token ids to UTF-8 text that equals `Tokenizer.decode` byte for byte on valid UTF-8.
 
-    A special token between words, as a chat template puts it, is a space: it parts them.
+    A special token between words, as in a chat template, becomes a space. Special tokens at both ends are removed.
     """
     definition = json.loads(tokenizer.to_str())
-    if _is_byte_level(definition.get("decoder")):
-        return _by_table(tokenizer, definition)
-    # What is between special tokens, one piece after the other
-    is_special = _special(tokenizer)
+    decoder: dict[str, Any] = definition.get("decoder") or {"type": "none"}
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    is_special = np.zeros(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1, bool)
+    is_special[[number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]] = True
+
+    def without_ends(ids: np.ndarray) -> np.ndarray:
+        words = np.flatnonzero(~is_special[ids])
+        return ids[words[0] : words[-1] + 1] if len(words) else ids[:0]
+
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        starts, lengths, pool = _token_bytes(tokenizer, definition)
+
+        def detokenize_bytes(ids: np.ndarray) -> bytes:
+            ids = without_ends(np.asarray(ids, np.int64))
+            text = np.empty(int(lengths[ids].sum()), np.uint8)
+            _fill(ids, starts, lengths, pool, text)
+            return text.tobytes()
+
+        return detokenize_bytes
 
     def detokenize(ids: np.ndarray) -> bytes:
-        ids = _within(ids, is_special)
+        ids = without_ends(ids)
         runs = np.split(ids, np.flatnonzero(is_special[ids]))
         return SPACE.join(tokenizer.decode(run[~is_special[run]].tolist()).encode() for run in runs)
 
     return detokenize
 
 
-def _special(tokenizer: Tokenizer) -> np.ndarray:
-    """Of each id whether it is a special token's."""
-    found = np.zeros(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1, bool)
-    found[[number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]] = True
-    return found
-
-
-def _within(ids: np.ndarray, is_special: np.ndarray) -> np.ndarray:
-    """Without special tokens at the ends, such as those that begin and end a document."""
-    words = np.flatnonzero(~is_special[ids])
-    return ids[words[0] : words[-1] + 1] if len(words) else ids[:0]
-
-
-def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
-    return decoder is not None and (
-        decoder["type"] == "ByteLevel" or (decoder["type"] == "Sequence" and [d["type"] for d in decoder["decoders"]] == ["ByteLevel"])
-    )
-
-
-def _by_table(tokenizer: Tokenizer, definition: dict[str, Any]) -> Detokenize:
-    """Each token's bytes one after the other in one array; tokens that are added to the vocabulary are there as they are written."""
-    byte_of = {character: byte for byte, character in _byte_alphabet().items()}
+def _token_bytes(tokenizer: Tokenizer, definition: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return start and length of each token's bytes in one array, and the array."""
+    # Byte-level vocabularies (GPT-2) write a byte as itself if it is printable, else as a character from 256.
+    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printing]
+    byte_of = {chr(byte): byte for byte in printing} | {chr(256 + number): byte for number, byte in enumerate(others)}
     added = {token["id"]: SPACE if token["special"] else token["content"].encode() for token in definition.get("added_tokens", ())}
     written = {id: token for token, id in tokenizer.get_vocab(with_added_tokens=True).items()}
     tokens = [
@@ -61,24 +60,7 @@ def _by_table(tokenizer: Tokenizer, definition: dict[str, Any]) -> Detokenize:
         for id in range(max(written, default=-1) + 1)
     ]
     lengths = np.array([len(token) for token in tokens], np.int64)
-    starts, pool = np.cumsum(lengths) - lengths, np.frombuffer(b"".join(tokens), np.uint8)
-
-    is_special = _special(tokenizer)
-
-    def detokenize(ids: np.ndarray) -> bytes:
-        ids = _within(np.asarray(ids, np.int64), is_special)
-        text = np.empty(int(lengths[ids].sum()), np.uint8)
-        _fill(ids, starts, lengths, pool, text)
-        return text.tobytes()
-
-    return detokenize
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2): itself where it prints, else one from 256 on."""
-    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printing]
-    return {byte: chr(byte) for byte in printing} | {byte: chr(256 + number) for number, byte in enumerate(others)}
+    return np.cumsum(lengths) - lengths, lengths, np.frombuffer(b"".join(tokens), np.uint8)
 
 
 @compiled()

@@ -1,8 +1,8 @@
-"""One spelling for every letter: a table from code point to what it is compared as.
+"""Folding of letters: a table from code point to the code that texts are compared by, and escapes and tags, which are undone.
 
-Compatibility forms, case, accents and look-alikes of other scripts are folded to plain lower-case letters, decimal digits to ASCII
-digits; marks and invisible characters are dropped; everything else separates words. Look-alikes are those of Unicode's confusables
-(Unicode Technical Standard 39), and small capitals and letters with strokes by their names.
+Compatibility forms, case, accents and look-alikes of other scripts become plain lower-case letters, decimal digits become ASCII digits.
+Marks and invisible characters are dropped. All other characters separate words. Look-alikes come from Unicode's confusables (Unicode
+Technical Standard 39), and from the names of small capitals and letters with strokes.
 """
 
 import json
@@ -20,7 +20,6 @@ from phasewise.validations.evidence.leakage.jit_cache import compiled, inlined
 # pyright: basic
 # Compiled functions take their types from their arguments.
 
-
 MAX_TAG_CHARACTERS, MAX_CALCULATION_CHARACTERS = 300, 120
 HASH_START, HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 LESS, BRACKET, BACKSLASH, NOTHING, SOFT_HYPHEN = ord("<"), ord("["), ord("\\"), ord(" "), 0xAD
@@ -31,11 +30,25 @@ TAGS = (
     "sub summary sup table tbody td tfoot th thead tr tt u ul var wbr"
 )
 FORUM_TAGS = "b i u s quote code url img size color list center font"
+TABLE_SIZE = 0x20000
+SEPARATOR, DROPPED = 0, 1
+LETTER, DIGIT, WORD = 1, 2, 3
+"""Kinds of code point: words are runs of letters or of digits. An ideograph or kana is a word."""
+KIND_SHIFT = 24
+MAX_EXPANSION = 8
+UNASSIGNED = {"Cn", "Co", "Cs"}
+BYTE_LEVEL_SPACES = {0x100 + ord(" "), 0x100 + ord("\n")}
+"""Ġ and Ċ, which encode white space in byte-level vocabularies and in texts made of their entries. As letters, only Maltese uses them."""
+FIRST_IDEOGRAPH, END_OF_IDEOGRAPHS = 0x3400, 0xA000
+_LATIN_NAME = re.compile(r"LATIN (?:(?:SMALL|CAPITAL) LETTER|LETTER SMALL CAPITAL) (?:DOTLESS )?([A-Z])(?: WITH .*)?$")
+_AMBIGUOUS = {"\u04cf": "l", "\u04c0": "i", "\u0406": "i", "\u0399": "i", "\u03c7": "x"}
+"""Palochkas, capital I and iota resemble both i and l, and the confusables lack chi: each is read as the letter that it replaces."""
+_OWN_WORDS = re.compile("[\u2e80-\u2fff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 @compiled()
 def next_point(text, at):
-    """The code point at a place, with its escapes undone, and the place after it."""
+    """Return the code point at a position with its escapes undone, and the next position."""
     byte = text[at]
     if byte < 0x80:
         if byte == BACKSLASH:
@@ -50,7 +63,7 @@ def next_point(text, at):
 
 @compiled()
 def _unescape_percent(text, at):
-    """`%20`, `%E2%80%99`: the bytes of one character; else a percent sign."""
+    """Decode the bytes of one character, such as `%20` or `%E2%80%99`, else a percent sign."""
     first, after = _percent_byte(text, at)
     if first < 0:
         return np.int64(_PERCENT), at + 1
@@ -69,7 +82,7 @@ def _unescape_percent(text, at):
 
 @inlined()
 def _percent_byte(text, at):
-    """The byte that `%XX` stands for and the place after it; minus one where it is something else."""
+    """Return the byte of `%XX` and the next position, or -1."""
     if at >= len(text) or text[at] != _PERCENT:
         return np.int64(-1), at
     return _hexadecimal(text, at + 1, 2)
@@ -92,7 +105,7 @@ def _decode(text, at):
 
 @compiled()
 def _unescape_backslash(text, at):
-    r"""After any number of backslashes: `\uXXXX` or `\xXX`; else a backslash, once."""
+    r"""Decode `\uXXXX` or `\xXX` after any number of backslashes, else one backslash."""
     size = len(text)
     while at < size and text[at] == BACKSLASH:
         at += 1
@@ -121,7 +134,7 @@ def _unescape_backslash(text, at):
 
 @compiled()
 def _hexadecimal(text, at, digits):
-    """The number in so many hexadecimal digits and the place after them; minus one where they aren't."""
+    """Return the number of hexadecimal digits and the next position, or -1."""
     if at + digits > len(text):
         return np.int64(-1), at
     value = np.int64(0)
@@ -143,7 +156,7 @@ def _hexadecimal_digit(byte):
 
 @compiled()
 def _unescape_entity(text, at):
-    """`&lt;` `&#39;` `&#x27;` `&eacute;`, escaped once or more (`&amp;lt;`); another name in letters is a sign, which separates words."""
+    """Decode `&lt;`, `&#39;`, `&#x27;` or `&eacute;`, also if escaped again (`&amp;lt;`). Any other entity separates words."""
     size, plain = len(text), at + 1
     body = plain
     while body + 4 <= size and text[body] == 97 and text[body + 1] == 109 and text[body + 2] == 112 and text[body + 3] == 59:  # amp;
@@ -167,7 +180,7 @@ def _unescape_entity(text, at):
 
 @compiled()
 def _is_accent(text, at, end):
-    """Whether a name goes on as `acute`, `grave`, `circ`, `uml`, `tilde`, `cedil`, `ring`, `slash` or `caron`: by its first two letters."""
+    """Recognise `acute`, `grave`, `circ`, `uml`, `tilde`, `cedil`, `ring`, `slash` and `caron` by their first two letters."""
     pair = np.int64(text[at]) << 8 | np.int64(text[at + 1])
     known = (0x6163, 0x6772, 0x6369, 0x756D, 0x7469, 0x6365, 0x7269, 0x736C, 0x6361)
     length = end - at
@@ -176,7 +189,7 @@ def _is_accent(text, at, end):
 
 @compiled()
 def _unescape_number(text, at, otherwise, after_otherwise):
-    """`#39;` or `#x27;`, from its `#` on."""
+    """Decode `#39;` or `#x27;` from its `#`."""
     size, value, place, base = len(text), np.int64(0), at + 1, 10
     if place < size and (text[place] | 32) == 120:
         place, base = place + 1, 16
@@ -206,7 +219,7 @@ def _is_among(name, sorted_names):
 
 @compiled()
 def skip_tag(text, at, tag_hashes):
-    """The place after a calculator tag or a formatting tag whose `<` ends at `at`; `at` where there is none."""
+    """Return the position after a calculator or formatting tag whose `<` ends at `at`, or `at` without a tag."""
     if at >= len(text):
         return at
     point, after = next_point(text, at)
@@ -234,7 +247,7 @@ def skip_tag(text, at, tag_hashes):
 
 @compiled()
 def skip_forum_tag(text, at, tag_hashes):
-    """The place after `[b]`, `[/quote]` or `[url=…]` whose bracket ends at `at`; `at` where there is none."""
+    """Return the position after `[b]`, `[/quote]` or `[url=…]` whose bracket ends at `at`, or `at` without a tag."""
     size, place = len(text), at
     if place < size and text[place] == 47:
         place += 1
@@ -255,7 +268,7 @@ def skip_forum_tag(text, at, tag_hashes):
 
 @compiled()
 def _skip_calculation(text, at, after):
-    """`<<16-7=9>>` from behind its second `<`: digits, operators, one equals sign at least."""
+    """Skip `<<16-7=9>>` from behind its second `<`: digits, operators and at least one equals sign."""
     has_equals = False
     for _ in range(MAX_CALCULATION_CHARACTERS):
         if after >= len(text):
@@ -275,9 +288,9 @@ def _skip_calculation(text, at, after):
 
 @compiled()
 def skip_thousands(text, at, after):
-    r"""The place after a `,`, `{,}` or `,\!` with exactly three digits behind it; `at` where it separates something else.
+    r"""Return the position after a `,`, `{,}` or `,\!` with exactly three digits behind it, or `at` for any other separator.
 
-    `after`: the place after the comma or brace, which may be escaped.
+    `after`: the position after the comma or brace, which may be escaped.
     """
     size, place = len(text), after
     has_brace = text[at] == 123
@@ -302,48 +315,26 @@ def skip_thousands(text, at, after):
     return at if place + 3 < size and 48 <= text[place + 3] <= 57 else place
 
 
-TABLE_SIZE = 0x20000
-SEPARATOR, DROPPED = 0, 1
-LETTER, DIGIT, WORD = 1, 2, 3
-"""Kinds of code point: words are runs of letters or of digits; an ideograph or kana is a word of its own."""
-KIND_SHIFT = 24
-MAX_EXPANSION = 8
-UNASSIGNED = {"Cn", "Co", "Cs"}
-BYTE_LEVEL_SPACES = {0x100 + ord(" "), 0x100 + ord("\n")}
-"""Ġ and Ċ, which stand for white space in the vocabularies of byte-level tokenizers and in texts made of their entries. As letters, only
-Maltese has them.
-"""
-FIRST_IDEOGRAPH, END_OF_IDEOGRAPHS = 0x3400, 0xA000
-_LATIN_NAME = re.compile(r"LATIN (?:(?:SMALL|CAPITAL) LETTER|LETTER SMALL CAPITAL) (?:DOTLESS )?([A-Z])(?: WITH .*)?$")
-_AMBIGUOUS = {"\u04cf": "l", "\u04c0": "i", "\u0406": "i", "\u0399": "i", "\u03c7": "x"}
-"""Palochkas, capital I and iota look like i, l and 1 alike, chi is left out of the confusables: read as the letter they stand in for."""
-_OWN_WORDS = re.compile("[\u2e80-\u2fff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff]")
-
-
 class Fold(NamedTuple):
-    """The table.
-
-    Attributes:
-        codes: code point → 0 (separates words), 1 (dropped), kind << 24 | code point, or minus the row of `expansions`.
-        expansions: what one code point becomes several of; zeros after their end separate nothing.
-    """
+    """Table of codes."""
 
     codes: Int32[np.ndarray, "131072"]
+    """Code point → 0 (separates words), 1 (dropped), kind << 24 | code point, or minus the row in `expansions`."""
     expansions: Int32[np.ndarray, "e 8"]
+    """Codes of code points that become several."""
 
 
 @cache
 def fold_table() -> Fold:
-    """The table, made once a process from the Unicode data of this Python."""
+    """Build the table from the Unicode data of this Python."""
     codes = np.zeros(TABLE_SIZE, np.int32)
     expansions = [np.zeros(MAX_EXPANSION, np.int32)]
-    # Non-ASCII letter → the ASCII letter that it looks like, in lower case
     confusables = json.loads((resources.files("confusable_homoglyphs") / "confusables.json").read_text(encoding="utf-8"))
-    found: dict[str, str] = dict(_AMBIGUOUS)
+    looks_like: dict[str, str] = dict(_AMBIGUOUS)  # non-ASCII letter → ASCII letter in lower case
     for point in range(0x80, TABLE_SIZE):
         character = chr(point)
         if unicodedata.category(character)[0] == "L" and (match := _LATIN_NAME.match(unicodedata.name(character, ""))):
-            found[character] = match[1].lower()
+            looks_like[character] = match[1].lower()
     letters = {
         character: [other["c"] for other in others]
         for character, others in confusables.items()
@@ -351,18 +342,17 @@ def fold_table() -> Fold:
     }
     for character, others in letters.items():
         if plain := sorted(other for other in others if len(other) == 1 and other.isascii() and other.isalpha()):
-            found.setdefault(character, plain[0].lower())
+            looks_like.setdefault(character, plain[0].lower())
     for character, others in letters.items():  # a look-alike of a look-alike: the small в of Cyrillic is a small capital B
-        if character not in found and (through := sorted(found[other] for other in others if other in found)):
-            found[character] = through[0]
-    looks_like = found
+        if character not in looks_like and (through := sorted(looks_like[other] for other in others if other in looks_like)):
+            looks_like[character] = through[0]
     for point in range(TABLE_SIZE):
         if unicodedata.category(chr(point)) in UNASSIGNED or point in BYTE_LEVEL_SPACES:
             continue
         if FIRST_IDEOGRAPH <= point < END_OF_IDEOGRAPHS and chr(point) not in looks_like:
             codes[point] = WORD << KIND_SHIFT | point
             continue
-        folded = _folded(chr(point), looks_like)
+        folded = _fold(chr(point), looks_like)
         if len(folded) <= 1:
             codes[point] = folded[0] if folded else DROPPED
             continue
@@ -373,8 +363,8 @@ def fold_table() -> Fold:
     return Fold(codes, np.array(expansions, np.int32))
 
 
-def _folded(character: str, looks_like: dict[str, str]) -> list[int]:
-    """What a character is compared as; empty where it is dropped."""
+def _fold(character: str, looks_like: dict[str, str]) -> list[int]:
+    """Return the codes of a character, none if it is dropped."""
     if "\uac00" <= character <= "\ud7a3":  # a Hangul syllable is one letter
         return [LETTER << KIND_SHIFT | ord(character)]
     if character in looks_like:
@@ -382,16 +372,15 @@ def _folded(character: str, looks_like: dict[str, str]) -> list[int]:
     else:
         decomposed = unicodedata.normalize("NFKD", character).casefold()
         spelled = "".join(looks_like.get(part, part) for part in unicodedata.normalize("NFKD", decomposed))
-    codes = [_code(part) for part in spelled]
-    return [code for code in codes if code != DROPPED]
-
-
-def _code(character: str) -> int:
-    category = unicodedata.category(character)
-    if category in ("Mn", "Me", "Cf"):
-        return DROPPED
-    if category == "Nd":
-        return DIGIT << KIND_SHIFT | ord(str(unicodedata.decimal(character)))
-    if _OWN_WORDS.match(character):
-        return WORD << KIND_SHIFT | ord(character)
-    return LETTER << KIND_SHIFT | ord(character) if category[0] == "L" or category == "Mc" else SEPARATOR
+    codes: list[int] = []
+    for part in spelled:
+        category = unicodedata.category(part)
+        if category in ("Mn", "Me", "Cf"):
+            continue
+        if category == "Nd":
+            codes.append(DIGIT << KIND_SHIFT | ord(str(unicodedata.decimal(part))))
+        elif _OWN_WORDS.match(part):
+            codes.append(WORD << KIND_SHIFT | ord(part))
+        else:
+            codes.append(LETTER << KIND_SHIFT | ord(part) if category[0] == "L" or category == "Mc" else SEPARATOR)
+    return codes

@@ -1,6 +1,6 @@
-"""The benchmark index: the words of every item's parts, how telling each word is, and the rare four-word runs by which items are found.
+"""Benchmark index: the words of every item's parts, their weights, and the rare four-word runs that find items.
 
-It is built once, named by its content, and memory-mapped by whoever scans.
+The index is built once, named by its content, and memory-mapped by every scan.
 """
 
 import json
@@ -34,44 +34,35 @@ from phasewise.validations.evidence.leakage.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
-"""Up to so many items a run is rare. Where all are common, so many of the rarest are taken: of each half of a segment, so that a half which
-is alone is seen, and of the ends of choices.
-"""
+"""A run is rare in up to this number of items. If all runs are common, the index takes this number of the rarest runs from each half of a
+segment, so that a half without the other half is found, and from the ends of choices."""
 MAX_COUNTED = 1000
 MIN_DISTINCT_CHOICES = 8
-"""Distinct words, without signs, by which choices are known in any order."""
+"""Distinct words other than signs that identify choices in any order."""
 OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
 CODE = (fold, items, segments, words, sys.modules[__name__])
+_Runs = tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]
+"""Hash, item and first word of runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class LeakageIndex:
-    """All parts of all items as one sequence of words; a part is a segment of it, an item a run of segments.
-
-    Attributes:
-        names: (benchmark, id) of each item.
-        hashes, weights: of each word; a word weighs more the fewer items hold it; the average word weighs 1.
-        grams: hash of the two words from here on, or of a segment's only word; 0 where none starts.
-        marks: of each word. `OWN_GRAM`: few items of the same task hold the gram from here on: what is left of an item without its task's
-            turns of phrase. `OWN_RUN`: the same of a longer run, in parts that have hardly a gram of their own (see `own`).
-            `TELLING_NUMBER`: a number above two, where its part first says it.
-        segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
-        is_excerpt, is_example, is_reading: of each item. A reading is an item that is there already, in other words.
-        shared_choices: of each item, what others have of its choices (see `own`).
-        part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
-        seed_hashes, seed_words: rare runs of four words, sorted by hash, and the word where each starts; `seed_buckets` is where the
-            hashes with each value of their first bits start, `seed_filter` has a bit set for each.
-    """
+    """All items as one sequence of words. A part is a segment of the sequence, an item a range of segments."""
 
     names: tuple[tuple[str, str], ...]
+    """(benchmark, id) of each item."""
     digest: str
     hashes: UInt64[np.ndarray, "w"]
     weights: Float32[np.ndarray, "w"]
+    """Weights of words. A word in fewer items weighs more. The average word weighs 1."""
     grams: UInt64[np.ndarray, "w"]
+    """Hash of each word and the next, or of a segment's only word, else 0."""
     marks: UInt8[np.ndarray, "w"]
+    """`OWN_GRAM`: few items of the task hold the gram. `OWN_RUN`: the same for a longer run, in parts with few own grams.
+    `TELLING_NUMBER`: the first occurrence in its part of a number above two."""
     segment_starts: Int32[np.ndarray, "s+1"]
     segment_kinds: UInt8[np.ndarray, "s"]
     item_segments: Int32[np.ndarray, "i+1"]
@@ -79,16 +70,22 @@ class LeakageIndex:
     is_excerpt: Bool[np.ndarray, "i"]
     is_example: Bool[np.ndarray, "i"]
     is_reading: Bool[np.ndarray, "i"]
+    """Copies of items without punctuation."""
     shared_choices: UInt8[np.ndarray, "i"]
     part_words: Int32[np.ndarray, "i 5"]
+    """This array and the next four are explained in `PartSizes`."""
     distinct_words: Int32[np.ndarray, "i 5"]
     telling_words: Int32[np.ndarray, "i 5"]
     telling_words_with_question: Int32[np.ndarray, "i 5"]
     part_weights: Float32[np.ndarray, "i 5"]
     seed_hashes: UInt64[np.ndarray, "g"]
+    """Rare four-word runs, sorted by hash."""
     seed_words: Int32[np.ndarray, "g"]
+    """First word of each run."""
     seed_buckets: Int32[np.ndarray, "b+1"]
+    """First run with each value of the hash's first bits."""
     seed_filter: UInt8[np.ndarray, "f"]
+    """Bit set of the hashes."""
 
     @cached_property
     def items_per_benchmark(self) -> dict[str, int]:
@@ -100,12 +97,12 @@ class LeakageIndex:
 
     @property
     def is_counted(self) -> Bool[np.ndarray, "i"]:
-        """Which are test items, each once."""
+        """Mark the test items."""
         return ~(self.is_example | self.is_reading)
 
     @property
     def num_bytes(self) -> int:
-        """What its arrays take in memory."""
+        """Size of the arrays in memory."""
         return sum(array.nbytes for array in self._arrays().values())
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -113,10 +110,10 @@ class LeakageIndex:
 
     @classmethod
     def build(cls, items: Sequence[BenchmarkItem]) -> "LeakageIndex":
-        """Index the items, and those whose words grow together without punctuation once more as they then read.
+        """Index the items, and readings of items whose words join without punctuation.
 
         Raises:
-            DataError: there are none, or two items of a benchmark have the same id.
+            DataError: there are no items, or two items of a benchmark share an id.
         """
         if not items:
             raise DataError("a benchmark index needs at least one item, found none. Name a folder with benchmark items.")
@@ -129,26 +126,27 @@ class LeakageIndex:
         readings = (without_punctuation(item) for item in items if not item.is_example and not item.is_excerpt)
         items = [*items, *(reading._replace(task=f"{reading.task} read without punctuation") for reading in readings if reading)]
         of_items = Segments.of(items)
-        is_reading = np.arange(len(items)) >= num_items
         tasks = [item.task for item in items]
         groups = ["reading" if place >= num_items else "example" if item.is_example else "test" for place, item in enumerate(items)]
         weights, grams = word_weights(of_items, tasks), _grams(of_items)
         sizes = part_sizes(of_items, weights)
         seeds, places = _seeds(of_items, sizes.telling[:, CHOICE] < MIN_DISTINCT_CHOICES)
+        is_own = own_grams(of_items, grams, tasks, groups)
+        marks = OWN_GRAM * is_own + OWN_RUN * own_runs(of_items, is_own, groups) + TELLING_NUMBER * _telling_numbers(of_items)
         return cls(
             names=tuple((item.benchmark, item.id) for item in items),
             digest=digest,
             hashes=of_items.hashes,
             weights=weights,
             grams=grams,
-            marks=_marks(of_items, grams, tasks, groups),
+            marks=marks.astype(np.uint8),
             segment_starts=of_items.starts,
             segment_kinds=of_items.kinds,
             item_segments=of_items.item_segments,
             item_of_word=of_items.item_of_word,
             is_excerpt=np.array([item.is_excerpt for item in items], bool),
             is_example=np.array([item.is_example for item in items], bool),
-            is_reading=is_reading,
+            is_reading=np.arange(len(items)) >= num_items,
             shared_choices=shared_choices(of_items, groups),
             part_words=sizes.words,
             distinct_words=sizes.distinct,
@@ -162,7 +160,7 @@ class LeakageIndex:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the index into a folder; its table last, so that a folder without one holds no index."""
+        """Write the index into a folder, with the table last, so that a folder with a table holds a complete index."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in self._arrays().items():
             np.save(folder / f"{name}.npy", array)
@@ -171,10 +169,10 @@ class LeakageIndex:
 
     @classmethod
     def load(cls, folder: Path) -> "LeakageIndex":
-        """Read an index; its arrays are mapped into memory and shared by all processes that read them.
+        """Map an index into memory, where all processes share it.
 
         Raises:
-            DataError: the folder holds no whole index.
+            DataError: the folder holds no complete index.
         """
         try:
             table = read_sealed(folder / TABLE_NAME)
@@ -192,12 +190,12 @@ class LeakageIndex:
 
 
 def index_digest(items: Sequence[BenchmarkItem]) -> str:
-    """Digest of everything that decides what is found, except the limits: the items, and the code that reads and compares words."""
+    """Return the digest of the inputs of a scan, except the limits: the items, and the code that reads and compares words."""
     return digest_of_json({"items": [json.dumps(item) for item in items], "code": code_digest(*CODE)})
 
 
 def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:
-    """Each word and the next, whichever comes first; of a segment of one word, the word."""
+    """Hash each word and the next in either order, or the only word of a segment."""
     following = np.append(segments.hashes[1:], np.uint64(0))
     pairs = np.where(segments.words_left > 1, (segments.hashes + following) * GRAM_FACTOR, np.uint64(0))
     firsts = segments.starts[:-1][np.diff(segments.starts) == 1]
@@ -205,14 +203,8 @@ def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:
     return pairs
 
 
-def _marks(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str], groups: Sequence[str]) -> UInt8[np.ndarray, "w"]:
-    is_own = own_grams(segments, grams, tasks, groups)
-    is_own_run = own_runs(segments, is_own, groups)
-    return (OWN_GRAM * is_own + OWN_RUN * is_own_run + TELLING_NUMBER * _telling_numbers(segments)).astype(np.uint8)
-
-
 def _telling_numbers(segments: Segments) -> Bool[np.ndarray, "w"]:
-    """Where a segment says a number for the first time, but for those that are everywhere."""
+    """Mark the first occurrence of each number in a segment, except for common numbers."""
     in_segment = segments.segment_of_word.astype(np.int64) * (int(segments.vocabulary.max()) + 1) + segments.vocabulary
     is_first = np.zeros(len(in_segment), bool)
     is_first[np.unique(in_segment, return_index=True)[1]] = True
@@ -220,7 +212,7 @@ def _telling_numbers(segments: Segments) -> Bool[np.ndarray, "w"]:
 
 
 def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarray, "g"]]:
-    """Runs of four words that few items share, and of each half of a segment some of its rarest; sorted by hash, with where they start."""
+    """Return the runs of four words that few items share, and the rarest of each half of a segment, sorted by hash, with first words."""
     runs = segments.runs(SEED_WORDS)
     places = np.flatnonzero((runs != 0) & (segments.kinds[segments.segment_of_word] != PASSAGE))
     runs, items, segment = runs[places], segments.item_of_word[places], segments.segment_of_word[places]
@@ -242,12 +234,10 @@ def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tupl
     return runs[order], places[order].astype(np.int32)
 
 
-def _joined_choices(
-    segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]
-) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-    """Runs of four words that go over from one choice to the next, with and without letters before the choices, items, first words.
+def _joined_choices(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> _Runs:
+    """Return the runs of four words across neighbouring choices, with and without letters before the choices.
 
-    Only of items whose choices are too short to have such runs within, or say too little to be known by them.
+    Only for items whose choices are too short to hold such runs, or have too few telling words.
     """
     of_choices = segments.kinds == CHOICE
     item_of_segment = segments.item_of_word[segments.starts[:-1]]
@@ -259,37 +249,29 @@ def _joined_choices(
     before = np.searchsorted(places, segments.starts[chosen])
     lettered = np.insert(segments.hashes[places], before, letters[(np.arange(len(chosen)) - first_of_item) % len(letters)])
     found = [
-        _runs_over(segments.hashes[places], segments.item_of_word[places], places),
-        _runs_over(lettered, np.insert(segments.item_of_word[places], before, items), np.insert(places, before, segments.starts[chosen])),
+        _runs_of(segments.hashes[places], segments.item_of_word[places], places),
+        _runs_of(lettered, np.insert(segments.item_of_word[places], before, items), np.insert(places, before, segments.starts[chosen])),
     ]
     runs, items, places = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return runs, items, places
 
 
-def _runs_over(
-    hashes: UInt64[np.ndarray, "w"], items: Int32[np.ndarray, "w"], places: Int64[np.ndarray, "w"]
-) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-    """The runs of four words that stay in one item, without those that count on, their items and where they start."""
+def _runs_of(hashes: UInt64[np.ndarray, "w"], items: Int32[np.ndarray, "w"], places: Int64[np.ndarray, "w"]) -> _Runs:
+    """Return the runs of four words within one item, except arithmetic progressions such as 2 4 6 8, which are in every table."""
     count = max(0, len(hashes) - SEED_WORDS + 1)
     runs = np.zeros(count, np.uint64)
-    for offset in range(SEED_WORDS):
-        runs = runs * GRAM_FACTOR + hashes[offset : offset + count]
-    kept = (items[:count] == items[len(items) - count :]) & ~_counts_on(hashes, count)
-    return runs[kept], items[:count][kept], places[:count][kept]
-
-
-def _counts_on(hashes: UInt64[np.ndarray, "w"], count: int) -> Bool[np.ndarray, "n"]:
-    """Runs of numbers with equal differences, such as 2 4 6 8: they are in every table."""
     numbers = np.array([split_words(str(number).encode()).hashes[0] for number in range(MAX_COUNTED)])
     order = np.argsort(numbers)
     found = np.minimum(np.searchsorted(numbers[order], hashes), MAX_COUNTED - 1)
-    is_number, values = numbers[order][found] == hashes, order[found]
-    numeric, steps = np.ones(count, bool), np.diff(values)
+    is_number, steps = numbers[order][found] == hashes, np.diff(order[found])
+    is_progression = np.ones(count, bool)
     for offset in range(SEED_WORDS):
-        numeric &= is_number[offset : offset + count]
+        runs = runs * GRAM_FACTOR + hashes[offset : offset + count]
+        is_progression &= is_number[offset : offset + count]
     for offset in range(1, SEED_WORDS - 1):
-        numeric &= steps[offset : offset + count] == steps[:count]
-    return numeric
+        is_progression &= steps[offset : offset + count] == steps[:count]
+    kept = (items[:count] == items[len(items) - count :]) & ~is_progression
+    return runs[kept], items[:count][kept], places[:count][kept]
 
 
 def _filter(seeds: UInt64[np.ndarray, "g"]) -> UInt8[np.ndarray, "f"]:

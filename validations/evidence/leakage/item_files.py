@@ -1,4 +1,4 @@
-"""Benchmark items from files: JSON lines or JSON, one file, one benchmark's folder, or a folder of such folders."""
+"""Reading benchmark items from JSON lines or JSON: one file, the folder of a benchmark, or a folder of such folders."""
 
 import gzip
 import json
@@ -11,42 +11,42 @@ from typing import NamedTuple, cast
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.storage import parse_json
-from phasewise.validations.evidence.leakage import fields as known
-from phasewise.validations.evidence.leakage.items import BenchmarkItem, Fields, ParsedRow, as_item, first_index, merge_equal, parse_row
+from phasewise.validations.evidence.leakage.items import (
+    QUESTIONS,
+    BenchmarkItem,
+    Fields,
+    ParsedRow,
+    as_item,
+    first_index,
+    merge_equal,
+    parse_row,
+)
 
 LINES, LIST = (".jsonl", ".jsonl.gz"), (".json", ".json.gz")
 TEST, VALIDATION = {"test", "tests"}, {"validation", "valid", "val"}
 EXAMPLES = {"train", "training", "dev", "prompt", "prompts", "fewshot", "shot", "shots"}
-DEV_FOR_EVALUATION = "dev rand"  # How CommonsenseQA names the split that is evaluated.
+DEV_FOR_EVALUATION = "dev rand"
+"""CommonsenseQA's name of its evaluated split."""
 MAX_EXAMPLES = 20_000
 SHARD_NUMBER = re.compile(r"\d+|of|part")
 
 
-class ItemFile(NamedTuple):
-    """A file of items, and the benchmark that they belong to."""
-
+class _ItemFile(NamedTuple):
     path: Path
     benchmark: str
     task: str
 
 
-class Row(NamedTuple):
-    """A parsed row, and where it is: `line` counts from 1, in a JSON list by members."""
-
-    line: int
-    parsed: ParsedRow
-
-
 def read_items(path: Path) -> list[BenchmarkItem]:
-    """Every test item of a file, of one benchmark's folder, or of a folder of such folders; equal items of a benchmark are one.
+    """Read the test items of a file, a benchmark's folder, or a folder of such folders, and merge equal items of a benchmark.
 
-    Of a folder, the files named as a test split are read, else those named as a validation split, else those named as no split.
-    A file that is given by itself is read whatever its name.
+    In a folder, the function reads the files of the test split, else of the validation split, else files without the name of a split. A
+    single file is read whatever its name.
 
     Raises:
-        DataError: there are no test items, or a file or a row of one can't be read.
+        DataError: there are no test items, or a file or a row cannot be read.
     """
-    files = [ItemFile(path, *_lone_names(path))] if path.is_file() else _files(path, is_example=False)
+    files = [_lone_file(path)] if path.is_file() else _files(path, is_example=False)
     if not files:
         found = "none" if path.exists() else "no such file or folder"
         raise DataError(
@@ -57,11 +57,11 @@ def read_items(path: Path) -> list[BenchmarkItem]:
     taken: set[tuple[str, str]] = set()
     for file in files:
         rows = list(_parsed_rows(file.path))
-        first = first_index(row.parsed for row in rows)
+        first = first_index(parsed for _, parsed in rows)
         for line, parsed in rows:
-            place = f"{_stem(file.path)}:{line}"
-            id = parsed.id or place
-            id = id if (file.benchmark, id) not in taken else f"{id} ({place})"
+            location = f"{_stem(file.path)}:{line}"
+            id = parsed.id or location
+            id = id if (file.benchmark, id) not in taken else f"{id} ({location})"
             taken.add((file.benchmark, id))
             items.append(as_item(parsed, first=first, benchmark=file.benchmark, task=file.task, id=id))
     if not items:
@@ -72,13 +72,13 @@ def read_items(path: Path) -> list[BenchmarkItem]:
 
 
 def read_examples(folder: Path) -> list[BenchmarkItem]:
-    """The items of other splits, such as train: up to `MAX_EXAMPLES` a file. A file that does not read as items is passed over."""
+    """Read up to `MAX_EXAMPLES` items per file of other splits, such as train. Unreadable files are skipped."""
     examples: list[BenchmarkItem] = []
     for file in _files(folder, is_example=True):
-        rows: list[Row] = []
-        with suppress(DataError):  # examples are a help; a file of them that is broken is none
+        rows: list[tuple[int, ParsedRow]] = []
+        with suppress(DataError):  # examples are optional
             rows = list(islice(_parsed_rows(file.path), MAX_EXAMPLES))
-        first = first_index(row.parsed for row in rows)
+        first = first_index(parsed for _, parsed in rows)
         for line, parsed in rows:
             item = as_item(parsed, first=first, benchmark=file.benchmark, task=file.task, id=f"{file.path.relative_to(folder)}:{line}")
             examples.append(item._replace(is_example=True))
@@ -86,36 +86,35 @@ def read_examples(folder: Path) -> list[BenchmarkItem]:
 
 
 def read_benchmarks(path: Path) -> list[BenchmarkItem]:
-    """What an index is made of: the test items, and the examples after them.
+    """Read the items of an index: test items, then examples.
 
     Raises:
-        DataError: as `read_items` does.
+        DataError: as in `read_items`.
     """
     return [*read_items(path), *(read_examples(path) if path.is_dir() else [])]
 
 
-def _files(folder: Path, *, is_example: bool) -> list[ItemFile]:
-    """The files of test items, or of examples, in a benchmark's folder or in a folder of benchmarks."""
-    direct = _candidates(folder, folder.glob("*"))
+def _files(folder: Path, *, is_example: bool) -> list[_ItemFile]:
+    """List the files of test items, or of examples, in a benchmark's folder or in a folder of benchmarks."""
     inner = [child for child in sorted(folder.glob("*")) if child.is_dir() and not child.name.startswith(".")]
     if all(_split_words(child.name) for child in inner):
-        return _of_benchmark(folder, _candidates(folder, folder.rglob("*")), is_example)
-    files = [] if is_example else [ItemFile(path, *_lone_names(path)) for path in _by_split(folder, direct)[0]]
+        return _of_benchmark(folder, is_example)
+    direct = _by_split(folder, _candidates(folder, folder.glob("*")))[0]
+    files = [] if is_example else [_lone_file(path) for path in direct]
     for child in inner:
-        files += _of_benchmark(child, _candidates(child, child.rglob("*")), is_example)
+        files += _of_benchmark(child, is_example)
     return files
 
 
-def _of_benchmark(folder: Path, candidates: Sequence[Path], is_example: bool) -> list[ItemFile]:
-    tests, examples = _by_split(folder, candidates)
+def _of_benchmark(folder: Path, is_example: bool) -> list[_ItemFile]:
+    tests, examples = _by_split(folder, _candidates(folder, folder.rglob("*")))
     is_one = len(tests) == 1
-    return [
-        ItemFile(path, folder.name, folder.name if is_one else _task(path) or folder.name) for path in (examples if is_example else tests)
-    ]
+    chosen = examples if is_example else tests
+    return [_ItemFile(path, folder.name, folder.name if is_one else _task(path) or folder.name) for path in chosen]
 
 
 def _candidates(folder: Path, paths: Iterator[Path]) -> list[Path]:
-    """Item files by their endings; `.json` only where there is no `.jsonl`, beside which it describes."""
+    """Select item files by suffix. Next to `.jsonl` files, a `.json` file is a description."""
     seen = [
         path
         for path in sorted(paths, key=lambda path: (path.parent, _stem(path)))
@@ -125,20 +124,19 @@ def _candidates(folder: Path, paths: Iterator[Path]) -> list[Path]:
 
 
 def _by_split(folder: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The files named as a test split, else as a validation split, else as no split; and those of splits that are not evaluated."""
-    kinds = {path: _split_kind(path, folder) for path in paths}
+    """Return the files of the test split, else of the validation split, else of no split, and the files of unevaluated splits."""
+    kinds: dict[Path, str] = {}
+    for path in paths:
+        words = {word for part in (*path.relative_to(folder).parts[:-1], _stem(path)) for word in _split_words(part)}
+        if words & TEST:
+            kinds[path] = "test"
+        elif words & VALIDATION or DEV_FOR_EVALUATION in " ".join(_words(_stem(path))):
+            kinds[path] = "validation"
+        else:
+            kinds[path] = "examples" if words & EXAMPLES else "none"
     wanted = next((kind for kind in ("test", "validation", "none") if kind in kinds.values()), "none")
     others = {"examples", "validation"} - {wanted}
     return [path for path, kind in kinds.items() if kind == wanted], [path for path, kind in kinds.items() if kind in others]
-
-
-def _split_kind(path: Path, folder: Path) -> str:
-    words = [word for part in (*path.relative_to(folder).parts[:-1], _stem(path)) for word in _split_words(part)]
-    if TEST.intersection(words):
-        return "test"
-    if VALIDATION.intersection(words) or DEV_FOR_EVALUATION in " ".join(_words(_stem(path))):
-        return "validation"
-    return "examples" if EXAMPLES.intersection(words) else "none"
 
 
 def _words(name: str) -> list[str]:
@@ -146,19 +144,19 @@ def _words(name: str) -> list[str]:
 
 
 def _split_words(name: str) -> list[str]:
-    """The words of a name that name a split: the first or the last but for the numbers of parts."""
+    """Return the first and last word of a name, ignoring shard numbers, if the word names a split."""
     words = [word for word in _words(name) if not SHARD_NUMBER.fullmatch(word)]
     return [word for word in (*words[:1], *words[-1:]) if word in TEST | VALIDATION | EXAMPLES]
 
 
-def _lone_names(path: Path) -> tuple[str, str]:
-    """Benchmark and task of a file by itself: its stem, or its folder's name where the stem only names a split."""
+def _lone_file(path: Path) -> _ItemFile:
+    """Name the benchmark and task of a single file by its stem, or by its folder if the stem only names a split."""
     name = _stem(path) if _task(path) else path.resolve().parent.name
-    return name, name
+    return _ItemFile(path, name, name)
 
 
 def _task(path: Path) -> str:
-    """The file's stem without the words that name its split."""
+    """Return the file's stem without the words of its split."""
     split = set(_split_words(_stem(path)))
     words = [word for word in re.split(r"[\s_.-]+", _stem(path)) if word.lower() not in split]
     return _stem(path) if not split else "_".join(words)
@@ -168,27 +166,32 @@ def _stem(path: Path) -> str:
     return re.sub(r"\.(jsonl?)(\.gz)?$", "", path.name)
 
 
-def _parsed_rows(path: Path) -> Iterator[Row]:
+def _parsed_rows(path: Path) -> Iterator[tuple[int, ParsedRow]]:
+    """Yield line numbers from 1, or positions in a JSON list, and parsed rows."""
     for line, row in _rows(path):
         parsed = parse_row(row)
         if parsed is None:
-            names = sorted({name for shape in known.QUESTIONS for name in shape})
+            names = sorted({name for shape in QUESTIONS for name in shape})
             raise DataError(
                 f"{path}:{line}: a row must have a field with text that reads as a question, found {', '.join(row) or 'no field'}. "
                 f"Known names, in any spelling: {', '.join(names)}. Rename the field that holds the question."
             )
-        yield Row(line, parsed)
+        yield line, parsed
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
-    """Rows of JSON lines, or of JSON that is a list, or of a list that is a JSON object's only one."""
-    text = _text(path)
+    """Yield the rows of JSON lines, of a JSON list, or of the only list in a JSON object."""
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} must be a readable file of UTF-8 text, found: {error}. Write it again.") from None
     if path.name.endswith(LIST):
         try:
             yield from enumerate(_members(parse_json(text, allows_nan=True), path), start=1)
             return
         except json.JSONDecodeError:
-            pass  # Lines of JSON often go by the name of .json; a broken line is named below.
+            pass  # a .json file often holds JSON lines, and the loop below reports a broken line
         except ValueError as error:
             raise DataError(f"{path}: {error}. Correct the file.") from None
     for line, content in enumerate(text.split("\n"), start=1):
@@ -214,11 +217,3 @@ def _members(value: object, path: Path) -> Sequence[Fields]:
             f"{path}: JSON must be a list of objects, or an object with one such list, found {str(value)[:60]!r}. Write one object a row."
         )
     return cast(list[Fields], value)
-
-
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if path.name.endswith(".gz") else content).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} must be a readable file of UTF-8 text, found: {error}. Write it again.") from None

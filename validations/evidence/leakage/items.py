@@ -1,4 +1,4 @@
-"""Rows of benchmark files, whatever their fields are called, read as items. The names are data: `fields.py`."""
+"""Benchmark items from rows with any field names. Names are compared in lower case, reduced to letters and digits."""
 
 import ast
 import re
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
-from phasewise.validations.evidence.leakage import fields as known
-from phasewise.validations.evidence.leakage.fields import IDS, INNER_TEXTS, NESTED
 from phasewise.validations.evidence.leakage.prompts import (
     are_letters,
     distinct_parts,
@@ -19,104 +17,142 @@ from phasewise.validations.evidence.leakage.prompts import (
     without_options,
 )
 
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+QUESTIONS = tuple(
+    tuple(shape.split("+"))
+    for shape in _names(
+        "body+question premise+hypothesis premise+question premise sentence1+sentence2 "
+        "inputsentence1+inputsentence2+inputsentence3+inputsentence4 question questionstem questiontext questioncontent problem "
+        "problemstatement goal query instruction+input instruction instructprompt completeprompt prompt prompts turns input inputs ctx "
+        "ctxa+ctxb startphrase sentence stem claim statement opening description intent context text messages conversations"
+    )
+)
+"""Fields that together hold the question. The first shape with all its fields applies."""
+BLANKED = "sentence"
+"""In this field, an underscore between spaces is a blank for one of two options."""
+SOURCES = ("article", "document", "paragraph", "support", "abstract", "story", "contexts")
+"""Published text that a question is about."""
+BACKGROUNDS = ("passage", "context", "background", "scenario")
+"""Text that may be published or written for the test."""
+CHOICES = _names("choices options endings answerchoices answeroptions candidates candidateanswers possibleanswers alternatives mc1targets")
+CHOICE_COLUMN = r"(choice|option|opt|op|sol|solution|ending|answer|ans|candidate|sentencequiz|randomsentencequiz|)([a-j]|[0-9]{1,2})"
+"""A column per choice: `option1`, `opa`, `ending0`, `answerA`, `sentence_quiz1`, or only `A`."""
+WRONG_CHOICE = r"(?:incorrect|wrong)(?:answers?|choices?|options?)[0-9]*|distractors?[0-9]*"
+RIGHT_CHOICE = ("correctanswer", "bestanswer", "rightanswer", "answer")
+GOLD = _names(
+    "answerindex answeridx correctindex correctanswerindex goldindex gold goldlabel label answerkey answerletter correctoption "
+    "correctchoice correct cop answerrightending target targets answer correctanswer"
+)
+ANSWERS = _names(
+    "answer finalanswer answernumber answers correctanswer bestanswer expectedanswer groundtruth goldanswer referenceanswer reference "
+    "finaldecision target targets gold label output outputs response completion continuation"
+)
+SOLUTIONS = _names(
+    "canonicalsolution referencecode code solution solutions rationale reasoning cotcontent cot chainofthought explanation exp longanswer"
+)
+IDS = _names("id taskid questionid problemid uniqueid exampleid qid uid guid key idx index ind")
+NESTED = ("raw", "row", "doc")
+"""Fields that may hold the row itself."""
+INNER_TEXTS = _names("text texts value content spans number stem choices contexts")
+"""Fields with the text of a value that is a row."""
 MAX_JOINED_SHARE = 0.1
+MIN_SOURCE_WORDS = 200
+"""A longer text next to a question with choices was published. Logic puzzles of exams are shorter."""
+MAX_ANSWER_WORDS = 20
+"""A longer answer is a worked solution."""
+BLANK = re.compile(r"(?<!\w)_(?!\w)")
+FINAL_ANSWER = "####"
 HELD_OUT = "held-out "
-"""What the benchmark of a held-out document starts with, before its component."""
+"""Prefix of the benchmark of held-out documents, before the component."""
+Fields = Mapping[str, object]
+_QUESTION_SHAPES = tuple((names, frozenset(names)) for names in QUESTIONS)
 
 
 class BenchmarkItem(NamedTuple):
-    """One test item.
-
-    Attributes:
-        benchmark: what the report names.
-        task: the group of items that share a template, such as one subject; equal to `benchmark` where there is only one group.
-        id: the item's own name, or its file and line; unique within a benchmark.
-        question: what is asked, without frames such as "Question:" and without the options.
-        choices: what is offered, without letters; empty where the answer is free.
-        answer: the right choice's text, or the final answer; empty where there is none or it isn't known.
-        solutions: worked solutions and code.
-        passage: published source text that the question is about. It is legitimately found elsewhere, so alone it never counts.
-        is_excerpt: cut from ordinary text, such as a held-out document; what has its turns of phrase is not yet a copy of it.
-        is_example: of a split that nobody is judged by, such as train. It may be trained on: it is only there so that its copies aren't
-            taken for edited copies of a test item like it.
-    """
+    """One test item."""
 
     benchmark: str
     task: str
+    """Group of items with one template, such as a subject. Equal to `benchmark` if the benchmark has one group."""
     id: str
+    """The item's id, or its file and line. Unique within a benchmark."""
     question: str
+    """Question without frames such as "Question:" and without options."""
     choices: tuple[str, ...] = ()
+    """Options without letters."""
     answer: str = ""
+    """Text of the right choice, or the final answer."""
     solutions: tuple[str, ...] = ()
+    """Worked solutions and code."""
     passage: str = ""
+    """Published source text, which never counts without the question."""
     is_excerpt: bool = False
+    """Part of ordinary text, such as a held-out document. Only a copy counts, not its turns of phrase."""
     is_example: bool = False
+    """Item of a split without evaluation, such as train. Prevents that its copies are taken for edited copies of a similar test item."""
 
 
 def without_punctuation(item: BenchmarkItem) -> BenchmarkItem | None:
-    """The item as a text has it whose punctuation was deleted, which joins words: `x-1` is `x1`. Nothing where that changes little."""
-    bare = item._replace(
-        question=_bare(item.question),
-        choices=tuple(map(_bare, item.choices)),
-        answer=_bare(item.answer),
-        solutions=tuple(map(_bare, item.solutions)),
-        passage=_bare(item.passage),
+    """Return the item without punctuation, which joins words (`x-1` becomes `x1`), or None if few words join."""
+
+    def bare(text: str) -> str:
+        return re.sub(r"[^\w\s]|_", "", text)
+
+    reading = item._replace(
+        question=bare(item.question),
+        choices=tuple(map(bare, item.choices)),
+        answer=bare(item.answer),
+        solutions=tuple(map(bare, item.solutions)),
+        passage=bare(item.passage),
     )
-    return bare if any(_joins_much(*texts) for texts in zip(_texts(item), _texts(bare), strict=True)) else None
+    texts, bare_texts = ((one.question, " ".join(one.choices), *one.solutions) for one in (item, reading))
+    for text, joined in zip(texts, bare_texts, strict=True):
+        apart = len(re.findall(r"[^\W_]+", text))
+        if apart - len(joined.split()) > MAX_JOINED_SHARE * apart:
+            return reading
+    return None
 
 
 def merge_equal(items: Iterable[BenchmarkItem]) -> list[BenchmarkItem]:
-    """One item for all that ask the same, in the order given: the first stays, and gets what the others know.
+    """Merge equal items in the given order: the first item gets missing fields from the others.
 
-    Items of one benchmark ask the same when question, passage and set of choices are the same but for white space. An item without a
-    passage asks the same as the first one like it that has a passage.
+    Equal items of a benchmark have the same question, passage and set of choices except for white space. An item without a passage equals
+    the first such item with a passage.
     """
+
+    def squeeze(text: str) -> str:
+        return " ".join(text.split())
+
     groups: dict[tuple[str, str, frozenset[str]], list[BenchmarkItem]] = {}
     for item in items:
-        places = groups.setdefault((item.benchmark, _squeeze(item.question), frozenset(map(_squeeze, item.choices))), [])
-        for place, other in enumerate(places):
-            if _squeeze(item.passage) == _squeeze(other.passage) or not (item.passage and other.passage):
-                places[place] = other._replace(
+        group = groups.setdefault((item.benchmark, squeeze(item.question), frozenset(map(squeeze, item.choices))), [])
+        for place, other in enumerate(group):
+            if squeeze(item.passage) == squeeze(other.passage) or not (item.passage and other.passage):
+                group[place] = other._replace(
                     answer=other.answer or item.answer,
                     solutions=tuple(dict.fromkeys(other.solutions + item.solutions)),
                     passage=other.passage or item.passage,
                 )
                 break
         else:
-            places.append(item)
-    return [item for places in groups.values() for item in places]
+            group.append(item)
+    return [item for group in groups.values() for item in group]
 
 
-def _squeeze(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _texts(item: BenchmarkItem) -> tuple[str, ...]:
-    return item.question, " ".join(item.choices), *item.solutions
-
-
-def _bare(text: str) -> str:
-    return re.sub(r"[^\w\s]|_", "", text)
-
-
-def _joins_much(text: str, bare: str) -> bool:
-    apart = len(re.findall(r"[^\W_]+", text))
-    return apart - len(bare.split()) > MAX_JOINED_SHARE * apart
-
-
-Fields = Mapping[str, object]
-
-
-def named_fields(row: Fields) -> dict[str, object]:
-    """The row's fields by their names as they are compared; of a row inside a row, the inner one's."""
+def _named_fields(row: Fields) -> dict[str, object]:
+    """Return the row's fields by reduced name. Fields of a nested row replace the outer fields except ids."""
     fields = {_spelling(str(name)): value for name, value in row.items()}
     for name in NESTED:
         inner = fields.get(name)
         if isinstance(inner, dict):
-            return {**{key: fields[key] for key in IDS if key in fields}, **named_fields(cast(Fields, inner))}
+            return {**{key: fields[key] for key in IDS if key in fields}, **_named_fields(cast(Fields, inner))}
     question = fields.get("question")
     if isinstance(question, dict):
-        return {**{key: value for key, value in fields.items() if key != "question"}, **named_fields(cast(Fields, question))}
+        return {**{key: value for key, value in fields.items() if key != "question"}, **_named_fields(cast(Fields, question))}
     return fields
 
 
@@ -125,8 +161,8 @@ def _spelling(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def texts_of(value: object) -> tuple[str, ...]:
-    """The texts in a value: itself, its members, or the field of it that holds text. Numbers and truth become words."""
+def _texts_of(value: object) -> tuple[str, ...]:
+    """Return the texts of a value: the value, its members, or its field of text. Numbers and booleans become words."""
     if value is None:
         return ()
     if isinstance(value, bool):
@@ -135,17 +171,17 @@ def texts_of(value: object) -> tuple[str, ...]:
         return (str(int(value)),)
     if isinstance(value, str):
         listed = _listed(value)
-        return texts_of(listed) if listed is not None else (value,) if value.strip() else ()
+        return _texts_of(listed) if listed is not None else (value,) if value.strip() else ()
     if isinstance(value, dict):
-        inner = named_fields(cast(Fields, value))
-        return next((texts for name in INNER_TEXTS if (texts := texts_of(inner.get(name)))), ())
+        inner = _named_fields(cast(Fields, value))
+        return next((texts for name in INNER_TEXTS if (texts := _texts_of(inner.get(name)))), ())
     if isinstance(value, list | tuple):
-        return tuple(text for member in cast(Sequence[object], value) for text in texts_of(member))
+        return tuple(text for member in cast(Sequence[object], value) for text in _texts_of(member))
     return (str(value),)
 
 
 def _listed(text: str) -> list[object] | None:
-    """The list that a string spells, as JSON or Python."""
+    """Return the list that a string spells as JSON or Python."""
     if not (text.startswith("[") and text.rstrip().endswith("]")):
         return None
     try:
@@ -155,13 +191,8 @@ def _listed(text: str) -> list[object] | None:
     return cast(list[object], value) if isinstance(value, list) else None
 
 
-def spells_list(text: str) -> bool:
-    """Whether a string spells a list, as JSON or Python."""
-    return _listed(text) is not None
-
-
 class Options(NamedTuple):
-    """What is offered. `labels` name the choices, where they have names; `numbered` where those are columns that count from 1."""
+    """Choices. `labels` are the names of the choices. `numbered`: the choices are columns numbered from 1."""
 
     texts: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
@@ -169,45 +200,44 @@ class Options(NamedTuple):
     numbered: bool = False
 
 
-def options_of(fields: Fields) -> Options:
-    """What the row offers: in one field, in a column a choice, or as a right choice beside wrong ones."""
-    for name in known.CHOICES + (("answers",) if "label" in fields else ()):
+def _options_of(fields: Fields) -> Options:
+    """Find the choices: in one field, in a column per choice, or as a right choice and wrong choices."""
+    for name in (*CHOICES, *(("answers",) if "label" in fields else ())):
         if name in fields and (found := _listed_options(fields[name])).texts:
             return found
     columns: dict[str, dict[str, str]] = {}
     for name, value in fields.items():
-        match = re.fullmatch(known.CHOICE_COLUMN, name)
-        if match and isinstance(value, str | int | float) and (texts := texts_of(value)):
+        match = re.fullmatch(CHOICE_COLUMN, name)
+        if match and isinstance(value, str | int | float) and (texts := _texts_of(value)):
             columns.setdefault(match[1], {})[match[2].upper()] = texts[0].strip()
     for column in columns.values():
         labels = tuple(sorted(column, key=lambda label: (len(label), label)))
         if len(labels) > 1 and labels[0] in ("A", "0", "1"):
             return Options(tuple(column[label] for label in labels), labels if labels[0] == "A" else (), numbered=labels[0] == "1")
-    wrong = [text for name, value in fields.items() if re.fullmatch(known.WRONG_CHOICE, name) for text in texts_of(value)]
-    right = next((texts[0] for name in known.RIGHT_CHOICE if (texts := texts_of(fields.get(name)))), "")
+    wrong = [text for name, value in fields.items() if re.fullmatch(WRONG_CHOICE, name) for text in _texts_of(value)]
+    right = next((texts[0] for name in RIGHT_CHOICE if (texts := _texts_of(fields.get(name)))), "")
     return Options(tuple(text.strip() for text in (right, *wrong)), gold=right) if wrong and right else Options()
 
 
 def _listed_options(value: object) -> Options:
-    """Options of one field: a list, a list of rows, texts beside labels, labels as names, or one string."""
-    if isinstance(value, str) and not spells_list(value):
+    """Read the choices of one field: a list, a list of rows, texts with labels, labels as names, or one string."""
+    if isinstance(value, str) and _listed(value) is None:
         value = split_options(f"Options: {value}").options
     labels: tuple[str, ...] = ()
     gold: object = None
+    texts = _texts_of(value)
     if isinstance(value, dict):
-        inner = named_fields(cast(Fields, value))
+        members = cast(Fields, value)
+        inner = _named_fields(members)
         marks = cast(Sequence[object], inner.get("label", inner.get("labels", inner.get("key"))) or ())
-        texts = texts_of(cast(Fields, value))
-        if all(isinstance(text, str) and letter_index(str(name)) is not None for name, text in cast(Fields, value).items()):
-            texts, labels = tuple(str(text) for text in cast(Fields, value).values()), tuple(str(name) for name in cast(Fields, value))
+        if all(isinstance(text, str) and letter_index(str(name)) is not None for name, text in members.items()):
+            texts, labels = tuple(str(text) for text in members.values()), tuple(str(name) for name in members)
         elif len(marks) == len(texts) and all(mark in (0, 1) for mark in marks):
             gold = texts[list(marks).index(1)] if 1 in marks else None
         elif len(marks) == len(texts):
-            labels = texts_of(tuple(marks))
-    else:
-        texts = texts_of(value)
-        members = cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
-        rows = [named_fields(cast(Fields, member)) for member in members if isinstance(member, dict)]
+            labels = _texts_of(tuple(marks))
+    elif isinstance(value, list | tuple):
+        rows = [_named_fields(cast(Fields, member)) for member in cast(Sequence[object], value) if isinstance(member, dict)]
         labels = tuple(str(row.get("label", row.get("key", row.get("id", "")))) for row in rows)
     texts = tuple(text.strip() for text in texts)
     if not labels:
@@ -215,18 +245,8 @@ def _listed_options(value: object) -> Options:
     return Options(texts, labels if len(labels) == len(texts) else (), gold)
 
 
-MIN_SOURCE_WORDS = 200  # A longer text beside a question with choices was published; the logic puzzles of exams stay below.
-MAX_ANSWER_WORDS = 20  # A longer answer is a worked solution.
-BLANK = re.compile(r"(?<!\w)_(?!\w)")
-FINAL_ANSWER = "####"
-QUESTION_SHAPES = tuple((names, frozenset(names)) for names in known.QUESTIONS)
-
-
 class ParsedRow(NamedTuple):
-    """A row before its right choice is known: whether a file counts choices from 0 or from 1 only the whole file tells.
-
-    `completions`: the question as it reads with each choice filled in, where the choices are inside it.
-    """
+    """A row before its right choice is known: only the whole file shows whether choices count from 0 or from 1."""
 
     question: str
     options: Options
@@ -236,34 +256,55 @@ class ParsedRow(NamedTuple):
     passage: str
     id: str
     completions: tuple[str, ...] = ()
+    """The question with each choice filled in, if the choices are part of the question."""
 
 
 def parse_row(row: Fields) -> ParsedRow | None:
-    """The row's parts, or `None` where no field reads as a question."""
-    fields = named_fields(row)
+    """Split a row into its parts. None if no field reads as a question."""
+    fields = _named_fields(row)
     if "contextoptions" in fields and "continuation" in fields:
-        # A row that offers beginnings of a sentence with one end: what differs between them is the choice
-        beginnings, end = texts_of(fields["contextoptions"]), " ".join(texts_of(fields["continuation"]))
+        # Several beginnings of a sentence with one end: the choices are the differences of the beginnings
+        beginnings, end = _texts_of(fields["contextoptions"]), " ".join(_texts_of(fields["continuation"]))
         gap = " " if end[:1].isalnum() else ""
         completions = tuple(f"{beginning.strip()}{gap}{end.strip()}" for beginning in beginnings)
-        gold = _first(fields, known.GOLD)
-        return ParsedRow(
-            completions[0] if completions else end, Options(distinct_parts(beginnings)), gold, "", (), "", id_of(fields), completions
-        )
-    names = next((names for names, needed in QUESTION_SHAPES if needed <= fields.keys() and _question(fields, names)), None)
-    options = options_of(fields)
+        question, options = completions[0] if completions else end, Options(distinct_parts(beginnings))
+        return ParsedRow(question, options, _first(fields, GOLD), "", (), "", id_of(fields), completions)
+    names = next((names for names, needed in _QUESTION_SHAPES if needed <= fields.keys() and _question(fields, names)), None)
+    options = _options_of(fields)
     if names is None and not options.texts:
         return None
     names = names or ()
     rest = {name: value for name, value in fields.items() if name not in names}
-    gold = options.gold if options.gold is not None else _first(rest, known.GOLD)
+    gold = options.gold if options.gold is not None else _first(rest, GOLD)
     question, background, options = _unframe(_question(fields, names), options, gold)
-    passage, background = _beside(rest, background, offers_choices=bool(options.texts))
-    # The final answer where it is free, and worked solutions. A text with both is taken apart
+    # Published source text, and text that belongs to the question
+    sources = [text for name in SOURCES if name in rest for text in _texts_of(rest[name])]
+    backgrounds = [background, *(text for name in BACKGROUNDS if name in rest for text in _texts_of(rest[name]))]
+    background = "\n".join(filter(None, backgrounds)).strip()
+    if not options.texts or len(background.split()) > MIN_SOURCE_WORDS:
+        sources, background = [*sources, background], ""
+    passage = "\n".join(text.strip() for text in sources if text).strip()
+    answer, solutions = _answer_and_solutions(fields, rest)
+    if not answer and not options.texts and passage and gold in (0, 1):
+        answer = ("no", "yes")[bool(gold)]
+    question = "\n".join(filter(None, (background, question)))
+    completions: tuple[str, ...] = ()
+    if names == (BLANKED,) and len(BLANK.findall(question)) == 1:
+        completions = tuple(BLANK.sub(lambda _, text=text: text, question) for text in options.texts)
+    return ParsedRow(question, options, gold, answer, solutions, passage, id_of(rest), completions)
+
+
+def _answer_and_solutions(fields: Fields, rest: Fields) -> tuple[str, tuple[str, ...]]:
+    """Find the final answer of an open question, and worked solutions. A text with both is split."""
     answer = ""
-    solutions = [text for name in known.SOLUTIONS if name in rest for text in texts_of(rest[name])]
-    replies = [text for name in ("messages", "conversations") for text in _turns(fields.get(name), asked=False)]
-    for text in [text for name in known.ANSWERS if name in rest for text in _answers(name, rest[name])] + replies:
+    solutions = [text for name in SOLUTIONS if name in rest for text in _texts_of(rest[name])]
+    texts: list[str] = []
+    for name in ANSWERS:
+        is_class = name in ("label", "gold") and isinstance(rest.get(name), int) and not isinstance(rest.get(name), bool)
+        if name in rest and not is_class:  # the number of a class is not an answer
+            texts += _texts_of(rest[name])
+    texts += [text for name in ("messages", "conversations") for text in _turns(fields.get(name), asked=False)]
+    for text in texts:
         worked, mark, final = text.rpartition(FINAL_ANSWER)
         if mark:
             solutions.append(worked.strip())
@@ -273,18 +314,11 @@ def parse_row(row: Fields) -> ParsedRow | None:
         else:
             answer = answer or text.strip()
     answer = answer or next((boxed for text in solutions if (boxed := _boxed(text))), "")
-    solutions = tuple(dict.fromkeys(text.strip("\r\n").rstrip() for text in solutions))
-    if not answer and not options.texts and passage and gold in (0, 1):
-        answer = ("no", "yes")[bool(gold)]
-    question = "\n".join(filter(None, (background, question)))
-    completions: tuple[str, ...] = ()
-    if names == (known.BLANKED,) and len(BLANK.findall(question)) == 1:
-        completions = tuple(BLANK.sub(lambda _, text=text: text, question) for text in options.texts)
-    return ParsedRow(question, options, gold, answer, solutions, passage, id_of(rest), completions)
+    return answer, tuple(dict.fromkeys(text.strip("\r\n").rstrip() for text in solutions))
 
 
 def first_index(rows: Iterable[ParsedRow]) -> int:
-    """The number of the first choice in these rows: 0, or 1 where no right choice has number 0 and one has the number of the last."""
+    """Return the number of the first choice in these rows: 1 if no right choice is 0 and one is the number of choices, else 0."""
     numbers = [(number, row) for row in rows if row.options.texts and (number := _number(row)) is not None]
     if any(number == 0 for number, _ in numbers) or not numbers:
         return 0
@@ -294,7 +328,7 @@ def first_index(rows: Iterable[ParsedRow]) -> int:
 
 
 def as_item(row: ParsedRow, *, first: int, benchmark: str, task: str, id: str) -> BenchmarkItem:
-    """The item that the row describes; `first` is the number of the first choice."""
+    """Build the item of a row. `first` is the number of the first choice."""
     texts = row.options.texts
     gold = _gold_index(row, first) if texts else None
     answer = row.answer if not texts else ""
@@ -307,31 +341,31 @@ def as_item(row: ParsedRow, *, first: int, benchmark: str, task: str, id: str) -
 
 
 def id_of(row: Fields) -> str:
-    """The row's own name, or nothing."""
-    fields = named_fields(row)
-    found = (fields[name] for name in known.IDS if name in fields)
+    """Return the row's id, or an empty text."""
+    fields = _named_fields(row)
+    found = (fields[name] for name in IDS if name in fields)
     return next((str(value) for value in found if isinstance(value, str | int) and str(value).strip()), "")
 
 
 def _question(fields: Fields, names: tuple[str, ...]) -> str:
     texts = [text for name in names if (text := "\n".join(_turns(fields[name], asked=True)).strip())]
-    asked = [text for text in texts if len(text.split()) > 1]  # COPA's "cause" and "effect" say what is asked, in one word.
+    asked = [text for text in texts if len(text.split()) > 1]  # skips COPA's question, "cause" or "effect"
     return "\n".join(asked or texts)
 
 
 def _turns(value: object, *, asked: bool) -> tuple[str, ...]:
-    """Texts of a question; of a conversation, what the user says, or else what is answered."""
+    """Return the texts of a question. In a conversation, return the user's turns, or the other turns if not `asked`."""
     if isinstance(value, str):
         return (value,) if asked else ()
     members = cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
     turns = [cast(Fields, member) for member in members if isinstance(member, dict)]
     if not turns:
-        return texts_of(value) if asked else ()
-    return tuple(text for turn in turns if (turn.get("role", turn.get("from")) in ("user", "human")) == asked for text in texts_of(turn))
+        return _texts_of(value) if asked else ()
+    return tuple(text for turn in turns if (turn.get("role", turn.get("from")) in ("user", "human")) == asked for text in _texts_of(turn))
 
 
 def _unframe(text: str, options: Options, gold: object) -> tuple[str, str, Options]:
-    """The question, the background that was before it in the same text, and the options, wherever they were."""
+    """Split a text into question, preceding background, and options."""
     text = strip_frame(text)
     if options.texts and not are_letters(options.texts):
         cut = without_options(text, options.texts)
@@ -344,25 +378,8 @@ def _unframe(text: str, options: Options, gold: object) -> tuple[str, str, Optio
     return text, "", Options()
 
 
-def _beside(fields: Fields, background: str, *, offers_choices: bool) -> tuple[str, str]:
-    """Published source text, and text that belongs to the question."""
-    sources = [text for name in known.SOURCES if name in fields for text in texts_of(fields[name])]
-    texts = [background, *(text for name in known.BACKGROUNDS if name in fields for text in texts_of(fields[name]))]
-    background = "\n".join(filter(None, texts)).strip()
-    if not offers_choices or len(background.split()) > MIN_SOURCE_WORDS:
-        sources, background = [*sources, background], ""
-    return "\n".join(text.strip() for text in sources if text).strip(), background
-
-
-def _answers(name: str, value: object) -> tuple[str, ...]:
-    """Texts of a field that may hold the answer. The number of a class says nothing."""
-    if name in ("label", "gold") and isinstance(value, int) and not isinstance(value, bool):
-        return ()
-    return texts_of(value)
-
-
 def _boxed(text: str) -> str:
-    """What the last `\\boxed{…}` of a solution holds."""
+    """Return the content of the last `\\boxed{…}` of a solution."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return ""
@@ -375,7 +392,7 @@ def _boxed(text: str) -> str:
 
 
 def _number(row: ParsedRow) -> int | None:
-    """The number that names the right choice, if a number does."""
+    """Return the number of the right choice if it is given as a number."""
     gold = row.gold
     if isinstance(gold, int):
         return int(gold)
@@ -384,7 +401,7 @@ def _number(row: ParsedRow) -> int | None:
 
 
 def _gold_index(row: ParsedRow, first: int) -> int | None:
-    """The place of the right choice. Labels come before texts, texts before letters and numbers."""
+    """Return the index of the right choice. Labels come before texts, texts before letters and numbers."""
     texts, labels = row.options.texts, row.options.labels
     number = _number(row)
     if number is not None:
@@ -399,13 +416,13 @@ def _gold_index(row: ParsedRow, first: int) -> int | None:
 
 
 def _first(fields: Fields, names: Sequence[str]) -> object:
-    """The first field of these names that says something; of a list, its first member."""
+    """Return the first field of these names that is not empty, or the first member of a list."""
     for name in names:
         value = fields.get(name)
         if isinstance(value, list):
             value = next(iter(cast(list[object], value)), None)
         if isinstance(value, dict):
-            value = next(iter(texts_of(cast(Fields, value))), None)
+            value = next(iter(_texts_of(cast(Fields, value))), None)
         if value is not None and value != "":
             return value
     return None

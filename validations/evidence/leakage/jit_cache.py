@@ -1,7 +1,7 @@
-"""Compiled functions, kept for the next process.
+"""Decorators for compiled functions, cached for later processes.
 
-Numba looks only at the file of a function before it uses what it kept: a changed constant or function of another file would go
-unseen. So what is kept is kept under a digest of all the code of this package.
+Numba invalidates its cache only by the file of a function. A changed constant or function in another file would be missed, so the cache
+folder has the digest of all code of this package.
 """
 
 import os
@@ -19,26 +19,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(**options: Any) -> Callable[[Function], Function]:
-    """A decorator: compile the function when it is first called, for its arguments' types; it then runs without Python's lock.
+    """Compile a function at its first call. It runs without the GIL.
 
-    It makes no arrays, and counts no references to those that it is given: counting took most of the time of compiling and of scanning.
+    The function must not allocate arrays. Without reference counts, compiling and scanning take less than half the time.
     """
     njit = cast(Any, numba.njit)  # pyright: ignore[reportUnknownMemberType]  # untyped
     return njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, _nrt=False, **options)
 
 
 def inlined() -> Callable[[Function], Function]:
-    """A decorator: the function becomes part of those that call it, and is compiled with them alone."""
+    """Compile a function as part of its callers."""
     return compiled(inline="always")
 
 
 def inner() -> Callable[[Function], Function]:
-    """A decorator: compile the function for compiled ones alone; Python can't call it."""
+    """Compile a function for compiled callers. Python cannot call it."""
     return compiled(no_cpython_wrapper=True)
 
 
 def is_cold() -> bool:
-    """Whether nothing was compiled on this machine for this code."""
+    """Return whether this machine has no compiled function of this code."""
     return next(_folder().rglob("*.nbc"), None) is None
 
 

@@ -1,11 +1,10 @@
-"""Which items are in a sequence of words: the inner loops, compiled.
+"""Matching of items in a sequence of words: the inner loops, compiled.
 
-A rare run of four words makes an item a candidate. It is then looked for in a window around that place: every pair of words that
-item and window share marks its words as found, in whatever order the runs come. A part's score is the weight of its words found.
-What is decided by the scores is in `rules`.
+A rare run of four words makes an item a candidate. In a window around the run, every pair of words in both item and window marks its words
+as found, in any order of the runs. A part's score is the weight of its found words. `rules` decides by the scores.
 
-A document that is short has one table for all items. What of an item is anywhere in it bounds what any window can have, so most
-candidates are done with before the first look (`foresight`) or after it: nothing that counts grows when fewer words are found.
+A short document has one table for all items. The words of an item anywhere in it bound the words in any window, so most candidates end
+before the first look (`prefilter`) or after it: no score grows with fewer words.
 """
 
 # pyright: basic
@@ -53,17 +52,16 @@ from phasewise.validations.evidence.leakage.prefilter import (
     in_line,
     is_next_to,
 )
-from phasewise.validations.evidence.leakage.rules import JOINED_EXTRA
-from phasewise.validations.evidence.leakage.scoring import COUNTS, count_words, decide, may_decide, score_parts
+from phasewise.validations.evidence.leakage.rules import COUNTS, JOINED_EXTRA, count_words, decide, may_decide, score_parts
 from phasewise.validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
 
 SAME_LINE_WORDS = 4
 MIN_COMPLEMENT = 0.1
-"""Share of what two documents have of a part together that each of them alone must have."""
+"""Share of the words found in two documents that each document must add."""
 
 
 class IndexWords(NamedTuple):
-    """The arrays of an index that say what its items are."""
+    """Arrays of an index that describe its items."""
 
     hashes: np.ndarray
     grams: np.ndarray
@@ -75,7 +73,7 @@ class IndexWords(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What every look for an item uses again. `joined`: flags of two documents together."""
+    """Scratch arrays. `joined`: flags of two documents together."""
 
     table: Table
     noted: Noted
@@ -90,7 +88,7 @@ class Scratch(NamedTuple):
 
 
 def build_scratch(max_words: int, max_segments: int) -> Scratch:
-    """For items of up to so many words and segments."""
+    """Allocate scratch arrays for items of up to this number of words and segments."""
     return Scratch(
         table=build_table(max(MAX_TABLE_WORDS, 2 * (int(max_words * WINDOW_PER_ITEM) + SLACK_WORDS))),
         noted=build_noted(max_words, max_segments),
@@ -107,11 +105,11 @@ def build_scratch(max_words: int, max_segments: int) -> Scratch:
 
 @compiled()
 def score_candidates(num_pairs, pairs, seeds, text, index, rules, scratch, held, out):
-    """Look for each candidate item around its seeds; fills `out` with what counts as found and gives how many, found or not stored.
+    """Match each candidate item around its seeds. Fill `out` and return the number of found parts, which may exceed its room.
 
     Args:
-        num_pairs, pairs, seeds: from `group_seeds`: words of the index and places in the text.
-        text: words, first word of each document and the end of the last.
+        num_pairs, pairs, seeds: from `group_seeds`.
+        text: words, first word of each document, and the end of the last.
         index: `IndexWords`.
         rules: `Rules`.
         scratch: `Scratch`.
@@ -136,7 +134,7 @@ def _segment_of(word, segment_starts, segments):
 
 @inlined()
 def _run(words, place, hashes, word, start, end):
-    """The share of a segment that is in the text word for word around `place`, in one run."""
+    """Return the share of a segment in one run of the text around `place`."""
     before = after = 0
     while word - before > start and place - before > 0 and words[place - before - 1] == hashes[word - before - 1]:
         before += 1
@@ -147,7 +145,7 @@ def _run(words, place, hashes, word, start, end):
 
 @inlined()
 def _complement(flags, held):
-    """Whether each of two documents has enough of the words found which the other one has not."""
+    """Return whether each of two documents adds enough words."""
     only_here = only_there = both = 0
     for word in range(len(held)):
         is_here, is_there = flags[word] & FOUND, held[word] & FOUND
@@ -159,7 +157,7 @@ def _complement(flags, held):
 
 @inner()
 def _goes_on(words, seam, hashes, segment_starts, segments):
-    """Whether two words that end at a seam between documents and two that begin there follow one another in one part of the item."""
+    """Return whether the words on both sides of a seam between documents are consecutive in one part of the item."""
     if seam < 2 or seam + 2 > len(words):
         return False
     is_there = False
@@ -177,7 +175,7 @@ def _goes_on(words, seam, hashes, segment_starts, segments):
 
 @inlined()
 def _bounds(text, document, index, segments):
-    """The words in which an item of a document may be: the document's, or all up to that end where the item goes on beyond it."""
+    """Return the words that may hold an item of a document, beyond the document if the item crosses a seam."""
     words, low, high = text[0], text[1][document], text[1][document + 1]
     is_open = _goes_on(words, low, index.hashes, index.segment_starts, segments)
     goes_on = _goes_on(words, high, index.hashes, index.segment_starts, segments)
@@ -186,7 +184,7 @@ def _bounds(text, document, index, segments):
 
 @inlined()
 def _lay_out(words, document, window, table):
-    """Have the table of a short document, or of the window. Gives whether it is another one than before."""
+    """Fill the table with a short document, or with the window. Return whether the table changed."""
     low, high = document if document[1] - document[0] <= MAX_TABLE_WORDS else window
     is_other = table.state[LOW] != low or table.state[HIGH] != high
     if is_other:
@@ -196,7 +194,7 @@ def _lay_out(words, document, window, table):
 
 @inlined()
 def _of_before(pairs, number, size, held):
-    """What the document before holds of the item; nothing where it holds none."""
+    """Return the flags kept by the document before, or no flags."""
     before = pairs[number, BEFORE]
     if not is_next_to(pairs, number, before) or pairs[before, IS_HELD] == 0:
         return held[0, :0]
@@ -205,7 +203,7 @@ def _of_before(pairs, number, size, held):
 
 @inlined()
 def _hold(pair, best, of_before):
-    """Keep the best find of an item for the next document, with what the document before holds where each has what the other has not."""
+    """Keep the best flags of an item for the next document, joined with the document before if both add words."""
     pair[IS_HELD] = 1
     if len(of_before) > 0 and _complement(best, of_before):
         for word in range(len(best)):
@@ -214,9 +212,7 @@ def _hold(pair, best, of_before):
 
 @inner()
 def _may_count(of_before, index, segments, rules, item, scratch):
-    """Whether an item may count where no more of it is found than is noted, runs aside. Gives the largest share of words, whether it may
-    count alone, and whether it may together with what the document before holds of it.
-    """
+    """Return the largest share of words, and whether an item may count at all, and together with the document before, apart from runs."""
     flags, joined, run = scratch.noted.flags, scratch.joined, (np.int64(-1), 0.0)
     marks, starts, kinds, counted = index.marks, index.segment_starts, index.segment_kinds, scratch.counted
     of_words, scores, founds, parts = (index.hashes, index.weights, index.marks), scratch.scores, scratch.founds, scratch.parts
@@ -239,9 +235,9 @@ def _may_count(of_before, index, segments, rules, item, scratch):
 
 @inner()
 def _look(window, item, segments, run, may, is_in_line, of_before, index, rules, scratch):
-    """Mark the item in a window and decide. Gives the largest share of words, and whether it counts as found.
+    """Flag the item in a window and decide. Return the largest share of words, and whether the item is found.
 
-    `may`: what `_may_count` says, where the window's run counts.
+    `may`: the result of `_may_count`, or True for a window with a run.
     """
     most, is_alone, may_join = may
     flags, joined, starts, kinds = scratch.flags, scratch.joined, index.segment_starts, index.segment_kinds
@@ -266,9 +262,9 @@ def _look(window, item, segments, run, may, is_in_line, of_before, index, rules,
 
 @inlined()
 def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, count):
-    """Look for one item in one document, around each of its seeds in the order of the text. Gives how many was found so far.
+    """Match one item in one document around each of its seeds in text order. Return the number of found parts so far.
 
-    The best find that is not yet the item is held for the next document: with the rest, which may be there, it may be.
+    The best flags below the required score are kept for the next document.
     """
     words, pair, item = text[0], pairs[number], pairs[number, ITEM]
     may_be, has_runs = pair[MAY], rules.has_runs[item]

@@ -1,4 +1,4 @@
-"""Which words of an item are in a window of a text beside the same neighbour: compiled."""
+"""Words of an item that a window of text holds next to the same neighbour: compiled."""
 
 from typing import NamedTuple
 
@@ -13,32 +13,39 @@ from phasewise.validations.evidence.leakage.words import NUMBER_MARK
 # pyright: basic
 # Compiled functions take their types from their arguments.
 
-
+FOUND, NUMBER_THERE, GRAM_FOUND, RUN_FOUND = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+"""Flags of an item's word: it is found next to its neighbour, it is a number and found, its gram is found, its own run is found."""
+NEAR_WORDS = 4
 LOW, HIGH, STAMP, LAST_SLOT, LOOK, STATES = range(6)
-"""Of a table's state: the stretch of text, the number of the table, its last slot, the number of the look at it for one anchor."""
+"""State of a table: its stretch of text, its number, its last slot, and the number of the current anchor."""
 _ENTRIES = 4
-"""Places in `following` for each word: of the pair, the word, and the run that begin there."""
+"""Entries in `following` per word: the pair, the word, and the run that begin there."""
 SKETCH_SIZE, SKETCH_SHIFT = 4096, np.uint64(52)
 _NONE = np.uint64(0)
+_NOTHING = np.uint8(0)
 
 
 class Table(NamedTuple):
-    """Slots with a key each, its first and last entry, and the number of the table that it is of; of each entry the next one with its key;
-    of each slot the place nearest to an anchor, and the look that it was asked for in; where some pair has the same first bits; the state.
-    """
+    """Hash table from pairs, words and runs to their places in a stretch of text."""
 
     keys: np.ndarray
     ends: np.ndarray
+    """First and last entry of each slot."""
     stamps: np.ndarray
+    """Number of the table that each slot belongs to."""
     following: np.ndarray
+    """Next entry with the same key."""
     places: np.ndarray
+    """Place of each slot nearest to the anchor."""
     looks: np.ndarray
+    """Anchor of each place."""
     sketch: np.ndarray
+    """First bits of the pairs."""
     state: np.ndarray
 
 
 def build_table(max_words: int) -> Table:
-    """An empty table for stretches of up to so many words."""
+    """Allocate a table for stretches of up to this number of words."""
     slots = 1 << (2 * _ENTRIES * max_words).bit_length()
     return Table(
         keys=np.empty(slots, np.uint64),
@@ -54,7 +61,7 @@ def build_table(max_words: int) -> Table:
 
 @inlined()
 def run_of(words, place):
-    """The hash of the run of words from a place on."""
+    """Hash the run of words from a place."""
     run = np.uint64(0)
     for offset in range(RUN_WORDS):
         run = run * _FACTOR + words[place + offset]
@@ -63,7 +70,7 @@ def run_of(words, place):
 
 @inlined()
 def _slot(key, keys, stamps, stamp, last_slot):
-    """Where a key is, or the free slot that it would take."""
+    """Return the slot of a key, or the free slot for it."""
     at = np.int64(key ^ (key >> np.uint64(31))) & last_slot
     while stamps[at] == stamp and keys[at] != key:
         at = (at + 1) & last_slot
@@ -72,7 +79,7 @@ def _slot(key, keys, stamps, stamp, last_slot):
 
 @inner()
 def fill_table(words, low, high, table):
-    """Make the table that of the words from `low` to `high`. Entries with the same key are linked in the order of the text."""
+    """Fill the table with the words from `low` to `high`. Entries of a key are linked in text order."""
     keys, ends, stamps, following, state = table.keys, table.ends, table.stamps, table.following, table.state
     last_slot = 63
     while last_slot < 6 * (high - low):
@@ -101,23 +108,21 @@ def fill_table(words, low, high, table):
 
 @inner()
 def find(key, table):
-    """The slot of a key; minus one where the stretch of text hasn't got it."""
+    """Return the slot of a key, or -1."""
     at = _slot(key, table.keys, table.stamps, table.state[STAMP], table.state[LAST_SLOT])
     return at if table.stamps[at] == table.state[STAMP] and key != _NONE else -1
 
 
 @inlined()
 def first_and_last(slot, table):
-    """The first and last place of what is in a slot."""
+    """Return the first and last place of a slot."""
     low = table.state[LOW]
     return low + table.ends[slot, 0] // _ENTRIES, low + table.ends[slot, 1] // _ENTRIES
 
 
 @inlined()
 def nearest(slot, anchor, low, high, table):
-    """Of the places of what is in a slot, from `low` to before `high`, the nearest to the anchor, the first of two; minus one where
-    there is none. `LOOK` is raised for each anchor: what was said once is remembered.
-    """
+    """Return the place of a slot in `[low, high)` nearest to the anchor, or -1. Results are cached per anchor (`LOOK`)."""
     places, looks, state = table.places, table.looks, table.state
     if looks[slot] == state[LOOK]:
         return places[slot]
@@ -133,19 +138,8 @@ def nearest(slot, anchor, low, high, table):
     return best
 
 
-# pyright: basic
-# Compiled functions take their types from their arguments.
-
-
-FOUND, NUMBER_THERE, GRAM_FOUND, RUN_FOUND = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
-"""Of a word of an item: it is in the window beside its neighbour; it is a number, and is there anywhere; its gram is there,
-and so does the own run that begins with it."""
-NEAR_WORDS = 4
-_NOTHING = np.uint8(0)
-
-
 class Noted(NamedTuple):
-    """Of an item: the flags of its words; the slots of its pairs and own runs; first and last place of its segments."""
+    """Notes on an item: flags of its words, slots of its pairs and own runs, first and last place of its segments."""
 
     flags: np.ndarray
     slots: np.ndarray
@@ -153,14 +147,15 @@ class Noted(NamedTuple):
 
 
 def build_noted(max_words: int, max_segments: int) -> Noted:
-    """Room for what is noted of an item."""
+    """Allocate the notes on an item."""
     return Noted(np.empty(max_words, np.uint8), np.empty((max_words, 2), np.int32), np.empty((max_segments, 2), np.int64))
 
 
 @inner()
 def note(index, segments, table, noted):
-    """Look an item up in the whole table, for every anchor at once: the flags that its words have at most; the slots of its pairs and own
-    runs, minus one where they are not there; of each segment the first and last place of any of these.
+    """Look up an item in the whole table, for all anchors.
+
+    Fills the maximal flags of its words, the slots of its pairs and own runs (-1 if missing), and the range of places of each segment.
     """
     hashes, grams, marks, segment_starts = index.hashes, index.grams, index.marks, index.segment_starts
     flags, slots, hulls = noted.flags, noted.slots, noted.hulls
@@ -202,11 +197,10 @@ def _are_equal(hashes, first, other):
 
 @inner()
 def mark(bounds, hashes, segment_starts, segments, table, noted, flags, spans, exactly):
-    """Flag the item's words that are in the window. Gives whether these are all that the whole table has.
+    """Flag the words of an item in a window. Return whether all flags of the whole table are set.
 
-    `bounds`: of the window; the segment of which a rare run was found, and where its middle would be. Of that segment, and of one
-    that says the same, as the answer says a choice, counts what is no further from there than it is long. `exactly`: also note for
-    each segment the first and last place of what was found of it.
+    `bounds`: low, the segment of the found rare run, the expected middle of this segment, high. Words of this segment, or of an equal
+    segment such as the answer of a choice, count within its length from the middle. `exactly`: fill the range of each segment in `spans`.
     """
     low, own_segment, anchor, high = bounds
     state = table.state
@@ -231,7 +225,7 @@ def mark(bounds, hashes, segment_starts, segments, table, noted, flags, spans, e
 
 @inlined()
 def _mark_segment(words, bounds, hashes, first_word, table, noted, flags):
-    """Flag the words of one segment, each by the place of its pair that is nearest to the anchor. Gives the first and last of these."""
+    """Flag the words of one segment by the places of its pairs nearest to the anchor. Return the first and last place."""
     low, anchor, high, room = bounds
     slots = noted.slots
     start, end = words[0] - first_word, words[1] - first_word

@@ -1,7 +1,7 @@
-"""Which items need no look in which documents, because all that they may have there can't count, nor with the neighbours: compiled.
+"""Prefilter: pairs of document and item that cannot count, not even together with neighbouring documents: compiled.
 
-A sketch of a document says of a pair of words that it is not there, or that it may be. It bounds the share of each part for a tenth of
-what a look costs. What a document has of an item is wanted by the next only where both together, or with those behind, may count.
+A sketch of a document tells that a pair of words is missing, or may be found. It bounds the share of each part for a tenth of the cost of
+matching. The next document needs the words found of an item only if both documents together may count.
 """
 
 import numpy as np
@@ -9,20 +9,32 @@ import numpy as np
 from phasewise.validations.evidence.leakage.index import BUCKET_BITS, SEED_WORDS
 from phasewise.validations.evidence.leakage.jit_cache import compiled, inlined, inner
 from phasewise.validations.evidence.leakage.match_flags import FOUND, GRAM_FOUND, SKETCH_SHIFT, SKETCH_SIZE
-from phasewise.validations.evidence.leakage.rules import JOINED_EXTRA
-from phasewise.validations.evidence.leakage.scoring import count_words, may_decide
+from phasewise.validations.evidence.leakage.rules import JOINED_EXTRA, count_words, may_decide
 from phasewise.validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 
 # pyright: basic
 # Compiled functions take their types from their arguments.
 
-
+ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, MAY, PAIR_COLUMNS = range(11)
+"""Columns of a pair of item and document. `FIRST` to `STOP`: its seeds. `BEFORE`, `NEXT`: neighbouring pairs of the item, or -1. `PLACES`:
+distinct places of its seeds. `OFFSET`: first word among the words of all items of the document. `IS_HELD`: its found words are kept for the
+next document. `MAY`: possible outcomes (see `foresee`)."""
+ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
+"""Possible outcomes of an item in a document: it counts, it counts together with the document before, the next document needs its words, it
+may extend beyond the document (nothing is known), it has enough rare runs."""
+SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
+MIN_HELD_SHARE = 0.2
+"""Minimum share of a part to be kept for the next document."""
+MAX_TABLE_WORDS = 1024
+"""Longer documents are matched window by window."""
+_ALL = FOUND | GRAM_FOUND
+_WORDS, _PAIRS = 0, 1
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 
 
 @compiled()
 def find_seeds(words, seed_hashes, seed_words, seed_buckets, seed_filter, found_words, found_places):
-    """Places at which a rare run of an item starts: fills word of the index and place in the text. Gives their number."""
+    """Fill index word and place of each rare run of an item in the text. Return their number, which may exceed the room."""
     shift = np.uint64(64)
     size = len(seed_filter) * 8
     while size > 1:
@@ -47,28 +59,16 @@ def find_seeds(words, seed_hashes, seed_words, seed_buckets, seed_filter, found_
     return count
 
 
-# pyright: basic
-# Compiled functions take their types from their arguments.
-
-
-ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, MAY, PAIR_COLUMNS = range(11)
-"""Of an item in a document: which; its seeds, from the first to before the stop; the pairs before and behind of the same item, minus one
-where there is none; at how many places its seeds are; where its words begin among those of all items of its document; whether what was
-found of it is held for the next document; what may become of it (see `foresight`).
-"""
-
-
 @compiled()
 def group_seeds(seeds, documents, index, last_pair, pairs, grouped):
-    """Put the seeds in the order of document, item, place. Gives the number of pairs of document and item, and how many words the items
-    of one document have at most.
+    """Sort the seeds by document, item and place. Return the number of pairs, and the largest number of item words in a document.
 
     Args:
-        seeds: words of the index, places in the text, in the order of the text.
+        seeds: index words, and places in text order.
         index: item of each word, first segment of each item, first word of each segment.
-        last_pair: of each item minus one; is changed.
-        pairs: is filled, a row for each.
-        grouped: is filled with words and places; its third array is scratch.
+        last_pair: -1 for each item. Changed.
+        pairs: filled, a row per pair.
+        grouped: filled with words and places. The third array is scratch.
     """
     words, places = seeds
     item_of_word, item_segments, segment_starts = index
@@ -105,7 +105,7 @@ def group_seeds(seeds, documents, index, last_pair, pairs, grouped):
 
 @inlined()
 def has_seeds(found_places, bounds, needed, until):
-    """Whether so many seeds follow one another from the first of these on, none beyond `until`."""
+    """Return whether `needed` distinct seeds start from the first bound up to `until`."""
     count, last = 1, found_places[bounds[0]]
     for at in range(bounds[0] + 1, bounds[1]):
         if count >= needed or found_places[at] > until:
@@ -117,13 +117,13 @@ def has_seeds(found_places, bounds, needed, until):
 
 @inlined()
 def is_next_to(pairs, number, other):
-    """Whether the documents of two pairs are neighbours; minus one is no pair."""
+    """Return whether the documents of two pairs are neighbours. -1 is no pair."""
     return other >= 0 and abs(pairs[number, DOCUMENT] - pairs[other, DOCUMENT]) == 1
 
 
 @inlined()
 def has_seeds_beside(pairs, number, needed):
-    """Whether so many seeds of the item are in the document and in its neighbours, some in either."""
+    """Return whether the document and its neighbours hold `needed` seeds of the item, with some in a neighbour."""
     before, behind, beside = pairs[number, BEFORE], pairs[number, NEXT], 0
     if is_next_to(pairs, number, before):
         beside += pairs[before, PLACES]
@@ -134,7 +134,7 @@ def has_seeds_beside(pairs, number, needed):
 
 @inlined()
 def in_line(seeds, pairs, number, at, drift):
-    """How many seeds of one item follow one another from this one on; letters before choices may come between, and a document's end."""
+    """Count consecutive seeds of an item in line, across letters before choices and the end of a document."""
     words, places = seeds
     first, last, count = places[at] - words[at], places[at], 1
     stop, goes_on = pairs[number, STOP], True
@@ -152,31 +152,14 @@ def in_line(seeds, pairs, number, at, drift):
     return count
 
 
-# pyright: basic
-# Compiled functions take their types from their arguments.
-
-
-ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
-"""What may become of an item in a document: it counts there; it counts with what the document before has; a document behind wants what is
-found of it; it may go on beyond the document, or that is long: nothing is known; it has rare runs enough.
-"""
-SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
-MIN_HELD_SHARE = 0.2
-"""Share of a part that must be in a document to be held for the next one."""
-MAX_TABLE_WORDS = 1024
-"""A longer document is looked at window by window."""
-_ALL = FOUND | GRAM_FOUND
-_WORDS, _PAIRS = 0, 1
-
-
 def build_sketch():
-    """Room for the sketch of a document: which first bits the hashes of its words have, and those of its pairs."""
+    """Allocate the sketch of a document: first bits of the hashes of its words, and of its pairs."""
     return np.zeros((2, SKETCH_SIZE), np.uint8)
 
 
 @inner()
 def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
-    """Note of each pair of document and item what may become of it; see `score_candidates` for the arguments."""
+    """Fill the possible outcomes of each pair. `score_candidates` explains the arguments."""
     words, starts, document = text[0], text[1], np.int64(-1)
     seams = (np.uint64(0), np.uint64(0))
     for number in range(num_pairs):
@@ -196,7 +179,7 @@ def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
 
 @inlined()
 def _pair_over(words, seam):
-    """The pair of words over a seam between two documents; 0 where a word is missing."""
+    """Return the pair of words across a seam between documents, or 0 if a word is missing."""
     return (words[seam - 1] + words[seam]) * _FACTOR if 0 < seam < len(words) else np.uint64(0)
 
 
@@ -212,7 +195,7 @@ def _fill_sketch(words, low, high, sketch):
 
 @inlined()
 def _is_candidate(number, pairs, seeds, needed, reach):
-    """Whether so many rare runs of the item are near one another anywhere in the document, or in it and its neighbours."""
+    """Return whether enough rare runs of the item are close together, in the document or in it and its neighbours."""
     if has_seeds_beside(pairs, number, needed):
         return True
     first, stop = pairs[number, FIRST], pairs[number, STOP]
@@ -226,7 +209,7 @@ def _is_candidate(number, pairs, seeds, needed, reach):
 
 @inlined()
 def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scratch, held):
-    """What may become of one item in one document; what it has at most is held for the next document."""
+    """Fill the possible outcomes of one item in one document, and keep its maximal flags for the next document."""
     pair, item = pairs[number], pairs[number, ITEM]
     segments = (index.item_segments[item], index.item_segments[item + 1])
     starts, kinds = index.segment_starts, index.segment_kinds
@@ -257,7 +240,7 @@ def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scr
 
 @inner()
 def _bound(index, segments, seams, sketch, most):
-    """Flag the item's words that may be in the document beside their neighbour. Gives whether a pair of it is over a seam."""
+    """Flag the item's words that the document may hold next to their neighbour. Return whether a pair is across a seam."""
     grams, starts = index.grams, index.segment_starts
     first_word, is_over = starts[segments[0]], False
     for segment in range(segments[0], segments[1]):

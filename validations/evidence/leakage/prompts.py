@@ -1,4 +1,4 @@
-"""Prompt frames taken off benchmark texts: labels such as "Question:", cues such as "Answer:", lists of options."""
+"""Removal of prompt frames from benchmark texts: labels such as "Question:", cues such as "Answer:", and lists of options."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ CUES = (
     re.compile(r"(?:\A|\n)\s*A:(?:\s*Among A through [A-Z], the answer is:?)?\s*\Z"),
     re.compile(r"(?:\A|\s)(?:A:\s*)?Let[’']s think step by step\.?\s*\Z", re.IGNORECASE),
 )
-OPTIONS_WORDS = ("options", "choices")
 OPTIONS_LABEL = re.compile(r"(?:\A|(?<=\s))(?:answer\s+|possible\s+)?(?:options|choices)\s*:\s*", re.IGNORECASE)
 FIRST_MARK = re.compile(r"(?<![\w\\])[Aa](?:\s?\)|[.:])")
 DASH = re.compile(r"\s*[-*•]\s+(.+)")
@@ -27,7 +26,7 @@ MAX_CUE_CHARACTERS = 120
 
 
 class SplitPrompt(NamedTuple):
-    """A question and the options that followed it. `labelled`: a word such as "Options:" announced them."""
+    """A question and its options. `labelled`: a word such as "Options:" precedes the options."""
 
     question: str
     options: tuple[str, ...]
@@ -35,10 +34,11 @@ class SplitPrompt(NamedTuple):
 
 
 def strip_frame(text: str) -> str:
-    """`text` without a leading "Question:" or "Context:" and without trailing cues such as "Answer:"."""
-    text = CONTEXT_LABEL.sub("", text, count=1) if (in_context := CONTEXT_LABEL.match(text)) else QUESTION_LABEL.sub("", text, count=1)
-    if in_context:
-        text = INNER_QUESTION_LABEL.sub("", text, count=1)
+    """Remove a leading "Question:" or "Context:" and trailing cues such as "Answer:"."""
+    if CONTEXT_LABEL.match(text):
+        text = INNER_QUESTION_LABEL.sub("", CONTEXT_LABEL.sub("", text, count=1), count=1)
+    else:
+        text = QUESTION_LABEL.sub("", text, count=1)
     text = text.strip()
     while found := next((match for cue in CUES if (match := cue.search(text, len(text) - MAX_CUE_CHARACTERS))), None):
         text = text[: found.start()].strip()
@@ -46,14 +46,19 @@ def strip_frame(text: str) -> str:
 
 
 def split_options(text: str) -> SplitPrompt:
-    """Question and options, where `text` ends with a list of options; else all of it is the question.
+    """Split a text that ends with a list of options.
 
-    A list is lettered from A on or, after a word such as "Options:", dashed. Without such a word it starts a line, or has three options or
-    more, each with its letter in parentheses.
+    A list has letters from A or, after a word such as "Options:", dashes. Without such a word, the list starts a line or has at least three
+    options with letters in parentheses.
     """
     text = text.strip()
     for label in _option_labels(text):
-        options = _lettered_options(text[label.end() :], anywhere=True) or _dashed_options(text[label.end() :])
+        tail = text[label.end() :]
+        options = _lettered_options(tail, anywhere=True)
+        if not options:
+            lines = [DASH.fullmatch(line) for line in tail.strip().split("\n")]
+            dashed = tuple(line[1].strip() for line in lines if line)
+            options = dashed if len(dashed) == len(lines) > 1 else ()
         if options:
             return SplitPrompt(text[: label.start()].strip(), options, labelled=True)
     for mark in reversed(list(FIRST_MARK.finditer(text))):
@@ -67,7 +72,7 @@ def split_options(text: str) -> SplitPrompt:
 
 
 def without_options(text: str, options: Sequence[str]) -> str:
-    """`text` without a list of just these options at its end."""
+    """Remove a list of these options from the end of a text."""
     found = split_options(text)
     if found.options and set(map(_squeeze, found.options)) <= set(map(_squeeze, options)):
         return found.question
@@ -79,15 +84,15 @@ def without_options(text: str, options: Sequence[str]) -> str:
 
 
 def split_background(text: str) -> tuple[str, str]:
-    """What is before a last "Q:", and the question after it."""
+    """Split a text at its last "Q:" into background and question."""
     background, mark, question = text.rpartition(" Q: ")
     return (background.strip(), question.strip()) if mark else ("", text)
 
 
 def strip_letters(options: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Options without their letters, and the letters: `(A)yes (B)no` gives (yes, no) and (A, B). Where not all are lettered: no letters.
+    """Split options and their letters: `(A)yes (B)no` gives (yes, no) and (A, B).
 
-    The letters may be in any order, but they are the first ones of the alphabet.
+    The letters are the first letters of the alphabet in any order. Without a letter on every option, no letter is removed.
     """
     found = [LETTERED.match(option) for option in options]
     letters = tuple((match[1] or match[2] or match[3]).upper() for match in found if match)
@@ -97,18 +102,18 @@ def strip_letters(options: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def are_letters(options: Sequence[str]) -> bool:
-    """Whether the options are bare letters from A on: what they stand for is in the question."""
+    """Return whether the options are only letters from A, so that the question holds their texts."""
     return len(options) > 1 and [letter_index(option) for option in options] == list(range(len(options)))
 
 
 def letter_index(text: str) -> int | None:
-    """0 for `A`, `(a)`, `A.`; `None` where `text` isn't one letter."""
+    """Return 0 for `A`, `(a)` or `A.`, and None if the text is not one letter."""
     match = LETTER.fullmatch(text.strip())
     return LETTERS.index(match[1].upper()) if match else None
 
 
 def distinct_parts(texts: Sequence[str]) -> tuple[str, ...]:
-    """What is left of each text without the words that all begin and all end with."""
+    """Remove the first and last words that all texts share."""
     words = [text.split() for text in texts]
     start = 0
     while all(len(row) > start + 1 for row in words) and len({row[start] for row in words}) == 1:
@@ -120,14 +125,13 @@ def distinct_parts(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _option_labels(text: str) -> list[re.Match[str]]:
-    """Words such as "Options:" that may announce a list, the last one first."""
-    # A plain search for the words is faster by far, and most texts have none.
+    """Find words such as "Options:", the last first. Most texts have none, which a plain search finds much faster."""
     folded = text.lower()
-    return list(reversed(list(OPTIONS_LABEL.finditer(text)))) if any(word in folded for word in OPTIONS_WORDS) else []
+    return list(reversed(list(OPTIONS_LABEL.finditer(text)))) if "options" in folded or "choices" in folded else []
 
 
 def _lettered_options(text: str, *, anywhere: bool) -> tuple[str, ...]:
-    """Options of a text that is a list from its first letter to its end; none where it isn't. Marks all look like the first."""
+    """Split a text that is a list with letters in one style. Return no options for any other text."""
     text = text.strip()
     first = re.match(r"(\(?)([Aa])(\s?\)|[.:]|(?=\s))", text)
     if not first:
@@ -145,12 +149,6 @@ def _lettered_options(text: str, *, anywhere: bool) -> tuple[str, ...]:
         starts.append(match.end())
     options = tuple(text[start:end].strip(" \n\t,") for start, end in zip(starts, [*ends, len(text)], strict=True))
     return options if (len(options) > 1 or first[1]) and any(options) else ()
-
-
-def _dashed_options(text: str) -> tuple[str, ...]:
-    lines = [DASH.fullmatch(line) for line in text.strip().split("\n")]
-    options = tuple(line[1].strip() for line in lines if line)
-    return options if len(options) == len(lines) > 1 else ()
 
 
 def _squeeze(text: str) -> str:

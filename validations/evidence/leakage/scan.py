@@ -1,17 +1,22 @@
-"""Scanning documents for benchmark items, one after the other: memory is bounded, and so is the number of hits kept of one item."""
+"""Scan of a stream of documents for benchmark items, with bounded memory and a bounded number of hits per item, and its evidence tables.
 
-from collections.abc import Iterable, Iterator, Sequence
+The token caches are scanned as text instead of their sources: text that was filtered from a source may still be in a cache.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Bool, Float64, Int32, Int64
 from pydantic import Field
 
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.data.cache import TokenCache
+from phasewise.validations.evidence.caches import name_some
 from phasewise.validations.evidence.leakage.detokenize import Detokenize
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.match import IndexWords, build_scratch, score_candidates
@@ -21,6 +26,13 @@ from phasewise.validations.evidence.leakage.segments import NUM_KINDS
 from phasewise.validations.evidence.leakage.words import room_for, split_words
 from phasewise.validations.limits import LeakageLimits
 
+TABLE_COLUMNS = (
+    "component", "benchmark", "items", "items_hit", "hit_percent", "documents_hit", "tokens_hit", "files", "documents_scanned",
+    "items_out_of_reach", "scan_key", "expected_scan_key",
+)  # fmt: skip
+LEAKED_ITEM_COLUMNS = (
+    "component", "benchmark", "item", "part", "score", "documents", "files", "document", "excerpt", "start", "end",
+)  # fmt: skip
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
 MAX_HITS_PER_ITEM = 1000
 EXCERPT_BYTES = 160
@@ -37,7 +49,7 @@ _RULE_TYPES = (
 
 
 class Document(NamedTuple):
-    """A document to scan: its file, its place in that file, its id, its text in UTF-8, its tokens in a cache."""
+    """A document to scan: file, position in the file, id, UTF-8 text, and number of tokens in a cache."""
 
     file: str
     number: int
@@ -48,36 +60,33 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One part of one item in one document. Text that is full of items makes hundreds of thousands, each of them made without checks.
-
-    Attributes:
-        document: 0-based place in the file; in a token cache, in the cache.
-        tokens: of the whole document, if it is from a token cache.
-        part: `question`, `choices` or `answer` (or solution) alone, or `item`: the question with another part.
-        score: share of the part that was found, by weight.
-        start, end: bytes of the document's text between which it is.
-    """
+    """A part of an item in a document. Not a validated model: a text full of items has hundreds of thousands of hits."""
 
     file: str
     document: int
+    """Position in the file, or in the token cache, from 0."""
     id: str
     tokens: int
+    """Tokens of the whole document, if it is from a token cache."""
     benchmark: str
     item: str
     part: str
+    """`question`, `choices`, `answer` (also a solution), or `item`: the question with another part."""
     score: float
+    """Found share of the part, by weight."""
     start: int
+    """Byte range of the part in the document's text."""
     end: int
     excerpt: str
 
     @property
     def place(self) -> tuple[str, int]:
-        """The document, in the order in which hits are kept."""
+        """The document, for sorting."""
         return self.file, self.document
 
 
 class Scan(Frozen):
-    """The extent of a scan, and its hits in the order of file, document, benchmark, item and part."""
+    """Extent of a scan, and its hits sorted by file, document, benchmark, item and part."""
 
     documents: int = Field(ge=0)
     bytes: int = Field(ge=0)
@@ -85,7 +94,7 @@ class Scan(Frozen):
 
 
 class _Chunk(NamedTuple):
-    """A piece of a document: a document that is longer than a batch comes in several."""
+    """A piece of a document. A document longer than a batch has several."""
 
     document: Document
     text: bytes
@@ -93,7 +102,7 @@ class _Chunk(NamedTuple):
 
 
 def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: LeakageLimits) -> Scan:
-    """Scan a stream of documents, in which neighbours are taken for neighbours: an item that is split over two of them is found."""
+    """Scan a stream of documents. The scan finds items that are split over two neighbours of the stream."""
     scanner, kept = _Scanner(index, limits), _KeptHits()
     count = size = waiting = 0
     batch: list[_Chunk] = []
@@ -102,7 +111,7 @@ def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: L
         for start in range(0, max(len(document.text), 1), BATCH_BYTES):
             text = document.text[start : start + BATCH_BYTES]
             waiting += len(text)
-            if batch and batch[-1].document is document:  # joined, so that no word is cut in two
+            if batch and batch[-1].document is document:  # joined, so that no word is split
                 last = batch.pop()
                 text, start = last.text + text, last.start
             batch.append(_Chunk(document, text, start))
@@ -116,7 +125,7 @@ def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: L
 
 
 def merge_scans(scans: Iterable[Scan]) -> Scan:
-    """Several scans as one, whatever their order."""
+    """Merge scans in any order."""
     kept, documents, size = _KeptHits(), 0, 0
     for scan in scans:
         documents, size = documents + scan.documents, size + scan.bytes
@@ -125,10 +134,10 @@ def merge_scans(scans: Iterable[Scan]) -> Scan:
 
 
 def cache_documents(folder: Path, detokenize: Detokenize, shard: int | None = None) -> Iterator[Document]:
-    """The documents of a token cache, or of one of its shards, as text.
+    """Yield the documents of a token cache, or of one shard, as text.
 
     Raises:
-        DataError: the folder is not a whole cache.
+        DataError: the folder is not a complete cache.
     """
     cache = TokenCache.open(folder)
     first = sum(each.documents for each in cache.manifest.shards[: shard or 0])
@@ -137,7 +146,7 @@ def cache_documents(folder: Path, detokenize: Detokenize, shard: int | None = No
 
 
 def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
-    """The end of a batch, with which the next one starts: text across the seam is scanned whole once."""
+    """Return the end of a batch, which starts the next batch, so that one batch holds the text across the seam."""
     carried: list[_Chunk] = []
     room = CARRIED_BYTES
     for chunk in reversed(batch):
@@ -152,7 +161,7 @@ def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
 
 
 class _KeptHits:
-    """The best hit of each part of an item in a document; of one item, those of the first thousand documents."""
+    """The best hit of each part of an item in a document, for the first thousand documents of the item."""
 
     def __init__(self) -> None:
         self._by_item: dict[tuple[str, str], dict[tuple[tuple[str, int], str], Hit]] = {}
@@ -173,17 +182,12 @@ class _KeptHits:
 
 
 class _Scanner:
-    """An index with the arrays that every batch uses again."""
+    """An index with the arrays that all batches share."""
 
     def __init__(self, index: LeakageIndex, limits: LeakageLimits):
         rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
         self._names, self._is_example = index.names, np.asarray(index.is_example)
-        self._seeds = (
-            _read_only(index.seed_hashes),
-            _read_only(index.seed_words),
-            _read_only(index.seed_buckets),
-            _read_only(index.seed_filter),
-        )
+        self._seeds = [_read_only(array) for array in (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)]
         self._rules = Rules(*map(_read_only, rules))
         self._index = IndexWords(*(_read_only(getattr(index, name)) for name in IndexWords._fields))
         self._item_of_word = _read_only(index.item_of_word)
@@ -198,13 +202,13 @@ class _Scanner:
         self._room = room_for(self._room_bytes)
 
     def _make_candidate_room(self, room: int) -> None:
-        """Room for seeds in the order of the text, for pairs of document and item, and for the seeds in the order of these."""
+        """Allocate seeds in text order, seeds in the order of the pairs, and pairs of document and item."""
         self._found = (np.empty(room, np.int32), np.empty(room, np.int32))
         self._grouped = (np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32))
         self._pairs = np.empty((room, PAIR_COLUMNS), np.int32)
 
     def scan(self, batch: Sequence[_Chunk]) -> list[Hit]:
-        """The hits in a batch of neighbours."""
+        """Find the hits in a batch of neighbouring documents."""
         text = b"\n".join(chunk.text for chunk in batch)
         firsts = np.cumsum([0, *(len(chunk.text) + 1 for chunk in batch[:-1])])
         if len(text) > self._room_bytes:
@@ -217,15 +221,14 @@ class _Scanner:
         if not count:
             return []
         documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
-        # Of each part of an item in a document the best place, the first of equals: document, item, part, score, first and last word
-        found = self._score(count, words.hashes, documents)
-        item, part, score, anchor, first, last = found
+        item, part, score, anchor, first, last = self._score(count, words.hashes, documents)
+        # The best find of each part of an item in a document, the first of equals
         owners = np.clip(documents[anchor], documents[first], documents[last])
         order = np.lexsort((first, -score, part, item, owners))
         keys = np.stack([owners, item, part])[:, order]
         is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
         owners, item, part, score, first, last = tuple(column[order[is_first]] for column in (owners, item, part, score, first, last))
-        limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
+        limits = np.append(firsts, len(text) + 1)  # a part that continues in a neighbour ends with its document
         starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
         kept = suppress_hits(FoundParts(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
         columns = (owners, item, part, score, starts - firsts[owners], ends - firsts[owners])
@@ -233,6 +236,7 @@ class _Scanner:
         return [self._hit(batch[row[0]], *row[1:]) for row in rows]
 
     def _score(self, count: int, hashes: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return item, part, score, place of the seed, first and last word of each find."""
         found = (self._found[0][:count], self._found[1][:count])
         self._last_pair.fill(-1)
         of_words = (self._item_of_word, self._index.item_segments, self._index.segment_starts)
@@ -266,7 +270,7 @@ class _Scanner:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view: the loops are then compiled once, for arrays in memory and in files alike."""
+    """Return a read-only view, so that the loops compile once for arrays in memory and in files."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view
@@ -274,12 +278,12 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _prepared(index: LeakageIndex, limits: LeakageLimits) -> tuple[Rules, np.ndarray]:
-    """The rules, and the number of each item's benchmark: the same for every piece that a process scans."""
+    """Return the rules and the number of each item's benchmark, which all scans of a process share."""
     return build_rules(index, limits), np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
 
 
 class FoundParts(NamedTuple):
-    """Parts that were found: document and item of each, the number of the item's benchmark, score, and the bytes between which it is."""
+    """Found parts: document, item, number of the item's benchmark, score, byte range."""
 
     documents: Int32[np.ndarray, "n"]
     items: Int32[np.ndarray, "n"]
@@ -290,12 +294,12 @@ class FoundParts(NamedTuple):
 
 
 def suppress_hits(found: FoundParts, is_example: Bool[np.ndarray, "n"]) -> list[int]:
-    """Numbers of the finds that are kept: those of test items, of which nothing clearer of the same benchmark covers the same place.
+    """Return the indices of kept parts: parts of test items, unless a better find of the same benchmark covers the same text.
 
-    A sibling by template must be clearly better. An example of another split, of which a copy is no leak, need only be better, or be as
-    good and explain more of the document.
+    A sibling by template must be clearly better. An example of another split, which may be in the data, must be better, or equal and
+    explain more of the document.
     """
-    # Of the item of each find in its document: first and last byte, if all its finds are close to one another, and their length.
+    # Byte range of each item in its document, if all its parts are close together, and the total length of the parts
     of_item = found.documents.astype(np.int64) * (int(found.items.max(initial=0)) + 1) + found.items
     group = np.unique(of_item, return_inverse=True)[1]
     first, last = np.full(len(group), np.iinfo(np.int64).max), np.zeros(len(group), np.int64)
@@ -305,6 +309,7 @@ def suppress_hits(found: FoundParts, is_example: Bool[np.ndarray, "n"]) -> list[
     is_close = (last - first <= MAX_HULL * of_group)[group]
     starts, ends = np.where(is_close, first[group], found.starts), np.where(is_close, last[group], found.ends)
     lengths = of_group[group]
+    # Compare each part with all parts of its document and benchmark, in batches of pairs
     order = np.lexsort((found.starts, found.benchmarks, found.documents))
     is_first = np.diff(found.documents[order], prepend=-1) | np.diff(found.benchmarks[order], prepend=-1)
     groups = np.flatnonzero(is_first)
@@ -326,11 +331,69 @@ def suppress_hits(found: FoundParts, is_example: Bool[np.ndarray, "n"]) -> list[
     return sorted(kept)
 
 
-def warm_up_jit() -> None:
-    """Compile the loops of a scan before there is an index, with arguments of the types that a scan has.
+def leakage_evidence(
+    scans: Mapping[str, Scan],
+    index: LeakageIndex,
+    limits: LeakageLimits,
+    *,
+    scan_keys: Mapping[str, str],
+    expected_scan_keys: Mapping[str, str],
+) -> pd.DataFrame:
+    """Build a row per component and benchmark.
 
-    Numba keeps the compiled loops for other processes: one process compiles them while another one builds the index.
+    `tokens_hit`: tokens of the documents with hits. `items_out_of_reach`: items too similar to ordinary text.
+
+    Args:
+        scans: component → scan. Without a scan, the component's rows have no scanned documents.
+        scan_keys: component → key of the scan's bytes, items, rules and code.
+        expected_scan_keys: component → key of the cache to train on, for every component.
     """
+    unreachable: dict[str, int] = {}
+    for item in np.flatnonzero(build_rules(index, limits).out_of_reach & index.is_counted).tolist():
+        benchmark = index.names[item][0]
+        unreachable[benchmark] = unreachable.get(benchmark, 0) + 1
+    rows: list[dict[str, object]] = []
+    for component, expected in expected_scan_keys.items():
+        scan = scans.get(component)
+        for benchmark, items in index.items_per_benchmark.items():
+            hits = [hit for hit in scan.hits if hit.benchmark == benchmark] if scan else []
+            items_hit = len({hit.item for hit in hits})
+            rows.append(
+                {
+                    "component": component,
+                    "benchmark": benchmark,
+                    "items": items,
+                    "items_hit": items_hit,
+                    "hit_percent": 100 * items_hit / items,
+                    "documents_hit": len({hit.place for hit in hits}),
+                    "tokens_hit": sum({hit.place: hit.tokens for hit in hits}.values()),
+                    "files": name_some(sorted({hit.file for hit in hits})),
+                    "documents_scanned": scan.documents if scan else 0,
+                    "items_out_of_reach": unreachable.get(benchmark, 0),
+                    "scan_key": scan_keys.get(component, "none"),
+                    "expected_scan_key": expected,
+                }
+            )
+    return pd.DataFrame(rows, columns=list(TABLE_COLUMNS))
+
+
+def leaked_items(scans: Mapping[str, Scan]) -> pd.DataFrame:
+    """Build a row per component and found item: its clearest hit, and its documents and files in words."""
+    rows: list[dict[str, object]] = []
+    for component, scan in scans.items():
+        groups: dict[tuple[str, str], list[Hit]] = {}
+        for hit in scan.hits:
+            groups.setdefault((hit.benchmark, hit.item), []).append(hit)
+        for hits in groups.values():
+            clearest = max(hits, key=lambda hit: (hit.score, hit.end - hit.start))
+            row: dict[str, object] = {name: getattr(clearest, name) for name in LEAKED_ITEM_COLUMNS if hasattr(clearest, name)}
+            documents = name_some(str(number) for number in sorted({hit.document for hit in hits}))
+            rows.append(row | {"component": component, "documents": documents, "files": name_some(sorted({hit.file for hit in hits}))})
+    return pd.DataFrame(rows, columns=list(LEAKED_ITEM_COLUMNS))
+
+
+def warm_up_jit() -> None:
+    """Compile the loops of a scan for the types of its arguments, while another process builds the index."""
 
     def empty(kind: type[np.generic], dimensions: int = 1) -> np.ndarray:
         return _read_only(np.empty((0, NUM_KINDS) if dimensions == 2 else 0, kind))

@@ -1,4 +1,4 @@
-"""The words of benchmark items, cut into their parts, and what is known of them before any text is seen."""
+"""Words of benchmark items, split into their parts, and statistics of the words that need no scanned text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,44 +13,25 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.words import is_sign, split_words
 
-MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
-"""So many items of a task, or such a share of them, may hold what is an item's own."""
-
-
-SHARED_WORDS, MAX_SHARED_ITEMS, MAX_CHOICE_ITEMS = 4, 9, 4
-"""A run of so many words that more items hold, of whatever benchmarks, is no evidence, and neither are the pairs in it; nor is a choice of
-fewer words that more than `MAX_CHOICE_ITEMS` have."""
-
-
-RUN_WORDS, MAX_RUN_ITEMS = 8, 6
-"""Length of the runs by which poor parts are known, and how many items may hold one: a few ask several times about one paragraph."""
-
-
-COMMON_CHOICES, SAME_CHOICES = np.uint8(1), np.uint8(2)
-
-
-MIN_OWN_GRAMS = 3
-"""A part with fewer pairs of its own is known by longer runs: a puzzle that is made of the same few sentences as its neighbours."""
-
-
 QUESTION, CHOICE, ANSWER, SOLUTION, PASSAGE = range(5)
-
-
 NUM_KINDS = 5
-
-
+MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
+"""An item's own words may be in this number of items of its task, or in this share of them."""
+SHARED_WORDS, MAX_SHARED_ITEMS, MAX_CHOICE_ITEMS = 4, 9, 4
+"""A run of this length in more items of any benchmark is no evidence, nor are its pairs, nor is a shorter choice in more items."""
+RUN_WORDS, MAX_RUN_ITEMS = 8, 6
+"""Length of the runs that identify parts with few own pairs, and the items that may share a run: several questions on one paragraph."""
+MIN_OWN_GRAMS = 3
+"""A part with fewer own pairs is identified by longer runs, such as a puzzle made of the same sentences as its neighbours."""
+COMMON_CHOICES, SAME_CHOICES = np.uint8(1), np.uint8(2)
 MAX_ITEM_WORDS = 20_000
-
-
 MIN_WEIGHT, MAX_SIGN_WEIGHT = 0.02, 0.4
-
-
 GRAM_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True)
 class Segments:
-    """The words of all items, cut into segments."""
+    """The words of all items, split into segments."""
 
     hashes: UInt64[np.ndarray, "w"]
     starts: Int32[np.ndarray, "s+1"]
@@ -59,19 +40,15 @@ class Segments:
 
     @classmethod
     def of(cls, items: Sequence[BenchmarkItem]) -> "Segments":
-        """The words of these items."""
+        """Split the words of items."""
         hashes: list[np.ndarray] = []
         kinds: list[int] = []
         item_segments = [0]
         for item in items:
             room = MAX_ITEM_WORDS
-            for kind, text in [
-                (QUESTION, item.question),
-                *((CHOICE, choice) for choice in item.choices),
-                (ANSWER, item.answer),
-                *((SOLUTION, solution) for solution in item.solutions),
-                (PASSAGE, item.passage),
-            ]:
+            parts = [(QUESTION, item.question), *((CHOICE, choice) for choice in item.choices), (ANSWER, item.answer)]
+            parts += [*((SOLUTION, solution) for solution in item.solutions), (PASSAGE, item.passage)]
+            for kind, text in parts:
                 of_part = split_words(text.encode(errors="replace")).hashes[:room]
                 if len(of_part):
                     hashes.append(of_part)
@@ -92,27 +69,27 @@ class Segments:
 
     @cached_property
     def segment_of_word(self) -> Int32[np.ndarray, "w"]:
-        """The segment of each word."""
+        """Segment of each word."""
         return np.repeat(np.arange(len(self.kinds), dtype=np.int32), np.diff(self.starts))
 
     @cached_property
     def item_of_word(self) -> Int32[np.ndarray, "w"]:
-        """The item of each word."""
+        """Item of each word."""
         item_of_segment = np.repeat(np.arange(len(self.item_segments) - 1, dtype=np.int32), np.diff(self.item_segments))
         return item_of_segment[self.segment_of_word]
 
     @cached_property
     def vocabulary(self) -> Int64[np.ndarray, "w"]:
-        """Each word's number among the distinct ones."""
+        """Number of each word among the distinct words."""
         return np.unique(self.hashes, return_inverse=True)[1]
 
     @cached_property
     def words_left(self) -> Int32[np.ndarray, "w"]:
-        """Words from each one to its segment's end, itself included."""
+        """Number of words from each word to its segment's end, including the word."""
         return self.starts[self.segment_of_word + 1] - np.arange(len(self.hashes), dtype=np.int32)
 
     def runs(self, length: int) -> UInt64[np.ndarray, "w"]:
-        """Hash of the `length` words from each one on; 0 where the segment ends before."""
+        """Hash the `length` words from each word, 0 if the segment ends before."""
         padded = np.concatenate([self.hashes, np.zeros(length, np.uint64)])
         found = np.zeros(len(self.hashes), np.uint64)
         for offset in range(length):
@@ -121,27 +98,26 @@ class Segments:
 
 
 def own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str], groups: Sequence[str]) -> Bool[np.ndarray, "w"]:
-    """Which grams are an item's own, by the word that they begin at.
+    """Mark the words that begin an item's own gram: few items of its task hold the gram, and no common run covers it.
 
     Args:
-        tasks: of each item, the group that shares a template.
-        groups: of each item; test items, examples, and readings without punctuation.
+        tasks: group of items with one template, per item.
+        groups: test items, examples, or readings without punctuation, per item.
     """
     shared = segments.runs(SHARED_WORDS)
     starts = np.flatnonzero((shared != 0) & (_held_by(segments, shared, groups) > MAX_SHARED_ITEMS))
     is_shared = np.zeros(len(grams) + SHARED_WORDS, bool)
     for offset in range(SHARED_WORDS - 1):
         is_shared[starts + offset] = True
-    # Which features few items of the same task hold; 0 is none
     _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
     limit = np.maximum(MAX_OWN_ITEMS, MAX_OWN_SHARE * np.bincount(task_of_item)[task_of_item[segments.item_of_word]])
     return ((grams != 0) & (_held_by(segments, grams, tasks) <= limit)) & ~is_shared[: len(grams)]
 
 
 def own_runs(segments: Segments, is_own: Bool[np.ndarray, "w"], groups: Sequence[str]) -> Bool[np.ndarray, "w"]:
-    """Which runs of `RUN_WORDS` are an item's own, of the parts that have too few grams of their own (`is_own`)."""
+    """Mark the words that begin an item's own run of `RUN_WORDS`, in parts with too few own grams (`is_own`)."""
     runs = segments.runs(RUN_WORDS)
-    # A number for the part of each segment: all choices of an item are one part, each solution is one
+    # All choices of an item are one part. Each solution is a part.
     item = segments.item_of_word[segments.starts[:-1]].astype(np.int64)
     count = len(segments.kinds)
     key = np.where(segments.kinds == SOLUTION, np.arange(count), count + item * NUM_KINDS + segments.kinds)
@@ -151,8 +127,9 @@ def own_runs(segments: Segments, is_own: Bool[np.ndarray, "w"], groups: Sequence
 
 
 def shared_choices(segments: Segments, groups: Sequence[str]) -> UInt8[np.ndarray, "i"]:
-    """Of each item: `SAME_CHOICES` where others have its very choices in their order; `COMMON_CHOICES` where half of those that say more
-    than signs are short ones that others have, such as `I and II only`.
+    """Mark the items with `SAME_CHOICES`, the same list as other items, or `COMMON_CHOICES`: half of the choices are short and shared.
+
+    Choices of only numbers and letters do not count for `COMMON_CHOICES`. An example of a shared choice is `I and II only`.
     """
     starts = segments.starts.tolist()
     is_plain = np.logical_and.reduceat(is_sign(segments.hashes), segments.starts[:-1]).tolist()
@@ -176,7 +153,7 @@ def shared_choices(segments: Segments, groups: Sequence[str]) -> UInt8[np.ndarra
 
 
 def _held_by(segments: Segments, features: UInt64[np.ndarray, "w"], groups: Sequence[str]) -> Int64[np.ndarray, "w"]:
-    """How many items of the same group hold each word's feature. By one stable sort, which leaves the items of equal features in order."""
+    """Count the items of the same group that hold each word's feature. A stable sort keeps items of equal features in order."""
     _, group_of_item = np.unique(np.array(groups), return_inverse=True)
     keys = features ^ ((group_of_item + 1).astype(np.uint64) * GRAM_FACTOR)[segments.item_of_word]
     order = np.argsort(keys, kind="stable")
@@ -190,16 +167,16 @@ def _held_by(segments: Segments, features: UInt64[np.ndarray, "w"], groups: Sequ
 
 
 def word_weights(segments: Segments, tasks: Sequence[str]) -> Float32[np.ndarray, "w"]:
-    """How telling each word is: minus the log of the share of items that hold it, among all or among those of its task, the larger.
+    """Weigh each word by minus the log of the share of items that hold it, among all items or the items of its task, the larger share.
 
-    The unit is the mean over all words, so that many items and few give like weights. The words of a task's template weigh little,
-    and numbers and single letters never much. A share is estimated with one item more that holds the word and one that doesn't.
+    The unit is the mean over all words, so that weights do not depend on the number of items. Words of a task's template weigh little, and
+    numbers and single letters never much. A share counts one more item with the word and one more without.
     """
     word = segments.vocabulary
     _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
     item, num_words = segments.item_of_word.astype(np.int64), int(word.max()) + 1
     of_all = np.bincount(distinct(item * num_words + word) % num_words, minlength=num_words)
-    # How many items have each word's feature. By sorting alone: searching a table of millions for each word is ten times slower
+    # Items of the task with each word. Sorting is ten times faster than searching a table of millions for each word.
     features = task_of_item[item] * num_words + word
     num_items = len(tasks)
     pairs, pair_of_word = np.unique(features * num_items + item, return_inverse=True)
@@ -213,20 +190,18 @@ def word_weights(segments: Segments, tasks: Sequence[str]) -> Float32[np.ndarray
 
 
 class PartSizes(NamedTuple):
-    """Of each item and kind of part: words, distinct words, distinct words without signs, these together with the question's, weight.
-
-    Several solutions count as one, with the words and the weight of the largest.
-    """
+    """Sizes per item and kind of part. Several solutions count as one, with the words and the weight of the largest."""
 
     words: Int32[np.ndarray, "i 5"]
     distinct: Int32[np.ndarray, "i 5"]
     telling: Int32[np.ndarray, "i 5"]
+    """Distinct words without numbers and single letters."""
     telling_with_question: Int32[np.ndarray, "i 5"]
     weights: Float32[np.ndarray, "i 5"]
 
 
 def part_sizes(segments: Segments, weights: Float32[np.ndarray, "w"]) -> PartSizes:
-    """The sizes of all parts."""
+    """Measure all parts."""
     num_items, num_words = len(segments.item_segments) - 1, int(segments.vocabulary.max()) + 1
     kind_of_word = segments.kinds[segments.segment_of_word]
     in_item = segments.item_of_word.astype(np.int64) * num_words + segments.vocabulary
@@ -236,26 +211,23 @@ def part_sizes(segments: Segments, weights: Float32[np.ndarray, "w"]) -> PartSiz
     def count(words_of_items: Int64[np.ndarray, "n"]) -> Int32[np.ndarray, "i"]:
         return np.bincount(distinct(words_of_items) // num_words, minlength=num_items).astype(np.int32)
 
+    def of_parts(of_segments: np.ndarray) -> np.ndarray:
+        item, is_solution = segments.item_of_word[segments.starts[:-1]], segments.kinds == SOLUTION
+        found = np.zeros((num_items, NUM_KINDS))
+        np.add.at(found, (item[~is_solution], segments.kinds[~is_solution]), of_segments[~is_solution])
+        np.maximum.at(found[:, SOLUTION], item[is_solution], of_segments[is_solution])
+        return found
+
     return PartSizes(
-        words=_of_parts(segments, np.diff(segments.starts)).astype(np.int32),
+        words=of_parts(np.diff(segments.starts)).astype(np.int32),
         distinct=np.stack([count(in_item[kind_of_word == kind]) for kind in range(NUM_KINDS)], axis=1),
         telling=np.stack([count(words) for words in telling], axis=1),
         telling_with_question=np.stack([count(np.concatenate([words, telling[QUESTION]])) for words in telling], axis=1),
-        weights=_of_parts(segments, np.add.reduceat(weights, segments.starts[:-1])).astype(np.float32),
+        weights=of_parts(np.add.reduceat(weights, segments.starts[:-1])).astype(np.float32),
     )
 
 
-def _of_parts(segments: Segments, of_segments: np.ndarray) -> np.ndarray:
-    """What segments have, summed over each kind of part; of solutions the largest."""
-    item_of_segment = segments.item_of_word[segments.starts[:-1]]
-    found = np.zeros((len(segments.item_segments) - 1, NUM_KINDS))
-    of_solutions = segments.kinds == SOLUTION
-    np.add.at(found, (item_of_segment[~of_solutions], segments.kinds[~of_solutions]), of_segments[~of_solutions])
-    np.maximum.at(found[:, SOLUTION], item_of_segment[of_solutions], of_segments[of_solutions])
-    return found
-
-
 def distinct(values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "m"]:
-    """The distinct values, sorted: by sorting, which for many values is much faster than by hashing."""
+    """Return the sorted distinct values by sorting, which is faster than hashing for many values."""
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])] if len(values) else values

@@ -1,8 +1,8 @@
-"""The words by which texts are compared: the same for a text in whatever dress, as compiled loops over its UTF-8 bytes.
+"""Words of a text for comparison, read from its UTF-8 bytes by compiled loops.
 
-Undone on the way, in texts and in items alike: JSON's and HTML's escapes (however often they were applied), HTML's formatting tags,
-GSM8K's calculator tags `<<16-7=9>>`, commas between thousands, numbers written as words, and everything that `fold` folds.
-A backslash takes the letters n, t and r after it with it: so a line break that was escaped, and LaTeX that was not, give the same words.
+The loops undo, in texts and in items: JSON and HTML escapes at any depth, HTML formatting tags, calculator tags `<<16-7=9>>` of GSM8K,
+commas between thousands, numbers written as words, and the differences that `fold` folds. A backslash removes a following n, t or r, so
+that an escaped line break and unescaped LaTeX give the same words.
 """
 
 from typing import NamedTuple
@@ -45,7 +45,7 @@ _TEN, _ZERO = np.uint64(10), np.uint64(ord("0"))
 
 
 def letters_hash(letters: str) -> int:
-    """A word's hash before it is finished: of plain lower-case letters, as they come out of the folding."""
+    """Return the unfinished hash of folded lower-case letters."""
     value = int(HASH_START)
     for letter in letters:
         value = ((value ^ ord(letter)) * int(HASH_FACTOR)) % 2**64
@@ -53,7 +53,7 @@ def letters_hash(letters: str) -> int:
 
 
 def word_hash(letters: str) -> int:
-    """The hash of a word of two plain lower-case letters or more."""
+    """Return the hash of a word of at least two lower-case letters."""
     value = letters_hash(letters)
     value = ((value ^ (value >> 29)) * int(MIX)) % 2**64
     return ((value ^ (value >> 32)) >> 2) << 2
@@ -61,7 +61,7 @@ def word_hash(letters: str) -> int:
 
 @inlined()
 def finish(value, kind, letters):
-    """A well mixed hash; its lowest bits say whether the word is a sign, and a number."""
+    """Mix the hash. Its lowest bits mark signs (numbers and single letters) and numbers."""
     value = (value ^ (value >> np.uint64(29))) * MIX
     value = value ^ (value >> np.uint64(32))
     value = (value >> np.uint64(2)) << np.uint64(2)
@@ -72,7 +72,7 @@ def finish(value, kind, letters):
 
 @compiled()
 def number_hash(number):
-    """The hash of a number as its digits have it; it is below 10^18."""
+    """Return the hash of a number below 10^18 from its digits."""
     rest, scale = np.uint64(number), np.uint64(1)
     while rest // scale >= _TEN:
         scale *= _TEN
@@ -81,10 +81,6 @@ def number_hash(number):
         value = (value ^ (_ZERO + (rest // scale) % _TEN)) * HASH_FACTOR
         scale //= _TEN
     return finish(value, DIGIT, 1)
-
-
-# pyright: basic
-# Compiled functions take their types from their arguments.
 
 
 _UNITS = (
@@ -102,12 +98,12 @@ NUMERALS = {
     "million": MILLION,
     "and": AND,
 }
-"""What each word adds or multiplies by; `fourty` is a common misspelling."""
+"""Word → number to add or to multiply by. `fourty` is a common misspelling."""
 _SLOTS = 1024
 
 
 def numeral_table() -> tuple[UInt64[np.ndarray, "1024"], Int64[np.ndarray, "1024"]]:
-    """Hashes of the words, each at the first free place from its own on, and what they are worth; `NONE` where a place is free."""
+    """Build an open-addressing table from word hash to number, `NONE` at free slots."""
     hashes, values = np.zeros(_SLOTS, np.uint64), np.full(_SLOTS, NONE, np.int64)
     for word, value in NUMERALS.items():
         at = (word_hash(word) >> 2) % _SLOTS
@@ -119,7 +115,7 @@ def numeral_table() -> tuple[UInt64[np.ndarray, "1024"], Int64[np.ndarray, "1024
 
 @inlined()
 def _value(word, table_hashes, table_values):
-    """What a word is worth; `NONE` where it is no numeral."""
+    """Return the number of a word, or `NONE`."""
     at = np.int64(word >> np.uint64(2)) & (_SLOTS - 1)
     while table_values[at] != NONE and table_hashes[at] != word:
         at = (at + 1) & (_SLOTS - 1)
@@ -128,7 +124,7 @@ def _value(word, table_hashes, table_values):
 
 @compiled()
 def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
-    """Put one number in the place of each run of words that name it. Gives how many words there are then."""
+    """Replace each run of number words by one number. Return the new number of words."""
     kept = place = 0
     while place < count:
         value = _value(hashes[place], table_hashes, table_values)
@@ -160,28 +156,24 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
 
 @inlined()
 def _takes_more(total, below):
-    """Whether a number below a hundred may follow: behind `hundred`, `thousand` or `million`."""
+    """Return whether a number below a hundred may follow `hundred`, `thousand` or `million`."""
     return below % HUNDRED == 0 and (below > 0 or total > 0)
 
 
 @inlined()
 def _takes_unit(below):
-    """Whether a number below ten may follow: behind `twenty` to `ninety`."""
+    """Return whether a number below ten may follow `twenty` to `ninety`."""
     return below % HUNDRED >= 20 and below % 10 == 0
-
-
-# pyright: basic
-# Compiled functions take their types from their arguments.
 
 
 FULLWIDTH_BACKSLASH = 0xFF3C
 LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")
 MAX_WORDS_PER_BYTE = 2
-"""One character of three bytes, the square kilometre of Japanese, is six words."""
+"""The square kilometre of Japanese has three bytes and six words."""
 
 
 class Words(NamedTuple):
-    """Words of a text in order: hash, and the bytes that it was read from. The hash's lowest bits mark signs and numbers."""
+    """Words in text order: hashes, whose lowest bits mark signs and numbers, and the byte range of each word."""
 
     hashes: UInt64[np.ndarray, "w"]
     starts: Int32[np.ndarray, "w"]
@@ -189,10 +181,10 @@ class Words(NamedTuple):
 
 
 def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None) -> Words:
-    """The words of a UTF-8 text, of less than 2 GiB. What isn't UTF-8 separates words.
+    """Split a UTF-8 text of less than 2 GiB into words. Invalid UTF-8 separates words.
 
     Args:
-        room: from `room_for`; the words are written there, and are lost when it is used again.
+        room: arrays of `room_for`, which the next call with them overwrites.
     """
     content = np.frombuffer(text, np.uint8) if isinstance(text, bytes) else text
     hashes, starts, ends = room or room_for(len(content))
@@ -204,18 +196,18 @@ def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None)
 
 
 def room_for(num_bytes: int) -> Words:
-    """Arrays that the words of any text of so many bytes fit into."""
+    """Allocate arrays for the words of any text of this size."""
     hashes, starts, ends = (np.empty(MAX_WORDS_PER_BYTE * num_bytes, kind) for kind in (np.uint64, np.int32, np.int32))
     return Words(hashes, starts, ends)
 
 
 def is_sign(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
-    """Which words are numbers or single letters, as in any formula."""
+    """Mark numbers and single letters, as in any formula."""
     return (hashes & SIGN_MARK).astype(bool)
 
 
 def is_number(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
-    """Which words are numbers."""
+    """Mark numbers."""
     return (hashes & NUMBER_MARK).astype(bool)
 
 
@@ -279,7 +271,7 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
 
 @inlined()
 def _code_beyond(point):
-    """Beyond the table: ideographs are words, tags are dropped, the rest separates."""
+    """Return the code beyond the table: ideographs are words, tags are dropped, other characters separate words."""
     if 0x20000 <= point < 0x40000:
         return (WORD << KIND_SHIFT) | point
     return DROPPED if 0xE0000 <= point < 0xE1000 else SEPARATOR

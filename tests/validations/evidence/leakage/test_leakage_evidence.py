@@ -1,7 +1,6 @@
-from phasewise.validations.evidence.leakage.evidence import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, leakage_evidence, leaked_items
 from phasewise.validations.evidence.leakage.index import LeakageIndex
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
-from phasewise.validations.evidence.leakage.scan import Hit, Scan
+from phasewise.validations.evidence.leakage.scan import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, Hit, Scan, leakage_evidence, leaked_items
 from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
