@@ -39,15 +39,7 @@ def write_tables(folder: str | Path, tables: Mapping[str, pd.DataFrame]) -> dict
 
 
 def read_tables(folder: str | Path, digests: Mapping[str, str]) -> dict[str, pd.DataFrame]:
-    """Read tables by name.
-
-    Args:
-        digests: name → digest in the verdict.
-
-    Raises:
-        FileNotFoundError: a table is missing.
-        NotAsWritten: a table differs from the judged table.
-    """
+    """Read tables by name, with the digests of their verdict. A changed table raises `NotAsWritten`."""
     tables: dict[str, pd.DataFrame] = {}
     for name, digest in digests.items():
         url = f"{str(folder).rstrip('/')}/{name}.parquet"
@@ -126,8 +118,7 @@ def judge_data(
 
     Args:
         decided_by: digests of the inputs of the evidence other than the caches.
-        accepts: warnings that the recipe accepts in this phase. Warnings of other suites are left out.
-        asks_people: decisions that the recipe leaves to people in this phase.
+        accepts, asks_people: exceptions of the recipe for this phase. Exceptions for other suites are left out.
     """
     tables = {name: getattr(evidence, name) for name in SUITES[DATA_SUITE].tables}
     caches, judged = evidence.caches, dict[str, str]()
@@ -147,12 +138,7 @@ def judge_health(
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
-    """Judge the training of a phase by its health table.
-
-    Args:
-        judged: checkpoint and metrics file of the run → digest.
-        accepts, asks_people: as in `judge_data`.
-    """
+    """Judge the training of a phase by its health table. `judged`: checkpoint and metrics file → digest."""
     return _judge(HEALTH_SUITE, subject, {"health": table}, limits, accepts, asks_people, judged=judged, folder=folder)
 
 

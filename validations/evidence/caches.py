@@ -30,14 +30,7 @@ HAND_OFF_COLUMNS = ("name", "declared", "found", "before", "after", "status")
 
 
 def cache_evidence(caches: Mapping[str, str | Path]) -> pd.DataFrame:
-    """Build a row per cache from its manifest, without reading shards.
-
-    Args:
-        caches: component → folder.
-
-    Raises:
-        DataError: a folder is not a complete cache.
-    """
+    """Build a row per cache (component → folder) from its manifest, without reading shards."""
     rows: list[dict[str, object]] = []
     for component, folder in caches.items():
         manifest = read_manifest(as_path(folder))
@@ -81,7 +74,6 @@ def differences_evidence(rows: Mapping[str, Sequence[Mapping[str, str]]], caches
 
     Args:
         rows: component → differences with `what`, `file`, `expected`, `found` and `remedy`. Missing components were not verified.
-        caches: component → folder of the cache to train on. The differences may concern other caches of the component.
     """
     no_difference = {"what": "none", "kind": "none", "file": "", "expected": "", "found": "", "what_to_do": ""}
     table: list[dict[str, str]] = []
@@ -106,11 +98,11 @@ def differences_evidence(rows: Mapping[str, Sequence[Mapping[str, str]]], caches
 
 
 def hand_off_evidence(declared: Sequence[str] | None, found: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """Build a row per change between a phase and its parent, sorted by name. Without changes, a single row holds the status.
+    """Build a row per change of a phase, sorted by name. Without changes, a single row holds the status.
 
     Args:
-        declared: names of the changes that the phase declares. None for a phase from scratch.
-        found: name → before and after, in words, of the actual changes.
+        declared: names of the declared changes. None for a phase from scratch.
+        found: name → before and after, as words.
     """
     rows: list[tuple[object, ...]] = []
     if declared is None:

@@ -1,11 +1,8 @@
-"""Exposure to a benchmark's items: how a model reads two renderings of the items, and how likely it finds them.
+"""Exposure to a benchmark's items, tested by the likelihoods of two renderings of the items.
 
 A model that trained on items in one format prefers this format for these items more than for items that no model has seen. This test could
-have found the leak into Marin's Bison. Its data had GSM8K's items without calculator tags, such as `<<16-7=9>>`, and its score fell on
-prompts with the tags. The tests need no score: a fall and a rise look the same.
-
-The reference is items of the same kind that are in no data. All tests exchange test items with reference items. The tests are exact for any
-distribution of likelihoods, if both kinds are alike to a model that saw neither.
+have found the leak into Marin's Bison: its data had GSM8K's items without calculator tags, such as `<<16-7=9>>`, and its score fell on
+prompts with the tags. The reference is items of the same kind that are in no data. Permutation tests are exact for any distribution.
 """
 
 from collections.abc import Mapping
@@ -48,11 +45,7 @@ class Readings:
             )
 
     def less(self, before: "Readings") -> "Readings":
-        """Return the gain since the parent.
-
-        Raises:
-            DataError: the numbers of items differ.
-        """
+        """Return the gain since the parent."""
         if self.first.shape != before.first.shape:
             raise DataError(f"a model and its parent must read the same items, found {len(self.first)} and {len(before.first)}.")
         return Readings(self.first - before.first, self.second - before.second)
@@ -65,9 +58,6 @@ def exposure_evidence(
 
     With a parent, the rows compare the changes since the parent. The gap may move either way, a likelihood only up. `adjusted_p_value`
     shares one error rate among the three (Holm).
-
-    Raises:
-        DataError: only one of the parent's two readings is given, or as in `Readings`.
     """
     if (parent_items is None) != (parent_reference is None):
         raise DataError("a parent must have read both the items and the reference, found one of them.")
@@ -116,9 +106,6 @@ def exposure_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.Data
     """Build the three rows of `exposure_evidence` if the evaluation has readings of two renderings.
 
     `against` is the parent, or empty if the parent is not comparable, for the reason `why_not`. `since` is the same as words.
-
-    Raises:
-        DataError: as in `Readings` and `exposure_evidence`.
     """
     read = evaluation.get("renderings")
     if read is None:

@@ -65,10 +65,7 @@ class Floor(NamedTuple):
 
 
 def measure_floor(result: Mapping[str, Any]) -> Floor:
-    """Run both tests on one benchmark's result.
-
-    Args:
-        result: a `tasks.evaluation.evaluate.BenchmarkResult`.
+    """Run both tests on a `tasks.evaluation.evaluate.BenchmarkResult`.
 
     Raises:
         DataError: answers are missing, or contradict each other, the value or the baseline.
@@ -108,10 +105,7 @@ def binomial_p_values(right: int, items: int, baseline: float) -> tuple[float, f
 
 
 def paired_p_values(right: Sequence[bool], baseline_right: Sequence[bool]) -> tuple[float, float]:
-    """Return the same chances against a baseline on the same items (McNemar's test, exact and one-sided).
-
-    Only items count that either model or baseline has right: at the floor each is the toss of a coin.
-    """
+    """Return the same chances against a baseline on the same items, by the items that one of the two has right (McNemar, one-sided)."""
     model_alone = sum(ours and not theirs for ours, theirs in zip(right, baseline_right, strict=True))
     baseline_alone = sum(theirs and not ours for ours, theirs in zip(right, baseline_right, strict=True))
     return binomial_p_values(model_alone, model_alone + baseline_alone, 0.5)

@@ -41,14 +41,7 @@ IN_TEN = f"{10 * POWER:g} of 10 cases"
 
 
 def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateLimits) -> dict[str, pd.DataFrame]:
-    """Build all tables of a gate.
-
-    Args:
-        parent: the evaluation of the parent phase. None if the phase starts from scratch.
-
-    Raises:
-        DataError: the evaluations are incomplete or contradictory. The functions per table name the cases.
-    """
+    """Build all tables of a gate. `parent` is None if the phase starts from scratch."""
     others = {**evaluation, "results": [result for result in evaluation["results"] if not is_needle(result["benchmark"])]}
     evidence = gate_evidence(others, parent, floor_error_rate=limits.asked_floor_error_rate)
     measured = {result["benchmark"] for result in evaluation["results"]}
@@ -69,11 +62,8 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
 
     `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite`: the value and every
     response of the model are finite. A model of NaNs still scores on a multiple-choice benchmark. The columns from `items` to `decided_by`
-    are the fields of `floor.Floor`. `components`: components of the macro, compared with the parent only on equal held-out text.
-
-    Args:
-        floor_error_rate: how often a model at the floor may pass. Sets `smallest_margin`: the accuracy margin above the baseline that the
-            test detects in 8 of 10 cases.
+    are the fields of `floor.Floor`. `components`: components of the macro, compared with the parent only on equal held-out text. With a
+    `floor_error_rate`, `smallest_margin` is the accuracy margin that the test detects in 8 of 10 cases.
 
     Raises:
         DataError: a benchmark lacks a baseline or answers, or parent and checkpoint share no held-out text.
@@ -154,11 +144,7 @@ def _macro_row(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: 
 
 
 def _needle_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFrame:
-    """Build a row per benchmark of needles in a haystack (`niah`).
-
-    A small model finds no needle and may still continue: needles have their own limit and no floor. `why_not` is the reason if the scores
-    are not comparable. Schedules do not matter, because the comparison decides nothing.
-    """
+    """Build a row per benchmark of needles in a haystack (`niah`), whose scores need no floor and ignore schedules."""
     rows: list[dict[str, object]] = []
     for result in evaluation["results"]:
         if not is_needle(result["benchmark"]):
@@ -248,12 +234,7 @@ def _number(value: float | None) -> float:
 
 
 def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple[str, ...]:
-    """Describe each benchmark's score, the parent's, and the smallest detectable effect, then needles, answers and exposure.
-
-    Args:
-        tables: the tables of `gate_tables`.
-        asks_floor: the recipe requires benchmarks above the floor.
-    """
+    """Describe scores, parents and the smallest detectable effects, from the tables of `gate_tables`."""
     notes: list[str] = []
     benchmarks, falls, rises = ({row["name"]: row for row in _rows(tables[name])} for name in ("benchmarks", "falls", "rises"))
     for comparison in _rows(tables["comparable"]):

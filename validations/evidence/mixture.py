@@ -30,9 +30,6 @@ def packing_evidence(run: RunConfig) -> pd.DataFrame:
     * `places`: Token positions of the rows. Positions without `tokens` are padding.
     * `documents_cut`: Documents longer than a row, if rows hold whole documents. `tokens_cut`: tokens in no row.
     * `counted_tokens`: Predicted tokens. `counted_percent` is their share of `tokens`.
-
-    Raises:
-        DataError: a cache cannot be read, or is plain text although the loss is on answers.
     """
     rule, maps = RowRule(run.packing, run.loss_on), build_maps()
     caches = {name: TokenCache.open(folder, maps) for name, folder in sorted(run.caches.items())}

@@ -1,8 +1,7 @@
 """Scores of a checkpoint against its parent's, item by item: whether they are comparable, falls, rises, and likelihoods of right answers.
 
-Two scores are comparable if both models answered the benchmark in the same setting. A difference fails the gate: a checkpoint does not pass
-a comparison that is impossible. If the parent never ran the benchmark, only the floor decides, and the verdict notes it. The rules are in
-`docs/reference/gates.md`, the reasons in decision 14.
+Scores of different settings are not comparable, which fails the gate. If the parent never ran the benchmark, only the floor decides. The
+rules are in `docs/reference/gates.md`, the reasons in decision 14.
 """
 
 # scipy's stubs leave its functions untyped.
@@ -66,16 +65,7 @@ class Comparison(NamedTuple):
 
 
 def compare(name: str, result: Result, evaluation: Evaluation, parent: Evaluation | None) -> Comparison:
-    """Plan the comparison of one benchmark metric.
-
-    Args:
-        name: benchmark and metric, from `name_of`.
-        result: the checkpoint's result in `evaluation`.
-        parent: the parent's evaluation. None if the phase starts from scratch.
-
-    Raises:
-        DataError: a learning rate is invalid.
-    """
+    """Plan the comparison of one benchmark metric (`name_of`). `parent` is None if the phase starts from scratch."""
     setting, limited = result.get("setting"), ""
     if setting is None:
         limited = "the evaluation does not say how it was put"
@@ -126,8 +116,8 @@ def _setting_differences(ours: Mapping[str, Any] | None, theirs: Mapping[str, An
 def favoured_by_schedule(point: Mapping[str, Any], parent: Mapping[str, Any]) -> Favours:
     """Return which of the two models is further down its learning rate decay, if the difference raises scores.
 
-    Rates are relative to the peak. Under the same kind of optimizer, the peak is the higher peak of the two phases: a phase at an annealed
-    rate is annealed, even if its own rate never falls.
+    Rates are relative to the peak. Under the same kind of optimizer, the peak is the higher peak of the two phases, so that a phase at an
+    annealed rate is annealed even if its own rate never falls.
 
     Args:
         point, parent: `end`, the learning rate at the phase's end, `peak`, the highest rate of the phase, and `optimizer`, its kind.
@@ -171,9 +161,6 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
 
     All tests for falls and rises share one error rate (Holm). `smallest_detectable` is at the rate divided by their number, the first step
     of Holm's procedure. The tests of likelihoods, which only warn, share the rate among themselves.
-
-    Raises:
-        DataError: two comparable results have different items, or a learning rate is invalid.
     """
     asks_rise = limits.max_score_rise is not None
     compared: list[Comparison] = []
@@ -268,21 +255,14 @@ def _share_error_rate(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def pair_items(result: Result, parent: Result) -> Pairs:
-    """Count the items that only one of the two models has right.
-
-    Raises:
-        DataError: the items differ.
-    """
+    """Count the items that only one of the two models has right. The items must be the same."""
     ours, theirs = _paired_answers(result, parent)
     right = [(bool(ours[item]["right"]), bool(theirs[item]["right"])) for item in ours]
     return Pairs(len(right), sum(one and not other for one, other in right), sum(other and not one for one, other in right))
 
 
 class LikelihoodChange(NamedTuple):
-    """Change of the right choice's probability among its item's choices: mean over the items, 95 % interval, one-sided test.
-
-    All are NaN if an item has only one choice, or a score is NaN.
-    """
+    """Change of the right choice's probability among its item's choices: mean, 95 % interval, one-sided test. NaN without choices or scores."""
 
     difference: float
     low: float
@@ -295,9 +275,6 @@ def likelihood_change(result: Result, parent: Result) -> LikelihoodChange:
 
     Probabilities instead of margins: a margin can be a hundred nats, and one such item would decide (decision 14). Items of a group share
     their choices and are not independent: the mean of a group is one observation.
-
-    Raises:
-        DataError: the items differ.
     """
     ours, theirs = _paired_answers(result, parent)
     groups: defaultdict[Any, list[float]] = defaultdict(list)
@@ -325,10 +302,7 @@ def choice_probability(answer: Mapping[str, Any]) -> float:
 def spread_of(values: Sequence[float]) -> float:
     """Return the noise of training: the standard deviation of a score over the last checkpoints of a phase, around a straight line.
 
-    A steady rise is not noise. Heineman et al., "Signal and Noise", 2025, take the deviation of the last checkpoints without the line.
-
-    Raises:
-        DataError: there are fewer than three checkpoints.
+    Heineman et al., "Signal and Noise", 2025, take the deviation without the line, but a steady rise is not noise.
     """
     from scipy.stats import linregress  # the import takes half a second
 

@@ -51,11 +51,8 @@ def difference_interval(pairs: Pairs, spread: float = 0.0) -> tuple[float, float
     """Return the 95 % interval of the difference between two scores on the same items, by Tango's score method.
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample design", Statistics in Medicine
-    17 (1998), equations 4 to 6. The interval holds all differences that the score test at 5 % does not reject.
-
-    Args:
-        spread: standard deviation of the difference between neighbouring checkpoints. Each half of the interval becomes
-            √(half² + (1.96 · spread)²), because the two errors are independent (Newcombe, Statistics in Medicine 17 (1998), 2635).
+    17 (1998), equations 4 to 6. With a `spread`, the standard deviation of the difference between neighbouring checkpoints, each half
+    becomes √(half² + (1.96 · spread)²): the two errors are independent (Newcombe, Statistics in Medicine 17 (1998), 2635).
     """
     from scipy.optimize import brentq  # the import takes half a second
 
@@ -79,16 +76,11 @@ def difference_interval(pairs: Pairs, spread: float = 0.0) -> tuple[float, float
 
 
 def fall_p_values(lost: np.ndarray, gained: np.ndarray, *, items: int, max_fall: float = 0.0, spread: float = 0.0) -> np.ndarray:
-    """Return the chance of such a fall or a larger one if the true fall is at most `max_fall`. One-sided.
+    """Return the chance of such a fall or a larger one if the true fall is at most `max_fall`, a share of the items. One-sided.
 
     The largest of up to three p-values, so that no test's weakness rejects a model. McNemar's exact test (Psychometrika 12 (1947), 153)
     ignores `max_fall`. Tango's score test is at `max_fall` less half an item. With a spread, both errors share a normal distribution.
     If `max_fall` and `spread` are zero, only the exact test applies.
-
-    Args:
-        lost, gained: items, as arrays of one shape.
-        max_fall: allowed fall, as a share of the items.
-        spread: as in `difference_interval`.
     """
     lost, gained = np.asarray(lost, np.int64), np.asarray(gained, np.int64)
     exact = np.where(lost > 0, bdtrc(np.maximum(lost - 1, 0), lost + gained, 0.5), 1.0)
@@ -155,18 +147,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=20_000)
 def smallest_fall(pairs: Pairs, *, level: float, max_fall: float = 0.0, spread: float = 0.0) -> float:
-    """Return the smallest true fall that `fall_p_values` detects at this level with a power of 80 %, else NaN.
+    """Return the smallest true fall, as a share of the items, that `fall_p_values` detects with a power of 80 %, else NaN.
 
     The power is exact: McNemar's test given the rate of disagreements (Connor, Biometrics 43 (1987), 207), summed over all outcomes. The
     rate is taken from this pair: a fall of δ turns ψ₀ = 2√(gained · lost) / items into √(ψ₀² + δ²), as a shift of all disagreements by the
-    same log-odds does. Half an item is added to each count, so that zero observed disagreements do not mean a zero rate.
-
-    Args:
-        level: error rate of this test, after the rate is shared among the tests of a gate.
-        max_fall, spread: as in `fall_p_values`.
-
-    Returns:
-        A share of the items, including `max_fall`.
+    same log-odds does. Half an item is added to each count, so that zero observed disagreements do not mean a zero rate. `level` is the
+    error rate of this test, after the rate is shared among the tests of a gate.
     """
     from scipy.optimize import brentq  # the import takes half a second
 

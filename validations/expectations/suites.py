@@ -173,9 +173,9 @@ def _gate_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, 
 
 
 def _health_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
-    """Build the health checks. Limits apply to measured rows. Other checks of the table cover missing measures.
+    """Build the health checks, with a limit for each measured row.
 
-    Critical: values that are not finite, too many loss spikes, collapsed experts, and missing required columns. Other findings warn: for
+    Critical: values that are not finite, spikes of the loss, collapsed experts, and missing required columns. Other findings warn: for
     example, clipping limits the harm of gradient norm spikes.
     """
     table = tables["health"]

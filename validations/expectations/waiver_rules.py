@@ -26,14 +26,7 @@ def asked_of_suite(asks: AsksPeople, suite: str) -> AsksPeople:
 
 
 def check_approvable(one: ApprovableCheck, checks: Sequence[Check]) -> None:
-    """Reject a check that no person may let pass, or that no phase runs.
-
-    Args:
-        checks: all checks of the recipe's phases.
-
-    Raises:
-        ValueError: with the checks that can be listed.
-    """
+    """Reject a check that no person may let pass, or that no phase runs. `checks`: all checks of the recipe."""
     stopping = {(check.table, check.name) for check in checks if check.severity == "critical"}
     can_be = ", ".join(sorted(f"{name} ({table})" for table, name in stopping if _why_never(table, name) is None))
     if (one.table, one.check) not in stopping:
@@ -98,14 +91,7 @@ def told_rows(check: Check, table: pd.DataFrame, rows: tuple[int, ...]) -> tuple
 
 
 def check_acceptable(accepted: AcceptedWarning, checks: Sequence[Check]) -> None:
-    """Reject a warning that no check, or only a critical check, could find.
-
-    Args:
-        checks: all checks of the recipe's phases.
-
-    Raises:
-        ValueError: with the checks whose warnings can be accepted.
-    """
+    """Reject a warning that no check, or only a critical check of the recipe, could find."""
     meant = [check for check in checks if (check.table, check.name) == (accepted.table, accepted.check)]
     warning = [check for check in meant if check.severity == "warning"]
     if not meant:

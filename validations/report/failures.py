@@ -55,10 +55,7 @@ class Failure:
 
 
 def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
-    """Group the reasons of a verdict by check: critical checks before warnings, then in the order of the suite.
-
-    A suite lists causes before effects: a stale cache comes before the test items in it.
-    """
+    """Group the reasons of a verdict by check: critical checks first, then in the order of the suite, which lists causes before effects."""
     groups: dict[str, list[list[Reason]]] = defaultdict(list)
     for name, reasons in groupby(verdict.reasons, key=lambda reason: reason.expectation):
         of_check: list[list[Reason]] = []
@@ -132,9 +129,7 @@ def why_in_a_line(verdict: Verdict) -> str:
 def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None = None) -> str:
     """Return the verdict as Markdown: the state, then each check that did not pass with its values and rows, then all checks.
 
-    Args:
-        ruling: the ruling on the verdict. None is the ruling without a person's decision.
-        page: address of the verdict in the page of `phasewise up`. None adds no link.
+    `page` is the address of the verdict in the page of `phasewise up`.
     """
     ruling = ruling or ruling_of(verdict.model_dump(mode="json"), None)
     measures, failures, counts = _measures_of(verdict), failures_of(verdict), verdict.counts
@@ -168,11 +163,7 @@ def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None
 
 
 def form_of(verdict: Verdict, *, page: str | None, command: str) -> str:
-    """Return the Markdown above the form of a decision, without tables: the form is narrow.
-
-    Args:
-        command: the command that decides in a terminal, as Markdown.
-    """
+    """Return the Markdown above the form of a decision. `command` decides in a terminal. The form is too narrow for tables."""
     lines = [f"**{_inline(verdict.subject)} {verdict.counts.standing_words}.** The phase waits for you.", ""]
     measures = {(one.check.table, one.check.asks): one for one in _measures_of(verdict)}
     for failure in failures_of(verdict):

@@ -145,10 +145,7 @@ class Judge:
         return cls(library, source.add_dataframe_asset("table").add_batch_definition_whole_dataframe("all rows"))
 
     def judge(self, name: str, table: pd.DataFrame, checks: Sequence[Check]) -> JudgedTable:
-        """Judge one table by its checks, as the suite `name`.
-
-        Results are cached: the report of a recipe is written after every phase.
-        """
+        """Judge one table by its checks, as the suite `name`. Results are cached: the report is written after every phase."""
         key = digest_of_bytes(pickle.dumps((name, table, tuple(checks))))
         if key not in _judged:
             if len(_judged) == MAX_KEPT:
@@ -167,10 +164,7 @@ class Judge:
 
 
 def judge_again(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFrame]) -> JudgedAgain:
-    """Judge the evidence by the suite and the thresholds of its verdict.
-
-    If the suite or the evidence has changed since the verdict, the result holds the problem, and the report has the verdict only.
-    """
+    """Judge the evidence by the suite and the thresholds of its verdict. The result holds a problem if either has changed since."""
     try:
         checks = SUITES[verdict.suite].checks(verdict.thresholds, tables)
         names = dict.fromkeys(check.table for check in checks)

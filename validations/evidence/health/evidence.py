@@ -140,15 +140,12 @@ class _Finding:
 
 
 def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Sequence[str]) -> pd.DataFrame:
-    """Build a row per measure of a run from its metrics. Without metrics, the table is empty.
+    """Build a row per measure of a run from its metrics. Without metrics, the table is empty. `groups`: groups of weights of the model.
 
     * `value`: NaN if it could not be measured. `limit`: the allowed maximum, NaN without a limit.
     * `at_step`: The step of the phenomenon or of its worst value, -1 without one.
     * `has_required_numbers`: The rows hold the columns of the measure, or the columns are optional (evaluations, an average).
     * `is_unjudged`: The measure has a limit and no value. The measure of all weights covers measures per group.
-
-    Args:
-        groups: the groups of weights of the model (`trainer.norms.groups`). Measures of other groups are skipped.
     """
     if not metrics:
         return pd.DataFrame(columns=list(COLUMNS))
@@ -320,10 +317,7 @@ def _lm_head(metrics: Metrics, limit: float | None, groups: Sequence[str]) -> _F
 
 
 def _ema_lag(metrics: Metrics) -> _Finding:
-    """Measure the median length of an update in units of the weights' distance from their moving average.
-
-    An average over several updates lags by more than one update (a value below 1). An average with an inverted decay follows the weights.
-    """
+    """Measure the median length of an update in units of the weights' distance from their moving average: below 1 for an average."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shares = metrics["update_norm"] / (metrics["ema_distance"] * metrics["param_norm"])
     rows = np.flatnonzero(np.isfinite(shares))
@@ -369,8 +363,7 @@ def _balance(metrics: Metrics, limit: float | None) -> list[_Finding]:
     """Find a lost balance of the experts in the run's second half, which stops a phase, and in the first half, which warns.
 
     MaxVio (Wang et al., 2024) is the busiest expert's excess over the mean in the worst layer: num_experts / num_active − 1 if all tokens
-    share the same experts. A fresh router first has to find its balance. The value is the median over a window of updates. A window belongs
-    to the half in which it begins.
+    share the same experts. A fresh router first has to find its balance. A window belongs to the half in which it begins.
     """
     late, early = Measure.MAX_VIOLATION, Measure.EARLY_VIOLATION
     if limit is None:

@@ -159,12 +159,9 @@ class _Before(BaseIndexer):
 def find_spikes(values: Floats, regimes: list[Range], *, deviations: float, window: int, resolution: Floats | None = None) -> Spikes:
     """Score each value against mean and standard deviation of the `window` values before it in its regime.
 
-    At the start of a regime, the window is the later half of the values before, at least `MIN_WINDOW`: at a run's start the loss falls too
-    far for any spike to exceed all of it. The first `MIN_WINDOW` values of a regime are not scored. Only rises are spikes: a healthy loss
-    falls, often and fast. Values that are not finite are in no window. Spikes stay in the windows of later values.
-
-    Args:
-        resolution: lower bound of the standard deviation at each value, for values that rounding makes equal.
+    At the start of a regime, the window is the later half of the values before, at least `MIN_WINDOW`, because the loss falls far there.
+    The first `MIN_WINDOW` values are not scored. Only rises are spikes. Spikes stay in the windows of later values. `resolution` is a lower
+    bound of the standard deviation, for values that rounding makes equal.
     """
     found = np.full(len(values), np.nan)
     for start, stop in regimes:
@@ -189,13 +186,9 @@ class Lead(NamedTuple):
 
 
 def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, window: int) -> list[Lead]:
-    """Find the loss spikes after a rise of the update norm.
+    """Find the loss spikes after a rise of the update norm (divided by the learning rate) within `LEAD_UPDATES`.
 
-    A rise is a norm, up to `LEAD_UPDATES` updates before the spike, that exceeds its median over the window before by `deviations` robust
-    standard deviations and by the factor `MIN_LEAD_RISE`.
-
-    Args:
-        update_norms: norms divided by the learning rate, so that no schedule moves them.
+    A rise exceeds the median over the window before by `deviations` robust standard deviations and by the factor `MIN_LEAD_RISE`.
     """
     rows = np.flatnonzero(spikes.is_spike)
     leads: list[Lead] = []
@@ -243,7 +236,7 @@ class _Levels:
 def _levels_of(losses: Floats, start: int, stop: int) -> _Levels | None:
     """Summarise a stretch by the medians of up to 64 blocks, which short spikes do not move. None if it has too few values.
 
-    The noise is the larger of two estimates: the scatter of the blocks around straight lines, and the scatter of the updates within.
+    The noise is the larger of the scatter of the blocks around straight lines, and the scatter of the updates within.
     """
     places = start + np.flatnonzero(np.isfinite(losses[start:stop]))
     count = min(MAX_BLOCKS, len(places) // MIN_BLOCK_UPDATES)
@@ -265,10 +258,7 @@ def _levels_of(losses: Floats, start: int, stop: int) -> _Levels | None:
 
 
 def largest_rise(metrics: Metrics, stretches: list[Stretch]) -> Change | None:
-    """Find the largest rise of the loss up to the end of a stretch with falling learning rate. None if every stretch is too short.
-
-    The loss at the stretch's end is compared with the lowest loss before, over windows of several widths.
-    """
+    """Find the largest rise of the loss up to the end of a stretch with falling learning rate, over windows of several widths."""
     found: list[Change] = []
     for stretch in stretches:
         rates = metrics["learning_rate"][stretch.start : stretch.stop]
@@ -296,10 +286,7 @@ def largest_rise(metrics: Metrics, stretches: list[Stretch]) -> Change | None:
 def largest_shift(metrics: Metrics, stretches: list[Stretch], *, needs_evaluation: bool) -> Change | None:
     """Find the largest shift of the loss that the evaluation loss does not follow. None if no stretch can be tested.
 
-    Stretches with a rising learning rate are left out: there, the loss moves for a known reason.
-
-    Args:
-        needs_evaluation: skip shifts that no two evaluations surround. If False, evaluations are ignored.
+    A rising learning rate moves the loss for a known reason. Without `needs_evaluation`, evaluations are ignored.
     """
     found: list[Change] = []
     for stretch in stretches:

@@ -110,11 +110,7 @@ class LeakageIndex:
 
     @classmethod
     def build(cls, items: Sequence[BenchmarkItem]) -> "LeakageIndex":
-        """Index the items, and readings of items whose words join without punctuation.
-
-        Raises:
-            DataError: there are no items, or two items of a benchmark share an id.
-        """
+        """Index the items, and readings of items whose words join without punctuation."""
         if not items:
             raise DataError("a benchmark index needs at least one item, found none. Name a folder with benchmark items.")
         seen: set[tuple[str, str]] = set()
@@ -169,11 +165,7 @@ class LeakageIndex:
 
     @classmethod
     def load(cls, folder: Path) -> "LeakageIndex":
-        """Map an index into memory, where all processes share it.
-
-        Raises:
-            DataError: the folder holds no complete index.
-        """
+        """Map an index into memory, where all processes share it."""
         try:
             table = read_sealed(folder / TABLE_NAME)
             for name, digest in table["files"].items():
@@ -235,10 +227,7 @@ def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tupl
 
 
 def _joined_choices(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> _Runs:
-    """Return the runs of four words across neighbouring choices, with and without letters before the choices.
-
-    Only for items whose choices are too short to hold such runs, or have too few telling words.
-    """
+    """Return the runs of four words across neighbouring choices, with and without letters, if choices are short or have few telling words."""
     of_choices = segments.kinds == CHOICE
     item_of_segment = segments.item_of_word[segments.starts[:-1]]
     has_runs = np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(has_plain_choices)) > 1

@@ -42,9 +42,6 @@ def read_items(path: Path) -> list[BenchmarkItem]:
 
     In a folder, the function reads the files of the test split, else of the validation split, else files without the name of a split. A
     single file is read whatever its name.
-
-    Raises:
-        DataError: there are no test items, or a file or a row cannot be read.
     """
     files = [_lone_file(path)] if path.is_file() else _files(path, is_example=False)
     if not files:
@@ -86,11 +83,7 @@ def read_examples(folder: Path) -> list[BenchmarkItem]:
 
 
 def read_benchmarks(path: Path) -> list[BenchmarkItem]:
-    """Read the items of an index: test items, then examples.
-
-    Raises:
-        DataError: as in `read_items`.
-    """
+    """Read the items of an index: test items, then examples."""
     return [*read_items(path), *(read_examples(path) if path.is_dir() else [])]
 
 

@@ -108,11 +108,8 @@ def score_candidates(num_pairs, pairs, seeds, text, index, rules, scratch, held,
     """Match each candidate item around its seeds. Fill `out` and return the number of found parts, which may exceed its room.
 
     Args:
-        num_pairs, pairs, seeds: from `group_seeds`.
+        pairs, seeds: from `group_seeds`.
         text: words, first word of each document, and the end of the last.
-        index: `IndexWords`.
-        rules: `Rules`.
-        scratch: `Scratch`.
         held: flags of the items of two documents in turn.
         out: item, part, score, place of the seed, first place, last place.
     """

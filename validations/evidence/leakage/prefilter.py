@@ -67,8 +67,7 @@ def group_seeds(seeds, documents, index, last_pair, pairs, grouped):
         seeds: index words, and places in text order.
         index: item of each word, first segment of each item, first word of each segment.
         last_pair: -1 for each item. Changed.
-        pairs: filled, a row per pair.
-        grouped: filled with words and places. The third array is scratch.
+        pairs, grouped: filled. The third array of `grouped` is scratch.
     """
     words, places = seeds
     item_of_word, item_segments, segment_starts = index

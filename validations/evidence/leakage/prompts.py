@@ -90,10 +90,7 @@ def split_background(text: str) -> tuple[str, str]:
 
 
 def strip_letters(options: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split options and their letters: `(A)yes (B)no` gives (yes, no) and (A, B).
-
-    The letters are the first letters of the alphabet in any order. Without a letter on every option, no letter is removed.
-    """
+    """Split options and their letters, in any order: `(A)yes (B)no` gives (yes, no) and (A, B). If a letter is missing, none is removed."""
     found = [LETTERED.match(option) for option in options]
     letters = tuple((match[1] or match[2] or match[3]).upper() for match in found if match)
     if len(options) < 2 or sorted(letters) != list(LETTERS[: len(options)]):

@@ -134,11 +134,7 @@ def merge_scans(scans: Iterable[Scan]) -> Scan:
 
 
 def cache_documents(folder: Path, detokenize: Detokenize, shard: int | None = None) -> Iterator[Document]:
-    """Yield the documents of a token cache, or of one shard, as text.
-
-    Raises:
-        DataError: the folder is not a complete cache.
-    """
+    """Yield the documents of a token cache, or of one shard, as text."""
     cache = TokenCache.open(folder)
     first = sum(each.documents for each in cache.manifest.shards[: shard or 0])
     for number, document in enumerate(cache.documents(None if shard is None else [shard]), start=first):
@@ -341,12 +337,8 @@ def leakage_evidence(
 ) -> pd.DataFrame:
     """Build a row per component and benchmark.
 
-    `tokens_hit`: tokens of the documents with hits. `items_out_of_reach`: items too similar to ordinary text.
-
-    Args:
-        scans: component → scan. Without a scan, the component's rows have no scanned documents.
-        scan_keys: component → key of the scan's bytes, items, rules and code.
-        expected_scan_keys: component → key of the cache to train on, for every component.
+    `tokens_hit`: tokens of the documents with hits. `items_out_of_reach`: items too similar to ordinary text. A scan key is the digest of a
+    scan's bytes, items, rules and code. `expected_scan_keys` has the cache to train on for every component.
     """
     unreachable: dict[str, int] = {}
     for item in np.flatnonzero(build_rules(index, limits).out_of_reach & index.is_counted).tolist():

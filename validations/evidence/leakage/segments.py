@@ -100,9 +100,7 @@ class Segments:
 def own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str], groups: Sequence[str]) -> Bool[np.ndarray, "w"]:
     """Mark the words that begin an item's own gram: few items of its task hold the gram, and no common run covers it.
 
-    Args:
-        tasks: group of items with one template, per item.
-        groups: test items, examples, or readings without punctuation, per item.
+    `groups` are test items, examples, or readings without punctuation.
     """
     shared = segments.runs(SHARED_WORDS)
     starts = np.flatnonzero((shared != 0) & (_held_by(segments, shared, groups) > MAX_SHARED_ITEMS))
@@ -129,7 +127,7 @@ def own_runs(segments: Segments, is_own: Bool[np.ndarray, "w"], groups: Sequence
 def shared_choices(segments: Segments, groups: Sequence[str]) -> UInt8[np.ndarray, "i"]:
     """Mark the items with `SAME_CHOICES`, the same list as other items, or `COMMON_CHOICES`: half of the choices are short and shared.
 
-    Choices of only numbers and letters do not count for `COMMON_CHOICES`. An example of a shared choice is `I and II only`.
+    Choices of only numbers and letters do not count for `COMMON_CHOICES`.
     """
     starts = segments.starts.tolist()
     is_plain = np.logical_and.reduceat(is_sign(segments.hashes), segments.starts[:-1]).tolist()

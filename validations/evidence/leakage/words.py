@@ -181,11 +181,7 @@ class Words(NamedTuple):
 
 
 def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None) -> Words:
-    """Split a UTF-8 text of less than 2 GiB into words. Invalid UTF-8 separates words.
-
-    Args:
-        room: arrays of `room_for`, which the next call with them overwrites.
-    """
+    """Split a UTF-8 text of less than 2 GiB into words, in arrays of `room_for` if given. Invalid UTF-8 separates words."""
     content = np.frombuffer(text, np.uint8) if isinstance(text, bytes) else text
     hashes, starts, ends = room or room_for(len(content))
     codes, expansions = fold_table()

@@ -1,7 +1,6 @@
 """Evidence on the order in which a phase draws its data: whether the order mixes, and whether the data changes during training.
 
-Signals describe rows without reading text: source file, document length, and common tokens. A row stands for the document at its middle. In
-a large cache, the signals cover evenly spaced shards and rows.
+Signals describe rows by the document at their middle, without reading text, in evenly spaced shards and rows of a large cache.
 """
 
 import math
@@ -42,17 +41,11 @@ COMMON_TOKENS = 64
 def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Build the tables `order` (a row per component and measure) and `shifts` (a row per component and signal) of a phase.
 
-    All rows of both tables share the false-alarm rate evenly.
+    All rows of both tables share the false-alarm rate evenly. A component without a whole row has no row.
 
-    * `bound`: `max` or `min`, the kind of `limit`.
     * `p_value`: Chance, or its upper bound, of such a value under a true random permutation.
     * `judged_p_value`: P-value of the least likely row, 1 in other rows: a phase has one kind of permutation, which fails once.
     * `sure_deviations`: `shift_deviations` if chance does not explain the change at the rate, else 0.
-
-    A component without a whole row has no row: the mixture's evidence reports it. `shifts` is empty without a limit.
-
-    Raises:
-        DataError: a cache cannot be read.
     """
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
     changes = {step for values in (run.mixture, run.batch) for step, _ in values.root if run.start_step < step < run.stop_step}
@@ -120,10 +113,7 @@ class _Drawn:
         return round(float(np.interp(position, self._positions, self._steps)))
 
     def in_order(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sorted positions at which the phase draws the rows, and the index of each position's row.
-
-        With a document buffer, a row is drawn at the position of its middle token.
-        """
+        """Return the sorted positions at which the phase draws the rows (with a buffer, their middle tokens), and each position's row."""
         of_epochs: list[np.ndarray] = []
         for epoch in self._epochs:
             if self._buffered is None:

@@ -130,9 +130,8 @@ def judge_measures(measures: list[Measure], rate: float) -> list[Judged]:
 def cusum(values: np.ndarray) -> tuple[int, float]:
     """Find the largest change of the mean (Page's cumulative sums).
 
-    Returns:
-        The number of values before the change, and the largest cumulative deviation from the mean, in standard deviations times the root
-        of the number of values: the maximum of a Brownian bridge under a random order, and slightly less for few values.
+    Returns the number of values before the change, and the largest cumulative deviation in standard deviations times the root of the number
+    of values: the maximum of a Brownian bridge under a random order, and slightly less for few values.
     """
     centred = values - values.mean()
     deviation = centred.std()
@@ -220,8 +219,7 @@ def _most_classes(count: int) -> int:
 def _chi_square(classed: np.ndarray, sizes: np.ndarray, length: int) -> tuple[float, int, float]:
     """Return the chi-square of windows against classes, its degrees of freedom, and its smallest step.
 
-    Indices outside the windows form a further row, so that both margins are fixed, as under random permutations. The mean is then exactly
-    `length / (length - 1)` times the degrees of freedom.
+    Indices outside the windows form a further row, so that both margins are fixed, as under random permutations.
     """
     classes = len(sizes)
     window = MIN_EXPECTED * _most_classes(len(classed))
@@ -242,7 +240,7 @@ def _chi_square(classed: np.ndarray, sizes: np.ndarray, length: int) -> tuple[fl
 def _close_pairs(sample: Sample) -> list[Measure]:
     """Count close places in a batch: many if a batch draws neighbours, few if the order keeps neighbours apart.
 
-    Places are on a circle, so that close pairs with a shared place are independent, and few close pairs have a Poisson distribution.
+    On a circle, close pairs with a shared place are independent, and few close pairs have a Poisson distribution.
     """
     length = sample.length
     size = min(MAX_BATCH, len(sample.stretch) // 8)
@@ -265,10 +263,7 @@ def _close_pairs(sample: Sample) -> list[Measure]:
 
 
 def _bits(sample: Sample) -> list[Measure]:
-    """Find the largest correlation of a place's bit with one bit of its index, the XOR of two bits, and the XOR of any number of bits.
-
-    The null is normal: a sign that agrees more is a sign that disagrees less, so correlations move in steps.
-    """
+    """Find the largest correlation of a place's bit with one bit of its index, the XOR of two bits, and the XOR of any number of bits."""
     names = [f"place's bit with {what}" for what in ("one bit of the index", "the XOR of two", "the XOR of any")]
     outputs, in_a_row = _output_bits(sample.places, sample.length), _output_bits(sample.stretch, sample.length)
     count = len(sample.indices)
