@@ -26,7 +26,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.expectations.judging import load_library
-from phasewise.validations.report.failures import summary_of
+from phasewise.validations.failures import summary_of
 from phasewise.validations.verdict import Verdict, judge_gate, write_verdict
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 

@@ -27,7 +27,7 @@ from phasewise.tasks.site import gate_address
 from phasewise.tasks.validation.decide import decide, is_written, read_verdict_file
 from phasewise.trainer.base.decision import need_of, question_of
 from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
-from phasewise.validations.report.failures import form_of, why_in_a_line
+from phasewise.validations.failures import form_of, why_in_a_line
 from phasewise.validations.verdict import read_verdict
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.tasks.report.charts import Node, tree
 from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.validations.report.failures import accepted_of, failures_of
+from phasewise.validations.failures import accepted_of, failures_of
 from phasewise.validations.verdict import Verdict
 
 MAX_FOUND = MAX_QUERY = 200

@@ -17,7 +17,7 @@ from phasewise.tasks.report.html import GATE_WORDS, clipped, environment
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.outcomes import sum_counts
-from phasewise.validations.report.failures import failures_of
+from phasewise.validations.failures import failures_of
 from phasewise.validations.verdict import Verdict
 
 Kind = Literal["passed", "warned", "failed", "active", "waiting"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from phasewise.flows.site.shelf import Files
 from phasewise.validations.expectations.suites import SUITES
-from phasewise.validations.report.reevaluate import cells_of, numeric_columns
+from phasewise.validations.reevaluate import cells_of, numeric_columns
 from phasewise.validations.verdict import Verdict
 
 PAGE_ROWS = 100

@@ -40,7 +40,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, version_of
 from phasewise.validations.expectations.waiver_rules import asked_of_suite
-from phasewise.validations.report.failures import lines_of
+from phasewise.validations.failures import lines_of
 from phasewise.validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
 from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople, accepted_in, expected
 

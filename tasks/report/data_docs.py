@@ -17,9 +17,9 @@ from phasewise.tasks.report.html import STYLE_SHEET, environment, static_files
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import as_path, file_system_of, locked, write_atomically
 from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.failures import SHOWN_CASES, accepted_of, failures_of
 from phasewise.validations.outcomes import STANDINGS, sum_counts, verdicts_in_words
-from phasewise.validations.report.failures import SHOWN_CASES, accepted_of, failures_of
-from phasewise.validations.report.reevaluate import Judge, ShownTable, judge_again, show_rows, show_table
+from phasewise.validations.reevaluate import Judge, ShownTable, judge_again, show_rows, show_table
 from phasewise.validations.verdict import Verdict, read_tables, unused_of
 
 INDEX, LOCK = "index.html", ".lock"

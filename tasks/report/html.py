@@ -16,8 +16,8 @@ from phasewise.tasks.report.charts import cut
 from phasewise.tasks.report.contents import Report
 from phasewise.trainer.base import wording
 from phasewise.trainer.base.storage import write_atomically
+from phasewise.validations.failures import SHOWN_CASES
 from phasewise.validations.outcomes import KIND_WORDS, MARKS, sum_counts
-from phasewise.validations.report.failures import SHOWN_CASES
 
 HERE = Path(__file__).parent
 STYLE_SHEET = "style.css"

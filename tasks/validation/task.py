@@ -19,8 +19,8 @@ from phasewise.trainer.base.decision import read_decisions, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.packing import DrawnRows
+from phasewise.validations.failures import as_markdown, lines_of, notes_of, report_folder_of, summary_of, why_in_a_line
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
-from phasewise.validations.report.failures import as_markdown, lines_of, notes_of, report_folder_of, summary_of, why_in_a_line
 from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 from phasewise.validations.waivers import AcceptedWarning, AsksPeople
 

@@ -19,8 +19,8 @@ from phasewise.tasks.report.contents import Report
 from phasewise.tasks.report.data_docs import build_data_docs
 from phasewise.tasks.report.html import render
 from phasewise.tasks.report.sections import report_markdown
+from phasewise.validations.failures import as_markdown, lines_of
 from phasewise.validations.outcomes import CheckCounts
-from phasewise.validations.report.failures import as_markdown, lines_of
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import evidence, judged, known_test_file, register
 

@@ -13,8 +13,8 @@ import pytest
 
 from phasewise.tasks.report import data_docs
 from phasewise.tasks.report.data_docs import Card, build_data_docs
-from phasewise.validations.report import reevaluate
-from phasewise.validations.report.reevaluate import Judge
+from phasewise.validations import reevaluate
+from phasewise.validations.reevaluate import Judge
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from phasewise.tasks.report.data_docs import Card, index_page
 from phasewise.trainer.base.errors import DataError
+from phasewise.validations.failures import as_markdown, notes_of
 from phasewise.validations.limits import GateLimits
-from phasewise.validations.report.failures import as_markdown, notes_of
 from phasewise.validations.verdict import Verdict, judge_gate
 from tests.validations.made_answers import scored_result
 from tests.validations.test_gate import LIMITS as WITHOUT

@@ -11,15 +11,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.exposure import exposure_table
 from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, measure_floor
 from phasewise.validations.evidence.parent_comparison import Evaluation, against_parent, compare, name_of, pair_items
-from phasewise.validations.evidence.proportions import (
-    POWER,
-    Pairs,
-    difference_interval,
-    holm,
-    mean_test,
-    smallest_fall,
-    smallest_margin,
-)
+from phasewise.validations.evidence.proportions import POWER, Pairs, difference_interval, holm, mean_test, smallest_fall, smallest_margin
 from phasewise.validations.limits import GateLimits, is_needle
 
 MACRO = "macro bits per byte"

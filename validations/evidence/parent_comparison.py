@@ -262,7 +262,7 @@ def pair_items(result: Result, parent: Result) -> Pairs:
 
 
 class LikelihoodChange(NamedTuple):
-    """Change of the right choice's probability among its item's choices: mean, 95 % interval, one-sided test. NaN without choices or scores."""
+    """Change of the right choice's probability among its item's choices: mean, 95 % interval, one-sided test. NaN without choices."""
 
     difference: float
     low: float

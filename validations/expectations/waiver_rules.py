@@ -11,11 +11,7 @@ from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, Asks
 
 DATA_TABLES = ("mixture", "order", "shifts")
 """Data tables whose checks a person may let pass. The other tables verify bytes, test items and the hand-off: no judgement is needed."""
-WITHOUT_JUDGEMENT = (
-    "expect_table_row_count_to_be_between",
-    "expect_column_distinct_values_to_contain_set",
-    "expect_something_to_read",
-)
+WITHOUT_JUDGEMENT = ("expect_table_row_count_to_be_between", "expect_column_distinct_values_to_contain_set", "expect_something_to_read")
 """Checks that the tables have content."""
 
 

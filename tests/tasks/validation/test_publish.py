@@ -10,7 +10,7 @@ from phasewise.flows.status.phase_status import raise_unless_let_pass
 from phasewise.tasks.site import SITE_VARIABLE
 from phasewise.tasks.validation import task
 from phasewise.trainer.base.errors import VerdictError
-from phasewise.validations.report.failures import report_folder_of
+from phasewise.validations.failures import report_folder_of
 from tests.validations.report.samples import LEAK, STALE, evidence, judged, register
 
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from phasewise.trainer.base.decision import Decision, Ruling
-from phasewise.validations.report.failures import as_markdown, form_of, why_in_a_line
-from phasewise.validations.report.reevaluate import MAX_CELL_CHARACTERS, MAX_ROWS, as_text, show_table
+from phasewise.validations.failures import as_markdown, form_of, why_in_a_line
+from phasewise.validations.reevaluate import MAX_CELL_CHARACTERS, MAX_ROWS, as_text, show_table
 from phasewise.validations.verdict import judge_gate
 from tests.validations.report.samples import HOSTILE, STALE, evidence, judged, register
 from tests.validations.test_gate import LIMITS, PARENT, at

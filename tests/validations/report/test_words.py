@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.validations.expectations.judging import MAX_REASONS_PER_CHECK
-from phasewise.validations.report.failures import as_markdown, failures_of, lines_of, report_folder_of
+from phasewise.validations.failures import as_markdown, failures_of, lines_of, report_folder_of
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged
 

@@ -227,7 +227,7 @@ def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tupl
 
 
 def _joined_choices(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> _Runs:
-    """Return the runs of four words across neighbouring choices, with and without letters, if choices are short or have few telling words."""
+    """Return the runs of four words across neighbouring choices, with and without letters, of short choices or few telling words."""
     of_choices = segments.kinds == CHOICE
     item_of_segment = segments.item_of_word[segments.starts[:-1]]
     has_runs = np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(has_plain_choices)) > 1

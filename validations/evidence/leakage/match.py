@@ -19,9 +19,9 @@ from phasewise.validations.evidence.leakage.match_flags import (
     FOUND,
     HIGH,
     LOW,
+    SKETCH_SIZE,
     Noted,
     Table,
-    build_noted,
     build_table,
     fill_table,
     mark,
@@ -45,7 +45,6 @@ from phasewise.validations.evidence.leakage.prefilter import (
     STOP,
     WANTED,
     WINDOW_PER_ITEM,
-    build_sketch,
     foresee,
     has_seeds,
     has_seeds_beside,
@@ -91,7 +90,7 @@ def build_scratch(max_words: int, max_segments: int) -> Scratch:
     """Allocate scratch arrays for items of up to this number of words and segments."""
     return Scratch(
         table=build_table(max(MAX_TABLE_WORDS, 2 * (int(max_words * WINDOW_PER_ITEM) + SLACK_WORDS))),
-        noted=build_noted(max_words, max_segments),
+        noted=Noted(np.empty(max_words, np.uint8), np.empty((max_words, 2), np.int32), np.empty((max_segments, 2), np.int64)),
         flags=np.empty(max_words, np.uint8),
         joined=np.empty(max_words, np.uint8),
         spans=np.empty((max_segments, 2), np.int64),
@@ -99,7 +98,7 @@ def build_scratch(max_words: int, max_segments: int) -> Scratch:
         founds=np.zeros((NUM_KINDS + 1, COUNTS)),
         parts=np.zeros(4),
         counted=np.zeros((NUM_KINDS, 4), np.int64),
-        sketch=build_sketch(),
+        sketch=np.zeros((2, SKETCH_SIZE), np.uint8),
     )
 
 
@@ -119,14 +118,6 @@ def score_candidates(num_pairs, pairs, seeds, text, index, rules, scratch, held,
     for number in range(num_pairs):
         count = _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, count)
     return count
-
-
-@inlined()
-def _segment_of(word, segment_starts, segments):
-    segment = segments[0]
-    while segment_starts[segment + 1] <= word:
-        segment += 1
-    return segment
 
 
 @inlined()
@@ -168,43 +159,6 @@ def _goes_on(words, seam, hashes, segment_starts, segments):
             if is_here and hashes[word - 2] == words[seam - 2] and hashes[word + 1] == words[seam + 1]:
                 return True
     return False
-
-
-@inlined()
-def _bounds(text, document, index, segments):
-    """Return the words that may hold an item of a document, beyond the document if the item crosses a seam."""
-    words, low, high = text[0], text[1][document], text[1][document + 1]
-    is_open = _goes_on(words, low, index.hashes, index.segment_starts, segments)
-    goes_on = _goes_on(words, high, index.hashes, index.segment_starts, segments)
-    return np.int64(0) if is_open else low, np.int64(len(words)) if goes_on else high
-
-
-@inlined()
-def _lay_out(words, document, window, table):
-    """Fill the table with a short document, or with the window. Return whether the table changed."""
-    low, high = document if document[1] - document[0] <= MAX_TABLE_WORDS else window
-    is_other = table.state[LOW] != low or table.state[HIGH] != high
-    if is_other:
-        fill_table(words, low, high, table)
-    return is_other
-
-
-@inlined()
-def _of_before(pairs, number, size, held):
-    """Return the flags kept by the document before, or no flags."""
-    before = pairs[number, BEFORE]
-    if not is_next_to(pairs, number, before) or pairs[before, IS_HELD] == 0:
-        return held[0, :0]
-    return held[pairs[before, DOCUMENT] % 2, pairs[before, OFFSET] : pairs[before, OFFSET] + size]
-
-
-@inlined()
-def _hold(pair, best, of_before):
-    """Keep the best flags of an item for the next document, joined with the document before if both add words."""
-    pair[IS_HELD] = 1
-    if len(of_before) > 0 and _complement(best, of_before):
-        for word in range(len(best)):
-            best[word] |= of_before[word]
 
 
 @inner()
@@ -270,12 +224,15 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
     segments = (index.item_segments[item], index.item_segments[item + 1])
     size = index.segment_starts[segments[1]] - index.segment_starts[segments[0]]
     reach = np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS
-    of_before, best = _of_before(pairs, number, size, held), held[pair[DOCUMENT] % 2, pair[OFFSET] : pair[OFFSET] + size]
+    before, of_before, best = pair[BEFORE], held[0, :0], held[pair[DOCUMENT] % 2, pair[OFFSET] : pair[OFFSET] + size]
+    if is_next_to(pairs, number, before) and pairs[before, IS_HELD] != 0:
+        of_before = held[pairs[before, DOCUMENT] % 2, pairs[before, OFFSET] : pairs[before, OFFSET] + size]
     is_kept, has_beside = may_be & WANTED != 0, has_seeds_beside(pairs, number, rules.seeds[item])
     best_share, most, is_ready, is_alone, may_join = 0.0, 0.0, False, False, False
     low, high = text[1][pair[DOCUMENT]], text[1][pair[DOCUMENT] + 1]
-    if may_be & OPEN != 0:
-        low, high = _bounds(text, pair[DOCUMENT], index, segments)
+    if may_be & OPEN != 0:  # the item may cross the seam to a neighbour
+        low = np.int64(0) if _goes_on(words, low, index.hashes, index.segment_starts, segments) else low
+        high = np.int64(len(words)) if _goes_on(words, high, index.hashes, index.segment_starts, segments) else high
     line, until, explained = np.int64(-(10**9)), np.int64(-1), np.int64(-1)
     for at in range(pair[FIRST], pair[STOP]):
         word, place = np.int64(seeds[0][at]), np.int64(seeds[1][at])
@@ -284,14 +241,20 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
         if not has_beside and not has_seeds(seeds[1], (at, pair[STOP]), rules.seeds[item], place + reach):
             continue
         line, until = place - word, place + size
-        segment = _segment_of(word, index.segment_starts, segments)
+        segment = segments[0]
+        while index.segment_starts[segment + 1] <= word:
+            segment += 1
         start, stop = index.segment_starts[segment], index.segment_starts[segment + 1]
         run = (np.int64(index.segment_kinds[segment]), _run(words, place, index.hashes, word, start, stop))
         is_run = run[1] >= rules.runs[item, run[0]]
         if not is_run and may_be & (ALONE | JOINED | WANTED) == 0:
             continue
         window_low, window_high = max(low, place - reach), min(high, place + reach)
-        if _lay_out(words, (low, high), (window_low, window_high), scratch.table) or not is_ready:
+        table_low, table_high = (low, high) if high - low <= MAX_TABLE_WORDS else (window_low, window_high)
+        if scratch.table.state[LOW] != table_low or scratch.table.state[HIGH] != table_high:
+            fill_table(words, table_low, table_high, scratch.table)
+            is_ready = False
+        if not is_ready:
             note(index, segments, scratch.table, scratch.noted)
             most, is_alone, may_join = _may_count(of_before, index, segments, rules, item, scratch)
             is_ready = True
@@ -311,7 +274,10 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
             count = _emit((item, place), scratch, index.segment_kinds, segments, out, count)
             explained = max(explained, scratch.spans[segment - segments[0], 1])
     if best_share >= MIN_HELD_SHARE:
-        _hold(pair, best, of_before)
+        pair[IS_HELD] = 1
+        if len(of_before) > 0 and _complement(best, of_before):
+            for word in range(size):
+                best[word] |= of_before[word]
     return count
 
 

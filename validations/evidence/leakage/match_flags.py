@@ -146,11 +146,6 @@ class Noted(NamedTuple):
     hulls: np.ndarray
 
 
-def build_noted(max_words: int, max_segments: int) -> Noted:
-    """Allocate the notes on an item."""
-    return Noted(np.empty(max_words, np.uint8), np.empty((max_words, 2), np.int32), np.empty((max_segments, 2), np.int64))
-
-
 @inner()
 def note(index, segments, table, noted):
     """Look up an item in the whole table, for all anchors.

@@ -151,15 +151,10 @@ def in_line(seeds, pairs, number, at, drift):
     return count
 
 
-def build_sketch():
-    """Allocate the sketch of a document: first bits of the hashes of its words, and of its pairs."""
-    return np.zeros((2, SKETCH_SIZE), np.uint8)
-
-
 @inner()
 def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
     """Fill the possible outcomes of each pair. `score_candidates` explains the arguments."""
-    words, starts, document = text[0], text[1], np.int64(-1)
+    words, starts, sketch, document = text[0], text[1], scratch.sketch, np.int64(-1)
     seams = (np.uint64(0), np.uint64(0))
     for number in range(num_pairs):
         pair = pairs[number]
@@ -167,7 +162,12 @@ def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
             document = np.int64(pair[DOCUMENT])
             seams = (_pair_over(words, starts[document]), _pair_over(words, starts[document + 1]))
             if starts[document + 1] - starts[document] <= MAX_TABLE_WORDS:
-                _fill_sketch(words, starts[document], starts[document + 1], scratch.sketch)
+                for at in range(SKETCH_SIZE):
+                    sketch[_WORDS, at] = sketch[_PAIRS, at] = 0
+                for place in range(starts[document], starts[document + 1]):
+                    sketch[_WORDS, words[place] >> SKETCH_SHIFT] = 1
+                    if place + 1 < len(words):
+                        sketch[_PAIRS, ((words[place] + words[place + 1]) * _FACTOR) >> SKETCH_SHIFT] = 1
         _foresee_item(number, pairs, seeds, starts[document + 1] - starts[document], seams, index, rules, scratch, held)
     for number in range(num_pairs - 1, -1, -1):
         pair, behind = pairs[number], pairs[number, NEXT]
@@ -183,37 +183,19 @@ def _pair_over(words, seam):
 
 
 @inlined()
-def _fill_sketch(words, low, high, sketch):
-    for at in range(SKETCH_SIZE):
-        sketch[_WORDS, at] = sketch[_PAIRS, at] = 0
-    for place in range(low, high):
-        sketch[_WORDS, words[place] >> SKETCH_SHIFT] = 1
-        if place + 1 < len(words):
-            sketch[_PAIRS, ((words[place] + words[place + 1]) * _FACTOR) >> SKETCH_SHIFT] = 1
-
-
-@inlined()
-def _is_candidate(number, pairs, seeds, needed, reach):
-    """Return whether enough rare runs of the item are close together, in the document or in it and its neighbours."""
-    if has_seeds_beside(pairs, number, needed):
-        return True
-    first, stop = pairs[number, FIRST], pairs[number, STOP]
-    is_one = False
-    for at in range(first, stop):
-        is_one = has_seeds(seeds[1], (at, stop), needed, seeds[1][at] + reach)
-        if is_one:
-            break
-    return is_one
-
-
-@inlined()
 def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scratch, held):
     """Fill the possible outcomes of one item in one document, and keep its maximal flags for the next document."""
     pair, item = pairs[number], pairs[number, ITEM]
     segments = (index.item_segments[item], index.item_segments[item + 1])
     starts, kinds = index.segment_starts, index.segment_kinds
     size = starts[segments[1]] - starts[segments[0]]
-    if not _is_candidate(number, pairs, seeds, rules.seeds[item], np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS):
+    needed, reach = rules.seeds[item], np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS
+    is_candidate = has_seeds_beside(pairs, number, needed)
+    for at in range(pair[FIRST], pair[STOP]):
+        if is_candidate:
+            break
+        is_candidate = has_seeds(seeds[1], (at, pair[STOP]), needed, seeds[1][at] + reach)
+    if not is_candidate:
         return
     before, row, offset = pair[BEFORE], pair[DOCUMENT] % 2, pair[OFFSET]
     has_before = is_next_to(pairs, number, before) and pairs[before, IS_HELD] != 0

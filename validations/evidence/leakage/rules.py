@@ -24,14 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
-from phasewise.validations.evidence.leakage.index import (
-    MIN_DISTINCT_CHOICES,
-    OWN_GRAM,
-    OWN_RUN,
-    SEED_WORDS,
-    TELLING_NUMBER,
-    LeakageIndex,
-)
+from phasewise.validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, TELLING_NUMBER, LeakageIndex
 from phasewise.validations.evidence.leakage.jit_cache import inlined, inner
 from phasewise.validations.evidence.leakage.match_flags import FOUND, GRAM_FOUND, NUMBER_THERE, RUN_FOUND
 from phasewise.validations.evidence.leakage.segments import (

@@ -144,7 +144,7 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
                 below *= HUNDRED
             elif value >= THOUSAND and below > 0 and value < scale:
                 total, below, scale = total + below * value, np.int64(0), value
-            elif 0 < value < HUNDRED and (_takes_more(total, below) or (value < 10 and _takes_unit(below))):
+            elif 0 < value < HUNDRED and (_takes_more(total, below) or (value < 10 and below % HUNDRED >= 20 and below % 10 == 0)):
                 below += value
             else:
                 break
@@ -158,12 +158,6 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
 def _takes_more(total, below):
     """Return whether a number below a hundred may follow `hundred`, `thousand` or `million`."""
     return below % HUNDRED == 0 and (below > 0 or total > 0)
-
-
-@inlined()
-def _takes_unit(below):
-    """Return whether a number below ten may follow `twenty` to `ninety`."""
-    return below % HUNDRED >= 20 and below % 10 == 0
 
 
 FULLWIDTH_BACKSLASH = 0xFF3C

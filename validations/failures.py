@@ -16,7 +16,7 @@ from phasewise.trainer.base.wording import plural
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, Check, Severity
 from phasewise.validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding, CheckOutcome
-from phasewise.validations.report.reevaluate import as_text
+from phasewise.validations.reevaluate import as_text
 from phasewise.validations.verdict import Verdict, read_tables
 
 MAX_CHARACTERS = 240
