@@ -14,7 +14,7 @@ from phasewise.trainer.base.decision import Ruling, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
-from phasewise.validations.expectations.suites import SUITES, Check, Severity
+from phasewise.validations.expectations.suites import SUITES, Severity
 from phasewise.validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding, CheckOutcome
 from phasewise.validations.reevaluate import as_text
 from phasewise.validations.verdict import Verdict, read_tables
@@ -226,16 +226,13 @@ def _measure(check: CheckOutcome, result: CheckResult | None, tables: Mapping[st
     if reasons := reasons_for(result, tables):
         value, limit = reasons[0].found, reasons[0].limit
     parent = as_text(row[PARENT]) if row is not None and PARENT in row and pd.api.types.is_number(row[PARENT]) else ""
-    return _Measure(check, value or observed, limit, parent, _first_rows(result.check, failing), len(failing))
-
-
-def _first_rows(check: Check, failing: pd.DataFrame) -> pd.DataFrame:
-    """Select the first failing rows: columns that the check's texts name, then the measured column, then the other columns."""
+    # First the columns that the check's texts name, then the measured column
     names = [str(name) for name in failing.columns]
-    measured = [name for name in names if name == check.arguments.get("column")]
-    words = " ".join((check.what, check.found, check.where))
-    named = [name for name in names if f"{{{name}" in words and name not in measured]
-    return failing[list(dict.fromkeys([*named, *measured, *names]))[:MAX_COLUMNS]].head(MAX_ROWS)
+    words = " ".join((result.check.what, result.check.found, result.check.where))
+    named = [name for name in names if f"{{{name}" in words and name != column]
+    measured = [name for name in names if name == column]
+    shown = failing[list(dict.fromkeys([*named, *measured, *names]))[:MAX_COLUMNS]].head(MAX_ROWS)
+    return _Measure(check, value or observed, limit, parent, shown, len(failing))
 
 
 def _section(failure: Failure, measures: Sequence[_Measure]) -> list[str]:

@@ -181,7 +181,17 @@ def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
         raise DataError(f"{path} must be a readable file of UTF-8 text, found: {error}. Write it again.") from None
     if path.name.endswith(LIST):
         try:
-            yield from enumerate(_members(parse_json(text, allows_nan=True), path), start=1)
+            value = parse_json(text, allows_nan=True)
+            if isinstance(value, Mapping):
+                lists = [member for member in cast(Mapping[str, object], value).values() if isinstance(member, list) and member]
+                lists = [member for member in lists if isinstance(member[0], Mapping)]
+                value = lists[0] if len(lists) == 1 else [value]
+            if not isinstance(value, list) or not all(isinstance(member, Mapping) for member in cast(list[object], value)):
+                raise DataError(
+                    f"{path}: JSON must be a list of objects, or an object with one such list, found {str(value)[:60]!r}. "
+                    "Write one object a row."
+                )
+            yield from enumerate(cast(list[Fields], value), start=1)
             return
         except json.JSONDecodeError:
             pass  # a .json file often holds JSON lines, and the loop below reports a broken line
@@ -198,15 +208,3 @@ def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
                     f"{path}:{line}: a line must be one JSON object, found {content[:60]!r}{problem}. Correct or remove the line."
                 )
             yield line, cast(Fields, row)
-
-
-def _members(value: object, path: Path) -> Sequence[Fields]:
-    if isinstance(value, Mapping):
-        lists = [member for member in cast(Mapping[str, object], value).values() if isinstance(member, list) and member]
-        lists = [member for member in lists if isinstance(member[0], Mapping)]
-        value = lists[0] if len(lists) == 1 else [value]
-    if not isinstance(value, list) or not all(isinstance(member, Mapping) for member in cast(list[object], value)):
-        raise DataError(
-            f"{path}: JSON must be a list of objects, or an object with one such list, found {str(value)[:60]!r}. Write one object a row."
-        )
-    return cast(list[Fields], value)

@@ -229,7 +229,26 @@ class _Scanner:
         kept = suppress_hits(FoundParts(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
         columns = (owners, item, part, score, starts - firsts[owners], ends - firsts[owners])
         rows: Iterable[tuple[Any, ...]] = zip(*(column[kept].tolist() for column in columns), strict=True)
-        return [self._hit(batch[row[0]], *row[1:]) for row in rows]
+        hits: list[Hit] = []
+        for owner, item_number, part_number, share, start, end in rows:
+            chunk, (benchmark, id) = batch[owner], self._names[item_number]
+            excerpt = chunk.text[start : start + EXCERPT_BYTES].decode(errors="replace")
+            hits.append(
+                Hit(
+                    file=chunk.document.file,
+                    document=chunk.document.number,
+                    id=chunk.document.id,
+                    tokens=chunk.document.tokens,
+                    benchmark=benchmark,
+                    item=id,
+                    part=PARTS[part_number],
+                    score=round(min(share, 1.0), 4),
+                    start=chunk.start + start,
+                    end=chunk.start + end,
+                    excerpt=" ".join(excerpt.split()),
+                )
+            )
+        return hits
 
     def _score(self, count: int, hashes: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return item, part, score, place of the seed, first and last word of each find."""
@@ -246,23 +265,6 @@ class _Scanner:
             self._out = tuple(np.empty(2 * num_found, kind) for kind in _OUT_TYPES)
             score_candidates(*arguments, self._out)
         return tuple(column[:num_found] for column in self._out)
-
-    def _hit(self, chunk: _Chunk, item: int, part: int, score: float, start: int, end: int) -> Hit:
-        benchmark, id = self._names[item]
-        excerpt = chunk.text[start : start + EXCERPT_BYTES].decode(errors="replace")
-        return Hit(
-            file=chunk.document.file,
-            document=chunk.document.number,
-            id=chunk.document.id,
-            tokens=chunk.document.tokens,
-            benchmark=benchmark,
-            item=id,
-            part=PARTS[part],
-            score=round(min(score, 1.0), 4),
-            start=chunk.start + start,
-            end=chunk.start + end,
-            excerpt=" ".join(excerpt.split()),
-        )
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
