@@ -146,7 +146,7 @@ def _needle_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataF
         theirs = next((one for one in parent["results"] if name_of(one) == found.name), None) if parent else None
         row: dict[str, object] = {
             "name": name_of(result),
-            "against": found.parent or "",
+            "against": found.against or "",
             **dict.fromkeys(("parent", "difference", "low", "high"), math.nan),
             "why_not": why_not or found.why_not,
             "value": float(result["value"]),

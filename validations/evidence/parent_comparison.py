@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
     """How the gate compares a benchmark of a checkpoint with the parent's."""
 
     name: str
-    parent: str | None
+    against: str | None
     """Parent phase. None if the phase starts from scratch."""
     limited: str = ""
     """Why the score covers only some items of the benchmark, which fails the gate."""
@@ -183,17 +183,7 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
     rises = [_change_row(one, one.pairs.turned, limits.max_score_rise, limits, tests) for one in risen]
     _share_error_rate([*falls, *rises])
     comparable = [
-        {
-            "name": one.name,
-            "against": one.parent,
-            "is_whole": not one.limited,
-            "limited": one.limited,
-            "is_comparable": not one.differs,
-            "differs": one.differs,
-            "asks_fall": one.asks_fall,
-            "asks_rise": one.asks_rise and asks_rise,
-            "why_not": one.why_not,
-        }
+        one._asdict() | {"is_whole": not one.limited, "is_comparable": not one.differs, "asks_rise": one.asks_rise and asks_rise}
         for one in compared
     ]
     return {
@@ -211,7 +201,7 @@ def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLim
     low, high = difference_interval(one.pairs, one.spread)
     return {
         "name": one.comparison.name,
-        "against": one.comparison.parent,
+        "against": one.comparison.against,
         "items": pairs.items,
         "value": float(one.result["value"]),
         "parent": float(one.theirs["value"]),
@@ -235,7 +225,7 @@ def _likelihood_table(fallen: Sequence[_Paired]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = [
         {
             "name": one.comparison.name,
-            "against": one.comparison.parent,
+            "against": one.comparison.against,
             "items": one.pairs.items,
             "difference": change.difference,
             "low": change.low,

@@ -25,7 +25,7 @@ def compared(ours: dict[str, Any], parent: dict[str, Any] | None):
 
 def test_what_was_put_alike_at_the_same_point_is_compared():
     found = compared(evaluation("ocelot"), evaluation())
-    assert (found.parent, found.limited, found.differs, found.why_not) == ("kestrel", "", "", "")
+    assert (found.against, found.limited, found.differs, found.why_not) == ("kestrel", "", "", "")
     assert found.asks_fall
     assert found.asks_rise
 
@@ -54,7 +54,7 @@ def test_a_parent_that_was_never_asked_it_is_no_error():
     found = compared(evaluation("ocelot"), evaluation() | {"results": []})
     assert (found.differs, found.asks_fall or found.asks_rise, found.why_not) == ("", False, "kestrel was never measured on it")
     found = compared(evaluation(), None)
-    assert (found.differs, found.asks_fall or found.asks_rise, found.parent) == ("", False, None)
+    assert (found.differs, found.asks_fall or found.asks_rise, found.against) == ("", False, None)
 
 
 def test_a_parent_of_before_settings_were_kept_is_an_error():

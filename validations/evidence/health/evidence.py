@@ -1,7 +1,7 @@
 """The health table: a row per measure of a training run, with its finding in plain words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -139,6 +139,10 @@ class _Finding:
         }
 
 
+_Outcome = tuple[float, int, str] | str
+"""Value, step and detail, or the reason for a missing value."""
+
+
 def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Sequence[str]) -> pd.DataFrame:
     """Build a row per measure of a run from its metrics. Without metrics, the table is empty. `groups`: groups of weights of the model.
 
@@ -154,13 +158,14 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Seq
     for measure in (grad_norm_spikes_of, param_norm_jumps_of):
         absent = [group for group in ALL_GROUPS if group not in groups]
         findings += [_skipped(measure(group), f"the model has no weights of the group {group}") for group in absent]
+    losses, waits, evaluations = ("loss", "learning_rate"), ("data_seconds", "seconds"), ("eval_loss", "ema_eval_loss")
     findings += [
-        _rise(found, limits.max_loss_rise),
-        _shift(found, limits.max_loss_shift),
-        _lm_head(found, limits.max_lm_head_growth, groups),
+        _judged(Measure.LOSS_RISE, limits.max_loss_rise, found.lacks(*losses), lambda: _rise(found)),
+        _judged(Measure.LOSS_SHIFT, limits.max_loss_shift, found.lacks(*losses), lambda: _shift(found)),
+        _judged(Measure.LM_HEAD_GROWTH, limits.max_lm_head_growth, found.lacks(f"param_norm/{LM_HEAD}"), lambda: _lm_head(found, groups)),
         _ema_lag(found),
-        _ema_gap(found, limits.max_ema_gap),
-        _data_share(found, limits.max_data_share),
+        _judged(Measure.EMA_GAP, limits.max_ema_gap, found.lacks(*evaluations), lambda: _ema_gap(found), may_lack=True),
+        _judged(Measure.DATA_SHARE, limits.max_data_share, found.lacks(*waits), lambda: _data_share(found)),
         *_balance(found, limits.max_violation),
         _loss_spread(found),
         _batch_het(found),
@@ -178,12 +183,17 @@ def _not_measured(measure: str, limit: float | None, missing: Sequence[str] = ()
     return _Finding(measure, math.nan, limit, NOWHERE, detail, is_measured=False, has_required_numbers=may_lack or not missing)
 
 
-def _unmade(metrics: Metrics, measure: str, limit: float | None, *names: str) -> _Finding | None:
-    """Return the finding of a measure without a limit or without its columns, else None."""
+def _judged(
+    measure: str, limit: float | None, missing: Sequence[str], outcome: Callable[[], _Outcome], *, may_lack: bool = False
+) -> _Finding:
+    """Run a measure that has a limit and its columns."""
     if limit is None:
         return _skipped(measure)
-    missing = metrics.lacks(*names)
-    return _not_measured(measure, limit, missing) if missing else None
+    found = "" if missing else outcome()
+    if isinstance(found, str):
+        return _not_measured(measure, limit, missing, why=found, may_lack=may_lack)
+    value, step, detail = found
+    return _Finding(measure, value, limit, step, detail)
 
 
 def _non_finite(metrics: Metrics, groups: Sequence[str]) -> _Finding:
@@ -211,90 +221,77 @@ def _spikes(metrics: Metrics, limits: HealthLimits, groups: Sequence[str]) -> li
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             growth = np.diff(np.log(metrics[name]), prepend=np.nan) / rates
         names[measure], found[measure] = name, find(np.where(np.isfinite(growth), growth, np.nan), rounding)
-    findings = [_spiking(metrics, measure, name, found[measure], limits.max_spike_percent) for measure, name in names.items()]
-    return [*findings, _led(metrics, found[Measure.LOSS_SPIKES], limits)]
+    findings: list[_Finding] = []
+    for measure, name in names.items():
+        findings.append(
+            _judged(measure, limits.max_spike_percent, metrics.lacks(name), lambda spikes=found[measure]: _spiking(metrics, spikes))
+        )
+    missing = metrics.lacks("loss", "update_norm", "learning_rate")
+    return [*findings, _judged(Measure.LED_SPIKES, 0, missing, lambda: _led(metrics, found[Measure.LOSS_SPIKES], limits))]
 
 
-def _spiking(metrics: Metrics, measure: str, name: str, spikes: Spikes, limit: float) -> _Finding:
-    if unmade := _unmade(metrics, measure, limit, name):
-        return unmade
+def _spiking(metrics: Metrics, spikes: Spikes) -> _Outcome:
     if not spikes.scored:
-        why = f"no value has the {MIN_WINDOW} values before it, since the run's start or its last change, that it is scored against"
-        return _not_measured(measure, limit, why=why)
+        return f"no value has the {MIN_WINDOW} values before it, since the run's start or its last change, that it is scored against"
     rows = spikes.is_spike.nonzero()[0]
     detail = f"{len(rows)} of {spikes.scored} scored values (of {len(metrics.steps)})"
     if not len(rows):
-        return _Finding(measure, 0.0, limit, NOWHERE, f"{detail} are spikes")
+        return 0.0, NOWHERE, f"{detail} are spikes"
     worst = int(rows[spikes.deviations[rows].argmax()])
     height = spikes.deviations[worst]
     detail += f", the highest {height:.3g} standard deviations above the updates before it; the first at step {metrics.steps[rows[0]]}"
-    return _Finding(measure, 100 * len(rows) / spikes.scored, limit, int(metrics.steps[worst]), detail)
+    return 100 * len(rows) / spikes.scored, int(metrics.steps[worst]), detail
 
 
-def _led(metrics: Metrics, spikes: Spikes, limits: HealthLimits) -> _Finding:
-    measure = Measure.LED_SPIKES
-    if unmade := _unmade(metrics, measure, 0, "loss", "update_norm", "learning_rate"):
-        return unmade
+def _led(metrics: Metrics, spikes: Spikes, limits: HealthLimits) -> _Outcome:
     if not spikes.scored:
-        return _not_measured(measure, 0, why="no loss could be scored as a spike or none")
+        return "no loss could be scored as a spike or none"
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         lengths = metrics["update_norm"] / metrics["learning_rate"]
     lengths = np.where(np.isfinite(lengths), lengths, np.nan)
     leads = find_leads(spikes, lengths, deviations=limits.spike_deviations, window=limits.spike_window)
     if not leads:
-        return _Finding(measure, 0, 0, NOWHERE, f"the update norm rises in the {LEAD_UPDATES} updates before no loss spike")
+        return 0, NOWHERE, f"the update norm rises in the {LEAD_UPDATES} updates before no loss spike"
     first = leads[0]
     detail = (
         f"the update norm rose before {len(leads)} loss spikes; before the one at step {metrics.steps[first.row]} "
         f"it was at {first.factor:.2g} times its usual value, {first.updates} updates earlier"
     )
-    return _Finding(measure, len(leads), 0, int(metrics.steps[first.row]), detail)
+    return len(leads), int(metrics.steps[first.row]), detail
 
 
-def _rise(metrics: Metrics, limit: float | None) -> _Finding:
-    measure = Measure.LOSS_RISE
-    if unmade := _unmade(metrics, measure, limit, "loss", "learning_rate"):
-        return unmade
+def _rise(metrics: Metrics) -> _Outcome:
     rise = largest_rise(metrics, stretches(metrics))
     if rise is None:
-        return _not_measured(measure, limit, why="the learning rate falls nowhere for long enough to tell a trend from noise")
+        return "the learning rate falls nowhere for long enough to tell a trend from noise"
     if not rise.certain:
-        return _Finding(measure, 0.0, limit, NOWHERE, f"no rise is clear of the noise: up to {rise.resolution:.2g} nats could hide in it")
-    detail = f"from step {rise.step} on the loss rises by {_told(rise)} while the learning rate falls"
-    return _Finding(measure, rise.certain, limit, rise.step, detail)
+        return 0.0, NOWHERE, f"no rise is clear of the noise: up to {rise.resolution:.2g} nats could hide in it"
+    return rise.certain, rise.step, f"from step {rise.step} on the loss rises by {_told(rise)} while the learning rate falls"
 
 
-def _shift(metrics: Metrics, limit: float | None) -> _Finding:
-    measure = Measure.LOSS_SHIFT
-    if unmade := _unmade(metrics, measure, limit, "loss", "learning_rate"):
-        return unmade
+def _shift(metrics: Metrics) -> _Outcome:
     found = stretches(metrics)
     shift = largest_shift(metrics, found, needs_evaluation=True)
     if shift is None:
         unfollowed = largest_shift(metrics, found, needs_evaluation=False)
-        why = "no two evaluations (eval_loss) surround a place where it could be"
         if unfollowed is None:
-            why = "the run is too short, or its settings change too often, to tell a shift from noise"
-        elif not unfollowed.certain:
-            why += "; the training loss alone shows none"
-        else:
-            why += f"; the training loss shifts by {_told(unfollowed)} at step {unfollowed.step}: evaluate checkpoints before and after it"
-        return _not_measured(measure, limit, why=why, may_lack=True)
+            return "the run is too short, or its settings change too often, to tell a shift from noise"
+        why = "no two evaluations (eval_loss) surround a place where it could be; the training loss"
+        if not unfollowed.certain:
+            return f"{why} alone shows none"
+        return f"{why} shifts by {_told(unfollowed)} at step {unfollowed.step}: evaluate checkpoints before and after it"
     if not shift.certain:
         detail = f"no shift that the evaluation does not follow is clear of the noise: up to {shift.resolution:.2g} nats could hide in it"
-        return _Finding(measure, 0.0, limit, NOWHERE, detail)
+        return 0.0, NOWHERE, detail
     detail = f"at step {shift.step} the loss shifts by {_told(shift)}, while the evaluation loss moves by {shift.evaluation:.2g}"
-    return _Finding(measure, shift.certain, limit, shift.step, detail)
+    return shift.certain, shift.step, detail
 
 
 def _told(change: Change) -> str:
     return f"{change.estimate:+.2g} nats ({change.certain:.2g} of it certain)"
 
 
-def _lm_head(metrics: Metrics, limit: float | None, groups: Sequence[str]) -> _Finding:
-    measure = Measure.LM_HEAD_GROWTH
-    if unmade := _unmade(metrics, measure, limit, f"param_norm/{LM_HEAD}"):
-        return unmade
+def _lm_head(metrics: Metrics, groups: Sequence[str]) -> _Outcome:
     factors: dict[str, float] = {}
     first_step = last_step = NOWHERE
     for group in groups:
@@ -309,11 +306,11 @@ def _lm_head(metrics: Metrics, limit: float | None, groups: Sequence[str]) -> _F
         if group == LM_HEAD:
             first_step, last_step = int(metrics.steps[since]), int(metrics.steps[largest])
     if LM_HEAD not in factors:
-        return _not_measured(measure, limit, why="fewer than two updates hold the norm of lm_head")
+        return "fewer than two updates hold the norm of lm_head"
     head = factors.pop(LM_HEAD)
     others = ", ".join(f"{group} {factor:.2f}" for group, factor in factors.items())
     detail = f"since step {first_step} its norm reaches {head:.2f} times what it was (others: {others})"
-    return _Finding(measure, head, limit, last_step, detail)
+    return head, last_step, detail
 
 
 def _ema_lag(metrics: Metrics) -> _Finding:
@@ -328,35 +325,28 @@ def _ema_lag(metrics: Metrics) -> _Finding:
     return _Finding(Measure.EMA_LAG, lag, MAX_RATIO_OF_AN_AVERAGE, int(metrics.steps[rows[0]]), detail)
 
 
-def _ema_gap(metrics: Metrics, limit: float | None) -> _Finding:
-    if limit is None:
-        return _skipped(Measure.EMA_GAP)
+def _ema_gap(metrics: Metrics) -> _Outcome:
     with np.errstate(over="ignore"):
         gaps = metrics["eval_loss"] - metrics["ema_eval_loss"]
     rows = np.flatnonzero(np.isfinite(gaps))
     if not len(rows):
-        missing = metrics.lacks("eval_loss", "ema_eval_loss")
-        return _not_measured(Measure.EMA_GAP, limit, missing, why="no step holds both losses", may_lack=True)
+        return "no step holds both losses"
     worst = rows[np.argmax(gaps[rows])]
     detail = f"the weights' evaluation loss is up to {gaps[worst]:+.3g} nats above that of their moving average"
-    return _Finding(Measure.EMA_GAP, float(gaps[worst]), limit, int(metrics.steps[worst]), detail)
+    return float(gaps[worst]), int(metrics.steps[worst]), detail
 
 
-def _data_share(metrics: Metrics, limit: float | None) -> _Finding:
+def _data_share(metrics: Metrics) -> _Outcome:
     """Measure the share of time spent waiting for batches, without the first update of each process."""
-    measure = Measure.DATA_SHARE
-    if unmade := _unmade(metrics, measure, limit, "data_seconds", "seconds"):
-        return unmade
     waits = metrics["data_seconds"]
     durations = np.diff(metrics["seconds"], prepend=np.nan)
     rows = np.flatnonzero((waits >= 0) & (durations > 0) & np.isfinite(durations))
     if not len(rows):
-        return _not_measured(measure, limit, why="no two updates of one process follow each other")
+        return "no two updates of one process follow each other"
     scale = float(durations[rows].max())
     share = min(1.0, float((waits[rows] / scale).sum() / (durations[rows] / scale).sum()))
     step = int(metrics.steps[rows[np.argmax(waits[rows])]])
-    detail = f"{100 * share:.1f} % of the time was spent waiting for batches, the longest wait at step {step}"
-    return _Finding(measure, share, limit, step, detail)
+    return share, step, f"{100 * share:.1f} % of the time was spent waiting for batches, the longest wait at step {step}"
 
 
 def _balance(metrics: Metrics, limit: float | None) -> list[_Finding]:
