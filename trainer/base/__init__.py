@@ -1,1 +1,1 @@
-"""What every room uses: errors, files, locks, the version of code. It imports nothing else of ours."""
+"""Errors, files, locks and digests of every package. It imports no other package of the project."""

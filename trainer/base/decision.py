@@ -1,7 +1,6 @@
-"""Decisions of people on a verdict, and whether the verdict then lets a phase continue. Flows and the trainer all ask `ruling_of`.
+"""Decisions of people on a verdict, and whether a phase may then continue.
 
-A verdict is in `GATE.json`, and the decision on it in `GATE.decision.json` next to it. A decision is valid for exactly the verdict that was
-seen: if any part of the verdict has changed since, the decision is void.
+`GATE.decision.json` is valid for exactly the content of `GATE.json` that was seen: if any part has changed since, the decision is void.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +22,13 @@ UNSEEN = ("evidence", "tables", SEAL)
 
 
 class Decision(Frozen):
-    """One decision.
+    """One decision."""
 
-    Attributes:
-        approves: the phase may continue; else it is refused.
-        when: time in ISO format, UTC.
-        seen: field of the verdict → digest of its content when it was decided.
-    """
-
-    approves: bool
+    approves: bool  # whether the phase may continue
     reason: str = Field(pattern=r"\S")
     who: str = Field(pattern=r"\S")
-    when: str = Field(pattern=r"^\d{4}-\d\d-\d\dT")
-    seen: dict[str, str] = Field(min_length=1)
+    when: str = Field(pattern=r"^\d{4}-\d\d-\d\dT")  # time in ISO format, UTC
+    seen: dict[str, str] = Field(min_length=1)  # field of the decided verdict → digest of the field
 
     @property
     def words(self) -> str:
@@ -44,23 +37,18 @@ class Decision(Frozen):
 
 
 class Decisions(Frozen):
-    """The content of a decision file: the valid decision, and those that it replaced, oldest first."""
+    """The content of a decision file: the valid decision, and earlier decisions, oldest first."""
 
     latest: Decision
     before: tuple[Decision, ...] = ()
 
 
 class Ruling(NamedTuple):
-    """The consequence of a verdict and its decision.
-
-    Attributes:
-        decision: the valid one; None if no person is asked, or this verdict is not decided.
-        void: why an existing decision does not count.
-    """
+    """The consequence of a verdict and its decision."""
 
     state: State
-    decision: Decision | None = None
-    void: str = ""
+    decision: Decision | None = None  # the valid decision. None if the verdict needs no person, or has no decision
+    void: str = ""  # why an existing decision does not count
 
     @property
     def lets_go_on(self) -> bool:
@@ -74,15 +62,7 @@ def decision_path(verdict: str | Path) -> Path:
 
 
 def ruling_at(path: str | Path, verdict: Mapping[str, Any] | None = None) -> Ruling:
-    """Return the ruling on the verdict in a file.
-
-    Args:
-        verdict: its content, if that was read already.
-
-    Raises:
-        FileNotFoundError: there is no verdict.
-        VerdictError: the verdict was changed after it was written, or the decision next to it is not readable.
-    """
+    """Return the ruling on the verdict in a file. Raises VerdictError if the verdict was changed, or its decision is not readable."""
     try:
         content = read_sealed(path) if verdict is None else verdict
     except NotAsWritten as error:
@@ -104,10 +84,10 @@ def ruling_of(verdict: Mapping[str, Any], decisions: Decisions | None) -> Ruling
 
 
 def need_of(verdict: Mapping[str, Any]) -> Need:
-    """Return what the verdict, as JSON, needs.
+    """Return the need of a verdict, as JSON.
 
     A person may waive a failure only if the recipe lists every failed check as `approvable`. A check that could not be made can never be
-    waived: its finding is unknown. Warnings need a person if the recipe says so.
+    waived: its finding is unknown. Warnings need a person if the recipe has `on_warnings`.
     """
     asked: Mapping[str, Any] = verdict.get("asks_people") or {}
     checks: Sequence[Mapping[str, Any]] = verdict.get("checks") or ()
@@ -123,11 +103,7 @@ def need_of(verdict: Mapping[str, Any]) -> Need:
 
 
 def read_decisions(verdict: str | Path) -> Decisions | None:
-    """Return the decisions on the verdict in a file; None if it is not decided.
-
-    Raises:
-        VerdictError: the file is not readable as decisions.
-    """
+    """Return the decisions on the verdict in a file, or None. Raises VerdictError if the file is not readable as decisions."""
     path = decision_path(verdict)
     try:
         return Decisions.model_validate(read_sealed(path, may_lack_seal=True))

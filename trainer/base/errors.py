@@ -1,8 +1,4 @@
-"""Refusals by name, the exit codes of the trainer's process, and refusals by the operating system as one line each.
-
-A message says what was expected, what was found, where, and what to do. The command line prints the message without a traceback and exits
-with `exit_code`.
-"""
+"""Named errors, the exit codes of the trainer's process, and errors of the operating system as one line each."""
 
 import errno
 import os
@@ -30,8 +26,8 @@ class ExitCode(IntEnum):
     LOST = 5  # another process of the run is gone
     TAKEN_OVER = 6  # a later trainer has the run's folder
     NO_STORAGE = 7
-    ASKS = 8  # as DIVERGED, and a person is asked
-    MOVES = 9  # saved where the phase continues on another slice
+    ASKS = 8  # as DIVERGED, and a person must decide
+    MOVES = 9  # saved, as the phase continues on another slice
     PREEMPTED = 75  # stopped by SIGTERM, and saved (EX_TEMPFAIL)
 
 
@@ -58,7 +54,7 @@ class RecipeError(ConfigError):
 
 
 class DataError(PhasewiseError):
-    """A source, a cache or a manifest is not what it claims to be."""
+    """A source, a cache or a manifest is damaged, missing or not as declared."""
 
 
 class VerdictError(PhasewiseError):
@@ -66,7 +62,7 @@ class VerdictError(PhasewiseError):
 
 
 class WaitsForPerson(VerdictError):
-    """A verdict that a person may waive, and that is not decided yet; `verdict` is its file."""
+    """A verdict that a person may waive has no decision yet (`verdict` is its file)."""
 
     def __init__(self, message: str, verdict: str) -> None:
         super().__init__(message, verdict)
@@ -81,7 +77,7 @@ class CheckpointError(PhasewiseError):
 
 
 class EvaluationError(PhasewiseError):
-    """A model gave no answer that a score could rest on."""
+    """A model gave no answer to score."""
 
 
 class TrainingError(PhasewiseError):
@@ -153,11 +149,7 @@ AGAIN = "run the same command again: what is finished is kept."
 
 @contextmanager
 def refused_by_system(*places: str | Path | None) -> Iterator[None]:
-    """Raise an OSError, MemoryError or RecursionError, also one wrapped by a library, as a `PhasewiseError` of one line.
-
-    Args:
-        places: where files are written, for errors that name no file.
-    """
+    """Raise an error of the system, also wrapped by a library, as a `PhasewiseError` of one line. `places` are folders of written files."""
     try:
         yield
     except PhasewiseError:
@@ -169,7 +161,7 @@ def refused_by_system(*places: str | Path | None) -> Iterator[None]:
 
 
 def refusal_of(error: BaseException, *places: str | Path | None) -> PhasewiseError | None:
-    """Return the refusal that an exception is, or was raised for; None for a fault of the code."""
+    """Return the refusal behind an exception, or None for a fault of the code."""
     if isinstance(error, PhasewiseError):
         return error
     waiting, seen = [error], set[int]()  # the exception, members of its group, and its causes
@@ -200,7 +192,7 @@ def refusal_of(error: BaseException, *places: str | Path | None) -> PhasewiseErr
 
 
 def storage_refusal(error: OSError, *places: str | Path | None) -> StorageError:
-    """State a file system's error: the file, its disk and the free space where the disk is full, and the remedy."""
+    """Describe a file system's error: the file, the free space if the disk is full, and the remedy."""
     known = [as_path(place) for place in (error.filename, *places) if isinstance(place, (str, Path)) and file_system_of(place) is None]
     number = error.errno or number_in(str(error))
     place = min(known, key=_free_bytes) if error.filename is None and known and number in FULL else next(iter(known), None)
@@ -221,7 +213,7 @@ def storage_refusal(error: OSError, *places: str | Path | None) -> StorageError:
 
 
 def print_refusal(line: str) -> None:
-    """Print a line on standard error; if that is a file on a full disk, only the exit code reports the refusal."""
+    """Print a line on standard error. If standard error is a file on a full disk, only the exit code reports the refusal."""
     for name in ("stdout", "stderr"):
         try:
             if name == "stderr":
@@ -229,7 +221,7 @@ def print_refusal(line: str) -> None:
             else:
                 sys.stdout.flush()
         except OSError:
-            setattr(sys, name, None)  # else Python writes what is left at its end, fails again, and ends with code 120
+            setattr(sys, name, None)  # else Python writes the rest at its end, fails again, and exits with code 120
 
 
 def number_in(text: str) -> int | None:

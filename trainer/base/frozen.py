@@ -47,11 +47,7 @@ class Frozen(BaseModel):
 
 
 def join_problems(error: ValidationError, of_field: Callable[[ErrorDetails], str] | None = None) -> str:
-    """Join all problems in one line, each with the field's dotted path, without those that only follow from another problem.
-
-    Args:
-        of_field: how one problem is written; None is the field, a colon and `state_problem`.
-    """
+    """Join all problems in one line, without mere consequences of another problem. `of_field` writes one problem with its field."""
     write = of_field or (lambda item: f"{'.'.join(map(str, item['loc'])) or error.title}: {state_problem(item)}")
     items = error.errors()
     places = [item["loc"] for item in items]
@@ -69,7 +65,7 @@ def in_one_line(error: Exception) -> str:
 
 
 def state_problem(item: ErrorDetails) -> str:
-    """State what was expected and found, without the field."""
+    """State the expected and found values, without the field."""
     kind, context = item["type"], item.get("ctx", {})
     if kind == "missing":
         return "expected a value, found none"

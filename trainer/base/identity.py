@@ -1,11 +1,7 @@
 """Identity: digests of content and of code, and their comparison.
 
-A JSON file that is a result carries its seal: the digest of all its other fields. `read_sealed` refuses a file with other fields than were
-written. The fields name the run, key or subject of the result, so a reader also detects a swapped file. A folder of files is sealed by
-a sealed JSON file that names the digest of each.
-
-The digest of code changes when the code changes, and not when its files are laid out, commented, moved or renamed. Caches, indexes,
-evidence, verdicts, evaluations, compiled plans and reports are keyed by it.
+A result's JSON file carries its seal: the digest of all its other fields. The fields name the run, key or subject of the result, so a
+reader also detects a swapped file. The digest of code keys caches, indexes, evidence, verdicts, evaluations, plans and reports.
 """
 
 import ast
@@ -51,7 +47,7 @@ def digest_of_file(url: str | Path) -> str:
 
 
 def content_digest(url: str | Path) -> tuple[int, str]:
-    """Return a file's size and the digest of its content with the digest's kind; the store's digest, if the store vouches for one."""
+    """Return a file's size and the digest of its content with the digest's kind, from the store if the store has one."""
     entry = store_entry(url)
     if entry is not None and entry.digest and entry.size_bytes is not None:
         return entry.size_bytes, entry.digest
@@ -82,14 +78,10 @@ def write_sealed(url: str | Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed(url: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
-    """Return the fields of a sealed file, without the seal.
+    """Return the fields of a sealed file, without the seal. Raises NotAsWritten if the file was changed, or has no seal.
 
     Args:
-        may_lack_seal: earlier versions wrote such files without a seal, and the file is still accepted.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        NotAsWritten: the file was changed, or has no seal.
+        may_lack_seal: earlier versions wrote such files without a seal.
     """
     try:
         content = read_json(url)
@@ -119,22 +111,16 @@ def check_file(path: Path, digest: str, remedy: str) -> None:
 
 
 def code_digest(*code: ModuleType | str) -> str:
-    """Return 8 hexadecimal digits over the syntax trees of files, in any order.
+    """Return 8 hexadecimal digits over the syntax trees of modules and of globs below the repository, such as `tasks/data/*.py`.
 
-    Docstrings, comments and layout do not count. Neither do paths of our own files: an import from one of our packages counts by the
-    imported names, not by the module's name.
-
-    Args:
-        code: modules, or globs of files below the house, such as `tasks/publication/*.py`. Files are not imported.
-
-    Raises:
-        AssertionError: a glob finds nothing: a file that was moved would be left out of the digest.
+    Docstrings, comments, layout and paths of files do not count: an import from the project counts by the imported names. A glob that finds
+    nothing is an error, as a file that was moved would be missing in the digest.
     """
     return digest_of_json(sorted(digest_of_source(path) for path in files_of(*code)))[:DIGITS]
 
 
 def files_of(*code: ModuleType | str) -> set[Path]:
-    """Return the files of modules and of globs below the house."""
+    """Return the files of modules and of globs below the repository."""
     found: set[Path] = set()
     for one in code:
         paths = list(HOUSE.glob(one)) if isinstance(one, str) else [Path(str(one.__file__))]

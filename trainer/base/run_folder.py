@@ -53,8 +53,8 @@ class RunFolder:
         self.conditions = path / "conditions.json"  # device, versions and variables of the newest updates
         self.result = path / RESULT_NAME
         self.evaluation = path / EVALUATION_NAME
-        self.passed_over = path / PASSED_OVER_NAME  # the updates that are skipped for good
-        self.question = path / QUESTION_NAME  # where recovery is `ask`; in the form of a verdict
+        self.passed_over = path / PASSED_OVER_NAME  # permanently skipped updates
+        self.question = path / QUESTION_NAME  # in the form of a verdict, if recovery is `ask`
         self.checkpoints = path / CHECKPOINTS_NAME
         self.heartbeat = path / HEARTBEAT_NAME
         self.trainer_lock = path / LOCK_NAME
@@ -82,7 +82,7 @@ class RunFolder:
         return self.path.parent.resolve() / COMPILED_NAME
 
     def checkpoint(self, step: int) -> Path:
-        """Return the checkpoint after so many updates."""
+        """Return the checkpoint after `step` updates."""
         return self.checkpoints / str(step)
 
     def log(self, host: int = 0) -> Path:
@@ -90,7 +90,7 @@ class RunFolder:
         return self.path / (LOG_NAME if host == 0 else f"trainer-{host}.log")
 
     def superseded(self, digest: str, number: int = 1) -> Path:
-        """Return the archive of the run with this digest; `number` counts archives of the same digest from 1."""
+        """Return the archive of the run with this digest, and `number` from 1 among equal digests."""
         again = "" if number == 1 else f"-{number}"
         return self.path.with_name(f"{self.path.name}{SUPERSEDED}{digest[:8]}{again}")
 
@@ -101,7 +101,7 @@ def is_kept(name: str) -> bool:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Return the result in a run's folder; None if it is missing or was changed. (The trainer writes it again from the last checkpoint.)"""
+    """Return the result in a run's folder, or None if it is missing or was changed. (The trainer rewrites it from the last checkpoint.)"""
     try:
         return read_sealed(folder / RESULT_NAME, may_lack_seal=True)
     except (FileNotFoundError, NotAsWritten):

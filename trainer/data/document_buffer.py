@@ -1,10 +1,8 @@
-"""Rows from a buffer of documents that each have a read head (RSDB; Trinity Large report, section 3.2), by random access.
+"""Rows from a buffer of documents with a read head each (RSDB, Trinity Large report, section 3.2), by random access.
 
-A row takes a document of the buffer at random, copies from its head until the row is full or the document ends, and so on. Spent documents
-leave the buffer. When `buffer_documents` are left, it is filled up to twice as many. Documents come in a keyed permutation.
-
-Which tokens a row has depends on the lengths of the documents alone. So the buffer is played over lengths, and no token is read for it.
-It is played from the nearest state that was kept. docs/decisions/0007-data-order.md has the reasons and the price.
+A row takes a random document of the buffer, copies from its head until the row is full or the document ends, and repeats. When
+`buffer_documents` are left, the buffer is filled up to twice as many. It is simulated over the documents' lengths, without reading a token
+(docs/decisions/0007-data-order.md).
 """
 
 import threading
@@ -24,42 +22,33 @@ from phasewise.trainer.data.cache import TokenCache, TokenRange
 from phasewise.trainer.data.document_index import DocumentIndex
 from phasewise.trainer.data.permutation import Permutation, derive_key
 
+BUFFER_VERSION = 1
 PASSES_KEPT = 2
+WINDOW_ROWS = 256
+"""Number of rows that are simulated together."""
+WINDOWS_KEPT = 32
+MAX_STATES = 8
+"""States kept of one pass. If there are more, every second one is dropped."""
+PIECES_AT_ONCE = 8192
+LIVE, TAKEN, DRAWS, ROW, FILLED = range(5)
 
 
 class Pieces(NamedTuple):
-    """Runs of tokens of one document in one row each, ordered by row and start; arrays with an entry each.
-
-    Attributes:
-        row: the row.
-        start: where in the row it starts.
-        first: its first token, counted over the whole cache.
-        length: its tokens, at least one.
-    """
+    """Runs of tokens of one document in one row each, ordered by row and start: arrays with an entry each."""
 
     row: Int[np.ndarray, " p"]
-    start: Int[np.ndarray, " p"]
-    first: Int[np.ndarray, " p"]
-    length: Int[np.ndarray, " p"]
-
-    def of_row(self, row: int) -> "Pieces":
-        """Those of one row."""
-        inside = slice(*np.searchsorted(self.row, [row, row + 1]).tolist())
-        return Pieces(*(column[inside] for column in self))
+    start: Int[np.ndarray, " p"]  # offset in the row
+    first: Int[np.ndarray, " p"]  # the first token, counted over the whole cache
+    length: Int[np.ndarray, " p"]  # number of tokens, at least one
 
 
 @dataclass
 class _State:
-    """The buffer between two pieces.
+    """The buffer between two pieces."""
 
-    Attributes:
-        firsts, stops: of each document in the buffer, the token at its head and the one after its last.
-        counts: live documents, documents taken from the stream, draws so far, the row that is being filled, and its tokens.
-    """
-
-    firsts: np.ndarray
+    firsts: np.ndarray  # of each document in the buffer, the token at its head and the token after its last
     stops: np.ndarray
-    counts: np.ndarray
+    counts: np.ndarray  # live documents, documents taken from the stream, draws so far, the current row, and its tokens so far
 
     def copy(self) -> "_State":
         return _State(self.firsts.copy(), self.stops.copy(), self.counts.copy())
@@ -70,9 +59,7 @@ class DocumentBuffer:
 
     Args:
         starts: the first token of each document, and the number of all tokens: documents follow one another. Some may be empty.
-        buffer_documents: at so many live documents the buffer is filled up to twice as many.
-        stream: the order in which documents come.
-        key: of the draws, from 0 up to, not including, 2^64.
+        stream: the order in which documents enter the buffer.
     """
 
     def __init__(self, starts: Int[np.ndarray, " n"], *, seq_len: int, buffer_documents: int, stream: Permutation, key: int):
@@ -82,40 +69,27 @@ class DocumentBuffer:
         capacity = min(2 * buffer_documents, stream.length)
         empty = _State(np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(5, np.int64))
         self._states: dict[int, _State] = {0: empty}
-        self._apart = 1
+        self._windows_between_states = 1
         self._next: tuple[int, _State] | None = None
         self._windows: OrderedDict[int, Pieces] = OrderedDict()
         self._lock = threading.Lock()
 
     def row(self, number: int) -> Pieces:
-        """The pieces of a row of this pass.
-
-        Raises:
-            DataError: the pass has no such row.
-        """
-        if not 0 <= number < self.num_rows:
-            raise DataError(f"a pass of {self.num_rows} rows has no row {number}.")
+        """Return the pieces of a row of this pass, from 0 to `num_rows` - 1."""
         with self._lock:
-            return self._window(number // WINDOW_ROWS).of_row(number)
+            window = self._window(number // WINDOW_ROWS)
+        inside = slice(*np.searchsorted(window.row, [number, number + 1]).tolist())
+        return Pieces(*(column[inside] for column in window))
 
     def rows_of(self, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """The row of this pass that has each of these tokens of the cache; -1 where none has. The whole pass is played for it."""
-        order = np.argsort(tokens, kind="stable")
-        ascending, found = np.asarray(tokens)[order], np.full(len(tokens), -1, np.int64)
-        for number in range(-(-self.num_rows // WINDOW_ROWS)):
-            with self._lock:
-                pieces = self._window(number)
-            begin = np.searchsorted(ascending, pieces.first, "left")
-            counts = np.searchsorted(ascending, pieces.first + pieces.length, "left") - begin
-            which = np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            found[order[which]] = np.repeat(pieces.row, counts)
-        return found
+        """Return the row of each of these tokens of the cache, or -1 if no row of this pass has it. Simulates the whole pass."""
+        which, pieces = self.pieces_of(tokens, np.asarray(tokens) + 1)
+        rows = np.full(len(tokens), -1, np.int64)
+        rows[which] = pieces.row
+        return rows
 
     def pieces_of(self, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " p"], Pieces]:
-        """The pieces that have tokens of these ranges `[first, stop)` of the cache, and the number of the range of each.
-
-        The whole pass is played for it. A piece may have tokens of several ranges, and is then there for each; ranges may overlap.
-        """
+        """Return the pieces with tokens of the ranges `[first, stop)`, and their range numbers. Ranges may overlap. Simulates the pass."""
         order = np.argsort(first, kind="stable")
         order = order[np.asarray(stop)[order] > np.asarray(first)[order]]
         firsts, stops = np.asarray(first)[order], np.asarray(stop)[order]
@@ -137,62 +111,56 @@ class DocumentBuffer:
         if number in self._windows:
             self._windows.move_to_end(number)
             return self._windows[number]
-        at, state = self._state_before(number)
-        pieces = self._play_window(at, state)
-        for played in range(at + 1, number + 1):
-            pieces = self._play_window(played, state)
+        kept = sorted(self._states)
+        at = kept[bisect_right(kept, number) - 1]
+        latest, self._next = self._next, None  # the simulation below changes this state in place
+        if latest is not None and at <= latest[0] <= number:
+            at, state = latest
+        else:
+            state = self._states[at].copy()
+        pieces = self._simulate(at, state)
+        for window in range(at + 1, number + 1):
+            pieces = self._simulate(window, state)
         self._next = (number + 1, state)
         self._windows[number] = pieces
         if len(self._windows) > WINDOWS_KEPT:
             self._windows.popitem(last=False)
         return pieces
 
-    def _state_before(self, window: int) -> tuple[int, _State]:
-        kept = sorted(self._states)
-        before = kept[bisect_right(kept, window) - 1]
-        latest, self._next = self._next, None  # whoever plays on from it changes it
-        if latest is not None and before <= latest[0] <= window:
-            return latest
-        return before, self._states[before].copy()
-
-    def _play_window(self, window: int, state: _State) -> Pieces:
-        self._keep(window, state)
+    def _simulate(self, window: int, state: _State) -> Pieces:
+        """Return a window's pieces and advance the state to the window's end."""
+        if window % self._windows_between_states == 0 and window not in self._states:
+            self._states[window] = state.copy()
+            if len(self._states) > MAX_STATES:
+                self._windows_between_states *= 2
+                self._states = {at: kept for at, kept in self._states.items() if at % self._windows_between_states == 0}
         stop_row = min((window + 1) * WINDOW_ROWS, self.num_rows)
         fill = _compiled_fill()
         found: list[np.ndarray] = []
         while state.counts[ROW] < stop_row:
             if state.counts[LIVE] <= self._low:
-                live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
-                while live < len(state.firsts) and taken < self._stream.length:
-                    count = min(len(state.firsts) - live, self._stream.length - taken)
-                    documents = self._stream(np.arange(taken, taken + count))
-                    firsts, stops = self._starts[documents], self._starts[documents + 1]
-                    whole = firsts < stops
-                    added = int(whole.sum())
-                    state.firsts[live : live + added], state.stops[live : live + added] = firsts[whole], stops[whole]
-                    live, taken = live + added, taken + count
-                state.counts[LIVE], state.counts[TAKEN] = live, taken
+                self._refill(state)
             out = np.empty((4, PIECES_AT_ONCE), np.int64)
-            more = self._low if state.counts[TAKEN] < self._stream.length else 0
-            pieces = fill(state.firsts, state.stops, state.counts, out, stop_row, self._seq_len, more, np.uint64(self._key))
+            low = self._low if state.counts[TAKEN] < self._stream.length else 0
+            pieces = fill(state.firsts, state.stops, state.counts, out, stop_row, self._seq_len, low, np.uint64(self._key))
             found.append(out[:, :pieces])
         return Pieces(*np.concatenate(found, axis=1))
 
-    def _keep(self, window: int, state: _State) -> None:
-        if window % self._apart or window in self._states:
-            return
-        self._states[window] = state.copy()
-        if len(self._states) > MAX_STATES:
-            self._apart *= 2
-            self._states = {number: kept for number, kept in self._states.items() if number % self._apart == 0}
+    def _refill(self, state: _State) -> None:
+        live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
+        while live < len(state.firsts) and taken < self._stream.length:
+            count = min(len(state.firsts) - live, self._stream.length - taken)
+            documents = self._stream(np.arange(taken, taken + count))
+            firsts, stops = self._starts[documents], self._starts[documents + 1]
+            has_tokens = firsts < stops
+            added = int(has_tokens.sum())
+            state.firsts[live : live + added], state.stops[live : live + added] = firsts[has_tokens], stops[has_tokens]
+            live, taken = live + added, taken + count
+        state.counts[LIVE], state.counts[TAKEN] = live, taken
 
 
 class BufferedComponent:
-    """The rows of a component in the order in which they are drawn: position p is row p of the first pass, and so on through the passes.
-
-    Raises:
-        DataError: an index of the cache is not the one that was written, or the cache has no document.
-    """
+    """The rows of a component in the order of training: position p is row p of the first pass, then of the second, and so on."""
 
     def __init__(self, name: Component, cache: TokenCache, order: DataOrder, seq_len: int):
         self._name, self._cache, self._order, self._seq_len = name, cache, order, seq_len
@@ -204,15 +172,15 @@ class BufferedComponent:
         self.of_pass = lru_cache(maxsize=PASSES_KEPT)(self._of_pass)
 
     def stream(self, epoch: int) -> Permutation:
-        """The order in which the documents come to the buffer in a pass."""
+        """Return the order in which the documents enter the buffer in a pass."""
         key = derive_key("documents", self._order.seed, self._name, epoch)
-        return Permutation.build(self._order.permutation, length=self.num_documents, key=key)
+        return Permutation(self._order.permutation, length=self.num_documents, key=key)
 
     def read(
         self, positions: Int[np.ndarray, " n"], out: Int[np.ndarray, "b t"], begins: Bool[np.ndarray, "b t"], places: Int[np.ndarray, " n"]
     ) -> list[TokenRange]:
-        """Fill `out[places]` with the rows at these positions, mark in `begins` where a document begins or goes on, and return what is
-        still to be fetched."""
+        """Fill `out[places]` with the rows at these positions, mark in `begins` each first token of a piece, and return the ranges to fetch
+        from a store."""
         ranges: list[TokenRange] = []
         for position, place in zip(positions.tolist(), places.tolist(), strict=True):
             epoch, number = divmod(position, self.num_rows)
@@ -233,40 +201,13 @@ class BufferedComponent:
         )
 
 
-BUFFER_VERSION = 1
-
-WINDOW_ROWS = 256
-"""Rows are played so many at once."""
-
-WINDOWS_KEPT = 32
-
-MAX_STATES = 8
-"""States kept of one pass. Where there are more, every second one goes."""
-
-PIECES_AT_ONCE = 8192
-
-LIVE, TAKEN, DRAWS, ROW, FILLED = range(5)
-
-
-def draw(key: int, number: int, live: int) -> int:
-    """Which of the live documents draw `number` takes, in plain integers: SplitMix64 (Steele, Lea and Flood, 2014) of a counter.
-
-    Its upper 40 bits choose: for 2^24 documents, the most that a buffer has, no chance is off by more than one part in 2^16.
-    """
-    mask = 2**64 - 1
-    mixed = (key + (number + 1) * 0x9E3779B97F4A7C15) & mask
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-    mixed ^= mixed >> 31
-    return ((mixed >> 24) * live) >> 40
-
-
 def _fill(
     firsts: np.ndarray, stops: np.ndarray, counts: np.ndarray, out: np.ndarray, stop_row: int, seq_len: int, low: int, key: np.uint64
 ) -> int:
-    """Draw and copy until `stop_row`, until `low` documents are left, or until `out` is full; the number of pieces written.
+    """Draw and copy until `stop_row`, until `low` documents are left, or until `out` is full, and return the number of pieces.
 
-    `draw` is written out here in unsigned 64-bit numbers, which wrap around by themselves.
+    A draw is SplitMix64 (Steele, Lea and Flood, 2014) of a counter, in unsigned 64-bit numbers that wrap around. Its upper 40 bits choose:
+    for 2^24 documents, the largest buffer, no chance is off by more than one part in 2^16.
     """
     live, draws, row, filled = counts[0], counts[2], counts[3], counts[4]
     pieces = 0
@@ -293,9 +234,9 @@ def _fill(
 
 @cache
 def _compiled_fill() -> Callable[..., int]:
-    """Numba is imported only where a run has a buffer. What it compiles is kept for other processes, if there is a place for it.
+    """Import Numba only for a run with a buffer, and cache the compiled code for other processes if the disk allows.
 
-    It looks whether this file has changed; `_fill` uses nothing of another.
+    Numba's cache depends on this file only. So `_fill` must use nothing of another file.
     """
     import numba
 

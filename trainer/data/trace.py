@@ -1,11 +1,7 @@
-"""The data order both ways: what an update draws, and at which updates a row of a cache is drawn. No step is iterated over.
+"""The data order in both directions: the rows of an update, and the updates that draw a row of a cache. No loop runs over steps.
 
-Forward it asks what the loader asks, `MixtureSchedule` and `Order`. Backward it solves the same for the sequence: the inverse of each
-pass's permutation gives the position within the component, the stage's counts give the block, the block's order gives the place in it, and
-the segments of the batch schedule give update and place in the batch. Where rows come from a document buffer, its plan is asked for the
-positions, and a row has pieces of several documents.
-
-Updates are counted from 0 here, as the loader counts them. Update u makes step u + 1 of the metrics.
+Backward, the inverse of each pass's permutation, or the document buffer's plan, gives the position in the component. Stage and block give
+the sequence, and the batch schedule the update. Updates are counted from 0: update u is step u + 1 of the metrics.
 """
 
 from collections.abc import Mapping
@@ -16,98 +12,53 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Component, Steps
 from phasewise.trainer.data.document_buffer import BufferedComponent
-from phasewise.trainer.data.loader import SPAN_SEQUENCES, Order
-from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
+from phasewise.trainer.data.loader import Order
+from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.permutation import Permutation, derive_key
+
+EMPTY = np.empty(0, np.int64)
 
 
 class Draws(NamedTuple):
-    """Sequences as they are drawn: arrays with an entry each.
+    """Drawn sequences: arrays with an entry each."""
 
-    Attributes:
-        update: the update that trains on it, from 0.
-        place: its row in the batch, before the batch is cut into parts and shared by hosts.
-        component: the number of its component in `TracedOrder.names`.
-        epoch: how many passes over the component were completed before.
-        row: the row of the component's cache; where a document buffer fills the rows, the row of its pass.
-    """
-
-    update: Int[np.ndarray, " n"]
-    place: Int[np.ndarray, " n"]
-    component: Int[np.ndarray, " n"]
-    epoch: Int[np.ndarray, " n"]
-    row: Int[np.ndarray, " n"]
+    update: Int[np.ndarray, " n"]  # the update that trains on it, from 0
+    place: Int[np.ndarray, " n"]  # its row in the batch, before the batch is divided among micro-batches and hosts
+    component: Int[np.ndarray, " n"]  # the number of its component in `TracedOrder.names`
+    epoch: Int[np.ndarray, " n"]  # number of earlier passes over the component
+    row: Int[np.ndarray, " n"]  # the row of the component's cache, or of the pass if a document buffer fills the rows
 
     def chosen(self, which: np.ndarray) -> "Draws":
-        """Some of them, by a mask or by numbers."""
+        """Return some of them, by a mask or by numbers."""
         return Draws(*(column[which] for column in self))
 
 
 class Runs(NamedTuple):
-    """Runs of tokens of a component's cache that rows hold: arrays with an entry each.
+    """Runs of tokens of a component's cache in rows: arrays with an entry each."""
 
-    Attributes:
-        draw: the number of the row among the draws that they are asked of.
-        at: where in the row the run begins.
-        first, stop: its tokens, counted over the whole cache.
-    """
-
-    draw: Int[np.ndarray, " p"]
-    at: Int[np.ndarray, " p"]
-    first: Int[np.ndarray, " p"]
+    draw: Int[np.ndarray, " p"]  # the number of the row among the given draws
+    at: Int[np.ndarray, " p"]  # offset of the run in the row
+    first: Int[np.ndarray, " p"]  # its tokens, counted over the whole cache
     stop: Int[np.ndarray, " p"]
-
-
-class _Stretch(NamedTuple):
-    """Where one mixture gives sequences of a component.
-
-    Attributes:
-        first: the lineage's first sequence with this mixture.
-        stop: the first one after it; None for the last mixture.
-        used: sequences of the component that were drawn before.
-        per_block: sequences of the component in a block.
-    """
-
-    first: int
-    stop: int | None
-    used: int
-    per_block: int
 
 
 @dataclass(frozen=True)
 class TracedOrder:
-    """The updates `[start_update, stop_update)` of a lineage.
-
-    Attributes:
-        rows: component → rows of its cache, for every component that these updates draw from.
-        buffered: component → the plans of its document buffer; of each of them, where the order has one.
-
-    Raises:
-        ConfigError: the order has a document buffer, and a component's plans are not given.
-    """
+    """The updates `[start_update, stop_update)` of a lineage."""
 
     schedule: MixtureSchedule
     batch: Steps[int]
     start_update: int
     stop_update: int
-    rows: Mapping[Component, int]
+    rows: Mapping[Component, int]  # component → rows of its cache, for every component that these updates draw from
+    # component → its rows in the order of training, if the order has a document buffer
     buffered: Mapping[Component, BufferedComponent] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        documents = self.schedule.order.buffer_documents
-        if documents is None:
-            return
-        if missing := sorted(set(self.rows) - set(self.buffered)):
-            raise ConfigError(
-                f"rows from buffers of {documents} documents are traced by the buffers' plans, and none is given of {', '.join(missing)}."
-            )
 
     @property
     def from_caches(self) -> bool:
-        """Whether rows are rows of the caches; else a document buffer fills them."""
+        """Whether rows are rows of the caches, and not of a document buffer."""
         return self.schedule.order.buffer_documents is None
 
     @cached_property
@@ -117,66 +68,68 @@ class TracedOrder:
 
     @cached_property
     def drawn(self) -> dict[Component, int]:
-        """Sequences that each component gives over these updates."""
+        """Component → number of its sequences in these updates."""
         return self.schedule.realised(self.start_update, self.stop_update)
 
+    @cached_property
+    def _order(self) -> Order:
+        return Order(self.schedule, self.rows)
+
     def of_update(self, update: int, place: int | None = None) -> Draws:
-        """What an update draws, in the order of its batch; only one place of it, where that is given."""
+        """Return the draws of an update in the order of its batch, or the draw at one place of it."""
         places = np.arange(self.batch.at(update)) if place is None else np.array([place])
-        sequences = self.schedule.sequences_before(update) + places
-        first, stop = int(sequences[0]), int(sequences[-1]) + 1
-        components, positions = self.schedule.draw(first, stop)
-        order = Order(self.schedule, dict(self.rows))
-        spans = range(first // SPAN_SEQUENCES, -(-stop // SPAN_SEQUENCES))
-        rows = np.concatenate([order.span(number)[1] for number in spans])[first % SPAN_SEQUENCES :][: stop - first]
+        first = self.schedule.sequences_before(update) + int(places[0])
+        components, positions = self.schedule.draw(first, first + len(places))
+        _, rows = self._order.between(first, first + len(places))
         epochs, within = np.divmod(positions, np.array([self.rows.get(name, 1) for name in self.names])[components])
         return Draws(np.full(len(places), update), places, components, epochs, rows if self.from_caches else within)
 
     def runs_of(self, component: Component, draws: Draws) -> Runs:
-        """The tokens of these draws of one component, row by row, where a document buffer fills them."""
-        found = [self.buffered[component].of_pass(epoch).row(row) for epoch, row in zip(*map(np.ndarray.tolist, draws[3:5]), strict=True)]
+        """Return the tokens of these draws of one component, row by row, if a document buffer fills the rows."""
+        drawn = zip(draws.epoch.tolist(), draws.row.tolist(), strict=True)
+        found = [self.buffered[component].of_pass(epoch).row(row) for epoch, row in drawn]
         draw = np.repeat(np.arange(len(found)), np.array([len(pieces.row) for pieces in found], np.int64))
-        empty = np.empty(0, np.int64)
-        at, first, length = (np.concatenate([empty, *(pieces[column] for pieces in found)]) for column in (1, 2, 3))
+        at = np.concatenate([EMPTY, *(pieces.start for pieces in found)])
+        first = np.concatenate([EMPTY, *(pieces.first for pieces in found)])
+        length = np.concatenate([EMPTY, *(pieces.length for pieces in found)])
         return Runs(draw, at, first, first + length)
 
     def of_ranges(
         self, component: Component, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]
     ) -> tuple[Int[np.ndarray, " p"], Draws, Runs]:
-        """Every draw of a row that a document buffer filled with tokens of these ranges `[first, stop)` of the cache.
+        """Return every draw of a row that a document buffer filled with tokens of these ranges `[first, stop)` of the cache.
 
-        Returns the number of the range, the draw, and the tokens of the range that it has; an entry each, and each draw its own row.
+        Returns:
+            The number of the range, the draw, and the tokens of the range in its row, with an entry for each piece.
         """
-        drawn = self._positions_drawn(component)
-        which, positions, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)]
-        for epoch in self._passes(component, *drawn):
+        begin, end = self._positions_drawn(component)
+        which, positions, found = [EMPTY], [EMPTY], [np.empty((3, 0), np.int64)]
+        for epoch in self._passes(component, begin, end):
             ranges, pieces = self.buffered[component].of_pass(epoch).pieces_of(first, stop)
             at = epoch * self.rows[component] + pieces.row
-            inside = (at >= drawn[0]) & (at < drawn[1])
-            ranges, at, pieces = ranges[inside], at[inside], [column[inside] for column in pieces]
-            begin, end = np.maximum(pieces[2], first[ranges]), np.minimum(pieces[2] + pieces[3], stop[ranges])
+            inside = (at >= begin) & (at < end)
+            ranges, start, piece_first = ranges[inside], pieces.start[inside], pieces.first[inside]
+            low = np.maximum(piece_first, first[ranges])
+            high = np.minimum(piece_first + pieces.length[inside], stop[ranges])
             which.append(ranges)
-            positions.append(at)
-            found.append(np.stack([pieces[1] + begin - pieces[2], begin, end]))
-        at = np.concatenate(positions)
-        updates, places = self._updates_of(self._sequences_of(component, at))
-        epochs, rows = np.divmod(at, self.rows[component])
-        number = self.names.index(component) if component in self.names else 0
-        draws = Draws(updates, places, np.full(len(at), number), epochs, rows)
-        return np.concatenate(which), draws, Runs(np.arange(len(at)), *np.concatenate(found, axis=1))
+            positions.append(at[inside])
+            found.append(np.stack([start + low - piece_first, low, high]))
+        draws = self._draws_at(component, np.concatenate(positions))
+        return np.concatenate(which), draws, Runs(np.arange(len(draws.row)), *np.concatenate(found, axis=1))
 
     def of_rows(self, component: Component, rows: Int[np.ndarray, " n"]) -> Draws:
-        """Every draw of these rows of a component's cache, ordered by update and place. Rows must be different from each other."""
+        """Return every draw of these different rows of a component's cache, ordered by update and place."""
         first, stop = self._positions_drawn(component)
-        found = [self._of_pass(component, epoch, rows, (first, stop)) for epoch in self._passes(component, first, stop)]
-        number = self.names.index(component) if component in self.names else 0
-        if not found:
-            empty = np.empty(0, np.int64)
-            return Draws(empty, empty, empty, empty, empty)
-        epochs, positions, drawn_rows = np.concatenate(found, axis=1)
-        updates, places = self._updates_of(self._sequences_of(component, positions))
-        draws = Draws(updates, places, np.full(len(updates), number), epochs, drawn_rows)
-        return draws.chosen(np.lexsort((places, updates)))
+        order, length = self.schedule.order, self.rows[component]
+        found, drawn_rows = [EMPTY], [EMPTY]
+        for epoch in self._passes(component, first, stop):
+            key = derive_key("component", order.seed, component, epoch)
+            positions = epoch * length + Permutation(order.permutation, length=length, key=key).inverse(rows)
+            inside = (positions >= first) & (positions < stop)
+            found.append(positions[inside])
+            drawn_rows.append(np.asarray(rows, np.int64)[inside])
+        draws = self._draws_at(component, np.concatenate(found))._replace(row=np.concatenate(drawn_rows))
+        return draws.chosen(np.lexsort((draws.place, draws.update)))
 
     def _positions_drawn(self, component: Component) -> tuple[int, int]:
         first = self.schedule.realised(self.schedule.order.first_step, self.start_update).get(component, 0)
@@ -185,53 +138,41 @@ class TracedOrder:
     def _passes(self, component: Component, first: int, stop: int) -> range:
         return range(first // self.rows[component], -(-stop // self.rows[component])) if stop > first else range(0)
 
-    def _of_pass(self, component: Component, epoch: int, rows: np.ndarray, drawn: tuple[int, int]) -> np.ndarray:
-        order, length = self.schedule.order, self.rows[component]
-        key = derive_key("component", order.seed, component, epoch)
-        positions = epoch * length + Permutation.build(order.permutation, length=length, key=key).inverse(rows)
-        inside = (positions >= drawn[0]) & (positions < drawn[1])
-        return np.stack([np.full(int(inside.sum()), epoch), positions[inside], np.asarray(rows, np.int64)[inside]])
-
-    def _sequences_of(self, component: Component, positions: np.ndarray) -> np.ndarray:
-        sequences = np.full(len(positions), -1, np.int64)
-        order, mixture = self.schedule.order, self.schedule.mixture
-        entries = mixture.within(max(order.first_step, mixture.root[0][0]), 1 + mixture.root[-1][0])
-        steps = [order.first_step, *(step for step, _ in entries[1:])]
-        firsts: list[int | None] = [*map(self.schedule.sequences_before, steps), None]
-        found: list[_Stretch] = []
-        for number, (_, shares) in enumerate(entries):
-            count = block_counts(shares, order).get(component, 0)
-            if count:
-                used = self.schedule.realised(order.first_step, steps[number]).get(component, 0)
-                found.append(_Stretch(firsts[number] or 0, firsts[number + 1], used, count))
-        stretches = found
-        for number, stretch in enumerate(stretches):
-            inside = positions >= stretch.used
-            if number + 1 < len(stretches):
-                inside &= positions < stretches[number + 1].used
-            mine = np.flatnonzero(inside)
-            mine = mine[np.argsort(positions[mine], kind="stable")]
-            blocks = (positions[mine] - stretch.used) // stretch.per_block
-            for of_block in np.split(mine, np.flatnonzero(np.diff(blocks)) + 1) if mine.size else ():
-                block = int(positions[of_block[0]] - stretch.used) // stretch.per_block
-                sequences[of_block] = self._in_block(component, stretch, block, positions[of_block])
-        assert (sequences >= 0).all(), f"positions of {component} that no stage of the mixture draws"
-        return sequences
-
-    def _in_block(self, component: Component, stretch: _Stretch, block: int, positions: np.ndarray) -> np.ndarray:
-        size = self.schedule.order.block_sequences
-        first = stretch.first + block * size
-        stop = first + size if stretch.stop is None else min(first + size, stretch.stop)
-        components, drawn = self.schedule.draw(first, stop)
-        mine = np.flatnonzero(components == self.names.index(component))
-        at = mine[np.searchsorted(drawn[mine], positions)]  # within a block a component's positions ascend
-        assert (drawn[at] == positions).all(), f"the block from sequence {first} does not draw {component} as its counts say"
-        return first + at
-
-    def _updates_of(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _draws_at(self, component: Component, positions: np.ndarray) -> Draws:
+        """Return the draws of these positions in a component, with `row` the position's row of its pass."""
+        if not len(positions):
+            return Draws(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
+        sequences = self._sequences_of(component, positions)
         segments = self.batch.within(self.schedule.order.first_step, self.stop_update)
         starts, sizes = np.array([start for start, _ in segments]), np.array([size for _, size in segments])
         firsts = np.array([self.schedule.sequences_before(int(start)) for start in starts])
         segment = np.searchsorted(firsts, sequences, side="right") - 1
         updates, places = np.divmod(sequences - firsts[segment], sizes[segment])
-        return starts[segment] + updates, places
+        epochs, rows = np.divmod(positions, self.rows[component])
+        return Draws(starts[segment] + updates, places, np.full(len(positions), self.names.index(component)), epochs, rows)
+
+    def _sequences_of(self, component: Component, positions: np.ndarray) -> np.ndarray:
+        sequences = np.full(len(positions), -1, np.int64)
+        number, size = self.names.index(component), self.schedule.order.block_sequences
+        for stage in self.schedule.stages:
+            per_block = dict(zip(stage.names, stage.counts, strict=True)).get(component, 0)
+            if not per_block:
+                continue
+            after = self.schedule.stages[stage.number + 1 : stage.number + 2]
+            used = stage.used.get(component, 0)
+            inside = positions >= used
+            for following in after:
+                inside &= positions < following.used.get(component, 0)
+            mine = np.flatnonzero(inside)
+            mine = mine[np.argsort(positions[mine], kind="stable")]
+            blocks = (positions[mine] - used) // per_block
+            for of_block in np.split(mine, np.flatnonzero(np.diff(blocks)) + 1) if mine.size else ():
+                first = stage.first_sequence + int(positions[of_block[0]] - used) // per_block * size
+                stop = min([first + size, *(following.first_sequence for following in after)])
+                components, drawn = self.schedule.draw(first, stop)
+                in_block = np.flatnonzero(components == number)
+                at = in_block[np.searchsorted(drawn[in_block], positions[of_block])]  # a component's positions ascend in a block
+                assert (drawn[at] == positions[of_block]).all(), f"the block from sequence {first} does not draw {component} by its counts"
+                sequences[of_block] = first + at
+        assert (sequences >= 0).all(), f"positions of {component} that no stage of the mixture draws"
+        return sequences

@@ -1,10 +1,9 @@
-"""The experts on a mesh: each device sorts its own tokens; where `expert` deals out experts, rows go to the devices that have theirs.
+"""The experts on a mesh: each device sorts its own tokens, and on an `expert` axis sends rows to the devices of their experts.
 
-A token's row has the same gate, expert and products as on one device, and the sum over its experts is formed on its own device in the same
-order. No distribution drops a token: rows travel in as many rounds as the fullest device needs, which all devices know from the counts.
+No token is dropped: rows travel in as many rounds as the fullest device needs, which all devices know from the counts.
 
-Shape letters: n token (or b row and t position: `join_rows`), k chosen expert, x expert, d d_model, f d_expert; m assignment (n · k),
-e device of the axis, y expert of a device.
+Shape letters: n token (or b row and t position: `join_rows`), k chosen expert, x expert, d d_model, f d_expert, m assignment (n · k),
+e device of the axis, y expert of a device, r received row.
 """
 
 import math
@@ -32,168 +31,39 @@ from phasewise.trainer.kernels.experts import (
 from phasewise.trainer.sharding import BATCH_AXES, CONTEXT_AXIS, EXPERT_AXIS, TENSOR_AXIS, constrain, context_parts
 
 ROOM = 1.25
-"""A device has room for so many times the rows of an even load. Less makes further rounds frequent; more is memory and traffic in vain."""
-
+"""A device has room for this multiple of the rows of an even load. Less room makes more rounds, and more room costs memory and traffic."""
+FURTHER_ROUNDS = "further_rounds"
+"""Name of the rounds in a compiled program that a balanced load does not need. Preflight does not count them."""
 Way = Literal["dense", "ragged"]
-"""`jax.lax.all_to_all` moves the room, full or not; `jax.lax.ragged_all_to_all`, which XLA has for TPUs, moves the rows that are there."""
-
+"""`jax.lax.all_to_all` moves the whole room. `jax.lax.ragged_all_to_all`, which XLA has for TPUs, moves only the rows."""
 Counts = Int[Array, "e e y"]
-"""Rows of each device for each device's experts: the same array on all of them."""
+"""Rows of each device for each device's experts: the same array on all devices."""
 
 
 class Passage(NamedTuple):
-    """How rows travel; known while the program is compiled.
-
-    Attributes:
-        rows: sorted rows of a device.
-        room: rows that a device can receive in a round; a multiple of the number of devices.
-    """
+    """Static sizes of the exchange."""
 
     way: Way
-    rows: int
-    room: int
+    rows: int  # sorted rows of a device
+    room: int  # rows that a device can receive in a round: a multiple of the number of devices
 
 
 class Window(NamedTuple):
-    """What a round moves.
+    """The rows of a round."""
 
-    Attributes:
-        begin: the first sorted row, on the device that sends.
-        size: how many rows.
-        place: where they lie on the device that receives.
-        expert: whose each received row is, among this device's experts; their number where no row is.
-    """
-
-    begin: Int[Array, "e e"]
-    size: Int[Array, "e e"]
-    place: Int[Array, "e e"]
-    expert: Int[Array, " r"]
-
-
-FURTHER_ROUNDS = "further_rounds"
-"""The name, in a compiled program, of what a balanced load does not do; preflight does not count it."""
-
-
-def plan_passage(way: Way, rows: int, devices: int) -> Passage:
-    """Room for 1.25 times an even load."""
-    return Passage(way, rows, devices * min(math.ceil(ROOM * rows / devices), rows))
-
-
-def count_rounds(counts: Counts, passage: Passage) -> Int[Array, ""]:
-    """How many rounds move everything. One, where no device (dense: no pair of devices) has more than 1.25 times its share."""
-    totals = jnp.sum(counts, axis=2)
-    if passage.way == "dense":
-        return -(-jnp.max(totals) // (passage.room // len(counts)))
-    return -(-jnp.max(jnp.sum(totals, axis=0)) // passage.room)
-
-
-def cut_window(counts: Counts, number: Int[Array, ""] | int, passage: Passage) -> Window:
-    """The window of a round. Dense: each pair of devices has a part of the room; ragged: who comes first in their order has it."""
-    devices, _, experts = counts.shape
-    room = passage.room
-    totals = jnp.sum(counts, axis=2)
-    if passage.way == "dense":
-        part = room // devices
-        low = jnp.minimum(totals, number * part)
-        high = jnp.minimum(totals, (number + 1) * part)
-        place = jnp.broadcast_to(part * jnp.arange(devices, dtype=jnp.int32)[:, None], totals.shape)
-    else:
-        queue = jnp.cumsum(totals, axis=0) - totals
-        low = jnp.clip(number * room - queue, 0, totals)
-        high = jnp.clip((number + 1) * room - queue, 0, totals)
-        place = jnp.clip(queue - number * room, 0, room)
-    begin = jnp.cumsum(totals, axis=1) - totals + low
-    here = jax.lax.axis_index(EXPERT_AXIS)
-    first, size = low[:, here], high[:, here] - low[:, here]
-    ends = place[:, here, None] + jnp.clip(jnp.cumsum(counts[:, here], axis=1) - first[:, None], 0, size[:, None])
-    return Window(begin, high - low, place, _experts_of(ends, place[:, here], room, experts))
-
-
-def _experts_of(ends: Int[Array, "e y"], place: Int[Array, " e"], room: int, experts: int) -> Int[Array, " r"]:
-    row = jnp.arange(room, dtype=jnp.int32)
-    number = jnp.sum(row[:, None] >= ends.reshape(-1), axis=1, dtype=jnp.int32)
-    source = jnp.minimum(number // experts, len(place) - 1)
-    is_there = (number < ends.size) & (row >= place[source])
-    return jnp.where(is_there, number % experts, experts)
-
-
-def _send(passage: Passage, rows: Float[Array, "m d"], window: Window) -> Float[Array, "r d"]:
-    return (_send_dense if passage.way == "dense" else _send_ragged)(passage, rows, window)
-
-
-def _return(passage: Passage, results: Float[Array, "r d"], window: Window) -> Float[Array, "m d"]:
-    return (_return_dense if passage.way == "dense" else _return_ragged)(passage, results, window)
-
-
-send_rows = jax.custom_vjp(_send, nondiff_argnums=(0,))
-
-return_rows = jax.custom_vjp(_return, nondiff_argnums=(0,))
-
-
-def _send_forward(passage: Passage, rows: Float[Array, "m d"], window: Window) -> tuple[Float[Array, "r d"], Window]:
-    return send_rows(passage, rows, window), window
-
-
-def _send_backward(passage: Passage, window: Window, of_received: Float[Array, "r d"]) -> tuple[Float[Array, "m d"], None]:
-    return return_rows(passage, of_received, window), None
-
-
-def _return_forward(passage: Passage, results: Float[Array, "r d"], window: Window) -> tuple[Float[Array, "m d"], Window]:
-    return return_rows(passage, results, window), window
-
-
-def _return_backward(passage: Passage, window: Window, of_rows: Float[Array, "m d"]) -> tuple[Float[Array, "r d"], None]:
-    return send_rows(passage, of_rows, window), None
-
-
-send_rows.defvjp(_send_forward, _send_backward)
-
-return_rows.defvjp(_return_forward, _return_backward)
-
-
-def _send_dense(passage: Passage, rows: Float[Array, "m d"], window: Window) -> Float[Array, "r d"]:
-    here = jax.lax.axis_index(EXPERT_AXIS)
-    offset = jnp.arange(passage.room // len(window.begin), dtype=jnp.int32)
-    index = jnp.minimum(window.begin[here][:, None] + offset, passage.rows - 1).reshape(-1)
-    is_there = (offset < window.size[here][:, None]).reshape(-1, 1)
-    return _all_to_all(jnp.where(is_there, take(rows, index), jnp.zeros((), rows.dtype)))
-
-
-def _return_dense(passage: Passage, results: Float[Array, "r d"], window: Window) -> Float[Array, "m d"]:
-    here = jax.lax.axis_index(EXPERT_AXIS)
-    devices = len(window.begin)
-    offset = jnp.arange(passage.rows, dtype=jnp.int32)[:, None] - window.begin[here]
-    is_theirs = (offset >= 0) & (offset < window.size[here])
-    slot = passage.room // devices * jnp.arange(devices, dtype=jnp.int32) + offset
-    back = take(_all_to_all(results), jnp.sum(jnp.where(is_theirs, slot, 0), axis=1, dtype=jnp.int32))
-    return jnp.where(is_theirs.any(axis=1)[:, None], back, jnp.zeros((), results.dtype))
-
-
-def _all_to_all(rows: Float[Array, "r d"]) -> Float[Array, "r d"]:
-    return jax.lax.all_to_all(rows, EXPERT_AXIS, 0, 0, tiled=True)
-
-
-def _send_ragged(passage: Passage, rows: Float[Array, "m d"], window: Window) -> Float[Array, "r d"]:
-    here = jax.lax.axis_index(EXPERT_AXIS)
-    begin, size, place, _ = window
-    empty = jnp.zeros((passage.room, rows.shape[1]), rows.dtype)
-    return jax.lax.ragged_all_to_all(rows, empty, begin[here], size[here], place[here], size[:, here], axis_name=EXPERT_AXIS)
-
-
-def _return_ragged(passage: Passage, results: Float[Array, "r d"], window: Window) -> Float[Array, "m d"]:
-    here = jax.lax.axis_index(EXPERT_AXIS)
-    begin, size, place, _ = window
-    empty = jnp.zeros((passage.rows, results.shape[1]), results.dtype)
-    return jax.lax.ragged_all_to_all(results, empty, place[:, here], size[:, here], begin[:, here], size[here], axis_name=EXPERT_AXIS)
+    begin: Int[Array, "e e"]  # the first sorted row on the sender
+    size: Int[Array, "e e"]  # number of rows
+    place: Int[Array, "e e"]  # the first row on the receiver
+    expert: Int[Array, " r"]  # the expert of each received row, among this device's experts, or their number for an empty row
 
 
 def apply_on_mesh(
     x: Float[Array, "*n d"], routed: Routed, matrices: Matrices, *, kernel: str
 ) -> tuple[Float[Array, "*n d"], Int[Array, ""]]:
-    """As `trainer.kernels.experts.apply_experts`, on the mesh in sight; without one it is that function.
+    """As `trainer.kernels.experts.apply_experts`, on the current mesh, if there is one.
 
     Each device has the matrices of its experts, gathered over `fsdp` in the type of `x` (as the compiler gathers dense weights), and its
-    part of d_expert; parts are summed over `tensor`. What is beyond 1.25 times the mean load is counted over all devices, as on one.
+    part of d_expert, over which `tensor` sums. Overflow is counted over all devices, as on one.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -242,22 +112,9 @@ def _apply_local(
     return result if jax.lax.axis_size(TENSOR_AXIS) == 1 else jax.lax.psum(result, TENSOR_AXIS)
 
 
-def _round(
-    passage: Passage,
-    kernel: str,
-    counts: Counts,
-    number: Int[Array, ""] | int,
-    rows: Float[Array, "m d"],
-    gates: Float[Array, " m"],
-    matrices: Matrices,
-) -> Float[Array, "m d"]:
-    window = cut_window(counts, number, passage)
-    inputs = send_rows(passage, rows, window)
-    weights = send_rows(passage, gates[:, None], window)
-    experts = counts.shape[2]
-    ordered = sort_by_expert(window.expert[:, None], experts + 1)
-    results = apply_sorted(inputs, weights, matrices, ordered._replace(counts=ordered.counts[:experts]), kernel)
-    return return_rows(passage, results, window)
+def plan_passage(way: Way, rows: int, devices: int) -> Passage:
+    """Return the sizes of an exchange of `rows` rows per device."""
+    return Passage(way, rows, devices * min(math.ceil(ROOM * rows / devices), rows))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -276,7 +133,7 @@ def _exchange_forward(
         return results + _round(passage, kernel, counts, number, rows, gates, matrices)
 
     with jax.named_scope(FURTHER_ROUNDS):
-        results = jax.lax.fori_loop(1, _rounds(counts, passage), add, results)
+        results = jax.lax.fori_loop(1, _count_rounds(counts, passage), add, results)
     return results, (backward, rows, gates, matrices, counts)
 
 
@@ -289,12 +146,103 @@ def _exchange_backward(passage: Passage, kernel: str, saved: tuple[Any, ...], of
 
     gradients = backward(of_results)
     with jax.named_scope(FURTHER_ROUNDS):
-        gradients = jax.lax.fori_loop(1, _rounds(counts, passage), add, gradients)
+        gradients = jax.lax.fori_loop(1, _count_rounds(counts, passage), add, gradients)
     return *gradients, None
 
 
 _exchange.defvjp(_exchange_forward, _exchange_backward)
 
 
-def _rounds(counts: Counts, passage: Passage) -> Int[Array, ""]:
-    return jax.lax.pmax(count_rounds(counts, passage), (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS))
+def _count_rounds(counts: Counts, passage: Passage) -> Int[Array, ""]:
+    """Return the number of rounds on the fullest device (dense: pair of devices): 1 up to 1.25 times an even share."""
+    totals = jnp.sum(counts, axis=2)
+    if passage.way == "dense":
+        rounds = -(-jnp.max(totals) // (passage.room // len(counts)))
+    else:
+        rounds = -(-jnp.max(jnp.sum(totals, axis=0)) // passage.room)
+    return jax.lax.pmax(rounds, (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS))
+
+
+def _round(
+    passage: Passage,
+    kernel: str,
+    counts: Counts,
+    number: Int[Array, ""] | int,
+    rows: Float[Array, "m d"],
+    gates: Float[Array, " m"],
+    matrices: Matrices,
+) -> Float[Array, "m d"]:
+    window = _cut_window(counts, number, passage)
+    inputs = send_rows(passage, rows, window)
+    weights = send_rows(passage, gates[:, None], window)
+    experts = counts.shape[2]
+    ordered = sort_by_expert(window.expert[:, None], experts + 1)
+    results = apply_sorted(inputs, weights, matrices, ordered._replace(counts=ordered.counts[:experts]), kernel)
+    return return_rows(passage, results, window)
+
+
+def _cut_window(counts: Counts, number: Int[Array, ""] | int, passage: Passage) -> Window:
+    """Return the rows of a round. Dense: each pair of devices has a part of the room. Ragged: senders fill the room in order."""
+    devices, _, experts = counts.shape
+    room = passage.room
+    totals = jnp.sum(counts, axis=2)
+    if passage.way == "dense":
+        part = room // devices
+        low = jnp.minimum(totals, number * part)
+        high = jnp.minimum(totals, (number + 1) * part)
+        place = jnp.broadcast_to(part * jnp.arange(devices, dtype=jnp.int32)[:, None], totals.shape)
+    else:
+        queue = jnp.cumsum(totals, axis=0) - totals
+        low = jnp.clip(number * room - queue, 0, totals)
+        high = jnp.clip((number + 1) * room - queue, 0, totals)
+        place = jnp.clip(queue - number * room, 0, room)
+    begin = jnp.cumsum(totals, axis=1) - totals + low
+    here = jax.lax.axis_index(EXPERT_AXIS)
+    first, size = low[:, here], high[:, here] - low[:, here]
+    ends = place[:, here, None] + jnp.clip(jnp.cumsum(counts[:, here], axis=1) - first[:, None], 0, size[:, None])
+    moved, starts = high - low, place[:, here]
+    row = jnp.arange(room, dtype=jnp.int32)
+    run = jnp.sum(row[:, None] >= ends.reshape(-1), axis=1, dtype=jnp.int32)
+    source = jnp.minimum(run // experts, len(starts) - 1)
+    is_there = (run < ends.size) & (row >= starts[source])
+    return Window(begin, moved, place, jnp.where(is_there, run % experts, experts))
+
+
+def _send(passage: Passage, rows: Float[Array, "m d"], window: Window) -> Float[Array, "r d"]:
+    here = jax.lax.axis_index(EXPERT_AXIS)
+    begin, size, place, _ = window
+    if passage.way == "ragged":
+        empty = jnp.zeros((passage.room, rows.shape[1]), rows.dtype)
+        return jax.lax.ragged_all_to_all(rows, empty, begin[here], size[here], place[here], size[:, here], axis_name=EXPERT_AXIS)
+    offset = jnp.arange(passage.room // len(begin), dtype=jnp.int32)
+    index = jnp.minimum(begin[here][:, None] + offset, passage.rows - 1).reshape(-1)
+    is_there = (offset < size[here][:, None]).reshape(-1, 1)
+    sent = jnp.where(is_there, take(rows, index), jnp.zeros((), rows.dtype))
+    return jax.lax.all_to_all(sent, EXPERT_AXIS, 0, 0, tiled=True)
+
+
+def _return(passage: Passage, results: Float[Array, "r d"], window: Window) -> Float[Array, "m d"]:
+    here = jax.lax.axis_index(EXPERT_AXIS)
+    begin, size, place, _ = window
+    if passage.way == "ragged":
+        empty = jnp.zeros((passage.rows, results.shape[1]), results.dtype)
+        return jax.lax.ragged_all_to_all(results, empty, place[:, here], size[:, here], begin[:, here], size[here], axis_name=EXPERT_AXIS)
+    devices = len(begin)
+    offset = jnp.arange(passage.rows, dtype=jnp.int32)[:, None] - begin[here]
+    is_theirs = (offset >= 0) & (offset < size[here])
+    slot = passage.room // devices * jnp.arange(devices, dtype=jnp.int32) + offset
+    received = jax.lax.all_to_all(results, EXPERT_AXIS, 0, 0, tiled=True)
+    back = take(received, jnp.sum(jnp.where(is_theirs, slot, 0), axis=1, dtype=jnp.int32))
+    return jnp.where(is_theirs.any(axis=1)[:, None], back, jnp.zeros((), results.dtype))
+
+
+send_rows = jax.custom_vjp(_send, nondiff_argnums=(0,))
+return_rows = jax.custom_vjp(_return, nondiff_argnums=(0,))
+send_rows.defvjp(
+    lambda passage, rows, window: (send_rows(passage, rows, window), window),
+    lambda passage, window, of_received: (return_rows(passage, of_received, window), None),
+)
+return_rows.defvjp(
+    lambda passage, results, window: (return_rows(passage, results, window), window),
+    lambda passage, window, of_rows: (send_rows(passage, of_rows, window), None),
+)

@@ -1,7 +1,7 @@
-"""Attention in plain XLA, for every platform: blocks of queries, each against the keys that it can see.
+"""Attention in plain XLA, for every platform: blocks of queries, each with its visible keys.
 
-Shape letters: b batch, t query position, s key position, h query head, k kv head, g query heads a kv head, e head_dim;
-q the queries of a block that share a kv head, g · its length.
+Shape letters: b batch, t query position, s key position, h query head, k kv head, e head_dim, c query of a block, q query row: the queries
+of a block for all query heads of a kv head.
 """
 
 from typing import NamedTuple
@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+Query = Float[Array, "b t h e"]
+Keys = Float[Array, "b s k e"]
+"""Keys or values."""
+Ids = Int[Array, "b t"] | None
 MASKED = -1e30
 MIN_BLOCK, MAX_BLOCKS = 64, 8
-"""Shorter blocks make products too small to be quick on a CPU; more of them save little, and compilation grows."""
+"""Products of shorter blocks are slow on a CPU. More blocks save little, and compile longer."""
 
 
 class Block(NamedTuple):
-    """Queries `start:stop`, and the keys `first:stop`, which are all that one of them can see."""
+    """Queries `start:stop`, and their visible keys `first:stop`."""
 
     start: int
     stop: int
@@ -24,61 +28,43 @@ class Block(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """A block's result, and what its gradients need beside: exp(score - largest), and their sum."""
+    """A block's result, and the residuals of its gradients: exp(score - largest), and their sum."""
 
     values: Float[Array, "b k q e"]
     exponentials: Float[Array, "b k q s"]
     total: Float[Array, "b k q 1"]
 
 
-Operands = tuple[Float[Array, "b t h e"], Float[Array, "b k s e"], Float[Array, "b k s e"]]
-"""Queries times 1/√e; keys and values, head before position."""
+Operands = tuple[Query, Float[Array, "b k s e"], Float[Array, "b k s e"]]
+"""Queries times 1/√e, and keys and values with the head before the position."""
 
 
-def attend(
-    query: Float[Array, "b t h e"],
-    key: Float[Array, "b s k e"],
-    value: Float[Array, "b s k e"],
-    segment_ids: Int[Array, "b t"] | None,
-    sliding_window: int | None = None,
-) -> Float[Array, "b t h e"]:
-    """As `trainer.kernels.attention.attend`. Products run in the type of `query`, their sums are float32."""
-    return _attend(query, key, value, segment_ids, sliding_window)
-
-
-def _attend_plain(
-    query: Float[Array, "b t h e"],
-    key: Float[Array, "b s k e"],
-    value: Float[Array, "b s k e"],
-    segment_ids: Int[Array, "b t"] | None,
-    sliding_window: int | None,
-) -> Float[Array, "b t h e"]:
+def _attend(query: Query, key: Keys, value: Keys, segment_ids: Ids, sliding_window: int | None = None) -> Query:
     return _attend_forward(query, key, value, segment_ids, sliding_window)[0]
 
 
 def _attend_forward(
-    query: Float[Array, "b t h e"],
-    key: Float[Array, "b s k e"],
-    value: Float[Array, "b s k e"],
-    segment_ids: Int[Array, "b t"] | None,
-    sliding_window: int | None,
-) -> tuple[Float[Array, "b t h e"], tuple[Operands, list[Mixed]]]:
+    query: Query, key: Keys, value: Keys, segment_ids: Ids, sliding_window: int | None
+) -> tuple[Query, tuple[Operands, list[Mixed]]]:
     operands = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key.swapaxes(1, 2), value.swapaxes(1, 2)
-    cut = blocks(query.shape[1], sliding_window)
-    mixed = [mix(block, operands, visible(block, segment_ids, sliding_window)) for block in cut]
+    mixed: list[Mixed] = []
+    for block in blocks(query.shape[1], sliding_window):
+        back = jnp.arange(block.start, block.stop)[:, None] - jnp.arange(block.first, block.stop)
+        seen = (back >= 0 if sliding_window is None else (back >= 0) & (back < sliding_window))[None]
+        if segment_ids is not None:
+            seen &= segment_ids[:, block.start : block.stop, None] == segment_ids[:, None, block.first : block.stop]
+        mixed.append(mix(block, operands, seen[:, None, None]))
     parts = [from_rows(part.values, query.shape[2]) for part in mixed]
     return jnp.concatenate(parts, axis=1).astype(query.dtype), (operands, mixed)
 
 
-def _attend_backward(
-    sliding_window: int | None, saved: tuple[Operands, list[Mixed]], of_result: Float[Array, "b t h e"]
-) -> tuple[Float[Array, "b t h e"], Float[Array, "b s k e"], Float[Array, "b s k e"], None]:
+def _attend_backward(sliding_window: int | None, saved: tuple[Operands, list[Mixed]], of_result: Query) -> tuple[Query, Keys, Keys, None]:
     (query, key, value), mixed = saved
     of_query: list[Array] = []
-    of_key = of_value = jnp.zeros(key.swapaxes(2, 3).shape, jnp.float32)  # transposed: so the products that make them are quicker
+    of_key = of_value = jnp.zeros(key.swapaxes(2, 3).shape, jnp.float32)  # transposed for faster products
     for block, part in zip(blocks(query.shape[1], sliding_window), mixed, strict=True):
         seen = (..., slice(block.first, block.stop))
-        q, k, v = differentiate(block, (query, key, value), part, of_result[:, block.start : block.stop])
+        q, k, v = _differentiate(block, (query, key, value), part, of_result[:, block.start : block.stop])
         of_query.append(from_rows(q, query.shape[2]))
         of_key = of_key.at[seen].add(k)
         of_value = of_value.at[seen].add(v)
@@ -88,15 +74,15 @@ def _attend_backward(
     return scaled.astype(query.dtype), *back, None
 
 
-_attend = jax.custom_vjp(_attend_plain, nondiff_argnums=(4,))
-_attend.defvjp(_attend_forward, _attend_backward)
+attend = jax.custom_vjp(_attend, nondiff_argnums=(4,))
+"""As `trainer.kernels.attention.attend`. Products run in the type of `query`, with float32 sums."""
+attend.defvjp(_attend_forward, _attend_backward)
 
 
 @jax.checkpoint
-def attend_seen(
-    query: Float[Array, "b t h e"], key: Float[Array, "b s k e"], value: Float[Array, "b s k e"], seen: Bool[Array, "#b t s"]
-) -> Float[Array, "b t h e"]:
-    """As `attend`, where a mask says which keys a query sees: at least one. All scores exist at a time, and are computed again backward."""
+def attend_seen(query: Query, key: Keys, value: Keys, seen: Bool[Array, "#b t s"]) -> Query:
+    """As `attend`, with a mask of visible keys, at least one for each query. All scores are in memory, and the backward pass recomputes
+    them."""
     _, length, heads, width = query.shape
     rows = to_rows(query * jnp.asarray(width**-0.5, query.dtype), key.shape[2])
     scores = jnp.einsum("bkqe,bske->bkqs", rows, key, preferred_element_type=jnp.float32)
@@ -107,24 +93,15 @@ def attend_seen(
 
 
 def blocks(length: int, sliding_window: int | None) -> list[Block]:
-    """The row in blocks of equal length; the last may be shorter."""
+    """Return the row in blocks of equal length, with a shorter last block."""
     size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))
     starts = range(0, length, size)
     firsts = [0 if sliding_window is None else max(0, start - sliding_window + 1) for start in starts]
     return [Block(start, min(start + size, length), first) for start, first in zip(starts, firsts, strict=True)]
 
 
-def visible(block: Block, segment_ids: Int[Array, "b t"] | None, sliding_window: int | None) -> Bool[Array, "#b 1 1 c s"]:
-    """Which keys each query of a block sees: those that are not later, within its segment and window."""
-    back = jnp.arange(block.start, block.stop)[:, None] - jnp.arange(block.first, block.stop)
-    seen = (back >= 0 if sliding_window is None else (back >= 0) & (back < sliding_window))[None]
-    if segment_ids is not None:
-        seen &= segment_ids[:, block.start : block.stop, None] == segment_ids[:, None, block.first : block.stop]
-    return seen[:, None, None]
-
-
 def mix(block: Block, operands: Operands, seen: Bool[Array, "#b 1 1 c s"]) -> Mixed:
-    """softmax(scores) · values, divided by the softmax's sum at the end."""
+    """Return softmax(scores) · values, with the division by the softmax's sum at the end."""
     query, key, value = operands
     rows = to_rows(query[:, block.start : block.stop], key.shape[1])
     keys = slice(block.first, block.stop)
@@ -139,12 +116,12 @@ def mix(block: Block, operands: Operands, seen: Bool[Array, "#b 1 1 c s"]) -> Mi
     return Mixed(values / total, exponentials, total)
 
 
-def differentiate(
+def _differentiate(
     block: Block, operands: Operands, mixed: Mixed, of_result: Float[Array, "b c h e"]
 ) -> tuple[Float[Array, "b k q e"], Float[Array, "b k e s"], Float[Array, "b k e s"]]:
-    """A block's gradients with respect to its queries, and to the keys and values that it sees.
+    """Return a block's gradients with respect to its queries, and to its visible keys and values.
 
-    With p the softmax: ∂/∂scores = p · (∂/∂p - Σ p · ∂/∂p), and the sum is that of result · ∂/∂result (Dao et al., 2022, §B.4).
+    With the softmax p: ∂/∂scores = p · (∂/∂p - Σ p · ∂/∂p), and the sum equals Σ result · ∂/∂result (Dao et al., 2022, §B.4).
     """
     query, key, value = operands
     dtype = query.dtype
@@ -163,13 +140,13 @@ def differentiate(
 
 
 def to_rows(x: Float[Array, "b c h e"], kv_heads: int) -> Float[Array, "b k q e"]:
-    """The query heads that share a kv head become rows of one matrix: products of a useful size."""
+    """Join the query heads of each kv head into rows of one matrix: larger products."""
     batch, length, _, width = x.shape
     return x.reshape(batch, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, width)
 
 
 def from_rows(rows: Float[Array, "b k q e"], query_heads: int) -> Float[Array, "b c h e"]:
-    """The way back."""
+    """Invert `to_rows`."""
     batch, kv_heads, _, width = rows.shape
     split = rows.reshape(batch, kv_heads, query_heads // kv_heads, -1, width)
     return split.transpose(0, 3, 1, 2, 4).reshape(batch, -1, query_heads, width)

@@ -1,6 +1,7 @@
-"""Our `ModelConfig` as the `config.json` of `LlamaForCausalLM`, `Qwen3ForCausalLM` and `AfmoeForCausalLM`, both ways."""
+"""Our `ModelConfig` to and from the `config.json` of `LlamaForCausalLM`, `Qwen3ForCausalLM` and `AfmoeForCausalLM`."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
@@ -9,29 +10,10 @@ from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.frozen import join_problems
 from phasewise.trainer.config import Experts, Llama3RopeScaling, ModelConfig, Rope
 
-AFMOE = "AfmoeForCausalLM"
-
-EXPERT_FIELDS = {
-    "num_experts": "num_experts",
-    "num_active": "num_experts_per_tok",
-    "num_shared": "num_shared_experts",
-    "d_expert": "moe_intermediate_size",
-    "route_scale": "route_scale",
-    "num_dense_layers": "num_dense_layers",
-}
-"""Our name in `Experts` → theirs."""
-
-AFMOE_MUST_BE = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1, "attention_dropout": 0.0}
-"""What the router of this family does; older folders say it."""
-
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
-
-LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
-
-MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3", AFMOE: "afmoe"}
-
 DTypeName = Literal["float32", "bfloat16"]
-
+LLAMA, QWEN3, AFMOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "AfmoeForCausalLM"
+MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3", AFMOE: "afmoe"}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 FIELDS = {
     "vocab_size": "vocab_size",
     "seq_len": "max_position_embeddings",
@@ -42,69 +24,42 @@ FIELDS = {
     "rms_norm_epsilon": "rms_norm_eps",
     "initializer_std": "initializer_range",
 }
-"""Our name → theirs, where both mean the same number and it must be there."""
-
-MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
-"""What the decoder has no other way to do; a key that is absent has this value."""
-
+"""Required fields with the same meaning: our name → their name."""
+EXPERT_FIELDS = {
+    "num_experts": "num_experts",
+    "num_active": "num_experts_per_tok",
+    "num_shared": "num_shared_experts",
+    "d_expert": "moe_intermediate_size",
+    "route_scale": "route_scale",
+    "num_dense_layers": "num_dense_layers",
+}
 ROPE_SCALING = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
     "high_frequency_factor": "high_freq_factor",
     "original_max_positions": "original_max_position_embeddings",
 }
+MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
+"""The only values that the decoder supports. They are also the defaults."""
+AFMOE_MUST_BE = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1, "attention_dropout": 0.0}
 
 
 class Computation(NamedTuple):
-    """What such a folder cannot say: in which types the model is computed, and how rows of several documents are."""
+    """Settings of a model that its folder lacks: types, and attention in rows of several documents."""
 
     compute_dtype: DTypeName = "float32"
     float32_attention: bool = False
     attend_within_documents: bool = True
 
 
-def from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
-    """Our fields beside those of every family. What a folder cannot say is off: balancing, its loss, and the cut-off of fresh weights.
-
-    Raises:
-        CheckpointError: a field is missing, the router is of another kind, or the layers are in another pattern.
-    """
-    for name, value in AFMOE_MUST_BE.items():
-        if found.get(name, value) != value:
-            raise CheckpointError(f"config.json must have {name} {value!r}, found {found[name]!r}: this decoder has no other.")
-    wanted = (*EXPERT_FIELDS.values(), "sliding_window")
-    if missing := sorted(name for name in wanted if found.get(name) is None):
-        raise CheckpointError(f"config.json must name {', '.join(missing)}, and does not.")
-    experts = Experts(**{ours: found[theirs] for ours, theirs in EXPERT_FIELDS.items()}, balancing=None, sequence_loss=0.0)
-    layers: int = found["num_hidden_layers"]
-    every = found.get("global_attn_every_n_layers")
-    if every is None:
-        every = (found.get("layer_types") or [GLOBAL]).index(GLOBAL) + 1
-    kinds = found.get("layer_types")
-    if kinds is not None and kinds != layer_types(layers, every):
-        raise CheckpointError(f"one layer in {every} must be {GLOBAL} and the others {LOCAL}, found {kinds} in config.json.")
-    return {
-        "experts": experts,
-        "global_attention_every": every,
-        "sliding_window": found["sliding_window"],
-        "embedding_scale": math.sqrt(found["hidden_size"]) if found.get("mup_enabled") else 1.0,
-        "attention_gate": True,
-        "post_norms": True,
-    }
-
-
 def layer_types(num_layers: int, every: int) -> list[str]:
-    """Their names of the layers' attention."""
+    """Return their names of the layers' attention."""
     return [GLOBAL if (layer + 1) % every == 0 else LOCAL for layer in range(num_layers)]
 
 
 def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
-    """The content of `config.json`, with RoPE in the words of version 4 and of version 5.
-
-    Raises:
-        ConfigError: their classes cannot do what the model does.
-    """
-    architecture = _class_of(config)
+    """Return `config.json`, with RoPE for `transformers` 4 and 5. Raises ConfigError if their classes do not support the model."""
+    architecture, fields = _class_and_fields(config)
     scaling = {}
     if (found := config.rope.scaling) is not None:
         scaling = {"rope_type": "llama3", **{theirs: getattr(found, ours) for ours, theirs in ROPE_SCALING.items()}}
@@ -121,20 +76,27 @@ def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        **_only_of(architecture, config),
+        **fields,
         "use_cache": True,
         "torch_dtype": dtype,
     }
 
 
-def _class_of(config: ModelConfig) -> str:
+def _class_and_fields(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """Return the class for a model, and the fields that only this class has."""
     if config.experts is not None:
-        return AFMOE
-    theirs_alone = {"global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0}
-    if found := [name for name, value in theirs_alone.items() if getattr(config, name) != value]:
+        return AFMOE, _afmoe_fields(config, config.experts)
+    only_afmoe = {"global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0}
+    if found := [name for name, value in only_afmoe.items() if getattr(config, name) != value]:
         raise ConfigError(f"only {AFMOE}, which has experts, has {', '.join(found)}: a model without experts cannot be exported with it.")
     if config.qk_norm:
-        return QWEN3
+        on = config.sliding_window is not None
+        return QWEN3, {
+            "use_sliding_window": on,
+            "sliding_window": config.sliding_window,
+            "max_window_layers": 0 if on else config.num_layers,
+            "layer_types": [LOCAL if on else GLOBAL] * config.num_layers,
+        }
     if config.sliding_window is not None:
         raise ConfigError(
             f"{LLAMA} has no sliding window, found one of {config.sliding_window} tokens in a model without QK-norm: only a model with "
@@ -145,49 +107,30 @@ def _class_of(config: ModelConfig) -> str:
             f"{LLAMA} needs a d_model that is a multiple of num_query_heads, found {config.d_model} and {config.num_query_heads}: "
             "such a model cannot be exported."
         )
-    return LLAMA
+    return LLAMA, {"mlp_bias": False}
 
 
-def _only_of(architecture: str, config: ModelConfig) -> dict[str, Any]:
-    match architecture:
-        case "LlamaForCausalLM":
-            return {"mlp_bias": False}
-        case "Qwen3ForCausalLM":
-            on = config.sliding_window is not None
-            kind = "sliding_attention" if on else "full_attention"
-            return {
-                "use_sliding_window": on,
-                "sliding_window": config.sliding_window,
-                "max_window_layers": 0 if on else config.num_layers,
-                "layer_types": [kind] * config.num_layers,
-            }
-        case _:
-            # What a model with experts says beside the fields of every family
-            assert config.experts is not None
-            lacking = [name for name in ("attention_gate", "post_norms", "qk_norm") if not getattr(config, name)]
-            lacking += ["global_attention_every"] if config.global_attention_every is None else []
-            if lacking:
-                raise ConfigError(f"{AFMOE} always has {', '.join(lacking)}, and the model has not: it cannot be exported.")
-            if config.embedding_scale != 1.0 and not math.isclose(config.embedding_scale, math.sqrt(config.d_model), rel_tol=1e-6):
-                raise ConfigError(
-                    f"{AFMOE} multiplies embeddings by 1 or √d_model = {math.sqrt(config.d_model):g}, found embedding_scale "
-                    f"{config.embedding_scale:g}: such a model cannot be exported."
-                )
-            return {
-                **{theirs: getattr(config.experts, ours) for ours, theirs in EXPERT_FIELDS.items()},
-                "global_attn_every_n_layers": config.global_attention_every,
-                "sliding_window": config.sliding_window,
-                "layer_types": layer_types(config.num_layers, config.global_attention_every or 1),
-                "mup_enabled": config.embedding_scale != 1.0,
-            }
+def _afmoe_fields(config: ModelConfig, experts: Experts) -> dict[str, Any]:
+    lacking = [name for name in ("attention_gate", "post_norms", "qk_norm") if not getattr(config, name)]
+    lacking += ["global_attention_every"] if config.global_attention_every is None else []
+    if lacking:
+        raise ConfigError(f"{AFMOE} always has {', '.join(lacking)}, and the model has not: it cannot be exported.")
+    if config.embedding_scale != 1.0 and not math.isclose(config.embedding_scale, math.sqrt(config.d_model), rel_tol=1e-6):
+        raise ConfigError(
+            f"{AFMOE} multiplies embeddings by 1 or √d_model = {math.sqrt(config.d_model):g}, found embedding_scale "
+            f"{config.embedding_scale:g}: such a model cannot be exported."
+        )
+    return {
+        **{theirs: getattr(experts, ours) for ours, theirs in EXPERT_FIELDS.items()},
+        "global_attn_every_n_layers": config.global_attention_every,
+        "sliding_window": config.sliding_window,
+        "layer_types": layer_types(config.num_layers, config.global_attention_every or 1),
+        "mup_enabled": config.embedding_scale != 1.0,
+    }
 
 
 def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelConfig:
-    """The model that a `config.json` describes.
-
-    Raises:
-        CheckpointError: it is of another kind, a number is missing or not possible, or it asks for what the decoder does not do.
-    """
+    """Return the model that a `config.json` describes. Raises CheckpointError if it is incomplete, impossible or not supported."""
     by_type = {kind: architecture for architecture, kind in MODEL_TYPES.items()}
     kind = str(found.get("model_type"))
     named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
@@ -196,13 +139,14 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
             f"the architecture must be {LLAMA}, {QWEN3} or {AFMOE}, found {', '.join(named)} in config.json: this decoder has no other."
         )
     architecture = named[0]
-    for name, value in MUST_BE.items():
-        if found.get(name, value) != value:
-            raise CheckpointError(f"config.json must have {name} {value!r}, found {found[name]!r}: this decoder has no other.")
-    if missing := sorted(name for name in FIELDS.values() if found.get(name) is None):
-        raise CheckpointError(f"config.json must name {', '.join(missing)}, and does not.")
+    _check_fields(found, MUST_BE, FIELDS.values())
     heads = found["num_attention_heads"]
+    own_fields: dict[str, Any] = {"sliding_window": None}
     try:
+        if architecture == QWEN3:
+            own_fields = {"sliding_window": _qwen3_window(found)}
+        elif architecture == AFMOE:
+            own_fields = _from_afmoe(found)
         return ModelConfig(
             **{ours: found[theirs] for ours, theirs in FIELDS.items()},
             num_kv_heads=found.get("num_key_value_heads") or heads,
@@ -210,11 +154,39 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
             rope=_rope(found),
             qk_norm=architecture != LLAMA,
             tied_head=found.get("tie_word_embeddings", False),
-            **(from_afmoe(found) if architecture == AFMOE else {"sliding_window": _window(found) if architecture == QWEN3 else None}),
+            **own_fields,
             **computation._asdict(),
         )
     except ValidationError as error:
         raise CheckpointError(f"config.json describes no possible model: {join_problems(error)}.") from None
+
+
+def _check_fields(found: dict[str, Any], must_be: Mapping[str, Any], required: Iterable[str]) -> None:
+    for name, value in must_be.items():
+        if found.get(name, value) != value:
+            raise CheckpointError(f"config.json must have {name} {value!r}, found {found[name]!r}: this decoder has no other.")
+    if missing := sorted(name for name in required if found.get(name) is None):
+        raise CheckpointError(f"config.json must name {', '.join(missing)}, and does not.")
+
+
+def _from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that only this class has. Balancing, its loss and the truncation of fresh weights are not in a folder, and off."""
+    _check_fields(found, AFMOE_MUST_BE, (*EXPERT_FIELDS.values(), "sliding_window"))
+    experts = Experts(**{ours: found[theirs] for ours, theirs in EXPERT_FIELDS.items()}, balancing=None, sequence_loss=0.0)
+    kinds = found.get("layer_types")
+    every = found.get("global_attn_every_n_layers")
+    if every is None:
+        every = (kinds or [GLOBAL]).index(GLOBAL) + 1
+    if kinds is not None and kinds != layer_types(found["num_hidden_layers"], every):
+        raise CheckpointError(f"one layer in {every} must be {GLOBAL} and the others {LOCAL}, found {kinds} in config.json.")
+    return {
+        "experts": experts,
+        "global_attention_every": every,
+        "sliding_window": found["sliding_window"],
+        "embedding_scale": math.sqrt(found["hidden_size"]) if found.get("mup_enabled") else 1.0,
+        "attention_gate": True,
+        "post_norms": True,
+    }
 
 
 def _rope(found: dict[str, Any]) -> Rope:
@@ -224,23 +196,23 @@ def _rope(found: dict[str, Any]) -> Rope:
     if kind not in {"default", "llama3"} or stated.get("partial_rotary_factor", 1.0) != 1.0:
         raise CheckpointError(f"RoPE must be of the kind default or llama3 over the whole head, found {stated} in config.json.")
     if missing := [name for name in ROPE_SCALING.values() if kind == "llama3" and name not in stated]:
-        raise CheckpointError(f"RoPE of the kind llama3 needs {', '.join(missing)}; config.json has {stated}.")
+        raise CheckpointError(f"RoPE of the kind llama3 needs {', '.join(missing)}, found {stated} in config.json.")
     if theta is None:
         raise CheckpointError("config.json must name rope_theta, and does not.")
     scaling = Llama3RopeScaling(**{ours: stated[theirs] for ours, theirs in ROPE_SCALING.items()}) if kind == "llama3" else None
     return Rope(theta=theta, scaling=scaling)
 
 
-def _window(found: dict[str, Any]) -> int | None:
+def _qwen3_window(found: dict[str, Any]) -> int | None:
     layers = found["num_hidden_layers"]
     window = found.get("sliding_window") if found.get("use_sliding_window") else None
     if window is None:
         return None
     first = found.get("max_window_layers", 28)
-    kinds = found.get("layer_types") or ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    if set(kinds) == {"full_attention"}:
+    kinds = found.get("layer_types") or [LOCAL if layer >= first else GLOBAL for layer in range(layers)]
+    if set(kinds) == {GLOBAL}:
         return None
-    if set(kinds) != {"sliding_attention"}:
-        count = kinds.count("sliding_attention")
+    if set(kinds) != {LOCAL}:
+        count = kinds.count(LOCAL)
         raise CheckpointError(f"a sliding window must be in every layer or in none, found it in {count} of {layers} in config.json.")
     return window

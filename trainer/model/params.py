@@ -1,12 +1,9 @@
-"""One declaration per weight: the table says all of a weight once, and whatever needs to know of it reads the table.
-
-A new weight is one more line here, and its use in the decoder.
-"""
+"""One declaration for each weight: shape, axes, initialiser, optimizer group and Hugging Face name."""
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -16,32 +13,34 @@ from jaxtyping import Array, Float
 
 from phasewise.trainer.config import ModelConfig
 
+Params = dict[str, Any]
+"""A nested dictionary of float32 arrays. The layers of a stack are stacked along the first axis."""
+Sizes = dict[str, int]
+"""The axes of a weight in order: logical axis → size."""
+Group = Literal["embedding", "attention", "mlp", "experts", "router", "norms", "lm_head"]
+UpdatedBy = Literal["muon", "adam", "balancing"]
+LAYER, EXPERT = "layer", "expert"
+STACKING_AXES = (LAYER, EXPERT)
+"""Axes that count matrices, before the axes of the matrix."""
 ONLY_STACK = "blocks"
-"""The stack of a model whose layers are all alike."""
+"""The stack of a model with one kind of layer."""
+MIN_DRAWN, LARGE = 2**12, 2**20
+"""Weights of sizes between them are drawn in lengths that are powers of two."""
 
 
 class LayerKind(NamedTuple):
-    """What a layer is made of.
+    """The architecture of a layer."""
 
-    Attributes:
-        window: a position sees so many positions, itself included; None is all before it.
-        has_rope: whether queries and keys are turned by their position.
-        has_qk_norm: norms on the queries and keys of each head.
-        has_attention_gate: what the heads give is multiplied by a sigmoid of the attention's input (Qiu et al., 2025).
-        has_post_norms: a norm behind attention and one behind the MLP as well.
-        has_experts: experts in place of the dense MLP.
-    """
-
-    window: int | None
+    window: int | None  # number of positions that a position sees, with itself. None is all earlier positions
     has_rope: bool
     has_qk_norm: bool
-    has_attention_gate: bool
-    has_post_norms: bool
-    has_experts: bool
+    has_attention_gate: bool  # the heads' output is multiplied by a sigmoid of the attention's input (Qiu et al., 2025)
+    has_post_norms: bool  # a norm after attention and a norm after the MLP
+    has_experts: bool  # experts in place of the dense MLP
 
 
 class Stack(NamedTuple):
-    """Layers of one kind whose weights are stacked along a first axis, in this order; `name` is its key in the tree of weights."""
+    """Layers of one kind whose weights are stacked along a first axis, in this order. `name` is its key in the tree of weights."""
 
     name: str
     kind: LayerKind
@@ -49,135 +48,68 @@ class Stack(NamedTuple):
 
 
 class Cycle(NamedTuple):
-    """Layers that come `repeats` times over: from each stack so many in a row, one stack after the other."""
+    """Layers that repeat: in each repetition a number of layers from each stack, one stack after the other."""
 
     repeats: int
     runs: tuple[tuple[Stack, int], ...]
 
 
-Group = Literal["embedding", "attention", "mlp", "experts", "router", "norms", "lm_head"]
-
-UpdatedBy = Literal["muon", "adam", "balancing"]
-
-LAYER, EXPERT = "layer", "expert"
-
-STACKING_AXES = (LAYER, EXPERT)
-"""Axes that count matrices; the matrix itself is behind them."""
-
-MIN_DRAWN, LARGE = 2**12, 2**20
-"""Weights between them are drawn in lengths that are powers of two."""
-
-
 @dataclass(frozen=True)
 class Normal:
-    """N(0, `std`²), cut off at ± `cutoff` standard deviations (and not made wider for it); None is not cut off."""
+    """N(0, `std`²), truncated at ± `cutoff` standard deviations without rescaling. None is not truncated."""
 
     std: float
     cutoff: float | None
 
     def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Fresh values."""
+        """Draw values. Small weights share a few compiled lengths: value i depends only on key and i (`jax_threefry_partitionable`)."""
         size = math.prod(shape)
-        return self._flat(key, round_up(size))[:size].reshape(shape)
-
-    def _flat(self, key: jax.Array, size: int) -> Float[Array, " size"]:
+        drawn = size if size > LARGE else max(MIN_DRAWN, 1 << (size - 1).bit_length())
         if self.cutoff is None:
-            return self.std * jax.random.normal(key, (size,), jnp.float32)
-        return self.std * jax.random.truncated_normal(key, -self.cutoff, self.cutoff, (size,), jnp.float32)
+            flat = self.std * jax.random.normal(key, (drawn,), jnp.float32)
+        else:
+            flat = self.std * jax.random.truncated_normal(key, -self.cutoff, self.cutoff, (drawn,), jnp.float32)
+        return flat[:size].reshape(shape)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same number everywhere."""
+    """One number everywhere."""
 
     value: float
 
     def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Fresh values; the key is not used."""
+        """Fill the shape, without the key."""
         return jnp.full(shape, self.value, jnp.float32)
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A weight before it has values.
-
-    Attributes:
-        axes: a logical axis for each dimension of `shape` (`trainer.sharding.RULES`).
-        init: how fresh values are drawn.
-        drawn_as: what their keys are made of: one name for all of it, or one for each layer. A name stays when the weight moves in the
-            tree, so that a seed goes on to mean the same model.
-        tensor: its name in a Hugging Face folder, with `{layer}` and `{expert}` where each has a tensor of its own.
-        group: the one of `trainer.metrics.ALL_GROUPS` that its norms are counted in.
-        inputs: for a matrix that tokens are multiplied by, how many axes behind `STACKING_AXES` it reads from; it writes to the others.
-            None is no matrix.
-        decays: whether weight decay applies.
-        updated_by: "muon" for the matrices of the layers, where the optimizer is Muon; "balancing" for what has no gradient and moves with
-            the load of the experts; "adam" for all else.
-        layers: the numbers of the layers that it is stacked of; empty is a weight outside the layers.
-    """
+    """A weight before it has values."""
 
     shape: tuple[int, ...]
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # a logical axis for each dimension of `shape` (`trainer.sharding.RULES`)
     init: Normal | Constant
-    drawn_as: tuple[str, ...]
-    tensor: str
-    group: Group
-    inputs: int | None = None
-    decays: bool = False
+    tensor: str  # its name in a Hugging Face folder, with `{layer}` and `{expert}` for stacked tensors
+    group: Group  # its group of norms in the metrics (`trainer.metrics.ALL_GROUPS`)
+    inputs: int | None = None  # for a matrix, the number of input axes after `STACKING_AXES`. None is not a matrix
+    decays: bool = False  # whether weight decay applies
+    # "muon" for the matrices of the layers, if the optimizer is Muon. "balancing" for biases without a gradient, which follow the load of
+    # the experts. "adam" for all others
     updated_by: UpdatedBy = "adam"
-    layers: tuple[int, ...] = ()
+    # names that its random keys come from: one name, or one for each layer. A weight keeps its names when it moves in the tree, so that a
+    # seed keeps its model
+    drawn_as: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()  # numbers of the stacked layers. Empty for a weight outside the layers
 
     @property
     def num_stacking_axes(self) -> int:
-        """How many leading axes count layers and experts."""
+        """Number of leading axes that count layers and experts."""
         return sum(axis in STACKING_AXES for axis in self.axes)
 
 
-Params = dict[str, Any]
-"""A nested dictionary of float32 arrays; the layers of a stack (`trainer.model.layers`) are stacked along the first axis."""
-
-Sizes = dict[str, int]
-"""The axes of a weight in their order: logical axis → size."""
-
-
-class _Declare:
-    """Declares weights of one stack, or with None those outside the layers. `tensor` is a name in a Hugging Face folder's words."""
-
-    def __init__(self, config: ModelConfig, stack: Stack | None) -> None:
-        self._normal = Normal(config.initializer_std, config.initializer_cutoff)
-        self._stack = stack
-
-    def gain(self, name: str, tensor: str, sizes: Sizes, start: float = 1.0) -> ParamSpec:
-        """What a norm multiplies by."""
-        return self._spec(name, f"{tensor}.weight", sizes, init=Constant(start), group="norms")
-
-    def matrix(self, name: str, tensor: str, sizes: Sizes, group: Group, *, inputs: int = 1) -> ParamSpec:
-        """What tokens are multiplied by."""
-        by = "adam" if self._stack is None else "muon"
-        return self._spec(name, f"{tensor}.weight", sizes, init=self._normal, group=group, inputs=inputs, decays=True, updated_by=by)
-
-    def embedding(self, name: str, tensor: str, sizes: Sizes) -> ParamSpec:
-        """What is looked up."""
-        return self._spec(name, f"{tensor}.weight", sizes, init=self._normal, group="embedding")
-
-    def balanced(self, name: str, tensor: str, sizes: Sizes) -> ParamSpec:
-        """What moves with the load of the experts, from 0."""
-        return self._spec(name, tensor, sizes, init=Constant(0.0), group="router", updated_by="balancing")
-
-    def _spec(self, name: str, tensor: str, sizes: Sizes, **more: Any) -> ParamSpec:
-        shape = tuple(sizes.values())
-        axes = tuple(sizes)
-        if self._stack is None:
-            return ParamSpec(shape, axes, drawn_as=(f"['{name}']",), tensor=tensor, **more)
-        layers = self._stack.layers
-        is_only = self._stack.name == ONLY_STACK
-        drawn_as = (f"['{ONLY_STACK}']['{name}']",) if is_only else tuple(f"layer {layer} {name}" for layer in layers)
-        tensor = f"model.layers.{{layer}}.{tensor}"
-        return ParamSpec((len(layers), *shape), (LAYER, *axes), drawn_as=drawn_as, tensor=tensor, layers=layers, **more)
-
-
 def layer_kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
-    """What each layer is, the first one first."""
+    """Return the kind of each layer, the first layer first."""
     every = config.global_attention_every
     dense = config.num_layers if config.experts is None else config.experts.num_dense_layers
 
@@ -196,159 +128,153 @@ def layer_kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
 
 
 def cycles(config: ModelConfig) -> tuple[Cycle, ...]:
-    """The layers in the order in which they are run.
+    """Return the layers in the order of computation.
 
-    Whole periods of the pattern that are alike, the longest row of two or more, are one cycle. What comes before and after is cut into
-    rows of layers of one kind.
+    The longest row of two or more equal periods of the attention pattern is one cycle. The layers before and after are cut into rows of
+    one kind.
     """
     kinds = layer_kinds(config)
     if len(set(kinds)) == 1:
         return (Cycle(len(kinds), ((Stack(ONLY_STACK, kinds[0], tuple(range(len(kinds)))), 1),)),)
     period = config.global_attention_every or 1
     periods = [kinds[start : start + period] for start in range(0, len(kinds) - period + 1, period)]
-    first, count = max(_equal_rows(periods), key=lambda row: row[1], default=(0, 0))
-    if count < 2 or period == 1:
-        return tuple(_rows(kinds, 0, len(kinds)))
-    start = first * period
-    stop = start + count * period
-    return (*_rows(kinds, 0, start), _cycle(kinds, start, stop, period), *_rows(kinds, stop, len(kinds)))
+    first, count = max(_equal_runs(periods), key=lambda run: run[1], default=(0, 0))
+    start, stop = (first * period, (first + count) * period) if count >= 2 and period > 1 else (0, 0)
+
+    def stack(first: int, layers: Sequence[int]) -> Stack:
+        kind = kinds[first]
+        name = f"{'' if kind.has_experts else 'dense_'}{'global' if kind.window is None else 'local'}_{first}"
+        return Stack(name, kind, tuple(layers))
+
+    def rows(begin: int, end: int) -> Iterator[Cycle]:
+        for at, length in _equal_runs(kinds[begin:end]):
+            yield Cycle(length, ((stack(begin + at, range(begin + at, begin + at + length)), 1),))
+
+    runs: list[tuple[Stack, int]] = []
+    for at, length in _equal_runs(kinds[start : start + period]) if stop else ():
+        layers = [layer for begin in range(start + at, stop, period) for layer in range(begin, begin + length)]
+        runs.append((stack(start + at, layers), length))
+    repeated = [Cycle((stop - start) // period, tuple(runs))] if runs else []
+    return (*rows(0, start), *repeated, *rows(stop, len(kinds)))
+
+
+def _equal_runs(items: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return start and length of each run of equal items."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for _, run in groupby(items):
+        length = len(list(run))
+        runs.append((start, length))
+        start += length
+    return runs
 
 
 def stacks(config: ModelConfig) -> tuple[Stack, ...]:
-    """Every stack once."""
+    """Return every stack once."""
     return tuple(stack for cycle in cycles(config) for stack, _ in cycle.runs)
 
 
 def expert_layers(config: ModelConfig) -> tuple[int, ...]:
-    """The numbers of the layers that have experts, ascending."""
+    """Return the numbers of the layers with experts, ascending."""
     return tuple(layer for layer, kind in enumerate(layer_kinds(config)) if kind.has_experts)
 
 
-def _equal_rows(periods: list[tuple[LayerKind, ...]]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for _, row in groupby(periods):
-        count = len(list(row))
-        yield start, count
-        start += count
-
-
-def _cycle(kinds: tuple[LayerKind, ...], start: int, stop: int, period: int) -> Cycle:
-    runs: list[tuple[Stack, int]] = []
-    at = start
-    for kind, row in groupby(kinds[start : start + period]):
-        length = len(list(row))
-        layers = tuple(layer for first in range(at, stop, period) for layer in range(first, first + length))
-        runs.append((Stack(_name(kind, at), kind, layers), length))
-        at += length
-    return Cycle((stop - start) // period, tuple(runs))
-
-
-def _rows(kinds: tuple[LayerKind, ...], start: int, stop: int) -> Iterator[Cycle]:
-    at = start
-    for kind, row in groupby(kinds[start:stop]):
-        layers = tuple(range(at, at + len(list(row))))
-        yield Cycle(len(layers), ((Stack(_name(kind, at), kind, layers), 1),))
-        at = layers[-1] + 1
-
-
-def _name(kind: LayerKind, first: int) -> str:
-    return f"{'' if kind.has_experts else 'dense_'}{'global' if kind.window is None else 'local'}_{first}"
-
-
-def round_up(size: int) -> int:
-    """How many numbers are drawn for a weight of `size`: small weights share a few lengths, and so a few compiled draws.
-
-    Value i of a draw depends on the key and on i alone (`jax_threefry_partitionable`), so that those drawn in vain change nothing.
-    """
-    return size if size > LARGE else max(MIN_DRAWN, 1 << (size - 1).bit_length())
-
-
 def param_specs(config: ModelConfig) -> dict[str, Any]:
-    """The table, in the order of a Hugging Face folder. Norm gains and the token embedding do not decay, the head does (Marin's mask).
+    """Return all declarations as a tree, in the order of a Hugging Face folder.
 
-    With `tied_head` there is no head.
+    Norm gains and the token embedding do not decay, the head does (Marin's mask). With `tied_head` the model has no head.
     """
-    outer = {"d_model": config.d_model}
-    vocab = {"vocab": config.vocab_size}
-    declare = _Declare(config, None)
-    head = {} if config.tied_head else {"head": declare.matrix("head", "lm_head", outer | vocab, "lm_head")}
-    return {
-        "embedding": declare.embedding("embedding", "model.embed_tokens", vocab | outer),
-        **{stack.name: layer_specs(config, stack) for stack in stacks(config)},
-        "final_norm": declare.gain("final_norm", "model.norm", outer),
-        **head,
-    }
+    outer, vocab = {"d_model": config.d_model}, {"vocab": config.vocab_size}
+    normal = Normal(config.initializer_std, config.initializer_cutoff)
+    embedding = _spec("model.embed_tokens.weight", vocab | outer, normal, "embedding")
+    outside = {"embedding": embedding, "final_norm": _gain("model.norm", outer)}
+    if not config.tied_head:
+        outside["head"] = _matrix("lm_head", outer | vocab, normal, "lm_head")
+    outside = {name: replace(spec, drawn_as=(f"['{name}']",)) for name, spec in outside.items()}
+    return {"embedding": outside.pop("embedding"), **{stack.name: _layer_specs(config, stack) for stack in stacks(config)}, **outside}
 
 
-def layer_specs(config: ModelConfig, stack: Stack) -> dict[str, ParamSpec]:
-    """The weights of one stack of layers; each has a first axis that counts its layers."""
-    declare = _Declare(config, stack)
-    outer = {"d_model": config.d_model}
+def _layer_specs(config: ModelConfig, stack: Stack) -> dict[str, ParamSpec]:
+    kind, layers = stack.kind, stack.layers
+    normal = Normal(config.initializer_std, config.initializer_cutoff)
+    outer, head = {"d_model": config.d_model}, {"head_dim": config.head_dim}
+    queries, keys = {"query_heads": config.num_query_heads} | head, {"kv_heads": config.num_kv_heads} | head
     post_gain = 1 / math.sqrt(config.num_layers)
-    specs = _attention(config, stack.kind, declare)
-    if stack.kind.has_post_norms:
-        specs["attention_post_norm"] = declare.gain("attention_post_norm", "post_attention_layernorm", outer, post_gain)
-        specs["mlp_norm"] = declare.gain("mlp_norm", "pre_mlp_layernorm", outer)
-        specs["mlp_post_norm"] = declare.gain("mlp_post_norm", "post_mlp_layernorm", outer, post_gain)
-    else:
-        specs["mlp_norm"] = declare.gain("mlp_norm", "post_attention_layernorm", outer)
-    return specs | (_experts(config, declare) if stack.kind.has_experts else _mlp(config, declare))
-
-
-def _attention(config: ModelConfig, kind: LayerKind, declare: "_Declare") -> dict[str, ParamSpec]:
-    outer = {"d_model": config.d_model}
-    queries = {"query_heads": config.num_query_heads, "head_dim": config.head_dim}
-    keys = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     specs = {
-        "attention_norm": declare.gain("attention_norm", "input_layernorm", outer),
-        "query": declare.matrix("query", "self_attn.q_proj", outer | queries, "attention"),
-        "key": declare.matrix("key", "self_attn.k_proj", outer | keys, "attention"),
-        "value": declare.matrix("value", "self_attn.v_proj", outer | keys, "attention"),
+        "attention_norm": _gain("input_layernorm", outer),
+        "query": _matrix("self_attn.q_proj", outer | queries, normal, "attention"),
+        "key": _matrix("self_attn.k_proj", outer | keys, normal, "attention"),
+        "value": _matrix("self_attn.v_proj", outer | keys, normal, "attention"),
     }
     if kind.has_qk_norm:
-        specs["query_norm"] = declare.gain("query_norm", "self_attn.q_norm", {"head_dim": config.head_dim})
-        specs["key_norm"] = declare.gain("key_norm", "self_attn.k_norm", {"head_dim": config.head_dim})
+        specs["query_norm"] = _gain("self_attn.q_norm", head)
+        specs["key_norm"] = _gain("self_attn.k_norm", head)
     if kind.has_attention_gate:
-        specs["attention_gate"] = declare.matrix("attention_gate", "self_attn.gate_proj", outer | queries, "attention")
-    specs["output"] = declare.matrix("output", "self_attn.o_proj", queries | outer, "attention", inputs=2)
-    return specs
+        specs["attention_gate"] = _matrix("self_attn.gate_proj", outer | queries, normal, "attention")
+    specs["output"] = _matrix("self_attn.o_proj", queries | outer, normal, "attention", inputs=2)
+    if kind.has_post_norms:
+        specs["attention_post_norm"] = _gain("post_attention_layernorm", outer, post_gain)
+        specs["mlp_norm"] = _gain("pre_mlp_layernorm", outer)
+        specs["mlp_post_norm"] = _gain("post_mlp_layernorm", outer, post_gain)
+    else:
+        specs["mlp_norm"] = _gain("post_attention_layernorm", outer)
+    if kind.has_experts:
+        specs |= _expert_specs(config, normal)
+    else:
+        hidden = {"d_ff": config.d_ff}
+        specs["gate"] = _matrix("mlp.gate_proj", outer | hidden, normal, "mlp")
+        specs["up"] = _matrix("mlp.up_proj", outer | hidden, normal, "mlp")
+        specs["down"] = _matrix("mlp.down_proj", hidden | outer, normal, "mlp")
+
+    def stacked(name: str, spec: ParamSpec) -> ParamSpec:
+        is_only = stack.name == ONLY_STACK
+        return replace(
+            spec,
+            shape=(len(layers), *spec.shape),
+            axes=(LAYER, *spec.axes),
+            tensor=f"model.layers.{{layer}}.{spec.tensor}",
+            updated_by=spec.updated_by if spec.inputs is None else "muon",
+            drawn_as=(f"['{ONLY_STACK}']['{name}']",) if is_only else tuple(f"layer {layer} {name}" for layer in layers),
+            layers=layers,
+        )
+
+    return {name: stacked(name, spec) for name, spec in specs.items()}
 
 
-def _mlp(config: ModelConfig, declare: "_Declare") -> dict[str, ParamSpec]:
-    outer = {"d_model": config.d_model}
-    hidden = {"d_ff": config.d_ff}
-    return {
-        "gate": declare.matrix("gate", "mlp.gate_proj", outer | hidden, "mlp"),
-        "up": declare.matrix("up", "mlp.up_proj", outer | hidden, "mlp"),
-        "down": declare.matrix("down", "mlp.down_proj", hidden | outer, "mlp"),
-    }
-
-
-def _experts(config: ModelConfig, declare: "_Declare") -> dict[str, ParamSpec]:
+def _expert_specs(config: ModelConfig, normal: Normal) -> dict[str, ParamSpec]:
     experts = config.experts
     assert experts is not None
-    outer = {"d_model": config.d_model}
-    shared = {"d_ff": experts.num_shared * experts.d_expert}
-    scores = {"router_expert": experts.num_experts}
-    each = {EXPERT: experts.num_experts}
-    inner = {"expert_d_model": config.d_model}
-    hidden = {"d_ff": experts.d_expert}
+    outer, scores = {"d_model": config.d_model}, {"router_expert": experts.num_experts}
+    each, inner, hidden = {EXPERT: experts.num_experts}, {"expert_d_model": config.d_model}, {"d_ff": experts.d_expert}
     specs = {
-        "router": declare.matrix("router", "mlp.router.gate", outer | scores, "router"),
-        "router_bias": declare.balanced("router_bias", "mlp.expert_bias", scores),
-        "expert_gate": declare.matrix("expert_gate", "mlp.experts.{expert}.gate_proj", each | inner | hidden, "experts"),
-        "expert_up": declare.matrix("expert_up", "mlp.experts.{expert}.up_proj", each | inner | hidden, "experts"),
-        "expert_down": declare.matrix("expert_down", "mlp.experts.{expert}.down_proj", each | hidden | inner, "experts"),
+        "router": _matrix("mlp.router.gate", outer | scores, normal, "router"),
+        "router_bias": replace(_spec("mlp.expert_bias", scores, Constant(0.0), "router"), updated_by="balancing"),
+        "expert_gate": _matrix("mlp.experts.{expert}.gate_proj", each | inner | hidden, normal, "experts"),
+        "expert_up": _matrix("mlp.experts.{expert}.up_proj", each | inner | hidden, normal, "experts"),
+        "expert_down": _matrix("mlp.experts.{expert}.down_proj", each | hidden | inner, normal, "experts"),
     }
     if experts.num_shared:
-        specs["shared_gate"] = declare.matrix("shared_gate", "mlp.shared_experts.gate_proj", outer | shared, "mlp")
-        specs["shared_up"] = declare.matrix("shared_up", "mlp.shared_experts.up_proj", outer | shared, "mlp")
-        specs["shared_down"] = declare.matrix("shared_down", "mlp.shared_experts.down_proj", shared | outer, "mlp")
+        shared = {"d_ff": experts.num_shared * experts.d_expert}
+        specs["shared_gate"] = _matrix("mlp.shared_experts.gate_proj", outer | shared, normal, "mlp")
+        specs["shared_up"] = _matrix("mlp.shared_experts.up_proj", outer | shared, normal, "mlp")
+        specs["shared_down"] = _matrix("mlp.shared_experts.down_proj", shared | outer, normal, "mlp")
     return specs
+
+
+def _spec(tensor: str, sizes: Sizes, init: Normal | Constant, group: Group) -> ParamSpec:
+    return ParamSpec(tuple(sizes.values()), tuple(sizes), init, tensor, group)
+
+
+def _gain(tensor: str, sizes: Sizes, start: float = 1.0) -> ParamSpec:
+    return _spec(f"{tensor}.weight", sizes, Constant(start), "norms")
+
+
+def _matrix(tensor: str, sizes: Sizes, init: Normal, group: Group, *, inputs: int = 1) -> ParamSpec:
+    return replace(_spec(f"{tensor}.weight", sizes, init, group), inputs=inputs, decays=True)
 
 
 def init_params(seed: int, config: ModelConfig) -> Params:
-    """Fresh float32 weights. A weight's keys come from the names that it is drawn as, so adding one moves no other."""
+    """Draw float32 weights. A weight's keys come from its `drawn_as`, so a new weight changes no other."""
     root = jax.random.key(seed)
 
     def number(name: str) -> int:
@@ -364,22 +290,22 @@ def init_params(seed: int, config: ModelConfig) -> Params:
 
 
 def abstract_params(config: ModelConfig) -> Params:
-    """Shapes and types without values."""
+    """Return shapes and types without values."""
     return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), param_specs(config))
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """How many numbers the table declares."""
+    """Return the number of parameters."""
     return sum(math.prod(spec.shape) for spec in jax.tree.leaves(param_specs(config)))
 
 
 def count_active_parameters(config: ModelConfig) -> int:
-    """How many of them a token meets: of the experts those that it is routed to."""
+    """Return the number of parameters that a token uses, with only its routed experts."""
     return sum(round(active_share(spec, config) * math.prod(spec.shape)) for spec in jax.tree.leaves(param_specs(config)))
 
 
 def active_share(spec: ParamSpec, config: ModelConfig) -> float:
-    """Which share of a weight a token meets: all of it, or of the experts those that it is routed to."""
+    """Return the share of a weight that a token uses: 1, or the share of routed experts."""
     if EXPERT not in spec.axes:
         return 1.0
     assert config.experts is not None

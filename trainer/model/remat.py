@@ -1,4 +1,4 @@
-"""What the backward pass computes again instead of keeping: time for memory, and no change to what is computed."""
+"""Rematerialisation: recomputing activations in the backward pass instead of keeping them. It does not change the results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,81 +14,33 @@ from phasewise.trainer.model.params import EXPERT, Params, param_specs
 
 PRODUCTS = ("dot_general", "ragged_dot_general")
 PASSED_ON = ("convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "sharding_constraint", "copy")
-"""What is left of a weight after these is still the weight."""
+"""After these operations a weight is still the same weight."""
 INLINED = ("jit", "closed_call")
-"""Calls whose equations are walked as if they were the block's own. Others, such as kernels, are taken as they are."""
-Function = Callable[..., Any]
-
-
-def name_products(block: Function) -> Function:
-    """The same function of (x, weights), each of its products with a weight under the weight's name: the last key of its path."""
-
-    def named(x: Any, weights: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(block, return_shape=True)(x, weights)
-        paths = jax.tree_util.tree_leaves_with_path((None, weights))
-        origins = [None] * len(jax.tree.leaves(x)) + [str(path[-1].key) for path, _ in paths]
-        results = _walk(closed, jax.tree.leaves((x, weights)), origins)
-        return jax.tree.unflatten(jax.tree.structure(shapes), [value for value, _ in results])
-
-    return named
-
-
-def _walk(closed: core.ClosedJaxpr, arguments: list[Any], origins: list[str | None]) -> list[tuple[Any, str | None]]:
-    jaxpr = closed.jaxpr
-    known: dict[Any, tuple[Any, str | None]] = {}
-
-    def read(place: Any) -> tuple[Any, str | None]:
-        return (place.val, None) if isinstance(place, core.Literal) else known[place]
-
-    known.update(zip(jaxpr.constvars, ((value, None) for value in closed.consts), strict=True))
-    known.update(zip(jaxpr.invars, zip(arguments, origins, strict=True), strict=True))
-    for equation in jaxpr.eqns:
-        values = [read(place) for place in equation.invars]
-        known.update(zip(equation.outvars, _evaluate(equation, values), strict=True))
-    return [read(place) for place in jaxpr.outvars]
-
-
-def _evaluate(equation: Any, inputs: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
-    values = [value for value, _ in inputs]
-    origins = [origin for _, origin in inputs]
-    kind = equation.primitive.name
-    if kind in INLINED:
-        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-        return _walk(inner, values, origins)
-    with equation.ctx.manager:
-        found = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
-    results = list(found) if equation.primitive.multiple_results else [found]
-    name = next((origin for origin in origins if origin is not None), None)
-    if name is not None and kind in PRODUCTS:
-        return [(checkpoint_name(result, name), None) for result in results]
-    return [(result, name if kind in PASSED_ON else None) for result in results]
-
-
+"""Calls whose equations count as the block's equations. Other calls, such as kernels, are not opened."""
+Named = tuple[Any, str | None]
+"""A value, and the name of the weight that it is."""
 Block = Callable[[Array, Params], tuple[Array, Any]]
-"""From the residual stream and one layer's weights to the residual stream after it, and what was measured in the layer."""
+"""From the residual stream and one layer's weights to the residual stream after it, and the layer's measurements."""
 
 
 def remat(block: Block, policy: Remat) -> Block:
-    """The same block with another backward pass, for a scan over layers.
+    """Return the block with another backward pass, for a scan over layers.
 
-    * none: everything is kept.
-    * dots: products with weights are kept; what lies between them, and attention, is computed again.
-    * full: only what goes from block to block is kept.
-    * offload: as full, and that is kept in the host's memory (Marin's carries on v4-2048).
-    * names (`Kept`): these products are kept, on the device or in the host's memory; the others are computed again.
+    * none: keep everything.
+    * dots: keep products with weights. Recompute attention and all operations between.
+    * full: keep only the blocks' inputs.
+    * offload: as full, with the blocks' inputs in the host's memory (Marin's carries on v4-2048).
+    * names (`Kept`): keep these products on the device or in the host's memory, and recompute the others.
     """
+    if policy == "none":
+        return block
+    if policy == "offload":
+        policy = Kept(on_host=(BLOCK_INPUT,))
+    if isinstance(policy, Kept):
+        return _keep(block, policy)
     policies = jax.checkpoint_policies
-    match policy:
-        case "none":
-            return block
-        case "dots":
-            return _checkpoint(block, policies.dots_with_no_batch_dims_saveable)
-        case "full":
-            return _checkpoint(block, policies.nothing_saveable)
-        case "offload":
-            return _keep(block, Kept(on_host=(BLOCK_INPUT,)))
-        case Kept():
-            return _keep(block, policy)
+    saved = policies.nothing_saveable if policy == "full" else policies.dots_with_no_batch_dims_saveable
+    return jax.checkpoint(block, policy=saved, prevent_cse=False)
 
 
 def _keep(block: Block, kept: Kept) -> Block:
@@ -103,23 +55,55 @@ def _keep(block: Block, kept: Kept) -> Block:
     def block_with_names(x: Array, weights: Params) -> tuple[Array, Any]:
         return named(checkpoint_name(x, BLOCK_INPUT) if BLOCK_INPUT in kept.on_host else x, weights)
 
-    return _checkpoint(block_with_names, policy)
+    return jax.checkpoint(block_with_names, policy=policy, prevent_cse=False)
 
 
 def check_names(kept: Kept, config: ModelConfig) -> None:
-    """Refuse a name that no product of any layer has: it would keep nothing, without a word. Products of experts are in loops of their own.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Raise ConfigError for a name that no product of any layer has. Products of experts run in loops of their kernels."""
     specs = jax.tree_util.tree_leaves_with_path(param_specs(config))
     products = (str(path[-1].key) for path, spec in specs if spec.layers and spec.inputs is not None and EXPERT not in spec.axes)
-    there = {BLOCK_INPUT, ATTENTION, *products}
-    if unknown := sorted({*kept.on_device, *kept.on_host} - there):
+    possible = {BLOCK_INPUT, ATTENTION, *products}
+    if unknown := sorted({*kept.on_device, *kept.on_host} - possible):
         raise ConfigError(
-            f"execution.remat must name what a block computes, found {', '.join(unknown)}: take of {', '.join(sorted(there))}."
+            f"execution.remat must name what a block computes, found {', '.join(unknown)}: take of {', '.join(sorted(possible))}."
         )
 
 
-def _checkpoint(block: Block, policy: Callable[..., Any]) -> Block:
-    return jax.checkpoint(block, policy=policy, prevent_cse=False)
+def name_products(block: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function of (x, weights), with the weight's name (the last key of its path) on each product with a weight."""
+
+    def named(x: Any, weights: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(block, return_shape=True)(x, weights)
+        paths = jax.tree_util.tree_leaves_with_path((None, weights))
+        names = [None] * len(jax.tree.leaves(x)) + [str(path[-1].key) for path, _ in paths]
+        results = _run_named(closed, list(zip(jax.tree.leaves((x, weights)), names, strict=True)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), [value for value, _ in results])
+
+    return named
+
+
+def _run_named(closed: core.ClosedJaxpr, arguments: list[Named]) -> list[Named]:
+    jaxpr = closed.jaxpr
+    known: dict[Any, Named] = {}
+
+    def read(place: Any) -> Named:
+        return (place.val, None) if isinstance(place, core.Literal) else known[place]
+
+    known.update(zip(jaxpr.constvars, ((value, None) for value in closed.consts), strict=True))
+    known.update(zip(jaxpr.invars, arguments, strict=True))
+    for equation in jaxpr.eqns:
+        known.update(zip(equation.outvars, _evaluate(equation, [read(place) for place in equation.invars]), strict=True))
+    return [read(place) for place in jaxpr.outvars]
+
+
+def _evaluate(equation: Any, inputs: list[Named]) -> list[Named]:
+    kind = equation.primitive.name
+    if kind in INLINED:
+        return _run_named(equation.params.get("jaxpr") or equation.params.get("call_jaxpr"), inputs)
+    with equation.ctx.manager:
+        found = equation.primitive.bind(*(value for value, _ in inputs), **equation.primitive.get_bind_params(equation.params))
+    results = list(found) if equation.primitive.multiple_results else [found]
+    name = next((name for _, name in inputs if name is not None), None)
+    if name is not None and kind in PRODUCTS:
+        return [(checkpoint_name(result, name), None) for result in results]
+    return [(result, name if kind in PASSED_ON else None) for result in results]

@@ -1,8 +1,7 @@
 """Routers: the experts of each token, the load on them, the biases that balance it, and its metrics over the whole batch.
 
-Shape letters: b batch, t position, d d_model, x expert, k chosen expert; n token (rows of a batch one after the other; or b row and t
-position, see `trainer.sharding.join_rows`). Leading axes of biases and counts are layers.
-Logits, scores, gates and sums are float32, whatever the type of the tokens.
+Shape letters: b batch, t position, d d_model, x expert, k chosen expert, n token (all rows of a batch in one axis, or b row and t position,
+see `trainer.sharding.join_rows`). Leading axes of biases and counts are layers. Logits, scores, gates and sums are always float32.
 """
 
 from typing import NamedTuple
@@ -19,43 +18,33 @@ from phasewise.trainer.sharding import constrain, join_rows, map_tokens
 
 BIAS = "router_bias"
 EPSILON = 1e-20
-"""Keeps the gates finite where all scores of a token underflow (as AFMoE of transformers has it)."""
+"""Keeps the gates finite if all scores of a token underflow (as in AFMoE of transformers)."""
 Bias = Float[Array, "*layer x"]
 Momentum = dict[str, dict[str, Float[Array, "layer x"]]]
-"""SMEBU's average of the steps of each bias, in a tree like the weights' that has only the biases."""
+"""SMEBU's average of the steps of each bias, in the weights' tree with only the biases."""
 
 
 class Load(NamedTuple):
-    """Sums over tokens of one layer: those of the parts of a batch add up, and so do those of devices.
+    """Sums over the tokens of one layer. The sums of micro-batches and of devices add up."""
 
-    Attributes:
-        counts: tokens that have each expert. A token counts `num_active` times, once an expert.
-        entropy: Σ over tokens of the entropy, in nats, of the token's scores divided by their sum. At most tokens · log(num_experts).
-        overflowed: assignments beyond 1.25 times the mean load of an expert, in the parts of the batch that were computed at once. None of
-            them was dropped. Padding is computed, too, and counts here.
-        assigned: all assignments, those of padding among them.
-    """
-
-    counts: Int[Array, " x"]
+    counts: Int[Array, " x"]  # tokens of each expert. A token counts once for each of its `num_active` experts
+    # Σ over tokens of the entropy, in nats, of the token's scores divided by their sum. At most tokens · log(num_experts)
     entropy: Float[Array, ""]
     tokens: Int[Array, ""]
+    # assignments beyond 1.25 times the mean load of an expert, in each micro-batch. The kernel also computes them. Includes padding
     overflowed: Int[Array, ""]
-    assigned: Int[Array, ""]
+    assigned: Int[Array, ""]  # all assignments, with padding
 
 
 class Routing(NamedTuple):
-    """The router's sums over a part of a batch in one layer; parts add up. With a first axis, of several layers.
-
-    Attributes:
-        sequence_loss: `sequence_loss` below, without its weight. It alone has gradients.
-    """
+    """The router's sums over a micro-batch in one layer, or in several layers with a first axis. Micro-batches add up."""
 
     load: Load
-    sequence_loss: Float[Array, "*layer"]
+    sequence_loss: Float[Array, "*layer"]  # `sequence_loss` below, without its weight. The only field with gradients
 
 
 class RoutingMetrics(NamedTuple):
-    """The routers' metrics of one update (`trainer.metrics`); `overflowed` is of all layers together."""
+    """The routers' metrics of one update (`trainer.metrics`). `overflowed` is over all layers."""
 
     max_violations: Float[Array, " layer"]
     dead_experts: Int[Array, " layer"]
@@ -68,15 +57,10 @@ class RoutingMetrics(NamedTuple):
 def mix_experts(
     x: Float[Array, "b t d"], weights: Params, experts: Experts, *, counted: Bool[Array, "b t"] | None, kernel: str
 ) -> tuple[Float[Array, "b t d"], Routing]:
-    """Return Σ of the gated experts of each token (Trinity report, eq. 15, without the shared expert), and the router's sums.
-
-    Args:
-        counted: False for tokens that are padding; None counts all.
-        kernel: `Execution.expert_kernel`.
-    """
+    """Return Σ of the gated experts of each token (Trinity report, eq. 15, without the shared expert), and the router's sums."""
     flat = join_rows(x)
     is_counted = None if counted is None else counted.reshape(flat.shape[:-1])
-    router = constrain(weights["router"], None, None)  # whole everywhere: a token's logits are summed on its own device
+    router = constrain(weights["router"], None, None)  # replicated, so that each device sums its tokens' logits
     routed = route(flat, router, weights[BIAS], experts)
     matrices = Matrices(weights["expert_gate"], weights["expert_up"], weights["expert_down"])
     mixed, overflowed = apply_on_mesh(flat, routed, matrices, kernel=kernel)
@@ -85,11 +69,10 @@ def mix_experts(
 
 
 def route(x: Float[Array, "*n d"], weight: Float[Array, "d x"], bias: Float[Array, " x"], experts: Experts) -> Routed:
-    """Return the `num_active` experts of the largest score + bias, and gates from the scores alone (Trinity report, eqs 16–18).
+    """Return the `num_active` experts of the largest score + bias, and gates from the scores without the bias (Trinity report, eqs 16-18).
 
-    A tie goes to the expert of the lower number (`jax.lax.top_k`). A token's logits are sums over the whole of d_model in full float32
-    precision, on the device that has the token: so the choice does not depend on how a mesh cuts the batch. No gradient goes through the
-    choice, and none to the bias.
+    On a tie the lower expert number wins (`jax.lax.top_k`). One device sums a token's logits over the whole of d_model in full float32
+    precision, so the choice does not depend on the mesh. The choice and the bias have no gradient.
     """
     x32 = x.astype(jnp.float32)
     logits = jnp.matmul(x32, weight.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)  # a TPU would take bfloat16
@@ -97,18 +80,13 @@ def route(x: Float[Array, "*n d"], weight: Float[Array, "d x"], bias: Float[Arra
     biased = jax.lax.stop_gradient(scores + bias.astype(jnp.float32))
     chosen = map_tokens(lambda scores: jax.lax.top_k(scores, experts.num_active)[1], biased)
     picked = _one_hot(chosen, experts.num_experts)
-    own = jnp.sum(jnp.where(picked, scores[..., None, :], jnp.float32(0)), axis=-1)  # a gather, whose gradient would be a scatter
+    own = jnp.sum(jnp.where(picked, scores[..., None, :], jnp.float32(0)), axis=-1)  # a gather's gradient would be a scatter
     gates = jnp.float32(experts.route_scale) * own / (jnp.sum(own, axis=-1, keepdims=True) + jnp.float32(EPSILON))
     return Routed(chosen.astype(jnp.int32), gates, scores)
 
 
 def measure_load(routed: Routed, overflowed: Int[Array, ""], counted: Bool[Array, "*n"] | None = None) -> Load:
-    """Return the sums of one part of a batch, without gradients.
-
-    Args:
-        overflowed: from `trainer.kernels.experts.apply_experts`.
-        counted: False for padding: it has experts, but must not move the balance. None counts all.
-    """
+    """Return the sums of one micro-batch, without gradients. `counted` is False for padding, and None counts all tokens."""
     routed = jax.lax.stop_gradient(routed)
     *tokens, num_experts = routed.scores.shape
     counted = jnp.ones(tokens, jnp.bool_) if counted is None else counted
@@ -120,15 +98,11 @@ def measure_load(routed: Routed, overflowed: Int[Array, ""], counted: Bool[Array
 
 
 def sequence_loss(routed: Routed, rows: int, counted: Bool[Array, "*n"] | None = None) -> Float[Array, ""]:
-    """Return Σ over rows of tokens · Σᵢ fᵢ Pᵢ. Parts of a batch add up; divided by all tokens, it is the mean of the rows' losses.
+    """Return Σ over rows of tokens · Σᵢ fᵢ Pᵢ. Micro-batches add up. Divided by all tokens, it is the mean of the rows' losses.
 
-    Of one row: P is the mean over its tokens of their scores divided by their sum, f the share of its tokens that have expert i, times
-    num_experts / num_active (DeepSeek-V3, eqs 17–20; Trinity report, eqs 29–32). f is not differentiated. Where the load is even, a row's
-    loss is 1; the weight (`Experts.sequence_loss`) is not in it.
-
-    Args:
-        rows: the number of rows, of equal length, in the tokens.
-        counted: as in `measure_load`.
+    For one row, P is the mean over its tokens of their scores divided by their sum, and f is the share of its tokens with expert i, times
+    num_experts / num_active (DeepSeek-V3, eqs 17-20, Trinity report, eqs 29-32). f has no gradient. With an even load a row's loss is 1,
+    without the weight (`Experts.sequence_loss`).
     """
     num_experts = routed.scores.shape[-1]
     tokens = routed.scores.size // num_experts
@@ -150,7 +124,7 @@ def _one_hot(chosen: Int[Array, "*n k"], num_experts: int) -> Bool[Array, "*n k 
 
 
 def in_layer_order(routings: dict[tuple[int, ...], Routing]) -> Routing | None:
-    """Return the routings of several stacks (by the numbers of their layers) as one, its first axis in the order of the layers."""
+    """Return the routings of several stacks (by the numbers of their layers) as one, with a first axis in layer order."""
     if not routings:
         return None
     numbers = [layer for layers in routings for layer in layers]
@@ -186,16 +160,12 @@ def move_biases(params: Params, momentum: Momentum | None, routing: Routing, mod
 
 
 def next_bias(bias: Bias, momentum: Bias | None, counts: Int[Array, "*layer x"], balancing: Balancing | None) -> tuple[Bias, Bias | None]:
-    """Return bias and momentum after an update whose whole batch, over all parts and devices, gave these counts.
+    """Return bias and momentum after an update with these counts over all micro-batches and devices.
 
-    Sign (Wang et al., 2024; Trinity report, eqs 19–22): ± rate, up where an expert had fewer tokens than the mean, less the mean step.
-    SMEBU (eqs 23–28): rate · tanh(sharpness · relative lack), less the mean step, averaged by the momentum.
-    Where the load is even, or there were no tokens, a step is 0. The sum of the bias does not change but by rounding.
-
-    Args:
-        momentum: of SMEBU, zeros at first; else None.
-        counts: integers; all of a layer together fewer than 2³¹.
-        balancing: None leaves the bias as it is.
+    Sign (Wang et al., 2024, Trinity report, eqs 19-22): ± rate, up for an expert with fewer tokens than the mean, less the mean step.
+    SMEBU (eqs 23-28): rate · tanh(sharpness · relative lack), less the mean step, averaged by the momentum.
+    With an even load, or without tokens, a step is 0. The sum of the bias is constant up to rounding. The counts of a layer together are
+    below 2³¹.
     """
     if balancing is None:
         return bias, momentum
@@ -212,7 +182,7 @@ def next_bias(bias: Bias, momentum: Bias | None, counts: Int[Array, "*layer x"],
 
 
 def lack(counts: Int[Array, "*layer x"]) -> Bias:
-    """Return mean − count: exactly 0 at balance, and of the right sign everywhere, also for counts that float32 cannot hold."""
+    """Return mean - count: exactly 0 at balance, with the right sign also for counts that float32 cannot represent."""
     num_experts = counts.shape[-1]
     total = jnp.sum(counts, axis=-1, keepdims=True)
     return (total // num_experts - counts).astype(jnp.float32) + (total % num_experts).astype(jnp.float32) / num_experts
@@ -224,10 +194,10 @@ def _mean_count(counts: Int[Array, "*layer x"]) -> Float[Array, "*layer 1"]:
 
 
 def measure_routing(routing: Routing, model: ModelConfig) -> RoutingMetrics:
-    """Return the metrics of each layer with experts, in their order.
+    """Return the metrics of each layer with experts, in layer order.
 
-    MaxVio is how far the busiest expert is above the mean, as a share of it (Wang et al., 2024; Trinity report, eq. 42): 0 at balance,
-    num_experts / num_active − 1 where every token has the same experts.
+    MaxVio is the busiest expert's excess over the mean, as a share of the mean (Wang et al., 2024, Trinity report, eq. 42). It is 0 at
+    balance, and num_experts / num_active - 1 if every token has the same experts.
     """
     assert model.experts is not None
     load, counts = routing.load, routing.load.counts

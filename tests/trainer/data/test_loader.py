@@ -17,7 +17,7 @@ from phasewise.trainer.data import loader as loader_module
 from phasewise.trainer.data.loader import Batch, Loader, changed_since, compared_by, with_contents
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
+from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
 from tests.trainer.conftest import MakeRun, WriteCache
 
 
@@ -98,11 +98,11 @@ def batch_by_hand(run: RunConfig, caches: Mapping[str, Path], step: int) -> np.n
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
     rows = {name: rows_by_hand(folder, 32) for name, folder in caches.items()}
     expected: list[np.ndarray] = []
-    for number, position in zip(*schedule.batch(step), strict=True):
+    for number, position in zip(*schedule.draw(schedule.sequences_before(step), schedule.sequences_before(step + 1)), strict=True):
         name = schedule.components()[number]
         epoch, within = divmod(int(position), len(rows[name]))
         key = derive_key("component", run.order.seed, name, epoch)
-        place = permute(run.order.permutation, np.array([within]), length=len(rows[name]), key=key)[0]
+        place = Permutation(run.order.permutation, length=len(rows[name]), key=key)(np.array([within]))[0]
         expected.append(rows[name][int(place)])
     return np.stack(expected)
 
@@ -267,5 +267,5 @@ def test_a_component_shorter_than_a_row_is_refused(make_run: MakeRun, tmp_path: 
 def test_caches_of_two_tokenizers_are_refused(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path, write_cache: WriteCache):
     other = write_cache(tmp_path / "code", [[np.arange(64)]], begin_of_text=2)
     run = make_run("two tokenizers", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
-    with pytest.raises(DataError, match=r"must begin with the same token, found 0 in web, 2 in code: prepare the data with one tokenizer"):
+    with pytest.raises(DataError, match=r"must start with the same token, found 0 in web, 2 in code: prepare the data with one tokenizer"):
         Loader(run)

@@ -21,6 +21,10 @@ def blocks_of(sequences: int, **changes: Any) -> DataOrder:
     return DataOrder(seed=0, permutation="linear", block_sequences=sequences, **changes)
 
 
+def batch_of(mixture: MixtureSchedule, step: int) -> tuple[np.ndarray, np.ndarray]:
+    return mixture.draw(mixture.sequences_before(step), mixture.sequences_before(step + 1))
+
+
 @st.composite
 def shares(draw: st.DrawFn) -> MixtureShares:
     weights = draw(st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any))
@@ -55,7 +59,7 @@ def schedule(
 def drawn_names(mixture: MixtureSchedule, steps: range) -> list[str]:
     """The component of each sequence, in order."""
     names = mixture.components()
-    return [names[number] for step in steps for number in mixture.batch(step)[0]]
+    return [names[number] for step in steps for number in batch_of(mixture, step)[0]]
 
 
 @given(shares(), st.integers(1, 5000))
@@ -85,7 +89,7 @@ def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(draw
 @given(schedules())
 def test_each_component_gives_its_sequences_in_order_without_holes(drawn: tuple[MixtureSchedule, int]):
     mixture, steps = drawn
-    batches = [mixture.batch(step) for step in range(steps)]
+    batches = [batch_of(mixture, step) for step in range(steps)]
     components, positions = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     for number in np.unique(components):
         mine = positions[components == number]
@@ -120,7 +124,7 @@ def test_a_step_far_away_is_reached_at_once(step: int):
     mixture = schedule(Steps[int](((0, 1024), (18_500, 3072))), Steps[MixtureShares](((0, WEB_HEAVY), (20_000, CODE_HEAVY))), block=2048)
     counts = mixture.realised(0, step)
     assert sum(counts.values()) == mixture.sequences_before(step) == 18_500 * 1024 + (step - 18_500) * 3072
-    components, positions = mixture.batch(step)
+    components, positions = batch_of(mixture, step)
     names = mixture.components()
     for name in CODE_HEAVY:
         mine = positions[components == names.index(name)]
@@ -192,9 +196,9 @@ def test_an_order_that_begins_at_a_step_is_a_new_one_whose_step_0_it_is(
     for step in data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6)):
         assert late.sequences_before(first + step) == fresh.sequences_before(step)
         assert late.cut_at(first + step) == fresh.cut_at(step)
-        components, positions = late.batch(first + step)
+        components, positions = batch_of(late, first + step)
         assert [late.components()[number] for number in components] == drawn_names(fresh, range(step, step + 1))
-        np.testing.assert_array_equal(positions, fresh.batch(step)[1])
+        np.testing.assert_array_equal(positions, batch_of(fresh, step)[1])
     start, stop = sorted(data.draw(st.tuples(st.integers(0, 40), st.integers(0, 40))))
     assert late.realised(first + start, first + stop) == fresh.realised(start, stop)
 

@@ -12,7 +12,6 @@ from phasewise.trainer.config import LossOn, PackingKind
 from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.packing import (
     ComponentRows,
-    Packed,
     RowRule,
     counted_before,
     pack,
@@ -22,32 +21,15 @@ from tests.trainer.token_caches import BEGIN, END, write_conversations, write_to
 document_lengths = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 60)), max_size=40)
 seq_lens = st.integers(1, 20)
 KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
+WHOLE: tuple[PackingKind, ...] = ("pad", "greedy")
 LOSSES: tuple[LossOn, ...] = get_args(LossOn)
 
 
 batches = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 3))
 
 
-Piece = tuple[int, int, int, int, int]
-"""Row, start in the row, document, offset in the document, length."""
-
-
-def pieces(packed: Packed) -> list[Piece]:
-    columns = (packed.row, packed.start, packed.document, packed.offset, packed.length)
-    return [(row, start, document, offset, length) for row, start, document, offset, length in np.stack(columns, axis=1).tolist()]
-
-
-def slow_chunk(lengths: list[int], seq_len: int) -> list[Piece]:
-    """Token by token."""
-    stream = [(document, offset) for document, length in enumerate(lengths) for offset in range(length)]
-    found: list[Piece] = []
-    for row in range(len(stream) // seq_len):
-        for start, (document, offset) in enumerate(stream[row * seq_len : (row + 1) * seq_len]):
-            if start and found[-1][2] == document:
-                found[-1] = (*found[-1][:4], found[-1][4] + 1)
-            else:
-                found.append((row, start, document, offset, 1))
-    return found
+Piece = tuple[int, int, int, int]
+"""Row, start in the row, document, length."""
 
 
 def slow_whole(lengths: list[int], seq_len: int, *, share_rows: bool) -> list[Piece]:
@@ -60,7 +42,7 @@ def slow_whole(lengths: list[int], seq_len: int, *, share_rows: bool) -> list[Pi
             continue
         if used + kept > seq_len or not share_rows:
             row, used = row + 1, 0
-        found.append((row, used, document, 0, kept))
+        found.append((row, used, document, kept))
         used += kept
     return found
 
@@ -72,40 +54,22 @@ def slow_whole(lengths: list[int], seq_len: int, *, share_rows: bool) -> list[Pi
 @example(lengths=[3], seq_len=4)
 @example(lengths=[0, 9, 0], seq_len=4)
 def test_plans_are_those_of_the_slow_ones(lengths: list[int], seq_len: int):
-    slow: dict[PackingKind, list[Piece]] = {
-        "chunk": slow_chunk(lengths, seq_len),
-        "pad": slow_whole(lengths, seq_len, share_rows=False),
-        "greedy": slow_whole(lengths, seq_len, share_rows=True),
-    }
-    for kind, expected in slow.items():
+    for kind in WHOLE:
+        expected = slow_whole(lengths, seq_len, share_rows=kind == "greedy")
         packed = pack(kind, np.array(lengths, np.int64), seq_len=seq_len)
-        assert pieces(packed) == expected
+        pieces = np.stack([packed.row, packed.start, packed.document, packed.length], axis=1)
+        assert list(map(tuple, pieces.tolist())) == expected
         assert packed.num_rows == len({row for row, *_ in expected})
-        assert packed.tokens_kept == sum(length for *_, length in expected) == sum(lengths) - packed.tokens_cut
-        assert packed.tokens_padding == packed.num_rows * seq_len - packed.tokens_kept
+        assert packed.tokens_kept == sum(length for *_, length in expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_documents_are_planned_alike(kind: PackingKind):
+@pytest.mark.parametrize("kind", WHOLE)
+def test_many_and_long_documents_are_planned_alike(kind: PackingKind):
     lengths = np.random.default_rng(0).geometric(1 / 700, 50_000)
     packed = pack(kind, lengths.astype(np.int32), seq_len=4096)
-    assert packed.tokens_kept + packed.tokens_cut == sum(lengths.tolist())
-    assert packed.tokens_kept + packed.tokens_padding == packed.num_rows * 4096
-    assert packed.row.dtype == packed.start.dtype == packed.document.dtype == packed.offset.dtype == packed.length.dtype == np.int64
-    large = pack(kind, np.array([2**40, 5]), seq_len=2**39)
-    assert (large.tokens_kept, large.tokens_cut) == {"chunk": (2**40, 5), "pad": (2**39 + 5, 2**39), "greedy": (2**39 + 5, 2**39)}[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_are_no_lengths_is_refused(kind: PackingKind):
-    with pytest.raises(DataError, match="least value of -1"):
-        pack(kind, np.array([3, -1]), seq_len=4)
-    with pytest.raises(DataError, match="found float64"):
-        pack(kind, np.array([3.0]), seq_len=4)
-    with pytest.raises(DataError, match=r"shape \(1, 2\)"):
-        pack(kind, np.array([[3, 4]]), seq_len=4)
-    with pytest.raises(DataError, match="seq_len 0"):
-        pack(kind, np.array([3]), seq_len=0)
+    assert packed.tokens_kept == np.minimum(lengths, 4096).sum()
+    assert packed.row.dtype == packed.start.dtype == packed.document.dtype == packed.length.dtype == np.int64
+    assert pack(kind, np.array([2**40, 5]), seq_len=2**39).tokens_kept == 2**39 + 5
 
 
 SEQ_LEN = 12
@@ -199,7 +163,7 @@ def test_a_row_and_its_tokens_are_found_from_each_other(cache: TokenCache, kind:
 
 def test_answers_of_plain_text_are_refused(tmp_path: Path):
     cache = TokenCache.open(write_token_cache(tmp_path / "web", [[np.array([BEGIN, 5, 6, END], np.uint16)]]))
-    with pytest.raises(DataError, match=r"component web must be of conversations where only answers count, found plain text"):
+    with pytest.raises(DataError, match=r"component web must be of conversations if only answers count, found plain text"):
         ComponentRows(cache, RowRule("greedy", "answers"), SEQ_LEN)
 
 

@@ -48,7 +48,7 @@ def compare(case: dict[str, Any]) -> dict[str, float]:
     splash.MAX_FUSED_BLOCKS = case["max_fused_blocks"] or FUSED
     mesh = build_mesh(Mesh.model_validate(case["mesh"]))
     if case["kernel"] == "splash":
-        splash.build_in_parts.cache_clear()
+        splash.build_kernel.cache_clear()
         run = partial(attention.attend_in_parts, kernel="splash", sliding_window=window, interpret=True)
     else:
         run = partial(attend, sliding_window=window)

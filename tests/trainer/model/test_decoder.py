@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import Execution, Llama3RopeScaling, ModelConfig, Rope
-from phasewise.trainer.model.decoder import hidden_states, logits
+from phasewise.trainer.model.decoder import logits, run_layers
 from phasewise.trainer.model.params import Params, init_params
 from tests.trainer.model.families import FAMILIES
 
@@ -41,7 +41,7 @@ def documents() -> np.ndarray:
 def test_types_are_as_declared(config: ModelConfig, params: Params, rows: np.ndarray, compute_dtype: str, float32_attention: bool):
     typed = config.but(compute_dtype=compute_dtype, float32_attention=float32_attention)
     with jax.numpy_dtype_promotion("strict"):
-        hidden = jax.eval_shape(partial(hidden_states, config=typed), params, rows)
+        hidden = jax.eval_shape(partial(run_layers, config=typed), params, rows)[0]
         found, gradients = jax.eval_shape(
             jax.value_and_grad(lambda params: jnp.sum(logits(params, jnp.asarray(rows), typed, execution=Execution(remat="full")))), params
         )
@@ -66,7 +66,7 @@ def test_attention_in_float32_is_nearer_to_the_exact_one(config: ModelConfig, pa
 def test_nothing_is_widened_without_a_word(config: ModelConfig, params: Params, rows: np.ndarray):
     wrong = {**params, "final_norm": params["final_norm"].astype(jnp.bfloat16)}
     with pytest.raises(ValueError, match="no available implicit dtype promotion path"):
-        hidden_states(wrong, jnp.asarray(rows), config)
+        run_layers(wrong, jnp.asarray(rows), config)
 
 
 STRETCHED = Rope(

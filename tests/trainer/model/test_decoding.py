@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.model.decoder import hidden_states
+from phasewise.trainer.model.decoder import run_layers
 from phasewise.trainer.model.decoding import (
     BLOCK_SLOTS,
     Branches,
     Cache,
-    Past,
     attend_past,
     empty_cache,
     extend,
@@ -46,11 +45,9 @@ def test_new_tokens_see_what_is_kept_of_their_row_and_one_another(new: int, wind
     length, layers, layer, starts = BLOCK_SLOTS + 30, 3, 1, np.array([0, 7, BLOCK_SLOTS + 20])
     keys, values = drawn(3, layers, 3, 2 * BLOCK_SLOTS, KV_HEADS, WIDTH), drawn(4, layers, 3, 2 * BLOCK_SLOTS, KV_HEADS, WIDTH)
     query, key, value = drawn(5, 3, new, HEADS, WIDTH), drawn(6, 3, new, KV_HEADS, WIDTH), drawn(7, 3, new, KV_HEADS, WIDTH)
-    past = Past(
-        jnp.asarray(keys.transpose(0, 1, 3, 4, 2)), jnp.asarray(values.swapaxes(2, 3)), jnp.asarray(starts, jnp.int32),
-        jnp.int32(length), jnp.int32(layer),
-    )  # fmt: skip
-    found = jax.jit(partial(attend_past, sliding_window=window))(query, key, value, past)
+    kept = jnp.asarray(keys.transpose(0, 1, 3, 4, 2)), jnp.asarray(values.swapaxes(2, 3))
+    cache = Cache(*kept, jnp.asarray(starts, jnp.int32), jnp.int32(length))
+    found = jax.jit(partial(attend_past, sliding_window=window))(query, key, value, cache, jnp.int32(layer))
     kept_keys, kept_values = (np.concatenate([kept[layer, :, :length], own], axis=1) for kept, own in ((keys, key), (values, value)))
     slots = np.arange(length + new)
     back = slots[length:, None] - slots
@@ -75,12 +72,12 @@ def params(config: ModelConfig) -> Params:
 
 @pytest.fixture(scope="module")
 def alone(config: ModelConfig, params: Params) -> Alone:
-    compiled = jax.jit(partial(hidden_states, config=config))
+    compiled = jax.jit(partial(run_layers, config=config))
 
     def found(tokens: np.ndarray) -> np.ndarray:
         row = np.zeros((1, config.seq_len), np.int32)
         row[0, : len(tokens)] = tokens
-        return np.asarray(compiled(params, row))[0, : len(tokens)].astype(np.float32)
+        return np.asarray(compiled(params, row)[0])[0, : len(tokens)].astype(np.float32)
 
     return found
 

@@ -97,7 +97,7 @@ class _Drawn:
         if self._buffered is not None:
             return self._buffered.stream(epoch)
         order = self._run.order
-        return Permutation.build(order.permutation, length=self.rows, key=derive_key("component", order.seed, self.name, epoch))
+        return Permutation(order.permutation, length=self.rows, key=derive_key("component", order.seed, self.name, epoch))
 
     def measures(self) -> list[Measure]:
         """Return each measure at its most surprising epoch, near the first position of the phase."""

@@ -11,7 +11,7 @@ from phasewise.trainer.config import AdamW, ModelConfig, Rope
 from phasewise.trainer.interventions import Scheduled
 from phasewise.trainer.loss import objective_sums
 from phasewise.trainer.metrics import Row
-from phasewise.trainer.model.decoder import head_weight, hidden_states
+from phasewise.trainer.model.decoder import head_weight, run_layers
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
 from phasewise.trainer.recorder import values_of
@@ -100,7 +100,7 @@ def train(run: Run) -> list[Row]:
 def _compiled() -> tuple[TrainStep, Callable[[Params, np.ndarray], jax.Array]]:
     def evaluate(params: Params, tokens: np.ndarray) -> jax.Array:
         ids = jax.numpy.asarray(tokens)
-        _, sums = objective_sums(hidden_states(params, ids, MODEL), head_weight(params, MODEL), ids, 0.0)
+        _, sums = objective_sums(run_layers(params, ids, MODEL)[0], head_weight(params, MODEL), ids, 0.0)
         return sums.cross_entropy / sums.tokens
 
     return build_train_step(MODEL, OPTIMIZER), jax.jit(evaluate)

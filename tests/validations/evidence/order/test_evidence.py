@@ -107,8 +107,8 @@ def make_run(caches: dict[str, str], kind: Kind, seed: int) -> RunConfig:
 def unlucky_seed() -> int:
     """The first seed under which the record's rule gives neighbours in the order to neighbours in the cache."""
     for seed in range(100_000):
-        permutation = Permutation.build("linear", length=ROWS, key=derive_key("component", seed, "code", 0))
-        if permutation.at(1) - permutation.at(0) in (1, -1):
+        permutation = Permutation("linear", length=ROWS, key=derive_key("component", seed, "code", 0))
+        if np.diff(permutation(np.arange(2)))[0] in (1, -1):
             return seed
     raise AssertionError("no unlucky seed")
 
@@ -160,7 +160,7 @@ def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:
     drawn: list[int] = []
     for step in range(start, stop):
         middle = loader.batch(step).tokens[:, SEQ_LEN // 2 : SEQ_LEN // 2 + 2].max(axis=1)
-        drawn += ((middle - 2) // 40)[schedule.batch(step)[0] == 0].tolist()
+        drawn += ((middle - 2) // 40)[schedule.draw(schedule.sequences_before(step), schedule.sequences_before(step + 1))[0] == 0].tolist()
     return drawn
 
 

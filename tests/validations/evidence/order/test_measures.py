@@ -57,7 +57,7 @@ def alarms(sample: Sample) -> set[str]:
 
 
 def of_kind(kind: Kind, length: int, key: int) -> Sample:
-    return take_sample(Permutation.build(kind, length=length, key=key))
+    return take_sample(Permutation(kind, length=length, key=key))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
