@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from phasewise.tasks.data.conversation_text import COMPOSER
 from phasewise.tasks.data.filters import NORMALIZER, normalize
-from phasewise.tasks.data.findings import Counting, Tally, refusal, refusal_of_columns, refusal_of_empty, refusal_of_unread
+from phasewise.tasks.data.findings import Counting, Tally, refusal
 from phasewise.tasks.data.listing import Listing, part_bytes
 from phasewise.tasks.data.reading import READER, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
@@ -309,14 +309,8 @@ def check_readable(component: str, source: Source, tally: Tally, folder: Path) -
 
     Raises DataError if a file has another format, a column is unread, or too many documents are unusable or empty.
     """
-    if tally.unread_files:
-        raise DataError(refusal_of_unread(component, source, tally, folder / QUARANTINE_NAME))
-    if source.conversation and tally.unread:
-        raise DataError(refusal_of_columns(component, source.conversation, tally))
-    if tally.bad_fraction > source.max_bad_fraction:
-        raise DataError(refusal(component, source, tally, folder / QUARANTINE_NAME))
-    if tally.empty_fraction > source.max_empty_fraction:
-        raise DataError(refusal_of_empty(component, source, tally))
+    if message := refusal(component, source, tally, folder / QUARANTINE_NAME):
+        raise DataError(message)
 
 
 def finish_documents(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 from pydantic import Field
 
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.storage import write_atomically
 from phasewise.trainer.base.wording import name_some
 
 if TYPE_CHECKING:
@@ -399,38 +398,41 @@ class Counting:
         )
 
 
-def write_quarantine(path: str | Path, samples: Iterable[Sample]) -> None:
-    """Write the samples as JSON lines, atomically."""
-    lines = (json.dumps(sample.model_dump(mode="json"), ensure_ascii=False) + "\n" for sample in samples)
-    write_atomically(path, "".join(lines).encode())
-
-
 def refusal(component: str, source: "Source", tally: Tally, quarantine_path: str | Path) -> str:
-    """The message about too many unusable documents: each reason with an example and a remedy."""
-    parts: list[str] = []
-    for reason, count in tally.reasons.items():
-        sample = next((one for one in tally.samples if one.reason == reason), None)
-        if sample is None:
-            example = name_some((name for name, found in sorted(tally.bad_files.items()) if found == reason), 1)
-        else:
-            example = f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
-        parts.append(f"{reason}, {count}, such as {example}: {REMEDIES[reason]}")
-    return (
-        f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
-        f"{tally.bad_fraction:.4%} among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}. "
-        f"{'. '.join(parts)}. Samples of each reason are in {quarantine_path}."
-    )
-
-
-def refusal_of_empty(component: str, source: "Source", tally: Tally) -> str:
-    """The message about too many documents without text."""
+    """The message about files of another format, unread columns, or too many unusable or empty documents. Empty if a component is fine."""
+    total = f"{_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}"
+    if tally.unread_files:
+        samples = {sample.file: sample.sample for sample in tally.samples if sample.reason == "other format"}
+        named = "; ".join(f"{name} ({samples[name]})" if name in samples else name for name in tally.unread_files[:MAX_NAMED])
+        return (
+            f"component {component}: every file must be {source.format}, or packed {source.format}; "
+            f"{_count(len(tally.unread_files), 'file')} of {source.url} could not be read as that: {named}. "
+            f"Exclude them by a glob in `exclude`, convert them, or correct the format. Samples are in {quarantine_path}."
+        )
+    if source.conversation and tally.unread:
+        return refusal_of_columns(component, source.conversation, tally)
+    if tally.bad_fraction > source.max_bad_fraction:
+        parts: list[str] = []
+        for reason, count in tally.reasons.items():
+            sample = next((one for one in tally.samples if one.reason == reason), None)
+            if sample is None:
+                example = name_some((name for name, found in sorted(tally.bad_files.items()) if found == reason), 1)
+            else:
+                example = f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
+            parts.append(f"{reason}, {count}, such as {example}: {REMEDIES[reason]}")
+        return (
+            f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
+            f"{tally.bad_fraction:.4%} among {total}. {'. '.join(parts)}. Samples of each reason are in {quarantine_path}."
+        )
+    if tally.empty_fraction <= source.max_empty_fraction:
+        return ""
     counts = {reason: _count(count, "document") for reason, count in tally.empty.items()}
     if tally.empty_files:
         counts["empty file"] = f"{_count(len(tally.empty_files), 'file')}, such as {', '.join(tally.empty_files[:MAX_NAMED])}"
     found = ". ".join(f"{reason}, {count}: {EMPTY_REMEDIES[reason]}" for reason, count in counts.items())  # pyright: ignore[reportArgumentType]  # `empty` has only these
     return (
         f"component {component}: at most {source.max_empty_fraction:.4%} of its documents and of its files may be without text, found "
-        f"{tally.empty_fraction:.4%} among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}. {found}."
+        f"{tally.empty_fraction:.4%} among {total}. {found}."
     )
 
 
@@ -443,17 +445,6 @@ def refusal_of_columns(component: str, how: "Conversation", tally: Tally) -> str
     return (
         f"component {component}: every text of a record must be read or left out by name, and its conversations do not read {named}. Name "
         f"a column in the conversation ({options}), or leave it out: leave_out={leave_out}."
-    )
-
-
-def refusal_of_unread(component: str, source: "Source", tally: Tally, quarantine_path: str | Path) -> str:
-    """The message about files of another format."""
-    samples = {sample.file: sample.sample for sample in tally.samples if sample.reason == "other format"}
-    named = "; ".join(f"{name} ({samples[name]})" if name in samples else name for name in tally.unread_files[:MAX_NAMED])
-    return (
-        f"component {component}: every file must be {source.format}, or packed {source.format}; "
-        f"{_count(len(tally.unread_files), 'file')} of {source.url} could not be read as that: {named}. "
-        f"Exclude them by a glob in `exclude`, convert them, or correct the format. Samples are in {quarantine_path}."
     )
 
 

@@ -1,5 +1,6 @@
 """The stages of data preparation. Each stage creates only missing outputs."""
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from phasewise.tasks.data.documents import (
     tally_of,
 )
 from phasewise.tasks.data.filters import NORMALIZER
-from phasewise.tasks.data.findings import Counting, beside_of, left_out_of, refusal_of_columns, write_quarantine
+from phasewise.tasks.data.findings import Counting, beside_of, left_out_of, refusal_of_columns
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.reading import pieces_of, read_piece
@@ -51,7 +52,7 @@ from phasewise.tasks.locks import held, held_all
 from phasewise.tasks.progress import Meter, say
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import check_file
-from phasewise.trainer.base.storage import file_system_of, remove_strays, writing
+from phasewise.trainer.base.storage import file_system_of, remove_strays, write_atomically, writing
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split, read_manifest
 
@@ -168,7 +169,8 @@ def _report_unreadable(missing: Sequence[ComponentPlan], records: Mapping[str, l
         if excluded := component.listing.excluded:
             say(f"{component.name}: excluded by {', '.join(component.source.exclude)}: {name_some(excluded, 3)}")
         quarantine = component.documents.folder / QUARANTINE_NAME
-        write_quarantine(quarantine, tally.samples)
+        lines = [json.dumps(sample.model_dump(mode="json"), ensure_ascii=False) + "\n" for sample in tally.samples]
+        write_atomically(quarantine, "".join(lines).encode())
         try:
             check_readable(component.name, component.source, tally, component.documents.folder)
         except DataError as error:
