@@ -1,7 +1,7 @@
 """Search the fastest plan that fits: estimate all plans, and compile the best few."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
     fitting = [(each.roofline.ranking_seconds, number) for number, each in enumerate(done) if each.roofline is not None]
     best = done[min(fitting)[1]] if fitting else None
     tried = tuple(_tried(each, best) for each in done if each is not best)
-    about = {"tried": tried, "compile_seconds": compile_seconds, "considered": len(table)}
+    about: dict[str, Any] = {"tried": tried, "compile_seconds": compile_seconds, "considered": len(table)}
     if best is None:
         return Found(plan=None, result=done[-1].result if done else None, why="none fits", **about)
     is_most = len(done) >= max_compiled
@@ -166,7 +166,7 @@ def estimate_plan(step: StepShape, where: Slice) -> Found:
         hbm_bytes=round(roofline.hbm * speeds.hbm_bytes), host_traffic_bytes=round(roofline.host * speeds.host_bytes),
         lower_seconds=0.0, compile_seconds=0.0, host_bytes=0,
     )  # fmt: skip
-    about = {"result": result, "compile_seconds": 0, "considered": len(table), "estimated": True}
+    about: dict[str, Any] = {"result": result, "compile_seconds": 0, "considered": len(table), "estimated": True}
     if fits.any():
         why = f"the fastest that is estimated to fit, of {len(table):,}"
         return Found(plan=plan, tried=(), why=why, roofline=roofline, **about)
