@@ -1,19 +1,20 @@
-"""What can be started from Prefect: deployments made from the recipes, and the work pools that they run in."""
+"""Deployments and work pools derived from built-in recipes and a folder of recipes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from phasewise.flows.prefect.deployment_params import TAG
-from phasewise.flows.prefect.server import CONTROL, DATA, LOCAL
-from phasewise.flows.recipes import default_scale, load_written
+from phasewise.flows.prefect.server import CONTROL, DATA, LOCAL, TAG
+from phasewise.flows.recipes import default_scale, load_every, load_written
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.trainer.base.errors import RecipeError
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import write_atomically
 
 DEFAULT_QUEUE, TRAINING_QUEUE, MAX_TRAININGS = "default", "training", 1
-BRANCHES = "branch"
 Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export"]
 MODULES: dict[Kind, str] = {
     "train-recipe": "train_recipe",
@@ -24,8 +25,8 @@ MODULES: dict[Kind, str] = {
     "evaluate": "evaluate_checkpoint",
     "export": "export_phase",
 }
-"""Name of a flow → its module, which has a function of the same name."""
-PLACES: dict[Kind, tuple[str, str]] = {
+"""Flow → module, which has a function of the same name."""
+QUEUES: dict[Kind, tuple[str, str]] = {
     "train-recipe": (LOCAL, TRAINING_QUEUE),
     "train-phase": (LOCAL, TRAINING_QUEUE),
     "prepare-data": (DATA, DEFAULT_QUEUE),
@@ -34,7 +35,7 @@ PLACES: dict[Kind, tuple[str, str]] = {
     "evaluate": (LOCAL, DEFAULT_QUEUE),
     "export": (CONTROL, DEFAULT_QUEUE),
 }
-"""Name of a flow → work pool and work queue."""
+"""Flow → work pool and work queue."""
 SUBJECTS: dict[Kind, str] = {
     "train-recipe": "training",
     "train-phase": "training",
@@ -44,10 +45,12 @@ SUBJECTS: dict[Kind, str] = {
     "evaluate": "evaluation",
     "export": "export",
 }
+"""Flow → tag of its deployments."""
+_WAITS = "It waits until the parent has passed its gate. It does not repeat finished work."
 
 
 class Schedule(Frozen):
-    """An example of when a deployment may run by itself; people switch it on. A time zone is named: an interval would move."""
+    """An example schedule, inactive until a user activates it. An interval would have no fixed time of day, so it is a cron line."""
 
     slug: str
     cron: str
@@ -62,13 +65,12 @@ class Pool(Frozen):
 
 
 class Deployment(Frozen):
-    """A flow with the parameters that are fixed, and the choices of those that its form asks for.
+    """A flow with fixed parameters, and the fields of its form.
 
     Attributes:
-        flow: Prefect's name of the flow.
-        parameters: fixed here, and not in the form.
-        asks: parameters that the form asks for; a tuple has the choices, an empty one is whatever the flow takes.
-        required: those of them that must be given.
+        parameters: fixed values, absent from the form.
+        asks: field of the form → its choices. Without choices the field accepts all values of the flow.
+        required: fields without a default.
     """
 
     flow: Kind
@@ -82,46 +84,77 @@ class Deployment(Frozen):
 
     @property
     def full_name(self) -> str:
-        """As Prefect writes it: `train-phase/marin-8b-starling`."""
+        """The name in Prefect, for example `train-phase/marin-8b-starling`."""
         return f"{self.flow}/{self.name}"
 
     @property
     def entrypoint(self) -> str:
-        """Module and name of the flow."""
+        """The flow's module and function, as a dotted name."""
         return f"phasewise.flows.{MODULES[self.flow]}.{MODULES[self.flow]}"
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """Work pool and work queue."""
-        return PLACES[self.flow]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A recipe, and what a flow finds it by: its name, or the path of a JSON file."""
+    """A recipe, and its name or JSON file as flows load it."""
 
     given: str
     written: Recipe
 
     @classmethod
     def named(cls, name: str) -> "Source":
-        """One of this project's."""
+        """Load a built-in recipe."""
         return cls(name, load_written(name))
 
 
-def declare(sources: Iterable[Source]) -> list[Deployment]:
-    """Every deployment of the recipes, sorted by name.
+def read_folder(folder: Path, home: Home) -> list[Source]:
+    """Load the recipes of all `.py` and `.json` files in a folder, except names with a leading `_` or dot.
+
+    Python files run here once, by the command of the user who named the folder. Flows never run them: they read a JSON copy under the
+    home. Changes in the folder take effect at the next start.
 
     Raises:
-        RecipeError: two of them would have one name.
+        ConfigError: the folder does not exist, or has no recipe.
+        RecipeError: a file is not a recipe, or two recipes have the same name.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--recipes needs a folder of recipes, found {folder}, which does not exist.")
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".py", ".json") and path.name[0] not in "_.")
+    if not files:
+        raise ConfigError(f"--recipes needs a folder with .py or .json files, found none in {folder}. `phasewise new` writes one.")
+    found: dict[str, Path] = {}
+    sources: list[Source] = []
+    for file in files:
+        for recipe in load_every(file):
+            if other := found.get(recipe.name):
+                raise RecipeError(
+                    f"{file} and {other} both call a recipe {recipe.name}: they would share their folders. Give one another name."
+                )
+            found[recipe.name] = file
+            absolute = {  # flows run in another folder than this command
+                name: source if "://" in source.url else source.but(url=str(Path(source.url).expanduser().resolve()))
+                for name, source in recipe.sources.items()
+            }
+            kept = home.prefect / "recipes" / f"{recipe.name}.json"
+            write_atomically(kept, (recipe.but(sources=absolute).model_dump_json(indent=2) + "\n").encode())
+            sources.append(Source(str(kept), recipe))
+    return sources
+
+
+def declare(sources: Iterable[Source]) -> list[Deployment]:
+    """Return all deployments of the recipes, sorted by name.
+
+    Raises:
+        RecipeError: two deployments would have the same name.
     """
     found: dict[str, Deployment] = {}
     for source in sources:
-        for deployment in [*_trainings(source), *_of_data(source), *_of_phases(source)]:
-            if deployment.full_name in found:
-                other = found[deployment.full_name].parameters
+        for deployment in [*_train_phases(source), *_of_recipe(source)]:
+            if other := found.get(deployment.full_name):
+                subjects = [
+                    "/".join(one.parameters[name] for name in ("recipe", "phase") if name in one.parameters) for one in (other, deployment)
+                ]
                 raise RecipeError(
-                    f"two deployments would be called {deployment.full_name}: of {_named(other)}, and of {_named(deployment.parameters)}. "
+                    f"two deployments would be called {deployment.full_name}: of {subjects[0]}, and of {subjects[1]}. "
                     "Give the recipe or the phase another name."
                 )
             found[deployment.full_name] = deployment
@@ -129,13 +162,12 @@ def declare(sources: Iterable[Source]) -> list[Deployment]:
 
 
 def declare_pools(sources: Iterable[Source]) -> list[Pool]:
-    """The work pools: for data, for what is light, for training on this machine, and one for each kind of slice in the recipes."""
-    kinds = {
-        name.split(" ")[-1].partition("-")[0] for source in sources for phase in source.written.phases for _, name in phase.slice.root
-    } - {LOCAL}
+    """Return the work pools for data, light work and training here, and one pool per kind of slice in the recipes."""
+    slices = {name for source in sources for phase in source.written.phases for _, name in phase.slice.root}
+    kinds = {name.split(" ")[-1].partition("-")[0] for name in slices} - {LOCAL}
     return [
         Pool(name=DATA, description="Data: documents, token caches, and the verdicts on them."),
-        Pool(name=CONTROL, description="What needs little: preflight, export."),
+        Pool(name=CONTROL, description="Light work: preflight, export."),
         Pool(name=LOCAL, description="Training and evaluation on the machine of the worker. The queue `training` runs one at a time."),
         *(
             Pool(name=kind, description=f"Phases at full scale on slices of {kind}. No deployment uses it yet: full scale is not trained.")
@@ -144,114 +176,112 @@ def declare_pools(sources: Iterable[Source]) -> list[Pool]:
     ]
 
 
-def _trainings(source: Source) -> list[Deployment]:
+def _train_phases(source: Source) -> list[Deployment]:
     recipe = source.written
-    main = [phase for phase in recipe.phases if not phase.branch]
+    scale, here = ("As it is written", "") if recipe.scale == "own" else ("At full scale", " Here it runs at proxy scale.")
+    nightly = (Schedule(slug="nightly", cron="0 2 * * *"),)
+    made: list[Deployment] = []
+    for phase in recipe.phases:
+        if phase.branch:
+            continue
+        steps = f"{phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}"
+        slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
+        start = f"It starts from {phase.parent}." if phase.parent else "It starts from scratch."
+        size = f"{scale}: {steps}; {_tokens(phase)} tokens; on {'this machine' if slices == LOCAL else slices}."
+        text = f"Trains {phase.name} of {recipe.name}. {start}\n\n{size}{here}\n\n{_WAITS}"
+        asks: dict[str, tuple[str, ...]] = {"retrain": (), "settings": ()}
+        made.append(_deployment(source, "train-phase", text, asks, phase=phase.name, schedules=nightly))
+    return made
+
+
+def _of_recipe(source: Source) -> list[Deployment]:
+    recipe = source.written
+    is_own = recipe.scale == "own"
+    scales: dict[str, tuple[str, ...]] = {} if is_own else {"scale": ("proxy", "full")}
+    every = tuple(phase.name for phase in recipe.phases)
     branches = tuple(phase.name for phase in recipe.phases if phase.branch)
-    made = [_train_phase(source, phase) for phase in main]
+    line = " → ".join(phase.name for phase in recipe.phases if not phase.branch)
+    how = "as it is written" if is_own else "at proxy scale, on this machine"
+    made = [
+        _deployment(
+            source,
+            "train-recipe",
+            f"Trains {recipe.name} {how}, phase by phase, gate by gate: {line}.\n\n"
+            "It resumes unfinished phases. A refused phase stops its descendants.",
+            {"up_to": every, "retrain": every, "settings": ()},
+            schedules=(Schedule(slug="weekly", cron="0 3 * * 1"),),
+        ),
+        _deployment(
+            source,
+            "prepare-data",
+            f"Builds every token cache of {recipe.name} that is missing: documents, tokenizer, caches, benchmarks.",
+            {**scales, "settings": ()},
+        ),
+        _deployment(
+            source,
+            "validate-data",
+            f"Judges the caches, the mixture, the order and the leakage of one phase of {recipe.name}. It fails if the verdict fails.",
+            {**scales, "phase": every, "settings": ()},
+            required=("phase",),
+        ),
+        _deployment(
+            source,
+            "preflight",
+            f"Compiles the steps of {recipe.name} for its slices, without a TPU: memory, FLOPs, networks, time, "
+            "chip-hours.\n\nIt fails if a phase does not fit. It needs the extra `tpu`.",
+            {"phase": every, "settings": ()},
+            scale="own" if is_own else "full",
+        ),
+        _deployment(
+            source,
+            "evaluate",
+            f"Measures the last checkpoint of a phase of {recipe.name}, and judges it against its parent's. It fails if the gate fails.",
+            {"phase": every, "settings": ()},
+            required=("phase",),
+        ),
+        _deployment(
+            source,
+            "export",
+            f"Writes the weights of a trained phase of {recipe.name} as transformers reads them, to `exports/` in the worker's home.",
+            {"phase": every, "weights": (), "average_of": (), "dtype": (), "generation_prompt": (), "settings": ()},
+            required=("phase",),
+        ),
+    ]
     if branches:
-        text = f"Trains one branch of {recipe.name}, beside its main line: the form lists them.\n\n{_WAITS}"
-        asks = {"phase": branches, "retrain": (), "settings": ()}
-        made.append(_deployment(source, "train-phase", f"{recipe.name}-{BRANCHES}", text, asks, required=("phase",)))
-    how = "as it is written" if recipe.scale == "own" else "at proxy scale, on this machine"
-    line = " → ".join(phase.name for phase in main)
-    text = (
-        f"Trains {recipe.name} {how}, phase by phase, gate by gate: {line}.\n\n"
-        "It goes on with what is half done. A refused phase stops what starts from it."
-    )
-    asks = {"up_to": _names(recipe), "retrain": _names(recipe), "settings": ()}
-    weekly = Schedule(slug="weekly", cron="0 3 * * 1")
-    return [*made, _deployment(source, "train-recipe", recipe.name, text, asks, schedules=(weekly,))]
-
-
-def _of_data(source: Source) -> list[Deployment]:
-    recipe = source.written
-    own = recipe.scale == "own"
-    scale = {} if own else {"scale": ("proxy", "full")}
-    build = f"Builds every token cache of {recipe.name} that is not there yet: documents, tokenizer, caches, benchmarks."
-    judge = f"Judges the caches, the mixture, the order and the leakage of one phase of {recipe.name}. It fails where the verdict does."
-    asks = {**scale, "phase": _names(recipe), "settings": ()}
-    return [
-        _deployment(source, "prepare-data", recipe.name, build, {**scale, "settings": ()}),
-        _deployment(source, "validate-data", recipe.name, judge, asks, required=("phase",)),
-    ]
-
-
-def _of_phases(source: Source) -> list[Deployment]:
-    recipe = source.written
-    compiles = (
-        f"Compiles the steps of {recipe.name} for the slices that it names, without a TPU: memory, FLOPs, networks, time, chip-hours.\n\n"
-        "It fails where a phase does not fit. It needs the extra `tpu`."
-    )
-    measures = (
-        f"Measures the last checkpoint of a phase of {recipe.name}, and judges it against its parent's. It fails where the gate does."
-    )
-    writes = f"Writes the weights of a trained phase of {recipe.name} as transformers reads them, to `exports/` in the worker's home."
-    asks = {"phase": _names(recipe), "settings": ()}
-    exports = {"phase": _names(recipe), "weights": (), "average_of": (), "dtype": (), "generation_prompt": (), "settings": ()}
-    full = "own" if recipe.scale == "own" else "full"
-    return [
-        _deployment(source, "preflight", recipe.name, compiles, asks, scale=full),
-        _deployment(source, "evaluate", recipe.name, measures, asks, required=("phase",)),
-        _deployment(source, "export", recipe.name, writes, exports, required=("phase",)),
-    ]
-
-
-def _names(recipe: Recipe) -> tuple[str, ...]:
-    return tuple(phase.name for phase in recipe.phases)
-
-
-_WAITS = "It waits where its parent is not done, and starts when that is past its gate. What is done already is not done again."
-
-
-def _train_phase(source: Source, phase: Phase) -> Deployment:
-    recipe = source.written
-    scale = "As it is written" if recipe.scale == "own" else "At full scale"
-    steps = f"{phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}"
-    slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
-    start = f"It starts from {phase.parent}." if phase.parent else "It starts from scratch."
-    size = f"{scale}: {steps}; {_tokens(phase.tokens)} tokens; on {'this machine' if slices == LOCAL else slices}."
-    here = "" if recipe.scale == "own" else " Here it runs at proxy scale."
-    text = f"Trains {phase.name} of {recipe.name}. {start}\n\n{size}{here}\n\n{_WAITS}"
-    nightly = Schedule(slug="nightly", cron="0 2 * * *")
-    name = f"{recipe.name}-{phase.name}"
-    asks = {"retrain": (), "settings": ()}
-    return _deployment(source, "train-phase", name, text, asks, schedules=(nightly,), fixed={"phase": phase.name})
+        text = f"Trains one branch of {recipe.name}. The form lists the branches.\n\n{_WAITS}"
+        asks: dict[str, tuple[str, ...]] = {"phase": branches, "retrain": (), "settings": ()}
+        made.append(_deployment(source, "train-phase", text, asks, name=f"{recipe.name}-branch", required=("phase",)))
+    return made
 
 
 def _deployment(
     source: Source,
     flow: Kind,
-    name: str,
     description: str,
     asks: dict[str, tuple[str, ...]],
     *,
+    name: str | None = None,
+    phase: str | None = None,
+    scale: str | None = None,
     required: tuple[str, ...] = (),
     schedules: tuple[Schedule, ...] = (),
-    fixed: dict[str, str] | None = None,
-    scale: str | None = None,
 ) -> Deployment:
-    scales = {} if "scale" in asks else {"scale": scale or default_scale(source.written)}
-    parameters = {"recipe": source.given, **scales, **(fixed or {})}
-    tags = (TAG, source.written.name, SUBJECTS[flow], *scales.values())
+    recipe = source.written
+    scales = {} if "scale" in asks else {"scale": scale or default_scale(recipe)}
     return Deployment(
         flow=flow,
-        name=name,
+        name=name or (f"{recipe.name}-{phase}" if phase else recipe.name),
         description=description,
-        tags=tags,
-        parameters=parameters,
+        tags=(TAG, recipe.name, SUBJECTS[flow], *scales.values()),
+        parameters={"recipe": source.given, **scales, **({"phase": phase} if phase else {})},
         asks=asks,
         required=required,
         schedules=schedules,
     )
 
 
-def _named(parameters: dict[str, str]) -> str:
-    return "/".join(parameters[name] for name in ("recipe", "phase") if name in parameters)
-
-
-def _tokens(count: int) -> str:
+def _tokens(phase: Phase) -> str:
     for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
-        if count >= size:
-            return f"{count / size:.3g} {word}"
-    return f"{count:,}"
+        if phase.tokens >= size:
+            return f"{phase.tokens / size:.3g} {word}"
+    return f"{phase.tokens:,}"

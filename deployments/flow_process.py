@@ -1,8 +1,7 @@
-"""`python -m phasewise.deployments.flow_process`: Prefect's engine for one flow run, in a process that never outlives its worker.
+"""`python -m phasewise.deployments.flow_process`: Prefect's engine for one flow run, in a process that ends with its worker.
 
-The worker holds the other end of its standard input. When that ends, however the worker did, the run is stopped as by SIGTERM and reports
-it; a run that doesn't end in time is cut off. The file by which others know that the run's process lives is held before Prefect begins:
-a run that dies at any moment is known to be dead.
+The worker holds the other end of its standard input. When standard input ends, the process gets SIGTERM, so that the run saves and reports.
+After a deadline the process exits. It holds the presence file of its flow run before Prefect starts, so a killed run is always detected.
 """
 
 import os
@@ -20,17 +19,17 @@ from phasewise.trainer.process.child_process import collect_rarely, wait_for_end
 from phasewise.trainer.process.signals import stop_seconds
 
 REPORT_SECONDS = 10.0
-"""Beyond the time that a trainer has to save."""
+"""Time to report the end, after the trainer's time to save."""
 
 
 def main() -> None:
-    """Run the engine on the flow run that the environment names."""
+    """Run Prefect's engine on the flow run of the environment."""
     collect_rarely()
-    os.setsid()  # Ctrl-C on the terminal is for the worker, which stops its runs itself
+    os.setsid()  # Ctrl-C in the terminal is for the worker, which stops its runs
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     run_id = os.environ.get("PREFECT__FLOW_RUN_ID")
     if run_id and "PHASEWISE_HOME" in os.environ:
-        with suppress(AlreadyHeld, OSError):  # an earlier process of the run is about to end, or the home takes nothing: the flow says so
+        with suppress(AlreadyHeld, OSError):  # an earlier process of the run is ending, or the flow reports the unusable home
             stay_present(Home.at(None), run_id, run_id)
     hide_from_children()
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)

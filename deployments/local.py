@@ -1,33 +1,26 @@
-"""`python -m phasewise.deployments.local --port N [--home URL] [--recipes FOLDER]`, which `phasewise up` becomes: Prefect, and our page.
+"""`python -m phasewise.deployments.local --port N`, the process of `phasewise up`: Prefect's server, deployments, workers and our page.
 
-A server with the home's database, work pools, the deployments of all recipes, workers and the server of our page, until Ctrl-C or SIGTERM.
-Nothing that it starts outlives it, however it ends: the servers and the flow runs end when their standard input does.
+It runs until Ctrl-C or SIGTERM. Its servers and flow runs end with it, also if it is killed: they end when their standard input ends.
 """
 
 import asyncio
-import contextlib
 import os
 import shlex
 import signal
-import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import httpx
 
-from phasewise.deployments.declared import MAX_TRAININGS, Deployment, Pool, Source, declare, declare_pools
-from phasewise.deployments.notify import register_notification
-from phasewise.deployments.own_recipes import read_folder
-from phasewise.deployments.register import register
-from phasewise.deployments.site_process import Bound, OwnSite, own_site
-from phasewise.deployments.watch import watch
-from phasewise.deployments.worker import work
+from phasewise.deployments.declared import MAX_TRAININGS, Deployment, Pool, Source, declare, declare_pools, read_folder
+from phasewise.deployments.register import register, register_notification
+from phasewise.deployments.site_process import OwnSite, bind_problem, own_site
+from phasewise.deployments.worker import supervise, work
 from phasewise.flows.prefect.access import AUTH_NAME, hide_from_children, keep_links, opened
 from phasewise.flows.prefect.missed_schedules import close_missed
-from phasewise.flows.prefect.server import SERVED, OwnServer, own_server, quiet_environment
+from phasewise.flows.prefect.server import SERVED, OwnServer, client_environment, own_server
 from phasewise.flows.prefect.stale_runs import close_leftovers
 from phasewise.flows.recipes import NAMES
 from phasewise.flows.recipes.python_file import allow_code
@@ -40,20 +33,39 @@ EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
 QUERY_SECONDS = 2
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The home, its deployments and work pools, the recipe files of the user, and the block of `--notify`."""
+
+    home: Home
+    deployments: list[Deployment]
+    pools: list[Pool]
+    recipe_files: tuple[str, ...]
+    notify: str | None
+
+
 @click.command()
 @click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
-@click.option("--recipes", metavar="FOLDER", help="Deployments of the recipes in this folder, too; its .py files are run once, here.")
+@click.option("--recipes", metavar="FOLDER", help="Deploy the recipes of this folder, too. Its .py files run once, here.")
 @click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Of our page [default: the first free one after PORT].")
-@click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="What our page is bound to.")
-@click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect's, for phases that are refused or wait for a person.")
+@click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="Host that our page is bound to.")
+@click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect, for phases that are refused or wait for a person.")
 def main(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
-    """Bring up a Prefect server, its deployments and a worker on this machine, until Ctrl-C."""
+    """Run a Prefect server, its deployments and workers on this machine, until Ctrl-C."""
     collect_rarely()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with refused_by_system(home or os.environ.get("PHASEWISE_HOME") or ".phasewise"):
-            bring_up(placed(Home.open(home), Path(recipes) if recipes else None, notify), port, Bound(site_host, site_port))
+            opened_home = Home.open(home)
+            sources = [Source.named(name) for name in NAMES]
+            own: list[Source] = []
+            if recipes:
+                with allow_code():
+                    own = read_folder(Path(recipes), opened_home)
+            sources += own
+            files = tuple(source.given for source in own)
+            bring_up(Plan(opened_home, declare(sources), declare_pools(sources), files, notify), port, site_host, site_port)
     except PhasewiseError as error:
         print_refusal(f"phasewise: {error}")
         sys.exit(error.exit_code)
@@ -63,137 +75,87 @@ def main(home: str | None, port: int, recipes: str | None, site_port: int | None
     sys.exit(EXIT_STOPPED)
 
 
-@dataclass(frozen=True)
-class Place:
-    """What is brought up: a home, and what can be started in it.
-
-    Attributes:
-        own: the files of recipes that are not this project's.
-        notify: the notification block that `--notify` names.
-    """
-
-    home: Home
-    deployments: list[Deployment]
-    pools: list[Pool]
-    own: tuple[str, ...] = ()
-    notify: str | None = None
-
-
-def bring_up(place: Place, port: int, bound: Bound) -> None:
-    """Bring everything up, wait for the signal to stop, and take down what was brought up.
-
-    Args:
-        bound: where the page is served.
+def bring_up(plan: Plan, port: int, site_host: str, site_port: int | None) -> None:
+    """Start the servers, deployments and workers, wait for the stop signal, and stop them.
 
     Raises:
-        PhasewiseError: the port is taken, the home is in use, or a part did not come up.
+        PhasewiseError: the port is in use, the home is in use, or a server did not start.
     """
-    home = place.home
+    home = plan.home
     os.environ["PHASEWISE_HOME"] = str(home.root)
-    for name, value in {**quiet_environment(home), "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_SECONDS)}.items():
+    for name, value in {**client_environment(home), "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_SECONDS)}.items():
         os.environ.setdefault(name, value)
     if given := os.environ.get("PREFECT_API_URL"):
-        _say(f"Using the Prefect server at {without_secrets(given)}")
+        click.echo(f"Using the Prefect server at {without_secrets(given)}")
         hide_from_children()
-        with own_site(home, bound, prefect_port=port, prefect_url=given.removesuffix("/api"), recipes=place.own) as site:
-            asyncio.run(_serve(place, given, None, site))
+        ui = given.removesuffix("/api")
+        with own_site(home, site_host, site_port, prefect_port=port, prefect_url=ui, recipes=plan.recipe_files) as site:
+            asyncio.run(_serve(plan, given, None, site))
         return
-    with _port_is_free(port):
-        _say("Starting the Prefect server …")
-        with (
-            own_server(home, port, "`phasewise up`") as server,
-            own_site(home, bound, prefect_port=port, prefect_url=server.ui, is_own_prefect=True, recipes=place.own) as site,
-        ):
+    if problem := bind_problem("127.0.0.1", port):
+        raise PhasewiseError(f"port {port} cannot be used ({problem}): choose another with --port.")
+    click.echo("Starting the Prefect server …")
+    with own_server(home, port, "`phasewise up`") as server:
+        ui = server.url.removesuffix("/api")
+        with own_site(
+            home, site_host, site_port, prefect_port=port, prefect_url=ui, is_own_prefect=True, recipes=plan.recipe_files
+        ) as site:
             os.environ["PREFECT_API_URL"] = server.url
             hide_from_children(server.auth)
-            asyncio.run(_serve(place, server.url, server, site))
+            asyncio.run(_serve(plan, server.url, server, site))
 
 
-def placed(home: Home, recipes: Path | None = None, notify: str | None = None) -> Place:
-    """A home with the deployments of this project's recipes, and of those in a folder.
-
-    Raises:
-        PhasewiseError: a recipe is refused.
-    """
-    sources = [Source.named(name) for name in NAMES]
-    if recipes:
-        with allow_code():
-            sources += read_folder(recipes, home)
-    own = tuple(source.given for source in sources if source.given not in NAMES)
-    return Place(home, declare(sources), declare_pools(sources), own, notify)
-
-
-async def _serve(place: Place, url: str, server: OwnServer | None, site: OwnSite | None) -> None:
+async def _serve(plan: Plan, url: str, server: OwnServer | None, site: OwnSite) -> None:
     from prefect.client.orchestration import get_client
 
-    home = place.home
-    if server and (left := await close_leftovers(home, SERVED)):
-        _say(f"{left} flow {'run' if left == 1 else 'runs'} of an earlier server had ended without saying so: marked as crashed")
-    _say(f"Registering {len(place.deployments)} deployments …")
+    if server and (closed := await close_leftovers(plan.home, SERVED)):
+        click.echo(f"{closed} flow {'run' if closed == 1 else 'runs'} of an earlier server ended without a report: marked as crashed")
+    click.echo(f"Registering {len(plan.deployments)} deployments …")
     try:
-        retired = await register(place.deployments, place.pools)
+        retired = await register(plan.deployments, plan.pools)
         async with get_client() as client:
-            notified = await register_notification(client, place.notify)
+            block = await register_notification(client, plan.notify)
     except httpx.HTTPError as error:
         raise PhasewiseError(
-            f"the Prefect server at {without_secrets(url)} did not take the deployments: {error}. Check PREFECT_API_URL."
+            f"the Prefect server at {without_secrets(url)} rejected the deployments: {error}. Check PREFECT_API_URL."
         ) from None
-    if notified:
-        _say(f"Who is notified of phases that are refused or wait for a person: {notified}")
+    if block:
+        click.echo(f"Notifications of phases that are refused or wait for a person: {block}")
     if missed := await close_missed():
-        _say(f"{missed} scheduled {'run was' if missed == 1 else 'runs were'} missed, with a later one of the same schedule: that one runs")
+        click.echo(f"{missed} scheduled {'run was' if missed == 1 else 'runs were'} missed. The latest run of the same schedule starts")
     if retired:
-        _say(f"No longer declared, and removed: {', '.join(retired)}")
-    watching = asyncio.create_task(watch(home, server))
+        click.echo(f"No longer declared, and removed: {', '.join(retired)}")
+    supervision = asyncio.create_task(supervise(plan.home, server))
     try:
-        await work(lambda: _say(instructions(place, url, site, server.auth if server else None)), watching)
+        await work(lambda: click.echo(_instructions(plan, url, site, server.auth if server else None)), supervision)
     finally:
-        watching.cancel()
+        supervision.cancel()
 
 
-def instructions(place: Place, url: str, site: OwnSite | None = None, auth: str | None = None) -> str:
-    """What to do next, in plain text. Links with secrets are in a file of the home, and said on a terminal alone: other output is kept."""
+def _instructions(plan: Plan, url: str, site: OwnSite, auth: str | None) -> str:
     prefect = Path(sys.executable).with_name("prefect")
     ui = url.removesuffix("/api")
-    links = opened(ui, auth) if auth else ui, site.problem or site.link(auth) if site else "no page"
-    kept = keep_links(place.home, links)
-    shown = links if sys.stdout.isatty() else (ui, site.problem or site.url if site else "no page")
+    links = opened(ui, auth) if auth else ui, site.problem or site.link(auth)
+    kept = keep_links(plan.home, links)
+    # Links with secrets are for a terminal and a private file: other output may be stored
+    shown = links if sys.stdout.isatty() else (ui, site.problem or site.url)
     secret = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(kept.with_name(AUTH_NAME)))})" ' if auth else ""
-    recipes = sorted({deployment.tags[1] for deployment in place.deployments})
-    unserved = [pool.name for pool in place.pools if pool.name not in SERVED]
-    return "\n".join(
-        [
-            "",
-            f"Prefect UI:  {shown[0]}",
-            f"Everything:  {shown[1]}",
-            f"Links:       {kept}: with the secrets that both pages ask for once. Only you can read it.",
-            f"Home:        {place.home.root}",
-            f"Deployments: {len(place.deployments)}, of {', '.join(recipes)}",
-            f"Work pools:  {', '.join(SERVED)} work here; {', '.join(unserved)} wait for machines with such slices",
-            "",
-            "Start a run",
-            "  in the UI:  Deployments, a name such as train-recipe/marin-8b, Run, Custom run: the form lists what can be chosen",
-            f"  in a shell: PREFECT_API_URL={url} {secret}{prefect} deployment run train-recipe/marin-8b",
-            f"At most {MAX_TRAININGS} training at a time; others wait. Schedules are examples, inactive until you switch them on.",
-            "",
-            "Stop: Ctrl-C. Runs at work save and end with it; started again, they go on from what is done.",
-        ]
-    )
+    recipes = sorted({deployment.tags[1] for deployment in plan.deployments})
+    unserved = [pool.name for pool in plan.pools if pool.name not in SERVED]
+    return f"""
+Prefect UI:  {shown[0]}
+Everything:  {shown[1]}
+Links:       {kept}: with the secrets that both pages ask for once. Only you can read it.
+Home:        {plan.home.root}
+Deployments: {len(plan.deployments)}, of {", ".join(recipes)}
+Work pools:  {", ".join(SERVED)} work here; {", ".join(unserved)} wait for machines with such slices
 
+Start a run
+  in the UI:  Deployments, a name such as train-recipe/marin-8b, Run, Custom run: the form lists the choices
+  in a shell: PREFECT_API_URL={url} {secret}{prefect} deployment run train-recipe/marin-8b
+At most {MAX_TRAININGS} training runs at a time; others wait. Schedules are inactive examples: activate them in the UI.
 
-@contextlib.contextmanager
-def _port_is_free(port: int) -> Iterator[None]:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise PhasewiseError(f"port {port} cannot be used ({error.strerror}): choose another with --port.") from None
-    yield
-
-
-def _say(text: str) -> None:
-    click.echo(text)
+Stop: Ctrl-C. Active runs save and stop. After a restart they resume."""
 
 
 def _interrupt(_number: int, _frame: object) -> None:

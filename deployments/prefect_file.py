@@ -1,12 +1,11 @@
 """`python -m phasewise.deployments.prefect_file > prefect.yaml`: the deployments of `phasewise up` for `prefect deploy --all`."""
 
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import yaml
 
-from phasewise.deployments.declared import Deployment, Pool, Source, declare, declare_pools
+from phasewise.deployments.declared import QUEUES, Source, declare, declare_pools
 from phasewise.flows.recipes import NAMES
 
 HEAD = """\
@@ -22,41 +21,35 @@ HEAD = """\
 """
 
 
-def prefect_file(deployments: Sequence[Deployment], pools: Sequence[Pool]) -> str:
-    """Return the text of `prefect.yaml`."""
-    content: dict[str, Any] = {
+def main() -> None:
+    """Print `prefect.yaml` for the included recipes."""
+    sources = [Source.named(name) for name in NAMES]
+    entries: list[dict[str, Any]] = []
+    for deployment in declare(sources):
+        pool, queue = QUEUES[deployment.flow]
+        entry: dict[str, Any] = {
+            "name": deployment.name,
+            "entrypoint": deployment.entrypoint,
+            "description": deployment.description,
+            "tags": list(deployment.tags),
+            "parameters": dict(deployment.parameters),
+            "work_pool": {"name": pool, "work_queue_name": queue},
+        }
+        if deployment.schedules:
+            entry["schedules"] = [
+                {"slug": one.slug, "cron": one.cron, "timezone": one.timezone, "active": False} for one in deployment.schedules
+            ]
+        entries.append(entry)
+    content = {
         "name": "phasewise",
         "prefect-version": version("prefect"),
         "build": [{"prefect.deployments.steps.run_shell_script": {"id": "root", "script": "pwd", "stream_output": False}}],
         "push": [],
         "pull": [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ root.stdout }}"}}],
-        "deployments": [_entry(deployment) for deployment in deployments],
+        "deployments": entries,
     }
-    head = HEAD.format(pools="\n".join(f"#   prefect work-pool create {pool.name} --type process" for pool in pools))
-    return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _entry(deployment: Deployment) -> dict[str, Any]:
-    pool, queue = deployment.place
-    entry: dict[str, Any] = {
-        "name": deployment.name,
-        "entrypoint": deployment.entrypoint,
-        "description": deployment.description,
-        "tags": list(deployment.tags),
-        "parameters": dict(deployment.parameters),
-        "work_pool": {"name": pool, "work_queue_name": queue},
-    }
-    if deployment.schedules:
-        entry["schedules"] = [
-            {"slug": one.slug, "cron": one.cron, "timezone": one.timezone, "active": False} for one in deployment.schedules
-        ]
-    return entry
-
-
-def main() -> None:
-    """Print the file for the included recipes."""
-    sources = [Source.named(name) for name in NAMES]
-    print(prefect_file(declare(sources), declare_pools(sources)), end="")
+    pools = "\n".join(f"#   prefect work-pool create {pool.name} --type process" for pool in declare_pools(sources))
+    print(HEAD.format(pools=pools) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), end="")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The server of our page: `python -m phasewise.deployments.site --home URL --port N [--host H] [--prefect URL]`.
-
-It reads the home and answers GET. `phasewise up` starts it as a process of its own; it ends when its standard input does.
-"""
+"""`python -m phasewise.deployments.site --home URL --port N`: the server of our page. It only reads the home."""
 
 import errno
 import os
@@ -41,6 +38,7 @@ POLICY = (
 )
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
+    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
@@ -49,33 +47,69 @@ HEADERS = {
 }
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".html": "text/html; charset=utf-8"}
 MAX_PATH, MAX_QUERY = 2_000, 8_000
-"""Characters of an address; evidence is the deepest page, and searches are sentences."""
-Next = Callable[[Request], Awaitable[Response]]
+"""Characters of a URL. Evidence has the longest paths, searches the longest queries."""
+
+
+class NotHere(Exception):
+    """The page does not exist."""
 
 
 def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None = None) -> FastAPI:
-    """The pages of a home.
+    """Create the server of a home's pages.
 
     Args:
-        names: host names that it is reached by. Where one of them is not this machine's alone, addresses in digits pass as well.
-        token: what a reader must show; None asks for nothing.
+        names: host names of the server. If one of them is not a loopback name, numeric addresses are accepted as well.
+        token: secret that readers give. None is for tests.
     """
     app = FastAPI(title="Phasewise", docs_url=None, redoc_url=None, openapi_url=None)
     known_names = {name.lower() for name in names}
 
     @app.middleware("http")
-    async def guard(request: Request, go_on: Next) -> Response:
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        answer: Response | None = None
         if request.method not in ("GET", "HEAD"):
-            return _finished(PlainTextResponse("This page is only read.\n", 405, {"Allow": "GET, HEAD"}))
-        if problem := _problem_of_address(request.scope["path"], request.scope["query_string"]):
-            return _finished(PlainTextResponse(f"The address {problem}.\n", 400))
-        if token is not None and (answer := _asks_for_token(request, token)):
-            return _finished(answer)
-        return _finished(await go_on(request))
+            answer = PlainTextResponse("This page is read-only.\n", 405, {"Allow": "GET, HEAD"})
+        elif problem := _address_problem(request.scope["path"], request.scope["query_string"]):
+            answer = PlainTextResponse(f"The address {problem}.\n", 400)
+        elif token is not None:
+            answer = _check_token(request, token)
+        answer = answer or await call_next(request)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
 
     app.add_middleware(OwnAddress, names=known_names, takes_digits=not known_names <= {*LOOPBACK})
-    _add_files(app, site)  # before the pages: their addresses would match some of pages
+    _add_files(app, site)  # before the pages: the pages' patterns match these paths as well
+    _add_pages(app, site)
+    _add_problems(app, site)
+    return app
 
+
+def _add_files(app: FastAPI, site: Site) -> None:
+    static_content = static_files()
+
+    @app.get("/-/static/{name}")
+    def static(name: str) -> Response:
+        if name not in static_content:
+            raise NotHere(f"{name}: file not found.")
+        return Response(static_content[name], media_type=TYPES[Path(name).suffix])
+
+    @app.get("/-/report/{run_name}/report.html")
+    def report(run_name: str) -> Response:
+        answer = _read_file(site.shelf.home.report(_name(run_name)), "report.html")
+        answer.headers["Content-Security-Policy"] = REPORT_POLICY  # the report has inline styles
+        return answer
+
+    @app.get("/-/docs/{run_name}/{path:path}")
+    def docs(run_name: str, path: str) -> Response:
+        return _read_file(site.shelf.home.report(_name(run_name)) / "data-docs", path)
+
+    @app.get("/-/evidence/{run_name}/{phase}/{gate}/{path:path}")
+    def evidence(run_name: str, phase: str, gate: str, path: str) -> Response:
+        return _read_file(site.shelf.home.verdict(_name(run_name), _name(phase), _gate(gate)).with_suffix("") / "report", path)
+
+
+def _add_pages(app: FastAPI, site: Site) -> None:
     @app.get("/", response_class=HTMLResponse)
     def home() -> str:
         return pages.home_page(site, Links(""))
@@ -97,7 +131,7 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
     def recipe(recipe: str, scale: str) -> str:
         found = site.shelf.find(recipe, scale)
         if found is None:
-            raise NotHere(f"There is no recipe {recipe} at {scale} scale: the home has nothing of it, and it is not known here.")
+            raise NotHere(f"recipe {recipe} at {scale} scale: neither in the home nor a known recipe.")
         return pages.recipe_page(site, Links(found.path), found)
 
     @app.get("/{recipe}/{scale}/{phase}", response_class=HTMLResponse)
@@ -111,127 +145,83 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
         named = _gate(gate)
         return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, named, asked_of(request.query_params))
 
-    _add_problems(app, site)
-    return app
-
-
-class NotHere(Exception):
-    """There is no such page."""
-
-
-def _add_files(app: FastAPI, site: Site) -> None:
-    ours = static_files()
-
-    @app.get("/-/static/{name}")
-    def static(name: str) -> Response:
-        if name not in ours:
-            raise NotHere(f"There is no file {name!r}.")
-        return Response(ours[name], media_type=TYPES[Path(name).suffix])
-
-    @app.get("/-/report/{run_name}/report.html")
-    def report(run_name: str) -> Response:
-        answer = _file(site.shelf.home.report(_name(run_name)), "report.html")
-        answer.headers["Content-Security-Policy"] = REPORT_POLICY  # it carries its style, and needs nothing beside it
-        return answer
-
-    @app.get("/-/docs/{run_name}/{path:path}")
-    def docs(run_name: str, path: str) -> Response:
-        return _file(site.shelf.home.report(_name(run_name)) / "data-docs", path)
-
-    @app.get("/-/evidence/{run_name}/{phase}/{gate}/{path:path}")
-    def evidence(run_name: str, phase: str, gate: str, path: str) -> Response:
-        return _file(site.shelf.home.verdict(_name(run_name), _name(phase), _gate(gate)).with_suffix("") / "report", path)
-
 
 def _add_problems(app: FastAPI, site: Site) -> None:
+    def problem_page(text: str) -> Response:
+        return HTMLResponse(pages.problem_page(site, Links(""), "Page not found", text), 404)
+
     @app.exception_handler(NotHere)
     @app.exception_handler(ConfigError)
     async def not_here(request: Request, error: Exception) -> Response:
         if request.url.path.startswith("/live/"):
             return JSONResponse({"problem": str(error)}, 404)
-        return HTMLResponse(pages.problem_page(site, Links(""), "There is no such page", str(error)), 404)
+        return problem_page(str(error))
 
     @app.exception_handler(404)
     async def no_such_address(request: Request, error: Exception) -> Response:
-        said = f"Pages are at /RECIPE/SCALE/PHASE/GATE; found {request.url.path}."
-        return HTMLResponse(pages.problem_page(site, Links(""), "There is no such page", said), 404)
+        return problem_page(f"Pages are at /RECIPE/SCALE/PHASE/GATE; found {request.url.path}.")
 
     @app.exception_handler(OSError)
     async def unreadable(_request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"{refusal_of(error, site.shelf.home.root)}\n", 503)
 
 
-def _problem_of_address(path: str, query: bytes) -> str:
+def _address_problem(path: str, query: bytes) -> str:
     texts = (path, *(part for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) for part in pair))
     if len(path) > MAX_PATH or len(query) > MAX_QUERY:
         return f"is too long: expected at most {MAX_PATH} characters and {MAX_QUERY} in the query, found {len(path)} and {len(query)}"
     if not path.isprintable() or any("\0" in text or "\ufffd" in text for text in texts):
-        return "holds characters that no page's address has"
+        return "has characters that page addresses never have"
     return ""
 
 
 def _gate(text: str) -> Gate:
-    named: dict[str, Gate] = {gate: gate for gate in GATES}
-    if text not in named:
-        raise NotHere(f"A verdict is on {', '.join(GATES)}; found {text!r}.")
-    return named[text]
+    for gate in GATES:
+        if text == gate:
+            return gate
+    raise NotHere(f"expected a verdict on {', '.join(GATES)}, found {text!r}.")
 
 
 def _name(text: str) -> str:
     if not NAME.fullmatch(text):
-        raise NotHere(f"{text!r} is no name of a run.")
+        raise NotHere(f"expected the name of a run, found {text!r}.")
     return text
 
 
-def _file(folder: Path, path: str) -> Response:
-    """A page or a style sheet below the folder, and nothing else."""
-    wanted = folder / path
+def _read_file(folder: Path, path: str) -> Response:
+    """Return a page or style sheet of the folder. Paths out of the folder, also by links, are not found."""
+    file = folder / path
     try:
-        wanted = wanted.resolve()
-        if wanted.is_relative_to(folder.resolve()) and wanted.suffix in (".html", ".css") and wanted.is_file():
-            return Response(wanted.read_bytes(), media_type=TYPES[wanted.suffix])
+        file = file.resolve()
+        if file.is_relative_to(folder.resolve()) and file.suffix in (".html", ".css") and file.is_file():
+            return Response(file.read_bytes(), media_type=TYPES[file.suffix])
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-    raise NotHere(f"There is no file {path!r}.")
+    raise NotHere(f"{path}: file not found.")
 
 
-def _asks_for_token(request: Request, token: str) -> Response | None:
-    shown = request.query_params.get(TOKEN_QUERY)
-    if shown is not None:
-        if not _is_same(shown, token):
-            return _refused()
-        rest = [(name, value) for name, value in request.query_params.multi_items() if name != TOKEN_QUERY]
-        url = request.url.replace(query="").include_query_params(**dict(rest))
-        answer = RedirectResponse("/" + (url.path + (f"?{url.query}" if url.query else "")).lstrip("/"), 303)
-        answer.set_cookie(_cookie(request), token, httponly=True, samesite="strict", max_age=30 * 24 * 3600)
-        return answer
-    given = (request.headers.get(TOKEN_HEADER), request.cookies.get(_cookie(request)))
-    return None if any(one is not None and _is_same(one, token) for one in given) else _refused()
-
-
-def _cookie(request: Request) -> str:
-    return f"{TOKEN_COOKIE}-{request.url.port or 80}"
-
-
-def _is_same(shown: str, token: str) -> bool:
-    return secrets.compare_digest(shown.encode(), token.encode())
-
-
-def _refused() -> Response:
-    said = f"This page asks for its token: add ?token=TOKEN to the address once. It is in {TOKEN_VARIABLE}, or in HOME/prefect/links.\n"
-    return PlainTextResponse(said, 401)
-
-
-def _finished(answer: Response) -> Response:
-    for name, value in {"Content-Security-Policy": POLICY, **HEADERS}.items():
-        answer.headers.setdefault(name, value)
+def _check_token(request: Request, token: str) -> Response | None:
+    """Return a redirect that moves the query's token into a cookie, a refusal, or None for a request with the token."""
+    cookie = f"{TOKEN_COOKIE}-{request.url.port or 80}"
+    in_query = request.query_params.get(TOKEN_QUERY)
+    given = [in_query] if in_query is not None else [request.headers.get(TOKEN_HEADER), request.cookies.get(cookie)]
+    if not any(one is not None and secrets.compare_digest(one.encode(), token.encode()) for one in given):
+        return PlainTextResponse(
+            f"This page needs its token: add ?token=TOKEN to the address once. It is in {TOKEN_VARIABLE}, or in HOME/prefect/links.\n", 401
+        )
+    if in_query is None:
+        return None
+    rest = {name: value for name, value in request.query_params.multi_items() if name != TOKEN_QUERY}
+    url = request.url.replace(query="").include_query_params(**rest)
+    answer = RedirectResponse("/" + (url.path + (f"?{url.query}" if url.query else "")).lstrip("/"), 303)
+    answer.set_cookie(cookie, token, httponly=True, samesite="strict", max_age=30 * 24 * 3600)
     return answer
 
 
 def names_of(host: str) -> tuple[str, ...]:
-    """The host names that a server bound to `host` answers to."""
-    return (*LOOPBACK, *(() if host in LOOPBACK else (host, socket.gethostname(), socket.getfqdn())))
+    """Return the host names of a server that is bound to `host`."""
+    return LOOPBACK if host in LOOPBACK else (*LOOPBACK, host, socket.gethostname(), socket.getfqdn())
 
 
 def _read_ahead(site: Site) -> None:
@@ -243,17 +233,17 @@ def _read_ahead(site: Site) -> None:
                 pages.recipe_page(site, Links(found.path), found)
 
 
-def _look_again(home: Home) -> NoReturn:
-    said = ""
+def _sync_from_store(home: Home) -> NoReturn:
+    printed = ""
     while True:
         time.sleep(publish_seconds())
         try:
             home.look_at_all()
-            said = ""
+            printed = ""
         except (PhasewiseError, OSError) as error:
-            if str(error) != said:
-                said = str(error)
-                click.echo(f"phasewise: the page shows what was read before: {said}", err=True)
+            if str(error) != printed:
+                printed = str(error)
+                click.echo(f"phasewise: the page shows earlier content: {printed}", err=True)
 
 
 @click.command()
@@ -262,10 +252,10 @@ def _look_again(home: Home) -> NoReturn:
 @click.option("--port", type=click.IntRange(1, 65_535), required=True)
 @click.option("--prefect", default="", metavar="URL", help="The address of Prefect's UI.")
 @click.option("--own-prefect", is_flag=True, help="It is the server of this home.")
-@click.option("--recipe", "recipes", multiple=True, metavar="RECIPE", help="More recipes, by file; may be repeated.")
-@click.option("--with-parent", is_flag=True, help="End when standard input does.")
+@click.option("--recipe", "recipes", multiple=True, metavar="RECIPE", help="More recipes, by file. Repeatable.")
+@click.option("--with-parent", is_flag=True, help="End when standard input ends.")
 def main(home: str, host: str, port: int, prefect: str, own_prefect: bool, recipes: tuple[str, ...], with_parent: bool) -> None:
-    """Serve the page of a home, until it is ended."""
+    """Serve the page of a home."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is None:
         click.echo(f"phasewise: the page needs a token: set {TOKEN_VARIABLE}.", err=True)
@@ -274,16 +264,16 @@ def main(home: str, host: str, port: int, prefect: str, own_prefect: bool, recip
         end_with_parent(0)
     try:
         with refused_by_system(home):
-            place = Home.at(home, reads_only=True)
+            opened = Home.at(home, reads_only=True)
     except PhasewiseError as error:
         print_refusal(f"phasewise: {error}")
         sys.exit(error.exit_code)
     import uvicorn
 
-    site = Site(Shelf(place, (*NAMES, *recipes)), prefect=prefect, is_own_prefect=own_prefect)
+    site = Site(Shelf(opened, (*NAMES, *recipes)), prefect=prefect, is_own_prefect=own_prefect)
     threading.Thread(target=_read_ahead, args=(site,), daemon=True, name="read ahead").start()
-    if not place.is_local:
-        threading.Thread(target=_look_again, args=(place,), daemon=True, name="looks at the store").start()
+    if not opened.is_local:
+        threading.Thread(target=_sync_from_store, args=(opened,), daemon=True, name="sync from store").start()
     app = create_app(site, names=names_of(host), token=token)
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 

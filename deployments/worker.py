@@ -1,68 +1,70 @@
-"""The process workers of this machine, one a pool, in the process that brought everything up: they stop their runs before they end."""
+"""The workers of `phasewise up`, and the supervision of its server and flow runs."""
 
 import asyncio
 import functools
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
 
-from phasewise.flows.prefect.server import SERVED
+from phasewise.flows.prefect.missed_schedules import close_missed
+from phasewise.flows.prefect.server import SERVED, OwnServer
+from phasewise.flows.prefect.stale_runs import Rerun, Sweep
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.process.signals import stop_seconds
 
 T = TypeVar("T")
 NAME = "this machine"
-AGAIN_SECONDS = 2.0
-"""So long after a question that the server did not answer it is put again."""
-REPORT_SECONDS = 10.0
-"""Beyond the time to save: how long a run may take to report how it ended."""
-OTHERS_RARER = 2
 RUN_MODULE = "phasewise.deployments.flow_process"
+RETRY_SECONDS, LOOK_SECONDS, SWEEP_SECONDS = 2.0, 1.0, 5.0
+REPORT_SECONDS = 10.0
+"""Time for a stopped flow run to report its end, after the time to save."""
+OTHERS_RARER = 2
+"""Workers of the other pools poll less often than the worker of the first."""
 
 
-async def work(on_started: Callable[[], None], watching: "asyncio.Task[None] | None" = None) -> None:
-    """Run the flow runs of the pools served here until SIGINT or SIGTERM; then stop those at work, so that they save and report it.
-
-    Args:
-        watching: looks after the server; it ends only where that has.
+async def work(on_started: Callable[[], None], supervision: "asyncio.Task[None] | None" = None) -> None:
+    """Run the flow runs of the served pools until SIGINT or SIGTERM. Then stop active flow runs, so that they save and report.
 
     Raises:
-        PhasewiseError: the worker ended by itself, or the server did.
+        PhasewiseError: a worker ended by itself, or the server ended too often.
     """
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    started: set[str] = set()
-    working = {pool: asyncio.create_task(_work_in(pool, started, on_started)) for pool in SERVED}
-    stopping = asyncio.create_task(stop.wait())
-    every = {stopping, *working.values(), *([watching] if watching else [])}
-    await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    for pool, task in working.items():
-        if not stop.is_set() and task.done():
-            raise PhasewiseError(f"the worker of pool {pool} ended by itself: {task.exception() or 'no reason given'}.")
-    if watching and not watching.done():
-        watching.cancel()  # what is stopped now is not to be started again
-        watching = None
-    # Ask the flow runs' processes to end, and wait for them while the worker can still report how they did
     import psutil
 
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    started: set[str] = set()
+    workers = {pool: asyncio.create_task(_work_in(pool, started, on_started)) for pool in SERVED}
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({stopping, *workers.values(), *([supervision] if supervision else [])}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for pool, task in workers.items():
+        if not stop.is_set() and task.done():
+            raise PhasewiseError(f"the worker of pool {pool} ended by itself: {task.exception() or 'no reason given'}.")
+    if supervision and not supervision.done():
+        supervision.cancel()  # it would restart the flow runs that are stopped below
+        supervision = None
+    # Workers stay up until the flow runs have ended: the workers report how they ended
     running = [child for child in psutil.Process().children() if RUN_MODULE in child.cmdline()]
     if running:
-        print(f"stopping {len(running)} flow {'run' if len(running) == 1 else 'runs'}", file=sys.stderr, flush=True)
+        _print(f"stopping {len(running)} flow {'run' if len(running) == 1 else 'runs'}")
     for process in running:
         process.terminate()
-    deadline = asyncio.get_running_loop().time() + stop_seconds() + REPORT_SECONDS
-    while any(process.is_running() for process in running) and asyncio.get_running_loop().time() < deadline:
+    deadline = loop.time() + stop_seconds() + REPORT_SECONDS
+    while any(process.is_running() for process in running) and loop.time() < deadline:
         await asyncio.sleep(0.1)
-    for task in working.values():
+    for task in workers.values():
         task.cancel()
-    await asyncio.wait(working.values())
-    if watching:
-        watching.result()
+    await asyncio.wait(workers.values())
+    if supervision:
+        supervision.result()
 
 
 async def _work_in(pool: str, started: set[str], on_all_started: Callable[[], None]) -> None:
@@ -87,15 +89,51 @@ async def _work_in(pool: str, started: set[str], on_all_started: Callable[[], No
         await worker.start(printer=note)
 
 
-def patient(ask: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any, T]]:
-    """The same, asked again until the server answers: Prefect's worker gives up on one that is away for some minutes, and ends its runs."""
+def patient(request: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any, T]]:
+    """Retry a request until the server answers. Prefect's worker gives up after some minutes, and ends its flow runs."""
 
-    @functools.wraps(ask)
-    async def asked() -> T:
+    @functools.wraps(request)
+    async def retried() -> T:
         while True:
             try:
-                return await ask()
+                return await request()
             except httpx.TransportError:
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
-    return asked
+    return retried
+
+
+async def supervise(home: Home, server: OwnServer | None) -> None:
+    """Print errors of the server and restart it. Close orphaned and missed flow runs, wake waiting ones, restart crashed ones.
+
+    Args:
+        server: None if another program runs the server. Then only flow runs with a process in this home are touched.
+
+    Raises:
+        PhasewiseError: the server ended too often.
+    """
+    from phasewise.flows.prefect.dependency_wait import wake  # it loads Prefect
+
+    sweep = Sweep(home, SERVED)
+    rerun = Rerun(home, datetime.now(UTC), SERVED if server else ())
+    since_sweep = 0.0
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        if server:
+            for error in server.new_errors():
+                _print(f"phasewise: the Prefect server reports: {error} (see {server.log})")
+            if line := server.restart_if_ended():
+                _print(f"phasewise: {line}")
+        since_sweep += LOOK_SECONDS
+        if since_sweep >= SWEEP_SECONDS:
+            with suppress(httpx.HTTPError):  # the server is busy or down: the next sweep is soon
+                await sweep.look()
+                await close_missed()
+                await wake(home)
+                for name in await rerun.look(but=sweep.asked):
+                    _print(f"phasewise: '{name}' crashed, and is started once more")
+            since_sweep = 0.0
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from phasewise.flows.cli.preflight import HEADINGS, cells, what_it_took
+from phasewise.flows.cli.preflight import HEADINGS, cells, setup_line
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
@@ -229,7 +229,7 @@ def branches(home: Home) -> str:
     for setups in shared.values():
         report = preflight_setup(setups[0], home)
         reports.append(report | {"phase": ", ".join(setup.phase for setup in setups)})
-    unfit = "".join(f"\n\n{what_it_took(report)}." for report in reports if not report["fits"])
+    unfit = "".join(f"\n\n{setup_line(report)}." for report in reports if not report["fits"])
     return f"{setup_table(reports)}\n\nDays and chip-hours are the values of the first named phase.{unfit}"
 
 

@@ -48,7 +48,7 @@ ENDS_SECONDS = 60.0
 """So long may what a killed command started take to end."""
 SIGNS = {
     "trainer": ("-m", "phasewise.trainer"),
-    "server": ("-m", "phasewise.flows.prefect.server"),
+    "server": ("-m", "phasewise.flows.prefect.server_process"),
     "Dask worker": ("--multiprocessing-fork",),
 }
 SIGNS["evaluation"] = SIGNS["Dask worker"]

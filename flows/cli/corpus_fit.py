@@ -1,7 +1,7 @@
 """`phasewise evaluate --text` and `--held-out`: corpus fit of a phase's checkpoint, or of any checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +17,7 @@ from phasewise.trainer.base.wording import decimal, plural
 from phasewise.trainer.config import RunConfig
 
 if TYPE_CHECKING:
-    from phasewise.tasks.evaluation.corpus_fit import CorpusFit, SubsetText
+    from phasewise.tasks.evaluation.corpus_fit import CorpusFit
     from phasewise.tasks.evaluation.model_loading import Opened
 
 ODD = {
@@ -25,113 +25,88 @@ ODD = {
     "copies": "{} with the text of an earlier one, which {} measured again",
     "normalized": "{} that normalisation changed (line ends, composed characters), which {} measured as changed",
 }
-"""What a reader should know of a subset's documents."""
+"""Count of unusual documents in a subset → note for readers."""
 
 
-class FitOptions(NamedTuple):
-    """What is measured.
-
-    Attributes:
-        text: a folder or a file; None is the held-out documents of the phase.
-        text_key: the field with the text, of formats that have fields.
-        tokenizer: the `tokenizer.json` of a checkpoint whose home is not here.
-    """
-
-    text: str | None = None
-    text_key: str = "text"
-    tokenizer: str | None = None
-
-
-def fit_target(target: str, scale: Scale | None, home: str | None, options: FitOptions) -> dict[str, Any]:
-    """Corpus fit of the last weights, and of their moving average where there is one, in the shape of `--json`.
+def fit_target(
+    target: str, scale: Scale | None, home: str | None, *, text: str | None = None, text_key: str = "text", tokenizer: str | None = None
+) -> dict[str, Any]:
+    """Measure the corpus fit of the last weights and of their moving average, if the checkpoint has it.
 
     Args:
-        target: `RECIPE/PHASE`, or the folder of a checkpoint of ours or of a Hugging Face model.
+        target: `RECIPE/PHASE`, or the folder of a checkpoint or of a Hugging Face model.
+        text: a folder or a file. None measures the held-out documents of the phase.
+        text_key: the text field, of formats with fields.
+        tokenizer: the `tokenizer.json` of a checkpoint outside its home.
 
     Raises:
-        ConfigError: no phase is named; or a folder is asked for held-out documents, or has no tokenizer.
+        ConfigError: the target is not a phase. Or a folder lacks held-out documents or a tokenizer.
         TrainingError: the phase is not trained.
-        CheckpointError: the checkpoint is not whole, or holds other weights than the phase's result names.
+        CheckpointError: the checkpoint is incomplete, or has other weights than the phase's result.
         DataError: a text cannot be read.
     """
-    if is_folder(target):
-        if options.text is None:
+    name, named = split_target(target)
+    if named is None and name not in NAMES and Path(target).is_dir():
+        if text is None:
             raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
         from phasewise.tasks.evaluation.model_loading import open_folder
 
-        return fit_text(open_folder(Path(target), Path(options.tokenizer) if options.tokenizer else None), options)
-    if options.tokenizer is not None:
+        return _fit_text(open_folder(Path(target), Path(tokenizer) if tokenizer else None), text, text_key)
+    if tokenizer is not None:
         raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
     resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "evaluate")
     run, result = trained_run(resolved, phase)
     from phasewise.tasks.evaluation.model_loading import open_weights
+    from phasewise.trainer.state import params_digest
 
     opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
-    check_weights(opened, result["params_digest"])
-    fit = fit_held_out(opened, resolved, phase, run) if options.text is None else fit_text(opened, options)
+    expected, digest = result["params_digest"], params_digest(opened.weights["last"])
+    if digest != expected:
+        raise CheckpointError(
+            f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {digest[:12]}. "
+            "Train the phase again."
+        )
+    fit = _fit_held_out(opened, resolved, phase, run) if text is None else _fit_text(opened, text, text_key)
     return {"phase": phase.name, **fit}
 
 
-def check_weights(opened: "Opened", expected: str) -> None:
-    """Refuse a checkpoint that holds other weights than its phase's result names.
-
-    Raises:
-        CheckpointError: see above.
-    """
-    from phasewise.trainer.state import params_digest
-
-    if (found := params_digest(opened.weights["last"])) != expected:
-        raise CheckpointError(
-            f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {found[:12]}. "
-            "Train the phase again."
-        )
-
-
-def is_folder(target: str) -> bool:
-    """Whether a target is a folder of this machine, and no recipe."""
-    name, phase = split_target(target)
-    return phase is None and name not in NAMES and Path(target).is_dir()
-
-
-def fit_text(opened: "Opened", options: FitOptions) -> dict[str, Any]:
-    """Corpus fit on a folder of text: each file in it is a subset, and each folder in it."""
+def _fit_text(opened: "Opened", text: str, text_key: str) -> dict[str, Any]:
+    """Measure a folder of text. Each file and each folder in it is a subset."""
     from phasewise.tasks.evaluation.corpus_fit import Corpus, measure_fit, tokenize
 
-    corpus = Corpus(Path(str(options.text)).expanduser(), text_key=options.text_key)
+    corpus = Corpus(Path(text).expanduser(), text_key=text_key)
     measured = measure_fit(opened.weights, opened.config, opened.begin, tokenize(corpus.documents(), opened.tokenizer))
-    subsets = [{**_described(corpus.subsets[name]), **found} for name, found in measured.subsets.items()]
-    return {**_shaped(opened, measured, subsets), "text": str(options.text), "hidden_files": corpus.hidden}
+    subsets: list[dict[str, Any]] = []
+    for name, found in measured.subsets.items():
+        subset = corpus.subsets[name]
+        counts = {count: getattr(subset, count) for count in ("name", "files", "documents", *ODD, "text_digest")}
+        subsets.append({**counts, **found})
+    return {**_shaped(opened, measured, subsets), "text": text, "hidden_files": corpus.hidden}
 
 
-def fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, Any]:
-    """Corpus fit on the held-out documents that the phase's gate measures, each component a subset."""
+def _fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, Any]:
+    """Measure the held-out documents of the phase's gate. Each component is a subset."""
     from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit
     from phasewise.tasks.evaluation.held_out import read_held_out_tokens
     from phasewise.tasks.evaluation.phase_evaluation import measured_components, measured_on
 
-    bound = phase.evaluation.held_out_tokens
+    max_tokens = phase.evaluation.held_out_tokens
     folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(run, resolved.plan)}
-    held_out = read_held_out_tokens(folders, opened.tokenizer, max_tokens=bound)
-    digests = measured_on(run, resolved.plan, bound)
+    held_out = read_held_out_tokens(folders, opened.tokenizer, max_tokens=max_tokens)
+    digests = measured_on(run, resolved.plan, max_tokens)
     texts = (
         TokenizedText(name, f"held-out document {number} of {name}", tokens)
         for name, held in held_out.items()
         for number, tokens in enumerate(held.documents)
     )
-    measured = measure_fit(
-        opened.weights, opened.config, opened.begin, texts, text_bytes={name: held.text_bytes for name, held in held_out.items()}
-    )
+    text_bytes = {name: held.text_bytes for name, held in held_out.items()}
+    measured = measure_fit(opened.weights, opened.config, opened.begin, texts, text_bytes=text_bytes)
     subsets = [
         {"name": name, "documents": len(held_out[name].documents), "text_digest": digests[name], **found}
         for name, found in measured.subsets.items()
     ]
-    return {**_shaped(opened, measured, subsets), "text": "held out", "held_out_tokens": bound}
-
-
-def _described(text: "SubsetText") -> dict[str, Any]:
-    counts = {name: getattr(text, name) for name in ("name", "files", "documents", *ODD)}
-    return {**counts, "text_digest": text.text_digest}
+    return {**_shaped(opened, measured, subsets), "text": "held out", "held_out_tokens": max_tokens}
 
 
 def _shaped(opened: "Opened", measured: "CorpusFit", subsets: list[dict[str, Any]]) -> dict[str, Any]:
@@ -156,53 +131,45 @@ def _shaped(opened: "Opened", measured: "CorpusFit", subsets: list[dict[str, Any
 
 
 def print_fit(fit: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print a row per subset, the macro and micro averages, and notes on the measurement."""
     console = Console(highlight=False)
-    weights = fit["measured_weights"]
+    weights, subsets = fit["measured_weights"], fit["subsets"]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("subset", overflow="fold")
     averaged = ("averaged",) if "ema" in weights else ()
     for column in ("documents", "bytes", "bits/byte", *averaged, "ppl/byte", "ppl/token"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in fit["subsets"]:
-        table.add_row(one["name"], f"{one['documents']:,}", f"{one['text_bytes']:,}", *_cells(one["fit"], weights))
-    total = sum(one["text_bytes"] for one in fit["subsets"])
-    table.add_row("macro", "", "", *_cells(fit["macro"], weights), style="bold")
-    table.add_row(
-        "micro", f"{sum(one['documents'] for one in fit['subsets']):,}", f"{total:,}", *_cells(fit["micro"], weights), style="bold"
-    )
+    documents, text_bytes = sum(one["documents"] for one in subsets), sum(one["text_bytes"] for one in subsets)
+    rows = [(one["name"], f"{one['documents']:,}", f"{one['text_bytes']:,}", one["fit"]) for one in subsets]
+    rows += [("macro", "", "", fit["macro"]), ("micro", f"{documents:,}", f"{text_bytes:,}", fit["micro"])]
+    for number, (*first, measured) in enumerate(rows):
+        last = measured["last"]
+        bits = [decimal(measured[name]["bits_per_byte"], places=4) for name in weights]
+        perplexities = decimal(last["perplexity_per_byte"], places=3), decimal(last["perplexity_per_token"], places=1)
+        table.add_row(*first, *bits, *perplexities, style="bold" if number >= len(subsets) else None)
     console.print(f"{fit.get('phase', 'checkpoint')}: {fit['checkpoint']}, on {fit['text']}", soft_wrap=True, markup=False)
     print_table(console, table)
-    for line in _remarks(fit):
+    for line in _notes(fit):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _cells(fit: dict[str, Any], weights: list[str]) -> list[str]:
-    last = fit["last"]
-    return [
-        *(decimal(fit[name]["bits_per_byte"], places=4) for name in weights),
-        decimal(last["perplexity_per_byte"], places=3),
-        decimal(last["perplexity_per_token"], places=1),
-    ]
-
-
-def _remarks(fit: dict[str, Any]) -> list[str]:
+def _notes(fit: dict[str, Any]) -> list[str]:
     windows = fit["windows"]
     lines = [
         f"Rolling windows of {windows['window_tokens']} tokens, {windows['stride_tokens']} apart; each text by itself, begin-of-text "
-        "given, end-of-text not predicted. Bytes are those of the text.",
-        "Perplexities (ppl) are of the last weights; per token they compare models of one tokenizer alone.",
+        "given, end-of-text not predicted. Bytes are bytes of text.",
+        "Perplexities (ppl) are of the last weights. Perplexities per token only compare models with the same tokenizer.",
     ]
     if "ema" in fit["measured_weights"]:
         lines.append("Averaged: bits per byte of the moving average of the weights.")
     if fit.get("held_out_tokens"):
         lines.append(f"Of each component the first {fit['held_out_tokens']:,} tokens, in whole documents, as the gate measures.")
-    for name, words in ODD.items():
+    for name, note in ODD.items():
         counts = {one["name"]: one[name] for one in fit["subsets"] if one.get(name)}
         if counts:
             total = sum(counts.values())
-            said = words.format(plural(total, "document"), "is" if total == 1 else "are")
-            lines.append(f"Note: {said}: {', '.join(f'{subset} {count:,}' for subset, count in counts.items())}.")
+            text = note.format(plural(total, "document"), "is" if total == 1 else "are")
+            lines.append(f"Note: {text}: {', '.join(f'{subset} {count:,}' for subset, count in counts.items())}.")
     if fit.get("hidden_files"):
-        lines.append(f"Note: {plural(fit['hidden_files'], 'hidden file')} (a name that begins with a dot) not read.")
+        lines.append(f"Note: {plural(fit['hidden_files'], 'hidden file')} (a name with a leading dot) not read.")
     return lines

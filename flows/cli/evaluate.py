@@ -1,4 +1,4 @@
-"""`phasewise evaluate --suite`."""
+"""`phasewise evaluate`: benchmarks of the gate or of a suite. Corpus fit is in `corpus_fit.py`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,23 +24,99 @@ from phasewise.tasks.evaluation.benchmark_definitions import find_suite
 from phasewise.tasks.evaluation.needles import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.validations.evidence.floor import Floor, measure_floor
+from phasewise.validations.evidence.floor import measure_floor
 from phasewise.validations.evidence.gate import gate_notes, gate_tables
 
 if TYPE_CHECKING:
     from phasewise.tasks.data.template import ChatTemplate
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
+Weights = Literal["last", "ema"]
+MIN_WIDTH = 110
+"""Width of the table in a file."""
+OPTIONS = {
+    "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
+    "text": {"text", "text_key", "tokenizer"},
+    "held_out": {"held_out"},
+}
+"""Option that selects a measurement → all options of the measurement."""
 
-def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
-    """Benchmarks and held-out bits per byte of a phase's last checkpoint, measured or, where they were measured before, read.
 
-    `gate` of it has a note on each benchmark: its score beside the parent's, where that was measured, and what the gate can see.
+@dataclass(frozen=True)
+class Measured:
+    """A measurement in the shape of `--json`, its printer, and whether all benchmarks were measured."""
+
+    measured: dict[str, Any]
+    print: Callable[[dict[str, Any]], None]
+    is_complete: bool = True
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """The options of `--suite`."""
+
+    suite: str
+    benchmarks: str | None = None
+    limit: int | None = None
+    weights: Weights = "last"
+    allow_code: bool = False
+    tokenizer: str | None = None
+    context: int | None = None
+
+
+class Model(NamedTuple):
+    """A model to measure, and how to open it.
+
+    Attributes:
+        phase: None for a folder without a recipe.
+        held_out: component → cache of held-out text. None without a recipe.
+    """
+
+    path: Path
+    phase: str | None
+    open: "Callable[[], JaxLanguageModel]"
+    held_out: dict[str, Path] | None = None
+
+
+def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dict[str, Any]) -> Measured:
+    """Measure with a suite, on a text, on held-out documents, or with the benchmarks of the phase's gate.
 
     Raises:
-        ConfigError: no phase is named, or it names a benchmark that nothing measures.
+        UsageError: the options are of two measurements.
+        PhasewiseError: the measurement failed.
+    """
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    chosen = [name for name in OPTIONS if name in given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"one measurement at a time: {_named(chosen)} were given.")
+    idle = set(given) - (OPTIONS[chosen[0]] if chosen else set[str]())
+    if idle:
+        needed = [f"--{name.replace('_', '-')}" for name in OPTIONS if idle <= OPTIONS[name]]
+        raise click.UsageError(f"{_named(sorted(idle))} needs {' or '.join(needed) or 'another measurement'}.")
+    if chosen == ["suite"]:
+        measured = evaluate_suite(target, scale, home, SuiteOptions(**given))
+        return Measured(measured, print_table, not measured["holes"])
+    if chosen:
+        from phasewise.flows.cli.corpus_fit import fit_target, print_fit
+
+        given.pop("held_out", None)
+        return Measured(fit_target(target, scale, home, **given), print_fit)
+    return Measured(evaluate_target(target, scale_of(target, scale), home), print_evaluation)
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
+    """Measure or read the benchmarks and held-out bits per byte of a phase's last checkpoint.
+
+    `gate` has a note on each benchmark: the score compared to the parent's, and the difference that the gate can detect.
+
+    Raises:
+        ConfigError: the target is not a phase, or the phase has an unknown benchmark.
         TrainingError: the phase is not trained.
-        TakenOver, StorageError: as `Resolved.kept`.
+        TakenOver, StorageError: from `Resolved.kept`.
     """
     resolved, found = resolve(target, scale, home)
     phase = named_phase(resolved, found, "evaluate")
@@ -56,13 +132,15 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print a line per benchmark with its comparison to chance, the notes of the gate, and bits per byte."""
     console = Console(highlight=False)
     console.print(f"{evaluation['phase']}, weights {evaluation['weights']}: {evaluation['checkpoint']}", soft_wrap=True)
     for found in evaluation["results"]:
         error = f" ± {found['stderr']:.3f}" if found["stderr"] is not None else ""
         console.print(f"  {found['benchmark']} {found['metric']} {found['value']:.3f}{error} (dumb baseline {found['baseline']:.3f})")
-        console.print(f"    {_beside_floor(measure_floor(found))}", soft_wrap=True)
+        floor = measure_floor(found)
+        accuracy = f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test})"
+        console.print(f"    {accuracy}; {floor.likelihoods}; both: {floor.p_value:.2g}", soft_wrap=True)
     for note in evaluation.get("gate", ()):
         console.print(f"  gate: {note}", soft_wrap=True)
     for name, value in sorted(evaluation["bits_per_byte"].items()):
@@ -75,127 +153,38 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
         console.print(f"  macro of the mean of checkpoints {steps}: {mean:.3f}")
 
 
-def _beside_floor(floor: Floor) -> str:
-    return (
-        f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test}); {floor.likelihoods}; "
-        f"both: {floor.p_value:.2g}"
-    )
-
-
-WAYS = {
-    "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
-    "text": {"text", "text_key", "tokenizer"},
-    "held_out": {"held_out"},
-}
-"""Way to measure → the options that it has."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured, how it is printed for people, and whether all that was asked for is there."""
-
-    measured: dict[str, Any]
-    print: Callable[[dict[str, Any]], None]
-    is_complete: bool = True
-
-
-def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dict[str, Any]) -> Measured:
-    """By a suite, by a text, or, where neither is asked for, as the phase's gate does.
-
-    Raises:
-        UsageError: two ways are asked for, or an option of another way.
-        PhasewiseError: as the ways themselves.
-    """
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    ways = [way for way in WAYS if way in given]
-    if len(ways) > 1:
-        raise click.UsageError(f"one measurement at a time: {_named(ways)} were given.")
-    _refuse_idle(given, ways[0] if ways else None)
-    match ways:
-        case ["suite"]:
-            measured = evaluate_suite(target, scale, home, SuiteOptions(**given))
-            return Measured(measured, print_table, is_complete(measured))
-        case ["text"] | ["held_out"]:
-            from phasewise.flows.cli.corpus_fit import FitOptions, fit_target, print_fit
-
-            given.pop("held_out", None)
-            return Measured(fit_target(target, scale, home, FitOptions(**given)), print_fit)
-        case _:
-            return Measured(evaluate_target(target, scale_of(target, scale), home), print_evaluation)
-
-
-def _refuse_idle(given: dict[str, Any], way: str | None) -> None:
-    idle = set(given) - (WAYS[way] if way else set[str]())
-    if idle:
-        needed = [other for other in WAYS if idle <= WAYS[other]]
-        raise click.UsageError(f"{_named(sorted(idle))} needs {' or '.join(map(_option, needed)) or 'another measurement'}.")
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(map(_option, names))
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-Weights = Literal["last", "ema"]
-MIN_WIDTH = 110
-"""Columns of the table: what is cut off in a narrower window is a number."""
-
-
-@dataclass(frozen=True)
-class SuiteOptions:
-    """What is asked for on the command line."""
-
-    suite: str
-    benchmarks: str | None = None
-    limit: int | None = None
-    weights: Weights = "last"
-    allow_code: bool = False
-    tokenizer: str | None = None
-    context: int | None = None
-
-
-class Found(NamedTuple):
-    """A model that was named: where it is, and how it is opened.
-
-    Attributes:
-        held_out: component → cache of text that nothing of the recipe trains on; None where no recipe is known.
-    """
-
-    place: Path
-    phase: str | None
-    open: "Callable[[], JaxLanguageModel]"
-    held_out: dict[str, Path] | None = None
-
-
 def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: SuiteOptions) -> dict[str, Any]:
-    """A suite's benchmarks on a model, measured or, where they were measured before, read; in the shape of `--json`.
+    """Measure or read the benchmarks of a suite on a model, in the shape of `--json`.
 
     Raises:
-        ConfigError: no such suite, folder, recipe or phase.
-        CheckpointError: the checkpoint is not whole, or lacks what was asked for.
+        ConfigError: the suite, folder, recipe or phase does not exist.
+        CheckpointError: the checkpoint is incomplete, or lacks the chosen weights.
         TrainingError: the phase is not trained.
         EvaluationError: the model's answers are not finite.
-        TakenOver, StorageError: as `Resolved.kept`.
+        TakenOver, StorageError: from `Resolved.kept`.
     """
     lengths = lengths_of(options.suite) if names_needles(options.suite) else None
     fixed = find_suite(options.suite) if lengths is None else None
     began = time.perf_counter()
-    with shown_on_terminal(), ExitStack() as kept:
-        found = _find(target, scale, home, options, kept)
+    with shown_on_terminal(), ExitStack() as stack:
+        found = _find_model(target, scale, home, options, stack)
         from phasewise.tasks.evaluation.suite import Options, run_suite
 
         benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
-        about = {"checkpoint": str(found.place), "phase": found.phase, "weights": options.weights}
+        about = {"checkpoint": str(found.path), "phase": found.phase, "weights": options.weights}
         model = found.open()
         if options.context is not None:
             model.read_up_to(options.context)
         suite = fixed or needle_suite(lengths or (), model.max_length)
-        haystack = _haystack(found, benchmarks, model)
-        how = Options(benchmarks, options.limit, allow_code=options.allow_code, haystack=haystack)
-        measured = run_suite(suite, model, how, place=found.place.resolve(), weights=options.weights, about=about)
+        haystack: Haystack | None = None
+        if benchmarks is not None:
+            haystack = partial(words_of_folder, benchmarks)
+        elif found.held_out is not None:
+            from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
+
+            haystack = partial(words_of_held_out, found.held_out, model.tokenizer)
+        settings = Options(benchmarks, options.limit, allow_code=options.allow_code, haystack=haystack)
+        measured = run_suite(suite, model, settings, place=found.path.resolve(), weights=options.weights, about=about)
     return {
         **about,
         "suite": suite.name,
@@ -208,28 +197,8 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
     }
 
 
-def _haystack(found: Found, benchmarks: Path | None, model: "JaxLanguageModel") -> Haystack | None:
-    if benchmarks is not None:
-        return partial(words_of_folder, benchmarks)
-    held_out = found.held_out
-    if held_out is None:
-        return None
-
-    def words() -> list[str]:
-        from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
-
-        return words_of_held_out(held_out, model.tokenizer)
-
-    return words
-
-
-def is_complete(evaluation: dict[str, Any]) -> bool:
-    """Every benchmark of the suite was measured."""
-    return not evaluation["holes"]
-
-
 def print_table(evaluation: dict[str, Any]) -> None:
-    """The same for people: a row a benchmark, then what was not measured, and what stands in the way of a comparison."""
+    """Print a row per benchmark, then the reasons that benchmarks were not measured or are not comparable."""
     console = Console(highlight=False)
     console.width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
     console.print(f"{evaluation['suite']} on {evaluation['checkpoint']}, weights {evaluation['weights']}", soft_wrap=True, markup=False)
@@ -240,7 +209,12 @@ def print_table(evaluation: dict[str, Any]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     results = evaluation["results"]
     for result in results:
-        table.add_row(*_cells(result))
+        if result["hole"]:
+            table.add_row(result["benchmark"], result["metric"], "–")
+            continue
+        numbers = [result[name] for name in ("value", "stderr", "baseline", "choice_probability")]
+        shown = ["" if number is None else f"{number:.3f}" for number in numbers]
+        table.add_row(result["benchmark"], result["metric"], *shown, f"{result['items']:,}", f"{result['seconds']:.0f}")
     terminal.print_table(console, table)
     for result in results:
         if result["hole"]:
@@ -252,55 +226,37 @@ def print_table(evaluation: dict[str, Any]) -> None:
     console.print(f"{measured}. Kept in {evaluation['kept']}", soft_wrap=True, markup=False)
 
 
-def _cells(result: dict[str, Any]) -> list[str]:
-    if result["hole"]:
-        return [result["benchmark"], result["metric"], "–"]
-    numbers = (result["value"], result["stderr"], result["baseline"], result["choice_probability"])
-    shown = ["" if number is None else f"{number:.3f}" for number in numbers]
-    return [result["benchmark"], result["metric"], *shown, f"{result['items']:,}", f"{result['seconds']:.0f}"]
-
-
-def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOptions, kept: ExitStack) -> Found:
-    place = Path(target)
-    if (place / "config.json").is_file():
+def _find_model(target: str, scale: Scale | None, home: str | None, options: SuiteOptions, stack: ExitStack) -> Model:
+    path = Path(target)
+    if (path / "config.json").is_file():
         if options.weights != "last":
-            raise ConfigError(f"{place} has one set of weights: leave out --weights {options.weights}.")
+            raise ConfigError(f"{path} has one set of weights: leave out --weights {options.weights}.")
         if options.tokenizer:
-            raise ConfigError(f"{place} has a tokenizer of its own: leave out --tokenizer.")
+            raise ConfigError(f"{path} has its own tokenizer: leave out --tokenizer.")
+        from phasewise.tasks.evaluation.model_loading import model_of_folder
 
-        def open_folder() -> "JaxLanguageModel":
-            from phasewise.tasks.evaluation.model_loading import model_of_folder
+        return Model(path, None, lambda: model_of_folder(path))
+    if (path / "about").is_dir():
+        from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer
+        from phasewise.trainer.checkpoints.state import read_about
 
-            return model_of_folder(place)
-
-        return Found(place, None, open_folder)
-    if (place / "about").is_dir():
-        return _find_checkpoint(place, home, options)
-    if place.is_dir():
-        raise ConfigError(f"{place} must be a checkpoint of ours (with about/ and state/) or a folder with config.json, and is neither.")
+        given = Path(options.tokenizer) if options.tokenizer else None
+        run, root = read_about(path)["run"], Home.open(home).root if home else None
+        return Model(path, None, _opener(path, find_tokenizer(path, run, given, root), options.weights, find_chats(path, run, root)))
+    if path.is_dir():
+        raise ConfigError(f"{path}: expected a checkpoint with about/ and state/, or a folder with config.json, found another folder.")
     resolved, phase = resolve(target, scale_of(target, scale), home)
     chosen = named_phase(resolved, phase, "evaluate")
     if options.tokenizer:
         raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
-    kept.enter_context(resolved.kept(f"`phasewise evaluate {target}`"))
-    _run, result = trained_run(resolved, chosen)
-    checkpoint = Path(result["checkpoint"])
-    chats = resolved.plan.chats_of(chosen.components)
-    held_out = {name: resolved.plan.components[name].held_out.folder for name in resolved.plan.benchmark_components}
-    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights, chats), held_out)
+    stack.enter_context(resolved.kept(f"`phasewise evaluate {target}`"))
+    checkpoint = Path(trained_run(resolved, chosen)[1]["checkpoint"])
+    plan = resolved.plan
+    held_out = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
+    return Model(checkpoint, chosen.name, _opener(checkpoint, plan.tokenizer, options.weights, plan.chats_of(chosen.components)), held_out)
 
 
-def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
-    from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer
-    from phasewise.trainer.checkpoints.state import read_about
-
-    given = Path(options.tokenizer) if options.tokenizer else None
-    run, root = read_about(place)["run"], Home.open(home).root if home else None
-    tokenizer, chats = find_tokenizer(place, run, given, root), find_chats(place, run, root)
-    return Found(place, None, lambda: _open_checkpoint(place, tokenizer, options.weights, chats))
-
-
-def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights, chats: Sequence["ChatTemplate"]) -> "JaxLanguageModel":
+def _opener(checkpoint: Path, tokenizer: Path, weights: Weights, chats: "Sequence[ChatTemplate]") -> "Callable[[], JaxLanguageModel]":
     from phasewise.tasks.evaluation.model_loading import model_of_checkpoint
 
-    return model_of_checkpoint(place, tokenizer, weights=weights, chats=chats)
+    return lambda: model_of_checkpoint(checkpoint, tokenizer, weights=weights, chats=chats)

@@ -1,4 +1,4 @@
-"""`phasewise lineage`: the tree of phases, and what each hand-off changes and declares."""
+"""`phasewise lineage`: the tree of phases, and the changes and declarations of each hand-off."""
 
 from typing import Any
 
@@ -6,31 +6,47 @@ from rich.console import Console
 from rich.tree import Tree
 
 from phasewise.flows.recipes import load_record, split_target
-from phasewise.flows.recipes.phase import HandOff, Phase
-from phasewise.flows.recipes.recipe import Recipe, Scale, scale_in_words
+from phasewise.flows.recipes.phase import HandOff
+from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show.describe import change_in_words, describe_changes
 
 
 def describe(target: str, scale: Scale) -> dict[str, Any]:
-    """Per phase its parent and its changes. Of `RECIPE/PHASE`, the phase and all that it rests on.
+    """Return the parent and the changes of each phase. For `RECIPE/PHASE`, of the phase and its ancestors.
 
     Raises:
-        ConfigError: no such recipe or phase.
+        ConfigError: the recipe or phase does not exist.
     """
     name, chosen = split_target(target)
     recipe = load_record(name, scale, chosen)
-    phases = (*recipe.ancestors(recipe.phase(chosen)), recipe.phase(chosen)) if chosen else recipe.phases
-    return {"recipe": recipe.name, "scale": recipe.scale, "phases": [_describe(recipe, phase) for phase in phases]}
+    phases: list[dict[str, Any]] = []
+    for phase in (*recipe.ancestors(recipe.phase(chosen)), recipe.phase(chosen)) if chosen else recipe.phases:
+        start = phase.start if isinstance(phase.start, HandOff) else None
+        phases.append(
+            {
+                "name": phase.name,
+                "parent": phase.parent,
+                "start_step": phase.start_step,
+                "stop_step": phase.stop_step,
+                "branch": phase.branch,
+                "abandoned": phase.abandoned,
+                "from_step": phase.start_step,
+                "fresh": list(start.fresh) if start else [],
+                "graft": [graft.model_dump(mode="json") for graft in start.graft] if start else [],
+                "declares": list(start.declares) if start else [],
+                "changes": describe_changes(recipe, phase),
+            }
+        )
+    return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases}
 
 
 def print_description(description: dict[str, Any]) -> None:
-    """The tree for people."""
+    """Print the tree of phases."""
     branches: dict[str | None, Tree] = {None: Tree(f"{description['recipe']} {scale_in_words(description['scale'])}")}
     for phase in description["phases"]:
-        parent = branches[phase["parent"]]
         kind = ", ".join(word for word in ("branch", "abandoned") if phase[word])
         title = f"[bold]{phase['name']}[/bold]  {phase['start_step']:,} → {phase['stop_step']:,}{f'  ({kind})' if kind else ''}"
-        branch = branches[phase["name"]] = parent.add(title)
+        branch = branches[phase["name"]] = branches[phase["parent"]].add(title)
         for change in phase["changes"]:
             branch.add(f"{change['what']}: {change_in_words(change['before'], change['after'])}")
         for part in phase["fresh"]:
@@ -38,20 +54,3 @@ def print_description(description: dict[str, Any]) -> None:
         for graft in phase["graft"]:
             branch.add(f"{graft['part']}: from step {graft['step']:,} of {graft['phase']}")
     Console(highlight=False).print(branches[None])
-
-
-def _describe(recipe: Recipe, phase: Phase) -> dict[str, Any]:
-    start = phase.start if isinstance(phase.start, HandOff) else None
-    return {
-        "name": phase.name,
-        "parent": phase.parent,
-        "start_step": phase.start_step,
-        "stop_step": phase.stop_step,
-        "branch": phase.branch,
-        "abandoned": phase.abandoned,
-        "from_step": phase.start_step,
-        "fresh": list(start.fresh) if start else [],
-        "graft": [graft.model_dump(mode="json") for graft in start.graft] if start else [],
-        "declares": list(start.declares) if start else [],
-        "changes": describe_changes(recipe, phase),
-    }

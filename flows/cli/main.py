@@ -31,9 +31,6 @@ from phasewise.trainer.base.identity import HOUSE, ROOMS
 from phasewise.trainer.process.child_process import collect_rarely, python_command
 from phasewise.trainer.process.environment import spare_search
 
-BEGINNING = "PHASEWISE_"
-OF_TESTS = "PHASEWISE_TEST_"
-NEAR = 0.85
 NAMED = re.compile(rb"\bPHASEWISE_[A-Z]+(?:_[A-Z]+)*\b")
 
 
@@ -48,23 +45,23 @@ def begin(environment: Mapping[str, str]) -> None:
 
 def words_of_unread(environment: Mapping[str, str]) -> list[str]:
     """Return one warning per unknown variable, with the most similar known name."""
-    given = sorted(name for name in environment if name.startswith(BEGINNING) and not name.startswith(OF_TESTS))
+    given = sorted(name for name in environment if name.startswith("PHASEWISE_") and not name.startswith("PHASEWISE_TEST_"))
     if not given:
         return []
-    known = sorted(names_in_code())
-    return [_words_of_unread(name, known) for name in given if name not in known]
+    known = names_in_code()
+    warnings: list[str] = []
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, sorted(known), n=1, cutoff=0.85)
+            meant = f". Do you mean {near[0]}?" if near else "."
+            warnings.append(f"{name}: unknown setting of Phasewise, ignored{meant}")
+    return warnings
 
 
 def names_in_code() -> set[str]:
     """Return the names of all variables in the source code."""
     files = (path for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
     return {name.decode() for path in files for name in NAMED.findall(path.read_bytes())}
-
-
-def _words_of_unread(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=NEAR)
-    meant = f". Do you mean {near[0]}?" if near else "."
-    return f"{name}: unknown setting of Phasewise, ignored{meant}"
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH})
@@ -157,24 +154,14 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @given_scale_option
 @click.option("--slice", "slice_name", metavar="S", help="Replace the recipe's slice, for example by v4-2048, h100-8 or '2x v5e-256'.")
-@click.option("--estimate", is_flag=True, help="Estimate from sizes and rooflines, without a compiler.")
+@click.option("--estimate", "estimated", is_flag=True, help="Estimate from sizes and rooflines, without a compiler.")
 @set_option
 @click.option("--region", metavar="REGION", help="Region of the slice. The report lists reads from a home in another region, in bytes.")
-@click.option("--price-per-gib", type=FiniteFloat(min=0), metavar="USD", help="Price of reads from another region.")
+@click.option("--price-per-gib", "usd_per_gib", type=FiniteFloat(min=0), metavar="USD", help="Price of reads from another region.")
 @click.option("--machine-code", is_flag=True, help="Compile to machine code. Takes minutes per setup and gives the same figures.")
 @home_option
 @json_option
-def preflight(
-    target: str,
-    scale: Scale | None,
-    slice_name: str | None,
-    home: str | None,
-    as_json: bool,
-    machine_code: bool,
-    estimate: bool,
-    region: str | None,
-    price_per_gib: float | None,
-) -> None:
+def preflight(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
     """Compile for the slice and report memory, FLOPs, time and chip-hours. Exit 1 if a phase does not fit.
 
     The default scale is full. Figures for GPUs are estimates without a compiler.
@@ -183,16 +170,7 @@ def preflight(
     from phasewise.flows.cli.terminal import shown_on_terminal
 
     with shown_on_terminal():
-        report = preflight_target(
-            target,
-            slice_name,
-            home,
-            scale=scale,
-            machine_code=machine_code,
-            estimated=estimate,
-            region=region,
-            usd_per_gib=price_per_gib,
-        )
+        report = preflight_target(target, scale, home, **options)
     print_found(report, print_preflight, as_json=as_json)
     sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 

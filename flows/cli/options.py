@@ -115,55 +115,39 @@ def scale_option(command: Command) -> Command:
     return given_scale_option(at_scale)
 
 
-def _set(ctx: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]) -> None:
-    if settings:
-        from phasewise.flows.recipes.assignments import setting, settings_in_force
+def _trial_option(name: str, template: str, **attributes: Any) -> Callable[[Command], Command]:
+    """Return an option whose values become settings of `--set` while the command runs."""
 
-        ctx.with_resource(setting((*settings_in_force(), *settings)))
+    def apply(ctx: click.Context, _parameter: click.Parameter, given: Any) -> None:
+        values = given if isinstance(given, tuple) else (given,)
+        settings = [template.format(value) for value in values if value is not None]
+        if settings:
+            from phasewise.flows.recipes.assignments import setting, settings_in_force
 
+            ctx.with_resource(setting((*settings_in_force(), *settings)))
 
-def _slice(ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
-    if name is None:
-        return
-    from phasewise.flows.recipes.assignments import setting, settings_in_force
-
-    ctx.with_resource(setting((*settings_in_force(), f"*.slice={name}")))
-
-
-slice_option = click.option(
-    "--slice",
-    metavar="S",
-    expose_value=False,
-    callback=_slice,
-    help="Replace the slice of every phase: h100-1, '2x h100-8', cpu-2, or local for the devices of this machine.",
-)
+    return click.option(name, expose_value=False, callback=apply, **attributes)
 
 
-def _max_tokens(ctx: click.Context, _parameter: click.Parameter, tokens: int | None) -> None:
-    if tokens is None:
-        return
-    from phasewise.flows.recipes.assignments import setting, settings_in_force
-
-    ctx.with_resource(setting((*settings_in_force(), f"recipe.max_tokens={tokens}")))
-
-
-max_tokens_option = click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    expose_value=False,
-    callback=_max_tokens,
-    help="Limit of the tokens read from all components together. Default: all tokens, or 1.25 times the need of the scale.",
-)
-
-
-set_option = click.option(
+set_option = _trial_option(
     "--set",
+    "{}",
     multiple=True,
     metavar="PHASE.FIELD=VALUE",
-    expose_value=False,
-    callback=_set,
     help="Change a value for a trial, in the sizes of the scale. recipe.FIELD sets a field of the recipe. Repeatable.",
+)
+slice_option = _trial_option(
+    "--slice",
+    "*.slice={}",
+    metavar="S",
+    help="Replace the slice of every phase: h100-1, '2x h100-8', cpu-2, or local for the devices of this machine.",
+)
+max_tokens_option = _trial_option(
+    "--max-tokens",
+    "recipe.max_tokens={}",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Limit of the tokens read from all components together. Default: all tokens, or 1.25 times the need of the scale.",
 )
 
 

@@ -1,4 +1,4 @@
-"""`phasewise order`: judge how a permutation mixes, in the shape that scripts read."""
+"""`phasewise order`: measure the mixing of a permutation."""
 
 from typing import Any, cast, get_args
 
@@ -12,18 +12,19 @@ from phasewise.trainer.data.permutation import MAX_LENGTH, Kind, Permutation
 from phasewise.validations.evidence.order.measures import judge_measures, measure_order, take_sample
 
 FALSE_ALARM_RATE = 1e-6
-"""How often all measures together flag a true random permutation."""
+"""Probability that the measures together reject a true random permutation."""
+FIELDS = ("name", "value", "limit", "passes", "bound", "p_value", "detail")
 
 
 def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:
-    """Every measure of the permutation of that kind and length, with the seed as its key, against true random permutations.
+    """Compare a permutation, with the seed as its key, with random permutations, in the shape of `--json`.
 
     Raises:
-        ConfigError: no such kind, or an impossible length or seed.
+        ConfigError: the kind is unknown, or the length or the seed is out of range.
     """
     kinds = get_args(Kind)
     if kind not in kinds:
-        raise ConfigError(f"there is no permutation {kind!r}: choose one of {', '.join(kinds)}.")
+        raise ConfigError(f"unknown permutation {kind!r}: choose one of {', '.join(kinds)}.")
     if not 1 <= length <= MAX_LENGTH:
         raise ConfigError(f"a permutation needs a length from 1 to {MAX_LENGTH}, found {length}.")
     if not 0 <= seed < 2**64:
@@ -36,23 +37,12 @@ def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:
         "seed": seed,
         "passes": all(one.passes for one in judged),
         "false_alarm_rate": FALSE_ALARM_RATE,
-        "measures": [
-            {
-                "name": one.name,
-                "value": one.value,
-                "limit": one.limit,
-                "passes": one.passes,
-                "bound": one.bound,
-                "p_value": one.p_value,
-                "detail": one.detail,
-            }
-            for one in judged
-        ],
+        "measures": [{field: getattr(one, field) for field in FIELDS} for one in judged],
     }
 
 
 def print_judgement(judgement: dict[str, Any]) -> None:
-    """The same for people: what gives the order away first, and then what does not."""
+    """Print a table of the measures, failing measures first."""
     console = Console(highlight=False)
     word = "mixes" if judgement["passes"] else "does NOT mix"
     console.print(f"{judgement['kind']} over {judgement['length']:,} places, seed {judgement['seed']}: [bold]{word}[/bold]")

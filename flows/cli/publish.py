@@ -1,4 +1,4 @@
-"""`phasewise card` and `phasewise verify`."""
+"""`phasewise export`, `phasewise report`, `phasewise card` and `phasewise verify`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,44 +17,43 @@ from phasewise.flows.status.phase_status import named_phase, trained_run
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.wording import megabytes, plural
-from phasewise.trainer.config import RunConfig
+
+GIB = 2**30
+DType = Literal["float32", "bfloat16"]
+GenerationPrompt = Literal["add", "none"]
 
 
 def write_report_site(out: str, home: str | None, recipes: tuple[str, ...]) -> dict[str, Any]:
-    """Write the pages of everything in the home to the folder `out`.
+    """Write the pages of a home to the folder `out`.
 
     Raises:
-        ConfigError: as `flows.site.export.write_site`, or the home cannot be read.
-        StorageError: as `Home.look_at_all`.
+        ConfigError: from `write_site`, or the home cannot be read.
+        StorageError: from `Home.look_at_all`.
     """
     check_place(Path(out).expanduser().absolute())
-    place = Home.at(home, reads_only=True)
-    place.look_at_all()
-    shelf = Shelf(place, (*NAMES, *recipes))
+    opened = Home.at(home, reads_only=True)
+    opened.look_at_all()
+    shelf = Shelf(opened, (*NAMES, *recipes))
     written = write_site(Site(shelf), Path(out))
     return {"folder": str(written.folder), "pages": written.pages, "recipes": list(written.recipes), "problems": shelf.problems}
 
 
 def print_written(found: dict[str, Any]) -> None:
-    """For people: where it is."""
+    """Print the first page and the omitted recipes."""
     click.echo(f"{plural(found['pages'], 'page')} on {', '.join(found['recipes'])}: {found['folder']}/index.html")
     for problem in found["problems"]:
         click.echo(f"left out: {problem}")
 
 
-DType = Literal["float32", "bfloat16"]
-GenerationPrompt = Literal["add", "none"]
-
-
 def export_target(
     target: str, out: str, scale: Scale, home: str | None, *, weights: str, dtype: DType, generation_prompt: GenerationPrompt | None = None
 ) -> dict[str, Any]:
-    """Write weights of a phase as a Hugging Face folder; what is in it, in the shape of `--json`.
+    """Write weights of a phase as a Hugging Face folder and return its content in the shape of `--json`.
 
     Raises:
-        ConfigError: no phase is named, there are no such weights, the folder is no new or empty one on this machine, or the chat template
-            opens no answer and `generation_prompt` is not given.
-        CheckpointError: the checkpoint is damaged, or fewer are kept than are to be averaged.
+        ConfigError: the target is not a phase, the weights do not exist, the folder is not new or empty on this machine, or the chat
+            template has no generation prompt and `generation_prompt` is None.
+        CheckpointError: the checkpoint is damaged, or too few checkpoints are kept for the average.
         TrainingError: the phase is not trained.
     """
     resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
@@ -62,60 +61,48 @@ def export_target(
     if "://" in out:
         raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
     run, result = trained_run(resolved, phase)
+    from phasewise.tasks.report.claims import HomeFiles, Subject, read_claims
     from phasewise.tasks.report.export import export_phase
 
-    claims, plan = _claims(resolved.home, run), resolved.plan
-    chats = plan.chats_of(phase.components)
+    files = HomeFiles(resolved.home.root, work=resolved.home.work, max_read_bytes=0)
+    claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None))
+    wrong = {one.field.partition(".")[0] for one in files.problems if not one.field.startswith("evaluation.held_out")}
     exported = export_phase(
         run,
         result,
-        plan.tokenizer,
+        resolved.plan.tokenizer,
         Path(out),
         weights=weights,
         dtype=dtype,
-        claims=claims,
-        chats=chats,
+        claims={name: value for name, value in claims.items() if name not in wrong},
+        chats=resolved.plan.chats_of(phase.components),
         generation_prompt=generation_prompt,
     )
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
 
-def _claims(home: Home, run: RunConfig) -> dict[str, Any]:
-    from phasewise.tasks.report.claims import HomeFiles, Subject, read_claims
-
-    files = HomeFiles(home.root, work=home.work, max_read_bytes=0)
-    claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None))
-    wrong = {one.field.partition(".")[0] for one in files.problems if not one.field.startswith("evaluation.held_out")}
-    return {name: value for name, value in claims.items() if name not in wrong}
-
-
 def print_export(exported: dict[str, Any]) -> None:
-    """The same for people."""
-    console = Console(highlight=False)
-    console.print(f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {megabytes(exported['bytes'])}", soft_wrap=True)
-    console.print(
-        f"  {exported['phase']} at step {exported['step']:,}, weights {exported['weights']}, from {exported['checkpoint']}", soft_wrap=True
-    )
-    console.print(f"  {', '.join(exported['files'])}", soft_wrap=True)
+    """Print the folder, the source of the weights, the files and the chat template."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {megabytes(exported['bytes'])}")
+    console.print(f"  {exported['phase']} at step {exported['step']:,}, weights {exported['weights']}, from {exported['checkpoint']}")
+    console.print(f"  {', '.join(exported['files'])}")
     if exported["chat_template"]:
-        console.print(f"  with the chat template {exported['chat_template']}", soft_wrap=True, markup=False)
+        console.print(f"  with the chat template {exported['chat_template']}", markup=False)
     if left_out := exported["chat_templates_left_out"]:
-        console.print(f"  without a chat template: it was trained on conversations of {', '.join(left_out)}", soft_wrap=True, markup=False)
-
-
-GIB = 2**30
+        console.print(f"  without a chat template: it was trained on conversations of {', '.join(left_out)}", markup=False)
 
 
 def card_of_target(target: str, out: str, scale: Scale, home: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the card of a phase; what is in it, in the shape of `--json`.
+    """Write the card of a phase and return its content in the shape of `--json`.
 
     Args:
-        options: `key`, `export`, `licence` and `source`, as the command line has them.
+        options: `key`, `export`, `licence` and `source` of the command line.
 
     Raises:
-        ConfigError: no phase is named, the folder is no new or empty one on this machine, or the key cannot be used.
-        VerdictError: what a card needs is missing in the home, or the home contradicts itself.
+        ConfigError: the target is not a phase, the folder is not new or empty on this machine, or the key cannot be used.
+        VerdictError: the home lacks files for the card, or contradicts itself.
     """
     resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "card")
@@ -133,22 +120,23 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
 
 
 def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a card; what came out, in the shape of `--json`.
+    """Check a card and return the result in the shape of `--json`.
 
     Args:
-        options: `home`, `export`, `public_key`, `source` and `max_gib`, as the command line has them.
+        options: `home`, `export`, `public_key`, `source` and `max_gib` of the command line.
 
     Raises:
-        ConfigError: there is no card, or no home where one is named.
-        StorageError: something that is committed in a home on a store is missing.
+        ConfigError: the card or the home does not exist.
+        StorageError: a committed file of a home on a store is missing.
     """
     from phasewise.tasks.report.card import Against, subject_of, verify_card
 
     home = Home.at(options["home"], reads_only=True) if options["home"] else None
-    if home is not None and not home.root.is_dir():
-        raise ConfigError(f"there is no home at {home.root}.")
-    if home is not None and (subject := subject_of(Path(folder))):
-        home.look(subject.run_name, weights_of=subject.phase)
+    if home is not None:
+        if not home.root.is_dir():
+            raise ConfigError(f"there is no home at {home.root}.")
+        if subject := subject_of(Path(folder)):
+            home.look(subject.run_name, weights_of=subject.phase)
     against = Against(
         home=home.root if home else None,
         work=home.work if home else None,
@@ -170,18 +158,18 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_card(card: Mapping[str, Any]) -> None:
-    """For people."""
+    """Print the card's folder, result, files and unchecked claims."""
     console = Console(highlight=False, soft_wrap=True)
     signed = "signed" if card["signed"] else "not signed"
-    says = "its verdicts let the phase go on" if card["passes"] else "a verdict FAILS, and the card says so"
-    console.print(f"{card['card']}: {card['recipe']}/{card['phase']} at step {card['step']:,}, {signed}; {says}", markup=False)
+    result = "its verdicts let the phase go on" if card["passes"] else "a verdict FAILS, and the card says so"
+    console.print(f"{card['card']}: {card['recipe']}/{card['phase']} at step {card['step']:,}, {signed}; {result}", markup=False)
     console.print(f"  {', '.join(card['files'])}", markup=False)
     for line in card["not_checked"]:
         console.print(f"  not checked: {line}", markup=False)
 
 
 def print_verification(found: Mapping[str, Any]) -> None:
-    """For people: what does not hold first, then what was not checked, then what was."""
+    """Print false claims, unchecked claims, then checked claims."""
     console = Console(highlight=False, soft_wrap=True)
     for one in found["disagreements"]:
         console.print(f"{one['field']}: {one['words']}", markup=False)
@@ -189,9 +177,9 @@ def print_verification(found: Mapping[str, Any]) -> None:
         console.print(f"not checked: {one['field']}: {one['words']}", markup=False)
     for words in found["checked"]:
         console.print(f"checked: {words}", markup=False)
-    wrong, open_ = len(found["disagreements"]), len(found["not_checked"])
+    wrong, unchecked = len(found["disagreements"]), len(found["not_checked"])
     signed = "signed" if found["signed"] else "not signed"
-    end = "all was checked, and holds" if found["passes"] else f"{wrong} claims do not hold, {open_} were not checked"
+    end = "all was checked, and holds" if found["passes"] else f"{wrong} claims do not hold, {unchecked} were not checked"
     console.print(f"{found['card']} ({signed}): {end}", markup=False)
 
 
@@ -200,7 +188,10 @@ def _path(name: str | None) -> Path | None:
 
 
 def _folders(given: Sequence[str]) -> dict[str, Path]:
-    pairs = [one.partition("=") for one in given]
-    if wrong := [one for one, (name, sign, folder) in zip(given, pairs, strict=True) if not (name and sign and folder)]:
-        raise ConfigError(f"--source must be COMPONENT=FOLDER, found {wrong[0]}.")
-    return {name: Path(folder) for name, _, folder in pairs}
+    found: dict[str, Path] = {}
+    for one in given:
+        name, _, folder = one.partition("=")
+        if not name or not folder:
+            raise ConfigError(f"--source must be COMPONENT=FOLDER, found {one}.")
+        found[name] = Path(folder)
+    return found

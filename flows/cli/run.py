@@ -18,13 +18,13 @@ from phasewise.tasks.progress import say
 
 @resolving_once()
 def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[str, ...] = (), as_json: bool) -> dict[str, Any]:
-    """Train what is not trained, show what came of it, and return it in the shape of `--json`.
+    """Train the phases that are not done, print a summary, and return it in the shape of `--json`.
 
     Args:
-        retrain: the phases that may be trained again though they are trained.
+        retrain: trained phases that may be trained again.
 
     Raises:
-        PhasewiseError: a phase was refused, or something stopped the run; what was reached is shown first.
+        PhasewiseError: a phase was refused, or an error stopped the run. The summary is printed first.
     """
     with shown_on_terminal():
         resolved, phase = resolve(target, scale, home)
@@ -32,15 +32,15 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
         check_retrain(retrain, phases)
         resolved.check(phases)
         resolved.home.make_ready()
-        what = f"`phasewise run {target}`"
-        with resolved.held(what):
+        purpose = f"`phasewise run {target}`"
+        with resolved.held(purpose):
             try:
                 if is_done(resolved, phases):
                     say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")
                 else:
                     if resolved.is_prepared:
                         check_replaced(resolved, find_replaced(resolved, phases), retrain)
-                    with server_for(resolved.home, what):
+                    with server_for(resolved.home, purpose):
                         from phasewise.flows.train_recipe import train_recipe
 
                         train_recipe(
@@ -48,14 +48,10 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
                         )
             finally:
                 if not as_json and report_path(resolved).exists():
-                    # The table, where the report is, and how to open the UI
                     summary = run_summary(resolved)
                     console = Console()
                     print_summary(console, summary)
+                    program = sys.argv[0] if Path(sys.argv[0]).name == "phasewise" else "phasewise"
                     console.print(f"Report:     {summary['report']}", soft_wrap=True, highlight=False)
-                    console.print(f"Prefect UI: {_program()} up --home {resolved.home.root}", soft_wrap=True, highlight=False)
+                    console.print(f"Prefect UI: {program} up --home {resolved.home.root}", soft_wrap=True, highlight=False)
     return run_summary(resolved)
-
-
-def _program() -> str:
-    return sys.argv[0] if Path(sys.argv[0]).name == "phasewise" else "phasewise"

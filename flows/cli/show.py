@@ -1,4 +1,4 @@
-"""`phasewise show`: a recipe as a table, a phase as a page, and what the record says of either."""
+"""`phasewise show`: a recipe as a table, a phase as a page, and published results and notes on both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,22 +25,17 @@ from phasewise.flows.show.pages import (
 )
 from phasewise.tasks.home import Home
 
-__all__ = ["ShowOptions", "describe", "describe_asked", "print_description"]
+Printer = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """What is asked of a recipe or a phase; at most one of these.
+    """The options of the command line. At most one of them is set, except `branches` and `on_slice`.
 
     Attributes:
-        step: what is in force after so many updates.
-        branches: the table has the branches, too.
-        notes: where the record's code and its reports differ.
-        diff: two phases that are compared.
-        component: a component that is asked about.
-        results: what the record reported.
-        sources: where each value comes from.
-        on_slice: the slice that days are estimated for; with the table of phases.
+        step: show the values in effect after this many updates.
+        diff: two phases to compare.
+        on_slice: slice for the estimated days in the table.
     """
 
     step: int | None = None
@@ -53,34 +48,31 @@ class ShowOptions:
     on_slice: str | None = None
 
 
-def describe_asked(
-    target: str, scale: Scale, asked: ShowOptions, home: str | None
-) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
-    """The answer as data, and what prints it for people.
+def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | None) -> tuple[dict[str, Any], Printer]:
+    """Return the answer in the shape of `--json`, and its printer.
 
     Raises:
-        ConfigError: as `flows.show.describing.describe`.
+        ConfigError: from `flows.show.describe.describe`.
     """
-    if asked.diff:
-        return describe_difference(target, scale, asked.diff), print_difference
-    if asked.component:
-        return describe_component(target, scale, asked.component), print_component
-    description = describe(target, scale, asked.step, home=home)
-    if asked.step is None and split_target(target)[1] is None:
-        description["takes"] = describe_takes(load_record(split_target(target)[0], scale), asked.on_slice, Home.at(home, reads_only=True))
-    if asked.results:
+    if options.diff:
+        return describe_difference(target, scale, options.diff), print_difference
+    if options.component:
+        return describe_component(target, scale, options.component), print_component
+    name, phase = split_target(target)
+    description = describe(target, scale, options.step, home=home)
+    if options.step is None and phase is None:
+        description["takes"] = describe_takes(load_record(name, scale), options.on_slice, Home.at(home, reads_only=True))
+    if options.results:
         return description, print_results
-    if asked.sources:
+    if options.sources:
         return description, print_sources
-    if asked.notes:
-        named = split_target(target)[1] is not None
-        return description, lambda found: print_all_notes(found, branches=named or asked.branches)
-    page = split_target(target)[1] is not None
-    return description, lambda found: print_description(found, page=page, branches=asked.branches)
+    if options.notes:
+        return description, lambda found: _print_all_notes(found, branches=phase is not None or options.branches)
+    return description, lambda found: print_description(found, page=phase is not None, branches=options.branches)
 
 
 def print_description(description: dict[str, Any], *, page: bool = True, branches: bool = False) -> None:
-    """For people: what is in force at a step, or the page of each phase, or with `page` false the table of phases."""
+    """Print the values at a step, a page per phase, or without `page` a table of the phases."""
     console = Console(highlight=False)
     if "step" not in description and not page:
         print_table(description, console, branches=branches)
@@ -90,17 +82,15 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     console.print(title_of(description), markup=False)
     if "step" in description:
         console.print(f"after {description['step']:,} updates")
-    else:
-        print_accepted(console, description["accepts"])
-    for phase in description["phases"]:
-        if "step" in description:
+        for phase in description["phases"]:
             print_step(phase, console)
-        else:
-            print_page(phase, description["tokenizer"], console)
+        return
+    print_accepted(console, description["accepts"])
+    for phase in description["phases"]:
+        print_page(phase, description["tokenizer"], console)
 
 
-def print_all_notes(description: dict[str, Any], *, branches: bool) -> None:
-    """For people: the discrepancies and notes of the main line, or with `branches` of every phase, and the accepted warnings."""
+def _print_all_notes(description: dict[str, Any], *, branches: bool) -> None:
     console = Console(highlight=False)
     console.print(title_of(description), markup=False)
     print_accepted(console, description["accepts"])

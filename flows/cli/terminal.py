@@ -1,4 +1,4 @@
-"""What people see on the terminal while a recipe runs: lines, and a bar for what is under way. Everything goes to standard error."""
+"""Tables and JSON on standard output. Log lines and progress bars on standard error."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from phasewise.trainer.base import wording
 
 
 def print_found(value: Any, for_people: Callable[[Any], None], *, as_json: bool) -> None:
-    """What came out, as one JSON object or for people."""
+    """Print a result as one JSON object or for people."""
     if as_json:
         click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_path_as_text))
     else:
@@ -30,7 +30,7 @@ def print_found(value: Any, for_people: Callable[[Any], None], *, as_json: bool)
 
 
 def nothing(_value: Any) -> None:
-    """People were shown it on the way."""
+    """Print nothing: the command already printed its lines."""
 
 
 def _path_as_text(value: Any) -> str:
@@ -43,7 +43,7 @@ INDENT = "  "
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The table, with columns as wide as their words; where the terminal is too narrow even for those, a row is a list of its cells."""
+    """Print a table with columns at least as wide as their words. On a narrower terminal, print each row as a list of cells."""
     cells = [[_text(cell) for cell in column.cells] for column in table.columns]
     heads = [_text(column.header) if table.show_header else "" for column in table.columns]
     columns = list(zip(table.columns, heads, cells, strict=True))
@@ -80,7 +80,6 @@ def _text(cell: object) -> str:
 
 
 def _width(texts: list[str], *, whole: bool) -> int:
-    """Of the longest line, or of the longest word."""
     parts = [part for text in texts for part in (text.splitlines() if whole else text.split())]
     return max(map(cell_len, parts), default=1)
 
@@ -90,33 +89,33 @@ MIN_BAR_SECONDS = 2.0
 
 
 class Bar(BarColumn):
-    """A bar, where it is known how much there is."""
+    """A bar for work of known size."""
 
     def render(self, task: Task) -> Any:
-        """Nothing for work of unknown size."""
+        """Render nothing for work of unknown size."""
         return super().render(task) if task.total else Text("")
 
 
 class Count(MofNCompleteColumn):
-    """`140/660`, where it is known how much there is."""
+    """`140/660` for work of known size."""
 
     def render(self, task: Task) -> Text:
-        """Nothing for work of unknown size."""
+        """Render nothing for work of unknown size."""
         return super().render(task) if task.total else Text("")
 
 
 class Times(ProgressColumn):
-    """How long it takes already, and how long it will."""
+    """The elapsed time, and an estimate of the remaining time."""
 
     def render(self, task: Task) -> Text:
-        """`0:12`, and from the third second on `, 40 s left`."""
+        """Render `0:12, 40 s left`. The estimate starts after two seconds."""
         minutes, seconds = divmod(int(task.elapsed or 0), 60)
         left = task.time_remaining if task.total and (task.elapsed or 0) > MIN_BAR_SECONDS else None
         return Text(f"{minutes}:{seconds:02}" + (f", {wording.about(left).removeprefix('about ')} left" if left else ""))
 
 
 class TerminalHandler(logging.Handler):
-    """Draws the records of `tasks.progress`. Where standard error is no terminal, a bar becomes a line at its milestones."""
+    """Draws log records of `tasks.progress`. Without a terminal, a bar becomes lines at milestones."""
 
     def __init__(self, console: Console, bars: Progress) -> None:
         super().__init__()
@@ -126,7 +125,7 @@ class TerminalHandler(logging.Handler):
         self._at_work = bars.add_task(AT_WORK, total=None, note="")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line, or a step of a bar."""
+        """Print a line, or update a bar."""
         progress = getattr(record, "progress", None)
         if progress is None:
             print_words(self._console, record.getMessage())
@@ -141,15 +140,14 @@ class TerminalHandler(logging.Handler):
                 print_words(self._console, progress.line)
             if not self._tasks:
                 self._bars.reset(self._at_work, total=None, visible=True)
-        else:
-            if words := self._milestones.line(progress):
-                print_words(self._console, words)
+        elif words := self._milestones.line(progress):
+            print_words(self._console, words)
 
 
 def print_words(console: Console, text: str, *, indent: str = "  ") -> None:
-    """Lines that break between words alone, the rest of a line indented. Where the output is no terminal none is broken.
+    """Print lines wrapped at spaces, with continuation lines indented. Without a terminal, nothing is wrapped.
 
-    A path that is longer than the terminal is wide is left to it.
+    The terminal wraps paths that are wider than itself.
     """
     for line in text.splitlines() or [""]:
         lead = line[: len(line) - len(line.lstrip())]
@@ -161,7 +159,7 @@ def print_words(console: Console, text: str, *, indent: str = "  ") -> None:
 
 
 def bar_columns() -> tuple[ProgressColumn, ...]:
-    """Where they do not all fit, the bar alone becomes narrower: no line breaks, and no number is cut."""
+    """Return the columns. If the terminal is narrow, only the bar shrinks: no line wraps, and no number is cut."""
     whole = partial(Column, no_wrap=True)
     return (
         TextColumn("{task.description}", table_column=whole()),
@@ -174,7 +172,7 @@ def bar_columns() -> tuple[ProgressColumn, ...]:
 
 @contextmanager
 def shown_on_terminal() -> Iterator[Console]:
-    """Show what the steps say for as long as the context lasts."""
+    """Show log lines and progress bars within the context."""
     console = Console(stderr=True)
     with Progress(*bar_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         handler, warnings = TerminalHandler(console, bars), _library_warnings()
@@ -192,9 +190,9 @@ def shown_on_terminal() -> Iterator[Console]:
 
 
 def _library_warnings() -> logging.Handler:
-    """Print the warnings of libraries. Prefect and Dask log the errors of steps, which the commands print themselves.
+    """Print warnings of libraries, without Prefect and Dask: commands print the same errors.
 
-    Without a handler of the root logger, absl installs one of every level when Orbax is imported.
+    Without a handler of the root logger, absl installs a handler for all levels when Orbax is imported.
     """
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
@@ -203,13 +201,13 @@ def _library_warnings() -> logging.Handler:
 
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:
-    """The table at the end of a run."""
+    """Print the table at the end of a run."""
     title = f"{summary['recipe']} · {summary['scale']}"
     table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
     table.add_column("phase", no_wrap=True)
     for name in ("steps", "tokens", "learning rate", "loss", "bits/byte"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict")  # in two lines where the terminal is narrow
+    table.add_column("verdict")  # two lines on a narrow terminal
     for phase in summary["phases"]:
         table.add_row(
             phase["name"],

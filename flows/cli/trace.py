@@ -23,7 +23,13 @@ TRAINED_WORDS = {"as traced": "trained on this", "otherwise": "trained on OTHER 
 
 
 class Question(NamedTuple):
-    """What is asked, one of: a step and perhaps a row, a file with text, the beginning of a document's id, a source file."""
+    """The options of the command line. Exactly one of step, text, document and source_file is set.
+
+    Attributes:
+        row: row of the step.
+        document: prefix of a document's id.
+        inside: also search inside documents.
+    """
 
     step: int | None = None
     row: int | None = None
@@ -34,11 +40,11 @@ class Question(NamedTuple):
 
 
 def trace(target: str, scale: Scale, home: str | None, question: Question) -> dict[str, Any]:
-    """The answer, in the shape of `--json`. Nothing is made.
+    """Answer a question in the shape of `--json`. Read only.
 
     Raises:
-        ConfigError: the question is none, or cannot be asked of this phase.
-        DataError: a cache is not there, or what is asked for is in none.
+        ConfigError: the question has not exactly one subject, or does not fit the target.
+        DataError: a cache is missing, or no cache has the text, document or file.
     """
     asked = [question.step, question.text, question.document, question.source_file]
     if sum(one is not None for one in asked) != 1:
@@ -46,104 +52,12 @@ def trace(target: str, scale: Scale, home: str | None, question: Question) -> di
     if question.step is not None and split_target(target)[1] is None:
         raise ConfigError(f"a step is one of a phase: `phasewise trace {target}/PHASE --step {question.step}`.")
     if question.row is not None and question.step is None:
-        raise ConfigError("--row is a row of a step: give --step, too.")
+        raise ConfigError("--row needs --step: it is a row of a step.")
     if question.inside and question.text is None:
-        raise ConfigError("--inside looks for a text inside documents: give --text, too.")
+        raise ConfigError("--inside needs --text: it searches for a text inside documents.")
     traced = open_traced(target, scale, home, only_phase=question.step is not None)
-    if question.step is not None:
-        found = trained_at(traced, traced.phases[0], question.step, question.row)
-        return {**_about(traced), "rows": _rows(traced, found), "remarks": _remarks(traced, found)}
-    if question.text is not None:
-        search = find_by_text(traced, Path(question.text), inside=question.inside)
-    else:
-        if question.document is not None:
-            search = find_by_id(traced, question.document)
-        else:
-            search = find_by_file(traced, question.source_file or "")
-    places = _places(traced, search)
-    found = sorted((one for of_document in places for one in of_document), key=_in_order(traced))
-    return {
-        **_about(traced),
-        "documents": [_document(traced, one, place) for one, place in zip(search.found, places, strict=True)],
-        "rows": _rows(traced, found),
-        "searched": {"components": search.components, "documents": search.documents, "inside": search.inside},
-        "remarks": [*_remarks(traced, found), *search.remarks],
-    }
-
-
-def is_as_trained(answer: dict[str, Any]) -> bool:
-    """Whether no phase was trained on something else than the answer says."""
-    return all(phase["trained"] != "otherwise" for phase in answer["phases"])
-
-
-def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
-    """Lines for people: documents first, where they were asked for, then row by row; `most` rows, 0 for all."""
-    console = Console(highlight=False, soft_wrap=True)
-    phases = ", ".join(f"{one['name']} ({TRAINED_WORDS[one['trained']]})" for one in answer["phases"])
-    console.print(f"{answer['recipe']} {scale_in_words(answer['scale'])}: {phases}", markup=False)
-    documents = answer.get("documents", [])
-    for document in documents[: most or None]:
-        line = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"
-        console.print(_plain(line), markup=False)
-    if most and len(documents) > most:
-        times = Counter("held out" if one["split"] == "held_out" else "trained" if one["rows"] else "not drawn" for one in documents)
-        line = ", ".join(f"{count:,} {word}" for word, count in times.items())
-        console.print(f"… in all {len(documents):,} documents: {line}", markup=False)
-    if "searched" in answer:
-        searched = answer["searched"]
-        inside = {True: ", also inside documents", False: ", as whole documents", None: ""}[searched["inside"]]
-        console.print(f"searched: {searched['documents']:,} documents of {searched['components']} components{inside}", markup=False)
-    groups = [list(group) for _, group in groupby(answer["rows"], key=lambda row: (row["phase"], row["step"], row["row"]))]
-    for group in groups[: most or None]:
-        first = group[0]
-        of_cache = first["buffer_row"] is None
-        row = f"row {first['cache_row']:,} of its cache" if of_cache else f"row {first['buffer_row']:,} from its document buffer"
-        head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}, pass {first['epoch'] + 1}"
-        console.print(head, markup=False)
-        for piece in group:
-            last = piece["offset"] + piece["tokens"] - 1
-            where = f"{piece['document'][:ID_SHOWN]} {piece['file']} tokens {piece['offset']:,}–{last:,} of {piece['document_tokens']:,}"
-            if piece["predicted"] < piece["tokens"] - 1:  # all but a first one is as ever
-                where += f", {piece['predicted']:,} of them predicted"
-            console.print(f"  {_plain(where)}", markup=False)
-            if piece["text"]:
-                console.print(f"    {_plain(piece['text'])}", markup=False)
-    if most and len(groups) > most:
-        console.print(f"… and {len(groups) - most:,} rows more: --rows 0 shows all, --json has all", markup=False)
-
-
-def print_remarks(answer: dict[str, Any]) -> None:
-    """What a reader must know to believe the answer, on standard error."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for remark in answer["remarks"]:
-        console.print(f"phasewise: {remark}", markup=False)
-
-
-def _places(traced: Traced, search: Search) -> list[list[Trained]]:
-    places: list[list[Trained]] = [[] for _ in search.found]
-    by_component: dict[str, list[int]] = {}
-    for number, one in enumerate(search.found):
-        if one.split == "train":
-            by_component.setdefault(one.component, []).append(number)
-    found = [search.found[number] for numbers in by_component.values() for number in numbers]
-    seq_len = min(phase.seq_len for phase in traced.phases)
-    rows = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
-    if rows > MAX_ROWS:
-        example = found[0].document.id[:ID_SHOWN]
-        raise DataError(
-            f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(found):,} documents have about {rows:,}: ask for one, such as "
-            f"--document {example}."
-        )
-    for component, numbers in by_component.items():
-        of_asked = {search.found[number].asked: number for number in numbers}
-        for asked, trained in trains_at(traced, component, list(of_asked)):
-            places[of_asked[asked]].append(trained)
-    return places
-
-
-def _about(traced: Traced) -> dict[str, Any]:
     recipe = traced.resolved.recipe
-    return {
+    about: dict[str, Any] = {
         "recipe": recipe.name,
         "scale": recipe.scale,
         "phases": [
@@ -158,6 +72,93 @@ def _about(traced: Traced) -> dict[str, Any]:
             for one in traced.phases
         ],
     }
+    if question.step is not None:
+        found = trained_at(traced, traced.phases[0], question.step, question.row)
+        return {**about, "rows": _rows(traced, found), "remarks": _remarks(traced, found)}
+    if question.text is not None:
+        search = find_by_text(traced, Path(question.text), inside=question.inside)
+    elif question.document is not None:
+        search = find_by_id(traced, question.document)
+    else:
+        search = find_by_file(traced, question.source_file or "")
+    by_document = _rows_of_documents(traced, search)
+    order = {one.phase.name: number for number, one in enumerate(traced.phases)}
+    found = sorted((one for rows in by_document for one in rows), key=lambda one: (order[one.phase], one.step, one.row, one.at))
+    return {
+        **about,
+        "documents": [_document(traced, one, rows) for one, rows in zip(search.found, by_document, strict=True)],
+        "rows": _rows(traced, found),
+        "searched": {"components": search.components, "documents": search.documents, "inside": search.inside},
+        "remarks": [*_remarks(traced, found), *search.remarks],
+    }
+
+
+def is_as_trained(answer: dict[str, Any]) -> bool:
+    """Return whether no phase was trained on other data than the answer shows."""
+    return all(phase["trained"] != "otherwise" for phase in answer["phases"])
+
+
+def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
+    """Print documents, then rows, at most `most` of each. 0 prints all."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    phases = ", ".join(f"{one['name']} ({TRAINED_WORDS[one['trained']]})" for one in answer["phases"])
+    console.print(f"{answer['recipe']} {scale_in_words(answer['scale'])}: {phases}")
+    documents = answer.get("documents", [])
+    for document in documents[: most or None]:
+        line = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"
+        console.print(_plain(line))
+    if most and len(documents) > most:
+        times = Counter("held out" if one["split"] == "held_out" else "trained" if one["rows"] else "not drawn" for one in documents)
+        line = ", ".join(f"{count:,} {word}" for word, count in times.items())
+        console.print(f"… in all {len(documents):,} documents: {line}")
+    if "searched" in answer:
+        searched = answer["searched"]
+        inside = {True: ", also inside documents", False: ", as whole documents", None: ""}[searched["inside"]]
+        console.print(f"searched: {searched['documents']:,} documents of {searched['components']} components{inside}")
+    groups = [list(group) for _, group in groupby(answer["rows"], key=lambda row: (row["phase"], row["step"], row["row"]))]
+    for group in groups[: most or None]:
+        first = group[0]
+        of_cache = first["buffer_row"] is None
+        row = f"row {first['cache_row']:,} of its cache" if of_cache else f"row {first['buffer_row']:,} from its document buffer"
+        console.print(f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}, pass {first['epoch'] + 1}")
+        for piece in group:
+            last = piece["offset"] + piece["tokens"] - 1
+            where = f"{piece['document'][:ID_SHOWN]} {piece['file']} tokens {piece['offset']:,}–{last:,} of {piece['document_tokens']:,}"
+            if piece["predicted"] < piece["tokens"] - 1:  # the first token of a document is never predicted
+                where += f", {piece['predicted']:,} of them predicted"
+            console.print(f"  {_plain(where)}")
+            if piece["text"]:
+                console.print(f"    {_plain(piece['text'])}")
+    if most and len(groups) > most:
+        console.print(f"… and {len(groups) - most:,} rows more: --rows 0 shows all, --json has all")
+
+
+def print_remarks(answer: dict[str, Any]) -> None:
+    """Print the limits of the answer on standard error."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for remark in answer["remarks"]:
+        console.print(f"phasewise: {remark}", markup=False)
+
+
+def _rows_of_documents(traced: Traced, search: Search) -> list[list[Trained]]:
+    rows: list[list[Trained]] = [[] for _ in search.found]
+    by_component: dict[str, list[int]] = {}
+    for number, one in enumerate(search.found):
+        if one.split == "train":
+            by_component.setdefault(one.component, []).append(number)
+    found = [search.found[number] for numbers in by_component.values() for number in numbers]
+    seq_len = min(phase.seq_len for phase in traced.phases)
+    estimate = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
+    if estimate > MAX_ROWS:
+        raise DataError(
+            f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(found):,} documents have about {estimate:,}: ask for one, "
+            f"such as --document {found[0].document.id[:ID_SHOWN]}."
+        )
+    for component, numbers in by_component.items():
+        of_asked = {search.found[number].asked: number for number in numbers}
+        for asked, trained in trains_at(traced, component, list(of_asked)):
+            rows[of_asked[asked]].append(trained)
+    return rows
 
 
 def _remarks(traced: Traced, found: Sequence[Trained]) -> list[str]:
@@ -165,18 +166,14 @@ def _remarks(traced: Traced, found: Sequence[Trained]) -> list[str]:
     for one in traced.phases:
         if one.trained.trained == "otherwise":
             differs = ", ".join(one.trained.differs)
-            remarks.append(
-                f"{one.phase.name} was trained on other data than these: {differs}. The rows are those that the recipe gives now."
-            )
+            remarks.append(f"{one.phase.name} was trained on other data: {differs}. The rows are from the current recipe.")
         if windows := one.trained.passed_over.merged():
-            remarks.append(
-                f"{one.phase.name} rolled back, and passed over {name_some(list(map(str, windows)), 5)} with their data: nothing of them "
-                "was trained, and nothing of them is listed."
-            )
+            skipped = name_some(list(map(str, windows)), 5)
+            remarks.append(f"{one.phase.name} rolled back, and passed over {skipped} with their data: these steps are not listed.")
     listed = {one.phase for one in found}
     if answers := [one.phase.name for one in traced.phases if one.phase.loss_on == "answers" and one.phase.name in listed]:
-        remarks.append(f"Of {', '.join(answers)} the answers alone are predicted: all else that is listed is read, and not predicted.")
-    if found and any(traced.text_of(component) is None for component in {one.component for one in found}):
+        remarks.append(f"{', '.join(answers)} only predicts the answers. The other listed text is read, and not predicted.")
+    if any(traced.text_of(component) is None for component in {one.component for one in found}):
         remarks.append("No text is shown: the tokenizer of these caches is not in this home.")
     return remarks
 
@@ -186,44 +183,39 @@ def _rows(traced: Traced, found: Sequence[Trained]) -> list[dict[str, Any]]:
     return [one.as_json(text, count) for one, text, count in zip(found, excerpts(traced, found), counts, strict=True)]
 
 
-def _in_order(traced: Traced) -> Any:
-    phases = {one.phase.name: number for number, one in enumerate(traced.phases)}
-    return lambda one: (phases[one.phase], one.step, one.row, one.at)
-
-
 def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) -> dict[str, Any]:
-    asked = one.asked.stop - one.asked.first
+    asked, length = one.asked.stop - one.asked.first, one.document.length
     count = tokens_trained(trained)
     is_predicted = any(predicted(traced, trained))
+    if one.split == "held_out":
+        told = "held out, never trains"
+    else:
+        told = f"{asked:,} tokens" if one.is_whole else f"{asked:,} of its {length:,} tokens hold the text, which"
+        if trained:
+            times = Counter(row.phase for row in trained)
+            named = ", ".join(f"{phase} in {rows:,} {'row' if rows == 1 else 'rows'}" for phase, rows in times.items())
+            told += f" train in {named}" + ("" if count == asked else f"; {asked - count:,} tokens never do")
+        else:
+            told += f" do not train: {_why_untrained(traced, one)}"
+    if trained and not is_predicted:
+        told += "; read, and never predicted"
     return {
         "document": one.document.id,
         "component": one.component,
         "split": one.split,
         "file": one.document.file,
-        "tokens": one.document.length,
+        "tokens": length,
         "offset": one.asked.first - one.document.first,
         "tokens_asked": asked,
         "tokens_trained": count,
         "predicted": is_predicted,
         "is_whole": one.is_whole,
         "rows": len(trained),
-        "told": _how_it_trains(traced, one, trained, count, asked) + ("" if is_predicted or not trained else "; read, and never predicted"),
+        "told": told,
     }
 
 
-def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained], count: int, asked: int) -> str:
-    if one.split == "held_out":
-        return "held out, never trains"
-    what = f"{asked:,} tokens" if one.is_whole else f"{asked:,} of its {one.document.length:,} tokens hold the text, which"
-    if not trained:
-        return f"{what} do not train: {_why_not(traced, one)}"
-    times = Counter(place.phase for place in trained)
-    named = ", ".join(f"{phase} in {rows:,} {'row' if rows == 1 else 'rows'}" for phase, rows in times.items())
-    some = "" if count == asked else f"; {asked - count:,} tokens never do"
-    return f"{what} train in {named}{some}"
-
-
-def _why_not(traced: Traced, one: FoundDocument) -> str:
+def _why_untrained(traced: Traced, one: FoundDocument) -> str:
     drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
     if all(phase.order.from_caches and not phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
         if any(phase.phase.packing != "chunk" for phase in drawing):

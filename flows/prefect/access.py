@@ -1,4 +1,4 @@
-"""Who may reach the servers of a home: a secret for each, in a file that only its owner reads."""
+"""Access to the servers of a home: secrets in private files, and a check of host names and origins."""
 
 import os
 import secrets
@@ -20,8 +20,12 @@ from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+AUTH_NAME, PAGE_NAME, LINKS_NAME = "auth", "page-token", "links"
+"""Files in the home's folder of Prefect: Prefect's auth string, the token of our page, and links with both secrets."""
+AUTH_VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_SERVER_API_AUTH_STRING")
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OPEN_PATH = "/-/open"
-"""Where a browser gives its copy of the auth string to Prefect's pages: they look for it in the storage of their origin."""
+"""A page that stores the auth string in the browser: Prefect's pages read it from the storage of their origin."""
 _OPEN_SCRIPT = """
 const [secret, to] = location.hash.slice(1).split("&").map(decodeURIComponent);
 history.replaceState(null, "", location.pathname);
@@ -34,27 +38,27 @@ fetch("/api/admin/version", { headers: { Authorization: `Basic ${key}` } }).then
 
 
 class OwnAddress:
-    """An ASGI application that only its own address reaches.
+    """ASGI middleware that rejects other host names and other origins.
 
-    A request for another host name is refused: a foreign page could give its own name the address of this machine. So is a request or a
-    websocket that a page of another origin makes; browsers name the origin, and other programs name none.
+    A foreign page can point its own name at this machine, so the host name is checked. Browsers send the origin of a request or websocket,
+    so a page of another origin is rejected. Programs send no origin and pass.
 
     Args:
         names: host names of this server.
-        port: of this server, where it has no other one (as behind a tunnel); None is any.
-        takes_digits: whether an address in digits is a name of this server, too: it cannot be given another address.
+        port: port in the host header. None accepts all ports, for servers behind a tunnel.
+        takes_digits: accept numeric addresses as host names. A numeric address always points at this machine.
     """
 
     def __init__(self, app: ASGIApp, *, names: Iterable[str] = LOOPBACK, port: int | None = None, takes_digits: bool = False) -> None:
         self._app, self._names, self._port, self._takes_digits = app, {name.lower() for name in names}, port, takes_digits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request for this server, and reject others."""
+        """Forward a request to the application, or reject it."""
         refusal = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await WebSocketClose(1008)(scope, receive, send)  # before it is accepted: uvicorn answers 403
+            await WebSocketClose(1008)(scope, receive, send)  # before the handshake: uvicorn answers 403
         else:
             await PlainTextResponse(refusal[1], refusal[0])(scope, receive, send)
 
@@ -62,9 +66,12 @@ class OwnAddress:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_own(hosts[0]):
             return 421, "This server does not answer under that name.\n"
-        own = {f"http://{host}".lower() for host in (hosts[0], *(self._written(name) for name in self._names if self._port))}
+        own = {f"http://{hosts[0]}".lower()}
+        if self._port:
+            suffix = f":{self._port}" if self._port != 80 else ""
+            own |= {f"http://[{name}]{suffix}" if ":" in name else f"http://{name}{suffix}" for name in self._names}
         if any(origin.lower() not in own for origin in origins):
-            return 403, "This server answers no page of another origin.\n"
+            return 403, "This server does not answer pages of another origin.\n"
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -75,24 +82,27 @@ class OwnAddress:
             return False
         if parts.netloc != host or parts.username is not None or self._port not in (None, port):
             return False
-        return name in self._names or (self._takes_digits and _is_address(name))
-
-    def _written(self, name: str) -> str:
-        return (f"[{name}]" if ":" in name else name) + (f":{self._port}" if self._port != 80 else "")
+        if name in self._names:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return self._takes_digits
 
 
 def own_origins(port: int) -> str:
-    """The origins of a server on loopback, as Prefect's setting takes them."""
+    """Return the origins of a loopback server, in the format of Prefect's setting."""
     return f"http://127.0.0.1:{port},http://localhost:{port}"
 
 
 def opened(url: str, auth: str) -> str:
-    """A link that opens Prefect's pages with the auth string. It is behind the `#`, which no browser sends to a server."""
+    """Return a link that opens Prefect's pages with the auth string. Browsers never send the part after `#` to a server."""
     return f"{url}{OPEN_PATH}#{auth}"
 
 
 def open_route() -> Route:
-    """The page at `OPEN_PATH`."""
+    """Return the page at `OPEN_PATH`."""
     nonce = secrets.token_urlsafe(16)
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
     page = f'<!DOCTYPE html><title>Prefect</title><script nonce="{nonce}">{_OPEN_SCRIPT}</script>'
@@ -104,44 +114,29 @@ def open_route() -> Route:
     return Route(OPEN_PATH, answer)
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-AUTH_NAME, PAGE_NAME, LINKS_NAME = "auth", "page-token", "links"
-"""Files in the home's folder of Prefect: Prefect's auth string, the token of our page, and the links that carry both."""
-AUTH_VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_SERVER_API_AUTH_STRING")
-USER = "phasewise"
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-
 def auth_of(home: Home) -> str:
-    """The auth string of the home's Prefect server, made where there is none: `phasewise:…`.
+    """Read or create the auth string of the home's Prefect server: `phasewise:…`.
 
     Raises:
-        ConfigError: the file cannot be kept from others.
+        ConfigError: the file cannot be private.
     """
-    return _secret(home.prefect / AUTH_NAME, f"{USER}:")
+    return _secret(home.prefect / AUTH_NAME, "phasewise:")
 
 
 def page_token(home: Home) -> str:
-    """The token of the home's page, made where there is none.
+    """Read or create the token of the home's page.
 
     Raises:
-        ConfigError: the file cannot be kept from others.
+        ConfigError: the file cannot be private.
     """
     return _secret(home.prefect / PAGE_NAME, "")
 
 
 def auth_of_running(home: Home) -> str | None:
-    """The auth string of the server that another process has brought up; None where the server has none.
+    """Read the auth string of a server that another process started. Return None for a server without one.
 
     Raises:
-        ConfigError: the file is another user's.
+        ConfigError: the file belongs to another user.
     """
     path = home.prefect / AUTH_NAME
     try:
@@ -149,25 +144,20 @@ def auth_of_running(home: Home) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: the Prefect server of this home is its owner's alone, and its secret cannot be read: {error}."
-        ) from None
+        raise ConfigError(f"{path}: only the owner of this home's Prefect server can read its secret: {error}.") from None
 
 
 def keep_links(home: Home, links: Iterable[str]) -> Path:
-    """Write the links that carry the secrets where only their owner reads them."""
+    """Write links with secrets to a private file and return its path."""
     path = home.prefect / LINKS_NAME
-    _write(path, "".join(f"{link}\n" for link in links))
+    _write_private(path, "".join(f"{link}\n" for link in links))
     return path
 
 
 def hide_from_children(auth: str | None = None) -> dict[str, str]:
-    """Have Prefect read its settings now, with this auth string if one is given, and take the secrets out of the environment.
+    """Load Prefect's settings, optionally with this auth string, then remove the secrets from the environment and return them.
 
-    Prefect gives flow runs what it has read. Trainers, Dask's workers and all other children do not need it.
-
-    Returns:
-        What was taken out.
+    Prefect passes its loaded settings to flow runs. Trainers, Dask workers and other children do not need the secrets.
     """
     from prefect.context import refresh_global_settings_context
 
@@ -188,21 +178,21 @@ def _secret(path: Path, prefix: str) -> str:
             if text:
                 say(f"{path}: expected a file that only its owner reads, found mode {stat.filemode(mode)}: made another secret")
         made = prefix + secrets.token_urlsafe(32)
-        _write(path, made + "\n")
+        _write_private(path, made + "\n")
         return made
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: expected a secret that this user may read and write, found: {error}. Remove the file.") from None
 
 
-def _write(path: Path, text: str) -> None:
+def _write_private(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)  # the database of Prefect is there, too
+    path.parent.chmod(0o700)  # Prefect's database is in the same folder
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with open(number, "w", encoding="ascii") as file:
             file.write(text)
         if os.stat(name).st_mode & OTHERS:
-            raise ConfigError(f"{path}: this file system keeps no file from other users. Choose a home on another one with --home.")
+            raise ConfigError(f"{path}: this file system has no private files. Choose a home on another file system with --home.")
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -1,15 +1,16 @@
-"""A phase that waits for a person: its flow run is suspended, and goes on from the top once somebody has decided.
+"""Approvals in Prefect: a flow run whose verdict needs an approval is suspended, and starts from the top after the decision.
 
-Prefect suspends runs of deployments alone, and no subflow. Elsewhere the phase ends with the command that decides.
+Prefect suspends only runs of deployments, not subflows. Other runs end with the command that records a decision.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateName
 from prefect.exceptions import Pause, PrefectHTTPStatusError
 from prefect.input import RunInput
 from prefect.input.run_input import keyset_from_paused_state
@@ -33,42 +34,34 @@ from phasewise.validations.verdict import read_verdict
 P = ParamSpec("P")
 R = TypeVar("R")
 WAIT_SECONDS = 365 * 24 * 3600
-"""After a year without a decision Prefect ends the run as failed; a new run asks again."""
+"""After a year Prefect fails the run. A new run asks again."""
 GATES = ("data", "health", "model")
 CONFLICT = 409
-"""The server has this already."""
+"""HTTP status: the server already stores this input."""
 
 
 class Answer(RunInput):
-    """The form of a run that waits."""
+    """The form of a suspended run."""
 
-    approve: bool = Field(default=False, title="Approve", description="On: the phase goes on. Off: it is refused.")
-    reason: str = Field(title="Reason", description="Why. It is kept beside the verdict and shown with it.", min_length=1, pattern=r"\S")
-    who: str = Field(title="Who", description="Your name. It is kept, too.", min_length=1, pattern=r"\S")
+    approve: bool = Field(default=False, title="Approve", description="On: the phase continues. Off: the phase is refused.")
+    reason: str = Field(title="Reason", description="Why. Stored and shown with the verdict.", min_length=1, pattern=r"\S")
+    who: str = Field(title="Who", description="Your name. Stored as well.", min_length=1, pattern=r"\S")
 
 
 class Question(NamedTuple):
-    """What a verdict asks a person.
-
-    Attributes:
-        verdict: its file.
-        digest: of all that is shown of it.
-    """
+    """A verdict file that needs an approval, and the digest of the content that the approval covers."""
 
     verdict: Path
     digest: str
 
     @property
     def key(self) -> str:
-        """Names the suspension: phase, gate and digest. Prefect takes letters, digits and dashes."""
+        """Name of the suspension. Prefect accepts letters, digits and dashes."""
         return f"{self.verdict.parent.name}-{self.verdict.stem}-{self.digest[:16]}"
 
 
 def asking_people(work: Callable[P, R]) -> Callable[P, R]:
-    """A flow's function that, where a verdict waits for a person, is suspended, and does its work again once that person has decided.
-
-    The pages of its verdicts are on its own run's page.
-    """
+    """Suspend a flow whose verdict needs an approval, and run it again after the decision. Verdicts appear on the page of its run."""
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -79,49 +72,46 @@ def asking_people(work: Callable[P, R]) -> Callable[P, R]:
                     return work(*args, **kwargs)
             except WaitsForPerson as waiting:
                 question = question_at(Path(waiting.verdict))
-                if question is None or question.key in asked or not may_be_suspended():
+                if question is None or question.key in asked or not _may_be_suspended():
                     raise
                 asked.add(question.key)
-                _write(question, _ask(question, str(waiting)))
+                _record(question, _ask(question, str(waiting)))
 
     return run
 
 
-def may_be_suspended() -> bool:
-    """Whether this is a run of a deployment, and no subflow."""
+def _may_be_suspended() -> bool:
     return bool(current.id and deployment.id and not current.parent_flow_run_id)
 
 
-def take_answers(resolved: Resolved, phases: Iterable[Phase]) -> bool:
-    """Write down what was answered in the form of this run since it was suspended; whether there was such an answer."""
-    if not may_be_suspended():
-        return False
+def take_answers(resolved: Resolved, phases: Iterable[Phase]) -> None:
+    """Record the decisions that users made in the form of this run while it was suspended."""
+    if not _may_be_suspended():
+        return
     with get_client(sync_client=True) as client:
-        fired = client.read_flow_run(UUID(str(current.id))).empirical_policy.pause_keys or set()
-        answered = [(question, _answer(question)) for question in open_questions(resolved, phases) if question.key in fired]
-    for question, answer in answered:
-        if answer is not None:
-            _write(question, answer)
-    return any(answer is not None for _, answer in answered)
-
-
-def open_questions(resolved: Resolved, phases: Iterable[Phase]) -> Iterator[Question]:
-    """What the verdicts of these phases put to people, decided or not."""
+        asked = client.read_flow_run(UUID(str(current.id))).empirical_policy.pause_keys or set()
     for phase in phases:
         run_name = resolved.recipe.run_name
         verdicts = [resolved.home.verdict(run_name, phase.name, gate) for gate in GATES]
         for path in (*verdicts, resolved.home.question(run_name, phase.name)):
-            if path.exists() and (question := question_at(path)):
-                yield question
+            question = question_at(path) if path.exists() else None
+            if question and question.key in asked and (answer := _answer(question)):
+                _record(question, answer)
 
 
 def question_at(path: Path) -> Question | None:
-    """What the verdict in a file puts to people; None where it puts nothing to them."""
+    """Return the question of a verdict file, or None if the verdict needs no approval."""
     verdict = read_verdict_file(path)
     return Question(path, question_of(verdict)) if need_of(verdict) == "a person" else None
 
 
 def _ask(question: Question, command: str) -> Answer:
+    """Suspend this run. Return the answer if the same question was answered before.
+
+    Raises:
+        Pause: the run is suspended.
+        VerdictError: the run was resumed without an answer.
+    """
     verdict = read_verdict(question.verdict)
     page = gate_address(verdict.subject, question.verdict.stem)
     message = f"Waits for a person. {why_in_a_line(verdict)}{f' See {page}' if page else ''} Decide with Resume, or in a terminal."
@@ -137,9 +127,9 @@ def _ask(question: Question, command: str) -> Answer:
             raise
     with get_client(sync_client=True) as client:
         state = propose_state_sync(client, state, flow_run_id=run_id)
-    if state.is_running():  # the same was asked before, and the run was resumed
+    if state.is_running():  # a user resumed an earlier suspension by the same question
         if (answer := _answer(question)) is None:
-            raise VerdictError(f"the question about {question.verdict} was asked before and not answered. {command}")
+            raise VerdictError(f"{question.verdict}: the run was resumed without an answer. {command}")
         return answer
     say(message)
     raise Pause(state=state)
@@ -151,22 +141,20 @@ def _answer(question: Question) -> Answer | None:
         answer = Answer.load(keyset, flow_run_id=UUID(str(current.id)))
     except ValidationError:
         return None
-    return cast(Answer, answer)  # it is no coroutine where no loop runs
+    return cast(Answer, answer)  # without a running event loop it is not a coroutine
 
 
-def _write(question: Question, answer: Answer) -> None:
+def _record(question: Question, answer: Answer) -> None:
     approves, reason, who = answer.approve, answer.reason, answer.who
     if not is_written(question.verdict, approves=approves, reason=reason, who=who):
         say(decide(question.verdict, approves=approves, reason=reason, who=who, question=question.digest).words)
 
 
 def resume_waiting(client: SyncPrefectClient, question: Question, answer: dict[str, Any]) -> list[str]:
-    """Resume the runs that are suspended by this question; their names."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateName
-
+    """Resume the runs that a question suspended, and return their names."""
     suspended = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended"])))
     found = client.read_flow_runs(flow_run_filter=suspended, limit=200)
-    mine = [run for run in found if run.state and run.state.state_details.pause_key == question.key]
-    for run in mine:
+    resumed = [run for run in found if run.state and run.state.state_details.pause_key == question.key]
+    for run in resumed:
         client.resume_flow_run(run.id, answer)
-    return [run.name for run in mine]
+    return [run.name for run in resumed]

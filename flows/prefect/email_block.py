@@ -1,4 +1,4 @@
-"""Mail as a notification block of Prefect's, which has none of its own that goes through a mail server of yours."""
+"""A notification block that sends email over SMTP. Prefect's own email block needs Prefect Cloud."""
 
 import asyncio
 import smtplib
@@ -24,13 +24,13 @@ class Mail(NotificationBlock):
     sender: str = Field(title="From", pattern=r"^[^\s@]+@[^\s@]+$")
     recipients: list[str] = Field(title="To", min_length=1, description="Addresses.")
     user: str | None = Field(default=None, title="User")
-    password: SecretStr | None = Field(default=None, title="Password", description="It is asked for only with a user.")
+    password: SecretStr | None = Field(default=None, title="Password", description="Used only with a user.")
 
     async def notify(self, body: str, subject: str | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # awaited there
-        """Send it.
+        """Send a message.
 
         Raises:
-            NotificationError: the server did not take it. No password is in its words.
+            NotificationError: the server rejected the message. The error never contains the password.
         """
         message = EmailMessage()
         message["From"] = self.sender

@@ -1,7 +1,6 @@
-"""What each flow of ours is beside its work: Prefect's `@flow`, its lines in the logs of the UI, and a process that says it is alive.
+"""The decorator of our flows: Prefect's `@flow` with logs, a presence file, checks of the deployment, and refusals without a traceback.
 
-Within it, and the flows that it calls, the same names resolve once. A refusal ends the run as Failed with its words, and no traceback: in
-the run that refuses, and in those above it.
+Within a flow and its subflows a recipe is resolved once. A refusal sets the flow run and its parents to Failed, with the message.
 """
 
 import copy
@@ -10,29 +9,41 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
 
 from prefect import Flow, State, get_run_logger
+from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext, TaskRunContext
-from prefect.exceptions import Abort
+from prefect.exceptions import Abort, ObjectNotFound
 from prefect.logging.handlers import APILogHandler
+from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
+from prefect.states import Failed
+from prefect.utilities.asyncutils import run_coro_as_sync
+from prefect.utilities.engine import propose_state_sync
 
-from phasewise.flows.prefect.deployment_params import check_run_is_of_its_deployment
-from phasewise.flows.prefect.missed_schedules import end_if_missed
+from phasewise.flows.prefect.missed_schedules import MISSED_MESSAGE, is_missed, missed_state
+from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.resolved import resolving_once
 from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
-from phasewise.trainer.base.errors import PhasewiseError, refused_by_system
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, refused_by_system
+
+FIXED = ("recipe", "phase", "scale")
+"""Parameters that a run must share with its deployment."""
+FILE = re.compile(r"^(?:.*/)?([^/]+)\.json(?=/|$)")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RunLog(logging.Handler):
-    """Hands what is said within a flow run to Prefect; of the progress of work only the milestones."""
+    """Sends log lines within a flow run to Prefect. Of progress lines it sends only milestones."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -40,31 +51,23 @@ class RunLog(logging.Handler):
         self._milestones = Milestones()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of the run that this is said in; nothing outside of one."""
+        """Send a record, if this is a flow run."""
         if FlowRunContext.get() is None and TaskRunContext.get() is None:
             return
         progress = getattr(record, "progress", None)
         if progress is None:
             self._api.emit(record)
-        elif words := self._milestones.line(progress):
-            line = copy.copy(record)
-            line.msg = words
-            line.args = ()
-            line.name = LOGGER.name
-            self._api.emit(line)
-
-
-FILE = re.compile(r"^(?:.*/)?([^/]+)\.json(?=/|$)")
-P = ParamSpec("P")
-R = TypeVar("R")
+        elif line := self._milestones.line(progress):
+            milestone = copy.copy(record)
+            milestone.msg, milestone.args, milestone.name = line, (), LOGGER.name
+            self._api.emit(milestone)
 
 
 class Ended(Abort):
-    """Ends a flow run in a state that is set already, without Prefect's own words and traceback.
+    """Ends a flow run whose final state is already set, without Prefect's message and traceback.
 
     Attributes:
-        state: the state.
-        refusal: why, for whoever called the flow.
+        refusal: the reason, which callers of the flow get as an exception.
     """
 
     def __init__(self, state: State, refusal: PhasewiseError) -> None:
@@ -74,10 +77,10 @@ class Ended(Abort):
 
 
 class DoorFlow(Flow[P, R]):
-    """A flow that its caller gets the refusal of, as from a function."""
+    """A flow that raises its refusal to the caller, as a function does."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the flow, and raise its refusal."""
+        """Run the flow."""
         try:
             return super().__call__(*args, **kwargs)
         except Ended as ended:
@@ -85,7 +88,7 @@ class DoorFlow(Flow[P, R]):
 
 
 def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """A Prefect flow over a function that has the parameters `home` and `settings`, those of `--set`."""
+    """Make a flow of a function with the parameters `home` and `settings` (of `--set`)."""
     for logger in (LOGGER, PROGRESS_LOGGER):
         if not any(isinstance(handler, RunLog) for handler in logger.handlers):
             logger.addHandler(RunLog())
@@ -100,59 +103,81 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
             given = bound.arguments
             try:
                 if run_id := current.id:
-                    home: str | None = given.get("home")
-                    end_if_missed()
-                    check_run_is_of_its_deployment(given)
-                    stay_present(Home.open(home), run_id, str(current.name))
+                    _check_run(given)
+                    stay_present(Home.open(given.get("home")), run_id, str(current.name))
                 settings: Sequence[str] = given.get("settings", ())
                 with refused_by_system(given.get("home") or os.environ.get("PHASEWISE_HOME")), setting(settings), resolving_once():
                     return work(*args, **kwargs)
             except PhasewiseError as refusal:
                 if current.id is None:
                     raise
-                # The run of this moment, set to Failed in the words of the refusal
-                from prefect.states import Failed
-
                 get_run_logger().error(str(refusal))
                 raise Ended(set_state(Failed(message=str(refusal))), refusal) from None
 
-        return DoorFlow(run, name=name, flow_run_name=functools.partial(_name_of_run, flow_run_name))
+        def run_name() -> str:
+            given = dict(current.parameters)
+            given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))
+            text = flow_run_name.format(**given)
+            if run_id := current.id:
+                with suppress(PhasewiseError, OSError):  # the flow itself reports an unusable home
+                    stay_present(Home.at(given.get("home")), run_id, text)
+            return text
+
+        return DoorFlow(run, name=name, flow_run_name=run_name)
 
     return decorate
 
 
-def _name_of_run(template: str) -> str:
-    given = dict(current.parameters)
-    home: str | None = given.get("home")
-    given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))
-    name = template.format(**given)
-    if run_id := current.id:
-        with suppress(PhasewiseError, OSError):  # a home that cannot be used: the run itself says so
-            stay_present(Home.at(home), run_id, name)
-    return name
+def _check_run(given: Mapping[str, Any]) -> None:
+    """End the current run if it is missed, and refuse it if its recipe, phase or scale differ from its deployment's.
+
+    Prefect lets API clients and schedules replace parameters, so a run could show one name and train another phase.
+    """
+    context = FlowRunContext.get()
+    if context and context.flow_run and run_coro_as_sync(is_missed(context.flow_run)):
+        raise Ended(set_state(missed_state()), PhasewiseError(MISSED_MESSAGE))
+    if not deployment.id or current.parent_flow_run_id:
+        return
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_deployment(UUID(str(deployment.id)))
+        except ObjectNotFound:  # it was removed after the run was created
+            return
+    if TAG in found.tags:
+        check_fixed(found.name, found.parameters, given)
+
+
+def check_fixed(name: str, fixed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Compare the parameters of a run with its deployment's.
+
+    Raises:
+        ConfigError: the run has another recipe, phase or scale.
+    """
+    for parameter in FIXED:
+        if parameter in fixed and given.get(parameter) != fixed[parameter]:
+            raise ConfigError(
+                f"the deployment {name} is for {parameter} {fixed[parameter]!r}, and this run was given {given.get(parameter)!r}: "
+                f"leave {parameter} out, or start the deployment of that {parameter}. `phasewise up --recipes FOLDER` makes deployments of "
+                "other recipes."
+            )
 
 
 def say_waiting(holder: Holder) -> None:
-    """One line about who is waited for."""
+    """Log the process that holds the home."""
     say(f"waiting for {holder} to be done with this home")
 
 
 def this_run() -> str:
-    """What this process does, for those who find the home held by it."""
+    """Describe this flow run to other processes that find the home in use."""
     name: Any = current.name
     return f"the flow run '{name}'"
 
 
 def set_state(state: State) -> State:
-    """Put the run of this moment in a state; the state that Prefect took.
+    """Set the state of the current flow run and return the state that Prefect accepted.
 
     Raises:
-        Abort: Prefect refuses: somebody cancelled the run.
+        Abort: Prefect rejected the state because the run was cancelled.
     """
-    from uuid import UUID
-
-    from prefect.client.orchestration import get_client
-    from prefect.utilities.engine import propose_state_sync
-
     with get_client(sync_client=True) as client:
         return propose_state_sync(client, state, flow_run_id=UUID(str(current.id)))

@@ -1,4 +1,4 @@
-"""Runs of a schedule that were due while nobody could start them: the last of them runs, and the others say that they were missed."""
+"""Scheduled flow runs that were due while no worker ran: the latest run of each schedule starts, earlier runs end as Missed."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -6,62 +6,45 @@ from typing import Any
 
 PAGE = 200
 WAITING = "Waiting for "
-"""How the state of a run that waits for a phase begins."""
+"""Prefix of the state of flow runs that wait for a phase."""
 LOOK_AGAIN = timedelta(minutes=10)
-"""How far ahead such a run is scheduled."""
+"""Time until such a flow run is scheduled again."""
+MISSED_MESSAGE = "Missed: a later run of the same schedule is due and starts instead."
 
 
 async def close_missed() -> int:
-    """Close every run of a schedule that is due or waits, where a later one of the same schedule is due, too; how many."""
+    """End all due or waiting runs of a schedule except the latest, and return the number of ended runs."""
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
-        missed = earlier_of(await outstanding(client))
+        missed = earlier_of(await _due_by_schedule(client))
         for run in missed:
-            now = (await client.read_flow_run(run.id)).state
-            if now and now.is_scheduled():  # nobody took it meanwhile
+            current = (await client.read_flow_run(run.id)).state
+            if current and current.is_scheduled():  # no worker took it meanwhile
                 await client.set_flow_run_state(run.id, missed_state(), force=True)
     return len(missed)
 
 
-def end_if_missed() -> None:
-    """End the run of this moment, if a schedule made it, and a later run of the same schedule is due.
+async def is_missed(run: Any) -> bool:
+    """Return whether a later run of the same schedule is due."""
+    from prefect.client.orchestration import get_client
 
-    Raises:
-        Ended: it was.
-    """
-    from prefect.context import FlowRunContext
-    from prefect.utilities.asyncutils import run_coro_as_sync
-
-    from phasewise.flows.prefect.flow_decorator import Ended, set_state
-    from phasewise.trainer.base.errors import PhasewiseError
-
-    context = FlowRunContext.get()
-    run: Any = context.flow_run if context else None
-    if run is None or not run.auto_scheduled:
-        return
-    later = run_coro_as_sync(_later_than(run))
-    if later:
-        raise Ended(set_state(missed_state()), PhasewiseError(MESSAGE))
-
-
-MESSAGE = "Missed: a later run of the same schedule is due, too, and that one runs."
+    if not run.auto_scheduled:
+        return False
+    async with get_client() as client:
+        others = await _due_by_schedule(client)
+    return any(_schedule_of(other) == _schedule_of(run) and other.expected_start_time > run.expected_start_time for other in others)
 
 
 def missed_state() -> Any:
-    """How such a run ends."""
+    """Return the final state of a missed run."""
     from prefect.states import Cancelled
 
-    return Cancelled(name="Missed", message=MESSAGE)
-
-
-async def outstanding(client: Any) -> list[Any]:
-    """The runs of schedules that should have begun, and those of schedules that wait for a phase."""
-    return [run for run in await due_or_waiting(client) if run.auto_scheduled]
+    return Cancelled(name="Missed", message=MISSED_MESSAGE)
 
 
 async def due_or_waiting(client: Any, flow: str | None = None) -> list[Any]:
-    """The runs that should have begun, and those that wait for a phase; of one flow, if it is named."""
+    """Return flow runs, optionally of one flow, that are due or wait for a phase."""
     from prefect.client.schemas.filters import (
         FlowFilter,
         FlowFilterName,
@@ -83,8 +66,12 @@ async def due_or_waiting(client: Any, flow: str | None = None) -> list[Any]:
     return [run for run in found if run.state.name.startswith(WAITING) or run.next_scheduled_start_time <= now]
 
 
+async def _due_by_schedule(client: Any) -> list[Any]:
+    return [run for run in await due_or_waiting(client) if run.auto_scheduled]
+
+
 def earlier_of(runs: Iterable[Any]) -> list[Any]:
-    """All but the last of each schedule's."""
+    """Return all runs except the latest of each schedule."""
     by_schedule: dict[Any, list[Any]] = {}
     for run in runs:
         by_schedule.setdefault(_schedule_of(run), []).append(run)
@@ -93,11 +80,3 @@ def earlier_of(runs: Iterable[Any]) -> list[Any]:
 
 def _schedule_of(run: Any) -> Any:
     return (run.deployment_id, run.created_by.id if run.created_by else None)
-
-
-async def _later_than(run: Any) -> bool:
-    from prefect.client.orchestration import get_client
-
-    async with get_client() as client:
-        others = await outstanding(client)
-    return any(_schedule_of(other) == _schedule_of(run) and other.expected_start_time > run.expected_start_time for other in others)

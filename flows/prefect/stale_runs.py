@@ -1,6 +1,6 @@
-"""Flow runs that Prefect shows as running, and whose process is gone before it could say so, or that was never asked to end.
+"""Flow runs that Prefect shows as active and whose process died, flow runs that ignored their cancellation, and restarts after a crash.
 
-Prefect's rows do not say who is alive; the files of `flows.presence` do.
+Prefect does not record which process is alive. Each flow run of this package holds a lock file in the home, its presence file.
 """
 
 import os
@@ -14,62 +14,63 @@ from typing import Any
 from phasewise.tasks.holder import holder_of, holding
 from phasewise.tasks.home import Home
 
+FLOWS = ("train-phase", "train-recipe")
+"""Flows that are restarted after a crash."""
+ACTIVE = ("RUNNING", "PENDING", "CANCELLING")
+PAGE = 200
+UNREACHED_SECONDS = 15.0
+"""Prefect's worker stops a cancelled flow run within seconds. After this time the cancellation did not reach the worker."""
+RERUN_MESSAGE = "Its process crashed. `phasewise up` started it once more. It resumes from saved work."
+CANCELLED_MESSAGE = "Cancelled: its process got SIGTERM and ended."
+CRASHED_MESSAGE = "Its process ended without a report. Start the run again: it resumes from saved work."
 _held = ExitStack()
 _present: set[str] = set()
 
 
 def stay_present(home: Home, flow_run_id: str, name: str) -> None:
-    """Hold the file of a flow run until this process ends, however it does; a run that it holds already is not held twice."""
+    """Hold the presence file of a flow run until this process ends. Later calls have no effect."""
     if flow_run_id not in _present:
         _held.enter_context(holding(home.presence(flow_run_id), f"flow run '{name}'"))
         _present.add(flow_run_id)
 
 
 def is_present(home: Home, flow_run_id: str) -> bool | None:
-    """Whether a process is at work on the flow run; None where none has ever said so in this home."""
-    place = home.presence(flow_run_id)
-    if not place.exists():
-        return None
-    return holder_of(place) is not None
-
-
-FLOWS = ("train-phase", "train-recipe")
-RERUN_MESSAGE = "Its process crashed: started once more by `phasewise up`. It goes on from what is saved."
+    """Return whether the process of a flow run is alive, or None without a presence file in this home."""
+    path = home.presence(flow_run_id)
+    return holder_of(path) is not None if path.exists() else None
 
 
 class Rerun:
-    """Starts what crashed since `phasewise up` came up, each run once in its life."""
+    """Restarts flow runs that crash after the start of `phasewise up`, each of them once."""
 
     def __init__(self, home: Home, since: datetime, pools: Collection[str] = ()) -> None:
         self._home, self._since, self._pools = home, since, pools
         self._settled: set[str] = set()
 
     async def look(self, but: Collection[str] = ()) -> list[str]:
-        """Start again what crashed and has no process any more; the names of those runs.
+        """Restart crashed flow runs without a process and return their names.
 
         Args:
-            but: runs that somebody cancelled, by their ids: however their process says that it ended, they are over.
+            but: ids of cancelled flow runs. They stay stopped.
         """
         from prefect.client.orchestration import get_client
+        from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+        from prefect.client.schemas.sorting import FlowRunSort
+        from prefect.states import AwaitingRetry
 
-        started: list[str] = []
+        restarted: list[str] = []
+        ours = FlowFilter(name=FlowFilterName(any_=list(FLOWS)))
         async with get_client() as client:
-            from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-            from prefect.client.schemas.objects import StateType
-            from prefect.client.schemas.sorting import FlowRunSort
-
-            crashed = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])))
-            ours = FlowFilter(name=FlowFilterName(any_=list(FLOWS)))
-            for run in await client.read_flow_runs(flow_filter=ours, flow_run_filter=crashed, sort=FlowRunSort.START_TIME_DESC, limit=PAGE):
+            for run in await client.read_flow_runs(
+                flow_filter=ours, flow_run_filter=_in_states("CRASHED"), sort=FlowRunSort.START_TIME_DESC, limit=PAGE
+            ):
                 if str(run.id) not in {*self._settled, *but} and await self.may_start(client, run):
-                    from prefect.states import AwaitingRetry
-
                     await client.set_flow_run_state(run.id, AwaitingRetry(message=RERUN_MESSAGE))
-                    started.append(run.name)
-        return started
+                    restarted.append(run.name)
+        return restarted
 
     async def may_start(self, client: Any, run: Any) -> bool:
-        """Not what was stopped with an earlier `phasewise up`, what was started again before, or what is alive."""
+        """Return False for subflows, for crashes before this `phasewise up`, for live processes, and after an earlier restart."""
         if run.deployment_id is None or run.parent_task_run_id is not None or run.state.timestamp < self._since:
             return False
         lives = is_present(self._home, str(run.id))
@@ -80,47 +81,38 @@ class Rerun:
         return not any(state.message == RERUN_MESSAGE for state in states)
 
 
-ALIVE = ("RUNNING", "PENDING", "CANCELLING")
-PAGE = 200
-UNREACHED_SECONDS = 15.0
-"""Prefect's worker asks a run that was cancelled to end within a moment. One that is at work so long after was not reached."""
-CANCELLED_MESSAGE = "Cancelled: its process was asked to end, and has ended."
-MESSAGE = "Ended with the process that ran it, before it could say so. Start it again: it goes on from what is done."
-
-
 async def close_leftovers(home: Home, pools: Collection[str]) -> int:
-    """Mark the runs of this home that no process works on any more as crashed; how many of them were no subflows.
+    """Mark active flow runs of this home without a process as crashed, and return their number without subflows.
 
-    Only for a server of our own that has just come up: then a run that no process holds has none.
+    Call it only after the start of the home's own server: then a flow run without a holder has no process.
 
     Args:
-        pools: the work pools whose runs are this home's, whatever parameters they have.
+        pools: work pools of this home. All their flow runs count.
     """
     from prefect.client.orchestration import get_client
 
     closed = 0
     async with get_client() as client:
-        runs = await _at_work(client, home, pools)
+        runs = await _active_runs(client, home, pools)
         for run in runs:
             if not is_present(home, str(run.id)):
                 await _close(client, run.id, is_cancelled=run.state.is_cancelling())
                 closed += run.parent_task_run_id is None
-    # Delete the files of flow runs that are over: of those that are not kept, and that no process is working on
     kept = {str(run.id) for run in runs}
-    for place in home.presence("any").parent.glob("*.lock"):
-        if place.stem not in kept and holder_of(place) is None:
-            place.unlink(missing_ok=True)
+    for path in home.presence("any").parent.glob("*.lock"):
+        if path.stem not in kept and holder_of(path) is None:
+            path.unlink(missing_ok=True)
     return closed
 
 
 class Sweep:
-    """Looks, again and again while a server is up, for runs whose process has gone, and for cancelled ones whose process goes on.
+    """Closes flow runs whose process died, and stops cancelled flow runs that Prefect's worker did not stop.
 
-    Prefect's worker says of its own runs how they ended, and needs a moment for it: what is found gone twice is closed. It stops looking
-    for cancelled runs where a server was away for too long: then the process is asked to end from here.
+    Prefect's worker reports the end of its flow runs after a moment: a flow run is closed when two consecutive looks find no process. The
+    worker misses cancellations while the server is down: then the process gets SIGTERM from here.
 
     Attributes:
-        asked: the runs that were asked to end from here, and are not shown as cancelled yet.
+        asked: ids of flow runs that got SIGTERM from here and are not closed yet.
     """
 
     def __init__(self, home: Home, pools: Collection[str]) -> None:
@@ -130,39 +122,39 @@ class Sweep:
         self.asked: set[str] = set()
 
     async def look(self) -> None:
-        """Close what was gone before, and still is shown as at work; end what was cancelled, and is still at work."""
+        """Close and stop flow runs as described above."""
         from prefect.client.orchestration import get_client
 
         async with get_client() as client:
-            runs = await _at_work(client, self._home, self._pools)
-            started = [run for run in runs if not run.state.is_pending()]
-            self._ask_to_end([run for run in started if run.state.is_cancelling()])
+            runs = [run for run in await _active_runs(client, self._home, self._pools) if not run.state.is_pending()]
+            now = time.monotonic()
+            cancelling = [str(run.id) for run in runs if run.state.is_cancelling()]
+            self._cancelling = {run_id: self._cancelling.get(run_id, now) for run_id in cancelling}
+            for run_id, since in self._cancelling.items():
+                holder = holder_of(self._home.presence(run_id))
+                if holder and run_id not in self.asked and now - since >= UNREACHED_SECONDS:
+                    self.asked.add(run_id)
+                    with suppress(ProcessLookupError):
+                        os.kill(holder.pid, signal.SIGTERM)
             for run_id in [run_id for run_id in self.asked if not is_present(self._home, run_id)]:
                 await _close(client, run_id, is_cancelled=True)
                 self.asked.discard(run_id)
-            gone = {str(run.id): run for run in started if is_present(self._home, str(run.id)) is False}
+            gone = {str(run.id): run for run in runs if is_present(self._home, str(run.id)) is False}
             for run_id in self._gone & gone.keys():
                 await _close(client, run_id, is_cancelled=gone.pop(run_id).state.is_cancelling())
         self._gone = set(gone)
 
-    def _ask_to_end(self, cancelling: list[Any]) -> None:
-        now = time.monotonic()
-        self._cancelling = {run_id: self._cancelling.get(run_id, now) for run_id in (str(run.id) for run in cancelling)}
-        for run_id, since in self._cancelling.items():
-            holder = holder_of(self._home.presence(run_id))
-            if holder and run_id not in self.asked and now - since >= UNREACHED_SECONDS:
-                self.asked.add(run_id)
-                with suppress(ProcessLookupError):
-                    os.kill(holder.pid, signal.SIGTERM)
 
-
-async def _at_work(client: Any, home: Home, pools: Collection[str]) -> list[Any]:
+def _in_states(*types: str) -> Any:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
 
-    states = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType(name) for name in ALIVE]))
+    return FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType(name) for name in types])))
+
+
+async def _active_runs(client: Any, home: Home, pools: Collection[str]) -> list[Any]:
     found: list[Any] = []
-    while page := await client.read_flow_runs(flow_run_filter=FlowRunFilter(state=states), limit=PAGE, offset=len(found)):
+    while page := await client.read_flow_runs(flow_run_filter=_in_states(*ACTIVE), limit=PAGE, offset=len(found)):
         found += page
     return [run for run in found if run.work_pool_name in pools or run.parameters.get("home") == str(home.root)]
 
@@ -170,5 +162,5 @@ async def _at_work(client: Any, home: Home, pools: Collection[str]) -> list[Any]
 async def _close(client: Any, run_id: Any, *, is_cancelled: bool) -> None:
     from prefect.states import Cancelled, Crashed
 
-    state = Cancelled(message=CANCELLED_MESSAGE) if is_cancelled else Crashed(message=MESSAGE)
+    state = Cancelled(message=CANCELLED_MESSAGE) if is_cancelled else Crashed(message=CRASHED_MESSAGE)
     await client.set_flow_run_state(run_id, state, force=True)

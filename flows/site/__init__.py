@@ -1,4 +1,4 @@
-"""The page that shows everything: recipes, phases, verdicts and training, as HTML made from what the home holds.
+"""HTML pages on the recipes, phases, verdicts and training of a home, read only.
 
-It reads, decides nothing and writes nothing. `deployments/site.py` serves it, `phasewise report --site` writes it as files.
+`deployments/site.py` serves the pages, and `phasewise report --site` writes them as files.
 """

@@ -1,4 +1,4 @@
-"""The addresses of the pages, and links to them: on a server from its root, in exported files relative to the page they are on."""
+"""URLs of the pages. On a server, links start at the root. In exported files, links are relative to their page."""
 
 import posixpath
 import re
@@ -11,7 +11,7 @@ Gate = Literal["data", "health", "model"]
 GATES: tuple[Gate, ...] = ("data", "health", "model")
 SCALES = ("proxy", "130m", "370m", "1b", "3b", "full", "own")
 STATIC, DOCS, REPORT, EVIDENCE = "-/static", "-/docs", "-/report", "-/evidence"
-"""Folders beside the pages. No recipe is called `-`."""
+"""Folders of files. No recipe has the name `-`."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -24,7 +24,7 @@ class PhaseAddress(NamedTuple):
 
     @property
     def run_name(self) -> str:
-        """The name of the folders of the recipe's runs."""
+        """Name of the folders of the recipe's runs."""
         return f"{self.recipe}-{self.scale}"
 
     def __str__(self) -> str:
@@ -32,44 +32,40 @@ class PhaseAddress(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PhaseAddress":
-        """Parse the address in a query.
-
-        Raises:
-            ConfigError: the text is not the address of a phase.
-        """
+        """Parse an address, or raise a ConfigError."""
         parts = text.strip("/").split("/")
         if len(parts) != 3 or parts[1] not in SCALES or not all(NAME.fullmatch(part) for part in parts):
-            raise ConfigError(f"a phase is named RECIPE/SCALE/PHASE, such as marin-8b/proxy/kestrel; found {text!r}.")
+            raise ConfigError(f"a phase is named RECIPE/SCALE/PHASE, such as marin-8b/proxy/kestrel, found {text!r}.")
         return cls(*parts)
 
 
 class Links:
-    """Links from the page at `here`, a path from the root without a slash at its beginning; the first page is at the empty path.
+    """Links from the page at `here`, a path from the root without a leading slash. The first page has the empty path.
 
     Args:
-        is_static: the pages are files: links are relative, and a page is the `index.html` of its folder.
+        is_static: for exported files. Links are relative, and a page is the `index.html` of its folder.
     """
 
     def __init__(self, here: str, *, is_static: bool = False) -> None:
         self.here, self.is_static = here, is_static
 
     def page(self, path: str, *, anchor: str = "", **query: object) -> str:
-        """The address of a page. Exported files have no queries."""
+        """Return the URL of a page. Exported files have no queries."""
         if self.is_static:
             return self.file(f"{path}/index.html" if path else "index.html", anchor=anchor)
         asked = {name: str(value) for name, value in query.items() if value not in (None, "")}
         return f"/{quote(path)}" + (f"?{urlencode(asked)}" if asked else "") + (f"#{quote(anchor)}" if anchor else "")
 
     def file(self, path: str, *, anchor: str = "") -> str:
-        """The address of a file beside the pages."""
+        """Return the URL of a file."""
         address = quote(posixpath.relpath(path, self.here or ".")) if self.is_static else f"/{quote(path)}"
         return address + (f"#{quote(anchor)}" if anchor else "")
 
     def compare(self, left: "PhaseAddress | str", right: "PhaseAddress | str") -> str:
-        """The comparison of two phases; exported files have only those with the parent."""
+        """Return the URL of a comparison. Exported files only compare phases with their parents."""
         return self.page(compared_path(str(left), str(right))) if self.is_static else self.page("compare", left=left, right=right)
 
 
 def compared_path(left: str, right: str) -> str:
-    """The path of an exported comparison."""
+    """Return the path of an exported comparison."""
     return f"compare/{left}/with/{right}"

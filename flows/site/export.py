@@ -1,4 +1,4 @@
-"""The pages as files: the same addresses, links relative to each page, so that they work from a disk and below any prefix."""
+"""Export the pages as files with relative links, for a disk or any web server."""
 
 import shutil
 import uuid
@@ -17,11 +17,11 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
 
 MARKER = "-/site.json"
-"""The file that marks a folder as a site of ours."""
+"""File that marks an exported site."""
 
 
 class Written(NamedTuple):
-    """The folder, the number of pages and the recipes of an export."""
+    """Folder, number of pages and recipes of an export."""
 
     folder: Path
     pages: int
@@ -29,10 +29,10 @@ class Written(NamedTuple):
 
 
 def write_site(site: Site, folder: Path) -> Written:
-    """Write every page of the home. The folder appears whole, in place of an earlier site of ours.
+    """Write all pages of the home. The new folder replaces an earlier export in one step.
 
     Raises:
-        ConfigError: the folder has other files, or the home has nothing to show.
+        ConfigError: the folder has other files, or the home is empty.
     """
     folder = folder.expanduser().absolute()
     check_place(folder)
@@ -57,29 +57,23 @@ def write_site(site: Site, folder: Path) -> Written:
         if folder.exists():
             folder.rename(before)
         partial.rename(folder)
-        shutil.rmtree(before, ignore_errors=True)  # only now that the new one is in its place
+        shutil.rmtree(before, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Written(folder, count, tuple(found.path for found in sets))
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a folder with other files.
-
-    Raises:
-        ConfigError: the folder has other files, or is a file.
-    """
+    """Raise a ConfigError if the target is a file, or a folder with other files."""
     if folder.is_dir() and (not any(folder.iterdir()) or (folder / MARKER).is_file()):
         return
     if folder.exists() or folder.is_symlink():
         raise ConfigError(
-            f"{folder} must be new, empty, or a site written by `phasewise report --site`; something else is there. Name another folder."
+            f"{folder}: expected a new or empty folder, or a site of `phasewise report --site`, found other files. Name another folder."
         )
 
 
 def _files(site: Site, sets: list[Set]) -> Iterator[tuple[Path, bytes]]:
-    """Path and content of each page, of what the pages need, and of the reports that they link to."""
-
     def page(path: str, html: str) -> tuple[Path, bytes]:
         return Path(path) / "index.html", html.encode()
 

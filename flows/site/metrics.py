@@ -1,4 +1,4 @@
-"""`metrics.jsonl` as columns, read as it grows."""
+"""`metrics.jsonl` as columns, read incrementally."""
 
 import math
 import os
@@ -18,7 +18,7 @@ COLUMNS = (
     "loss", "learning_rate", "grad_norm", "update_norm", "param_norm", "tokens_per_second", "step_seconds", "tokens", "eval_loss",
     "max_violation", "skipped",
 )  # fmt: skip
-"""The columns of a row that are kept, beside its step."""
+"""Columns of a row, without its step."""
 READ_BYTES = 2**22
 SAMPLED_ROWS, LONGEST_ROW_BYTES = 600, 2**18
 MAX_ROWS_KEPT = 4_000_000
@@ -26,14 +26,14 @@ MAX_ROWS_KEPT = 4_000_000
 
 @dataclass
 class Curves:
-    """The rows of a run so far.
+    """The current rows of a run.
 
     Attributes:
-        steps: of each row.
-        columns: name → a value a row; NaN for a missing value, or one that is not finite.
+        steps: step of each row.
+        columns: name → a value per row, NaN if missing or not finite.
         not_finite: number of updates whose loss, gradient norm or weight norm is not finite.
-        last: the last row, whole.
-        is_whole: False while rows are left to read; the columns then have rows from all over the file, with gaps between.
+        last: the complete last row.
+        is_whole: False before all rows are read. The columns then have a sample of rows.
         unreadable: number of lines that are not JSON objects.
     """
 
@@ -45,12 +45,12 @@ class Curves:
     unreadable: int
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """The rows that have a number in the column."""
+        """Return the rows with a finite value in the column."""
         column = self.columns[name]
         return [(float(self.steps[row]), float(column[row])) for row in np.flatnonzero(np.isfinite(column))]
 
     def recent(self, name: str, *, rows: int = 50) -> float | None:
-        """The median of the last rows; None if none has a number."""
+        """Return the median of the last rows, or None without a finite value."""
         part = self.columns[name][-rows:]
         part = part[np.isfinite(part)]
         return float(np.median(part)) if len(part) else None
@@ -90,17 +90,17 @@ class _Tail:
 
 
 class Metrics:
-    """The metrics of a home's runs. Only new rows are read; a file that was replaced or cut is read again."""
+    """The metrics of a home's runs. Reads only new rows, and restarts if a file was replaced or truncated."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Path, _Tail] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, path: Path, *, seconds: float = math.inf) -> Curves | None:
-        """The rows of the file; None if there is no file.
+        """Return the rows of a file, or None if it is missing.
 
         Args:
-            seconds: for which reading may take. The rest is read in the background, and rows from all over the file answer meanwhile.
+            seconds: limit of the reading time. After it, return a sample, and read the rest in the background.
         """
         try:
             tail = self._tail(path, path.stat())
@@ -130,7 +130,7 @@ class Metrics:
             return tail
 
     def _read_new(self, tail: _Tail, path: Path, deadline: float) -> bool:
-        """Read new rows until the deadline; return whether all were read. Another thread's lock is not waited for longer."""
+        """Read new rows until the deadline, also the time to get the lock. Return whether all rows were read."""
         if not tail.lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
             return False
         try:
@@ -139,7 +139,7 @@ class Metrics:
                 while lines := file.readlines(READ_BYTES):
                     for line in lines:
                         if not line.endswith(b"\n"):
-                            return True  # a row that is being written
+                            return True  # an incomplete row
                         tail.take(line)
                         tail.offset += len(line)
                     if time.monotonic() > deadline:
@@ -149,7 +149,7 @@ class Metrics:
             tail.lock.release()
 
     def _read_rest(self, tail: _Tail, path: Path) -> None:
-        """Read the rest a part at a time, so that others have their turn."""
+        """Read the rest in parts: other threads need the lock in between."""
         try:
             while not self._read_new(tail, path, time.monotonic()):
                 time.sleep(0.005)
@@ -160,7 +160,7 @@ class Metrics:
 
 
 def _sampled_lines(file: BinaryIO, size: int) -> list[bytes]:
-    """Rows from all over a file, the last one among them."""
+    """Return rows from evenly spaced positions, and the last row."""
     found: dict[int, bytes] = {}
     for place in (size * number // SAMPLED_ROWS for number in range(SAMPLED_ROWS)):
         file.seek(place)

@@ -1,4 +1,4 @@
-"""The plan and the outcome of a phase: settings, evaluation beside its parent's and another phase's, files with their digests."""
+"""Plan and results of a phase: settings, comparisons with the parent and other phases, files with digests."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,10 +25,10 @@ class Plan(NamedTuple):
     """The plan of a phase.
 
     Attributes:
-        main: the values that a reader looks for first, by name.
-        mixture: (first step, component → percent) of each span.
-        groups: every value, in groups.
-        changes: of the hand-off: name, before, after, whether it is declared.
+        main: the most important values, by name.
+        mixture: (first step, (component, percent) pairs) of each span.
+        groups: all values.
+        changes: changes of the hand-off: name, before, after, whether declared.
     """
 
     main: Mapping[str, str]
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(files: PhaseFiles, described: Mapping[str, Any] | None) -> Plan | None:
-    """The recipe's plan, or the settings in the run file if the recipe is not known; None without either."""
+    """Return the plan of the recipe, else of the run file, else None."""
     if described is None:
         return _plan_of_run(files.run) if files.run else None
     phase = dict(described)
@@ -85,7 +85,7 @@ def _spans(entries: list[Any]) -> tuple[tuple[int, tuple[tuple[str, float], ...]
 
 
 def differences_of(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The fields in which two plans differ, with both values. Values that change at steps are compared stage by stage."""
+    """Return the different fields of two plans with both values. Schedules are compared stage by stage."""
     plans = [{name: value for name, value in plan.items() if name not in NOT_A_PLAN} for plan in (left, right)]
     for plan in plans:
         if isinstance(start := plan.get("start"), dict):
@@ -107,7 +107,7 @@ def differences_of(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[st
 
 
 class ScoreRow(NamedTuple):
-    """A figure of two phases. `note` says why there is no difference."""
+    """A figure of two phases. `note` is the reason for a missing difference."""
 
     what: str
     left: str
@@ -117,7 +117,7 @@ class ScoreRow(NamedTuple):
 
 
 def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
-    """The gate's figures beside the parent's; none if the phase is not evaluated, or its recipe is not known."""
+    """Return the gate's figures with the parent's. Empty without an evaluation or a recipe."""
     if files.phase is None or not files.evaluation:
         return ()
     judged = dict(files.judged).get("model")
@@ -126,7 +126,7 @@ def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
 
 
 def bits_per_byte(files: PhaseFiles, parent: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Component, value, the parent's and the difference, if both were measured on the same text."""
+    """Return component, value, parent's value and the difference, if both have the same text."""
     mine, theirs = known(files.evaluation.get("bits_per_byte")), known(parent.get("bits_per_byte"))
     rows: list[tuple[str, str, str, str]] = []
     for name in sorted(mine, key=lambda name: -mine[name]):
@@ -142,19 +142,19 @@ def _is_same_text(mine: Mapping[str, Any], theirs: Mapping[str, Any], component:
 
 
 def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[ScoreRow]:
-    """Scores and bits per byte of two phases. Only figures of the same items or text have a difference."""
+    """Return scores and bits per byte of two phases. Only figures on the same items or text have a difference."""
     evaluations = mine, theirs = left.evaluation, right.evaluation
     rows: list[tuple[str, Any, Any, str]] = []
     if left.result or right.result:
         rows.append(("final training loss", left.result.get("final_loss"), right.result.get("final_loss"), "each on its own data"))
     scores = [{f"{one['benchmark']} {one['metric']}": float(one["value"]) for one in each.get("results", [])} for each in evaluations]
-    note = "" if mine.get("benchmarks_digest") == theirs.get("benchmarks_digest") else "not put to the same items"
+    note = "" if mine.get("benchmarks_digest") == theirs.get("benchmarks_digest") else "other items"
     rows += [(name, scores[0].get(name), scores[1].get(name), note) for name in dict.fromkeys([*scores[0], *scores[1]])]
     bits = [known(each.get("bits_per_byte")) for each in evaluations]
-    notes = {name: "" if _is_same_text(mine, theirs, name) else "not measured on the same text" for name in sorted({*bits[0], *bits[1]})}
+    notes = {name: "" if _is_same_text(mine, theirs, name) else "other text" for name in sorted({*bits[0], *bits[1]})}
     means = mine.get("macro_bits_per_byte"), theirs.get("macro_bits_per_byte")
     if means != (None, None):
-        rows.append(("macro bits per byte", *means, "not means over the same text" if any(notes.values()) else ""))
+        rows.append(("macro bits per byte", *means, "means over other text" if any(notes.values()) else ""))
     rows += [(f"bits per byte, {name}", bits[0].get(name), bits[1].get(name), note) for name, note in notes.items()]
     shown: list[ScoreRow] = []
     for what, one, other, note in rows:
@@ -167,7 +167,7 @@ def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[ScoreRow]:
 
 
 class FileRow(NamedTuple):
-    """A file of a phase. The digest was written down when the file was made or judged; nothing is read for it here."""
+    """A file of a phase, with the digest recorded when the file was made or judged."""
 
     name: str
     what: str
@@ -176,19 +176,19 @@ class FileRow(NamedTuple):
 
 
 def files_of(shelf: Shelf, files: PhaseFiles) -> list[FileRow]:
-    """The existing files of a phase."""
+    """Return the existing files of a phase."""
     health = dict(files.judged).get("health")
     judged = next(iter(health.judged.values()), "") if health else ""
     named = [
-        (files.folder / RUN_NAME, "what was trained, every setting", files.result.get("run_digest")),
-        (files.folder / METRICS_NAME, "a row an update; the digest is of what the verdict on its training judged", judged),
-        (files.folder / RESULT_NAME, "where it ended; the digest is of the weights", files.result.get("params_digest")),
-        (files.folder / EVALUATION_NAME, "what was measured of the last checkpoint; its key", files.evaluation.get("key")),
-        (files.folder / LOG_NAME, "what the trainer said", ""),
+        (files.folder / RUN_NAME, "all settings of the run", files.result.get("run_digest")),
+        (files.folder / METRICS_NAME, "a row per update, with the digest from the verdict on its training", judged),
+        (files.folder / RESULT_NAME, "the end of the run, with the digest of the weights", files.result.get("params_digest")),
+        (files.folder / EVALUATION_NAME, "evaluation of the last checkpoint, with its key", files.evaluation.get("key")),
+        (files.folder / LOG_NAME, "log of the trainer", ""),
     ]
     for gate, verdict in files.verdicts.items():
-        version = f"suite {verdict.suite}, version {verdict.suite_version}" if isinstance(verdict, Verdict) else "does not read"
-        named.append((files.evidence(gate).with_suffix(".json"), f"verdict on its {GATE_WORDS[gate]}; {version}", ""))
+        version = f"suite {verdict.suite}, version {verdict.suite_version}" if isinstance(verdict, Verdict) else "damaged"
+        named.append((files.evidence(gate).with_suffix(".json"), f"verdict on its {GATE_WORDS[gate]}, {version}", ""))
     rows: list[FileRow] = []
     for path, what, digest in named:
         try:
@@ -196,6 +196,6 @@ def files_of(shelf: Shelf, files: PhaseFiles) -> list[FileRow]:
         except OSError:
             continue
     contents = known(known(shelf.files.json(RunFolder(files.folder).caches)).get("contents"))
-    what = "tokens that it trained on: digest of their contents"
+    what = "training tokens: digest of their content"
     rows += [FileRow(f"cache of {name}", what, MISSING, str(contents[name])) for name in sorted(contents)]
     return rows + [FileRow(f"checkpoints/{step}", f"checkpoint after step {step:,}", MISSING, "") for step in files.checkpoints]

@@ -1,4 +1,4 @@
-"""The pages, each a function from the home to HTML, and search over recipes, phases, components, checks and reasons of verdicts."""
+"""Functions that render pages as HTML, and the search over recipes, phases, components, checks and reasons."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30
 
 
 def home_page(site: Site, links: Links) -> str:
-    """Every recipe: those of the home with the states of their phases, then those that could be trained."""
+    """Render the recipes of the home with the states of their phases, then the other recipes."""
     sets = site.shelf.sets()
     cards: list[tuple[Set, dict[str, State], str, str]] = []
     for found in sets:
@@ -32,7 +32,7 @@ def home_page(site: Site, links: Links) -> str:
 
 
 def recipe_page(site: Site, links: Links, found: Set) -> str:
-    """A recipe: its tree, and a row a phase."""
+    """Render a recipe: a tree, and a row per phase."""
     phases = site.shelf.phases(found)
     states = {files.address.phase: site.state(found, files) for files in phases}
     begun = [files for files in phases if not (files.phase and files.phase.branch) or states[files.address.phase].word != "not begun"]
@@ -56,7 +56,7 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
 
 
 def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
-    """A phase: plan, training, outcome."""
+    """Render a phase: plan, training, results."""
     phase = files.address.phase
     described = site.plan(found, phase)
     parent = site.shelf.phase(found, files.parent) if files.parent else None
@@ -83,7 +83,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
 
 
 def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, Any]:
-    """The part of a phase's page that changes while it trains: numbers for scripts, and HTML to replace."""
+    """Return the changing parts of a phase's page: numbers for scripts, and HTML for the browser."""
     training = training_of(site, files)
     state = site.state(found, files)
     return {
@@ -103,7 +103,7 @@ def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, A
 
 
 def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: Gate, asked: Asked) -> str:
-    """A verdict: in words first, then check by check, then its evidence."""
+    """Render a verdict: summary, checks, evidence."""
     verdict = files.verdicts.get(gate)
     if not isinstance(verdict, Verdict):
         return site.render("no_verdict.html", links, found=found, files=files, gate=gate, problem=verdict)
@@ -132,10 +132,10 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
 
 
 def compare_page(site: Site, links: Links, left: str, right: str) -> str:
-    """Two phases side by side: plans, curves, scores. Without two, the form that asks for them.
+    """Render plans, curves and scores of two phases, or a form without two phases.
 
     Raises:
-        ConfigError: a phase is not known.
+        ConfigError: a phase does not exist.
     """
     names = [str(PhaseAddress(found.name, found.scale, name)) for found in site.shelf.sets() for name in site.shelf.phase_names(found)]
     if not left or not right:
@@ -143,7 +143,7 @@ def compare_page(site: Site, links: Links, left: str, right: str) -> str:
     pair = [find_phase(site, PhaseAddress.parse(text)) for text in (left, right)]
     (first, first_files), (second, second_files) = pair
     plans = [site.plan(found, files.address.phase) for found, files in pair]
-    if not all(plans):  # both as their recipes have them, or both as their run files have them
+    if not all(plans):  # both from recipes, or both from run files
         plans = [dict(files.run) for _, files in pair]
     mine, theirs = plans
     return site.render(
@@ -161,7 +161,7 @@ def compare_page(site: Site, links: Links, left: str, right: str) -> str:
 
 
 def exported_comparison(files: PhaseFiles) -> tuple[str, str, str] | None:
-    """Path of the exported comparison of a phase with its parent, and the addresses of the two; None without a parent."""
+    """Return the path of the exported comparison with the parent, and both addresses, or None without a parent."""
     if files.parent is None:
         return None
     left, right = str(files.address._replace(phase=files.parent)), str(files.address)
@@ -169,27 +169,27 @@ def exported_comparison(files: PhaseFiles) -> tuple[str, str, str] | None:
 
 
 def search_page(site: Site, links: Links, query: str) -> str:
-    """The matches, by their kind; in exported files everything that can be found, for the browser to filter."""
+    """Render the matches by kind. Exported files have all entries, and the browser filters them."""
     entries = entries_of(site, in_home=links.is_static)
     found = entries if links.is_static else matching(entries, query)
     return site.render("search.html", links, query=query, found=found[: None if links.is_static else MAX_FOUND], total=len(found))
 
 
 def problem_page(site: Site, links: Links, title: str, said: str) -> str:
-    """A page that is missing, and a way on."""
+    """Render the page of an error."""
     return site.render("problem.html", links, title=title, said=said)
 
 
 def find_phase(site: Site, address: PhaseAddress) -> tuple[Set, PhaseFiles]:
-    """A phase of the home or of a known recipe.
+    """Return a phase of the home or of a recipe.
 
     Raises:
-        ConfigError: there is no phase of that name.
+        ConfigError: the phase does not exist.
     """
     found = site.shelf.find(address.recipe, address.scale)
     files = site.shelf.phase(found, address.phase) if found else None
     if found is None or files is None:
-        raise ConfigError(f"there is no phase {address}: the home has no files of it, and no recipe that is known here names it.")
+        raise ConfigError(f"phase {address} does not exist: neither the home nor a known recipe has it.")
     return found, files
 
 
@@ -202,7 +202,6 @@ def _tree(links: Links, phases: list[PhaseFiles], states: dict[str, State]) -> A
 
 
 def _look_at_first(phases: list[PhaseFiles], states: dict[str, State]) -> tuple[PhaseFiles, State, Gate | None] | None:
-    """The first phase that is refused or damaged, and the gate that refuses it."""
     for files in phases:
         state = states[files.address.phase]
         if state.kind == "failed":
@@ -219,7 +218,7 @@ def _verdict_row(files: PhaseFiles, gate: Gate) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-    """A thing that can be found: recipe, phase, component, check or reason. `path` is the page that it leads to."""
+    """A search result: recipe, phase, component, check or reason. `path` is its page."""
 
     kind: str
     name: str
@@ -228,10 +227,10 @@ class Entry(NamedTuple):
 
 
 def entries_of(site: Site, *, in_home: bool = False) -> list[Entry]:
-    """Everything: failures first, then in the order of recipes and phases. A check is named once for all phases.
+    """Return all entries: failures first, then in the order of recipes and phases. Each check appears once.
 
     Args:
-        in_home: only recipes of which the home has something.
+        in_home: only recipes in the home.
     """
     found: list[Entry] = []
     checks: dict[str, Entry] = {}
@@ -254,6 +253,6 @@ def entries_of(site: Site, *, in_home: bool = False) -> list[Entry]:
 
 
 def matching(entries: Sequence[Entry], query: str) -> list[Entry]:
-    """The entries in which every word of the query occurs, ignoring case; none without a word."""
+    """Return the entries with all words of the query, ignoring case. Empty for an empty query."""
     words = query[:MAX_QUERY].casefold().split()
     return [entry for entry in entries if words and all(word in " ".join(entry[:3]).casefold() for word in words)]

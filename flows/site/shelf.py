@@ -1,4 +1,4 @@
-"""Everything in a home: recipes, their phases, and the files of each. Files are read again only when they change."""
+"""The recipes of a home, their phases, and the parsed files of each phase. Files are parsed again only when they change."""
 
 import json
 import threading
@@ -25,31 +25,31 @@ from phasewise.validations.verdict import Verdict, read_verdict
 T = TypeVar("T")
 QUESTION = "recovery"
 ALIVE_SECONDS = 120.0
-"""A run is taken to be at work for so long after its last metrics or heartbeat."""
+"""A run counts as active for this time after its last metrics or heartbeat."""
 MAX_KEPT = 4000
 
 
 class Damaged(str):
-    """Why an existing file does not read, in words."""
+    """The reason that an existing file cannot be parsed."""
 
 
 class Files:
-    """Parsed files of a home, each kept until it changes. Several threads may read."""
+    """A thread-safe cache of parsed files, valid until a file changes. Missing files are None."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, Path], tuple[tuple[int, ...], Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def json(self, path: Path) -> dict[str, Any] | Damaged | None:
-        """The JSON object in the file; None if there is no file."""
+        """Parse a JSON object."""
         return self.read("json", path, lambda path: read_sealed(path, may_lack_seal=True))
 
     def verdict(self, path: Path) -> Verdict | Damaged | None:
-        """The verdict in the file; None if there is no file."""
+        """Parse a verdict."""
         return self.read("verdict", path, read_verdict)
 
     def lines(self, path: Path) -> tuple[dict[str, Any], ...]:
-        """The JSON objects in the file, one a line. A line that is not a JSON object is left out."""
+        """Parse JSON objects, one per line. Other lines are skipped."""
 
         def read(path: Path) -> tuple[dict[str, Any], ...]:
             found: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ class Files:
         return found if isinstance(found, tuple) else ()
 
     def read(self, kind: str, path: Path, read: Callable[[Path], T]) -> T | Damaged | None:
-        """The result of `read`, kept until the file's inode, size or times change; None if there is no file."""
+        """Return the result of `read`, cached until the file's inode, size or times change."""
         try:
             stat = path.stat()
             now = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -89,7 +89,7 @@ class Files:
 
 
 def known(value: object) -> dict[str, Any]:
-    """The object that was read; empty if it is missing or damaged."""
+    """Return a parsed object, or an empty dictionary for a missing or damaged file."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
@@ -98,9 +98,9 @@ class Set:
     """A recipe at a scale.
 
     Attributes:
-        recipe: None if the home has runs of a recipe that is not known here.
-        target: its name on the command line, such as `marin-8b` or a file.
-        in_home: whether the home has anything of it.
+        recipe: None for runs of a recipe that is not installed.
+        target: name on the command line, for example `marin-8b` or a file.
+        in_home: whether the home has files of it.
     """
 
     name: str
@@ -111,26 +111,26 @@ class Set:
 
     @property
     def run_name(self) -> str:
-        """The name of its folders."""
+        """Name of its folders."""
         return f"{self.name}-{self.scale}"
 
     @property
     def path(self) -> str:
-        """Its address."""
+        """Path of its page."""
         return f"{self.name}/{self.scale}"
 
 
 @dataclass(frozen=True)
 class PhaseFiles:
-    """The files of a phase in the home: read, not judged.
+    """The parsed files of a phase.
 
     Attributes:
-        phase: None if the recipe is not known here, or has no such phase.
-        verdicts: gate → its verdict, or why it does not read.
-        rulings: gate → the ruling on its verdict and on people's decisions.
-        question: the question of its training to a person, or why it does not read; None if nothing was asked.
-        asked: the ruling on the question.
-        superseded: names of the folders that were archived.
+        phase: None if the installed recipes lack it.
+        verdicts: gate → verdict, or the reason that it cannot be parsed.
+        rulings: gate → ruling on the verdict and the decisions of people.
+        question: question of the training to a person.
+        asked: ruling on the question.
+        superseded: names of archived folders.
     """
 
     address: PhaseAddress
@@ -151,16 +151,16 @@ class PhaseFiles:
 
     @property
     def folder(self) -> Path:
-        """The folder of its run."""
+        """Folder of the run."""
         return self.home.run(self.address.run_name, self.address.phase)
 
     def evidence(self, gate: Gate) -> Path:
-        """The folder of a verdict's evidence."""
+        """Folder of a verdict's evidence."""
         return self.home.verdict(self.address.run_name, self.address.phase, gate).with_suffix("")
 
     @property
     def parent(self) -> str | None:
-        """The phase that it starts from; without a recipe, by the path of the checkpoint that its run starts from."""
+        """Parent phase. Without a recipe, it comes from the path of the run's first checkpoint."""
         if self.phase:
             return self.phase.parent
         parts = Path(str(known(self.run.get("start")).get("checkpoint", ""))).parts
@@ -168,36 +168,36 @@ class PhaseFiles:
 
     @property
     def start_step(self) -> int | None:
-        """The step that it starts at."""
+        """First step."""
         return self.phase.start_step if self.phase else self.run.get("start_step")
 
     @property
     def stop_step(self) -> int | None:
-        """The step that it ends at."""
+        """Last step."""
         return self.phase.stop_step if self.phase else self.run.get("stop_step")
 
     @property
     def judged(self) -> tuple[tuple[Gate, Verdict], ...]:
-        """The verdicts that read."""
+        """Gates with a readable verdict."""
         return tuple((gate, verdict) for gate, verdict in self.verdicts.items() if isinstance(verdict, Verdict))
 
     def is_alive(self, now: float) -> bool:
-        """Whether it trains, as far as its files say."""
+        """Return whether recent files show an active training."""
         return not self.result and self.last_sign is not None and now - self.last_sign < ALIVE_SECONDS
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a reader may wait for something."""
+        """Whether a result or a verdict is missing."""
         return not (self.result and self.evaluation and len(self.verdicts) == len(GATES))
 
     @cached_property
     def checkpoints(self) -> tuple[int, ...]:
-        """The steps of its checkpoints."""
+        """Steps of the checkpoints."""
         return tuple(sorted(int(path.name) for path in _entries(RunFolder(self.folder).checkpoints) if path.name.isdigit()))
 
 
 class Shelf:
-    """Everything in a home, and every known recipe.
+    """The recipes of a home and the installed recipes.
 
     Args:
         targets: recipes by name or file.
@@ -215,32 +215,32 @@ class Shelf:
         self._recipes: dict[tuple[str, str], Recipe | None] = {}
 
     def sets(self) -> list[Set]:
-        """The recipes in the home, then the others: each known recipe at its scales."""
+        """Return the recipes of the home, then all other recipes at each of their scales."""
         here = self._in_home()
         others = [(name, scale) for name in self._targets for scale in SCALES if (name, scale) not in here and self.recipe(name, scale)]
         return [self._set(name, scale, here) for name, scale in (*sorted(here), *others)]
 
     def find(self, name: str, scale: str) -> Set | None:
-        """The recipe at a scale; None if neither the home nor this installation has it."""
+        """Return a recipe at a scale, or None if it is neither in the home nor installed."""
         if scale not in SCALES or not NAME.fullmatch(name):
             return None
         found = self._set(name, scale, self._in_home())
         return found if found.in_home or found.recipe else None
 
     def recipe(self, name: str, scale: str) -> Recipe | None:
-        """The recipe with all its branches; None if it is not known, or has no such scale."""
+        """Return a recipe with all branches, or None if it is not installed or lacks the scale."""
         if (name, scale) not in self._recipes:
             recipe = None
             if name in self._targets:
                 try:
                     recipe = at_scale(load_written(self._targets[name]), scale, name)  # pyright: ignore[reportArgumentType]  # one of SCALES
-                except PhasewiseError:  # it has no such scale
+                except PhasewiseError:  # it lacks the scale
                     pass
             self._recipes[name, scale] = recipe
         return self._recipes[name, scale]
 
     def phase_names(self, found: Set) -> list[str]:
-        """The phases of the recipe in its order, then the others in the home under its name."""
+        """Return the phases of the recipe in order, then other phases in the home."""
         ours = [phase.name for phase in found.recipe.phases] if found.recipe else []
         others: list[tuple[int, str]] = []
         for name in {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind / found.run_name)} - set(ours):
@@ -251,11 +251,11 @@ class Shelf:
         return ours + [name for _, name in sorted(others)]
 
     def phase(self, found: Set, name: str) -> PhaseFiles | None:
-        """The files of a phase; None if there is no such phase."""
+        """Return the files of a phase, or None if it does not exist."""
         return self._read(found, name, self._folders(found)) if name in self.phase_names(found) else None
 
     def phases(self, found: Set) -> list[PhaseFiles]:
-        """Every phase of the recipe."""
+        """Return the files of all phases."""
         folders = self._folders(found)
         return [self._read(found, name, folders) for name in self.phase_names(found)]
 
@@ -281,8 +281,8 @@ class Shelf:
             read.append(decisions)
             if verdict is not None:
                 verdicts[gate] = verdict
-            if isinstance(verdict, Verdict):  # a decision that does not read lets nothing pass
-                decided = None
+            if isinstance(verdict, Verdict):
+                decided = None  # a damaged decision approves nothing
                 try:
                     decided = Decisions.model_validate(decisions) if isinstance(decisions, dict) else None
                 except ValidationError as error:
@@ -296,10 +296,9 @@ class Shelf:
                 times.append(path.stat().st_mtime)
             except OSError:
                 continue
-        phases = {phase.name: phase for phase in found.recipe.phases} if found.recipe else {}
         return PhaseFiles(
             address=PhaseAddress(found.name, found.scale, name),
-            phase=phases.get(name),
+            phase=next((phase for phase in found.recipe.phases if phase.name == name), None) if found.recipe else None,
             home=self.home,
             run=known(run),
             result=known(result),

@@ -1,4 +1,4 @@
-"""The material of every page: the home, the states of its phases, and whether they still hold, which is checked in the background."""
+"""The content of all pages: the home, the states of its phases, and a background check of outdated results."""
 
 import threading
 import time
@@ -22,22 +22,21 @@ from phasewise.validations.verdict import Verdict
 
 Kind = Literal["passed", "warned", "failed", "active", "waiting"]
 MARKS: dict[Kind, str] = {"passed": "✓", "warned": "!", "failed": "✗", "active": "●", "waiting": "○"}
-CHECKING = "The page shows what the files say. Whether that still holds is being checked, and shown in a few seconds."
+CHECKING = "States come from files. A check for outdated results is running and takes a few seconds."
 UNKNOWN = (
-    "This installation does not know the recipe, so the page shows what its files say. Whether that still holds for the sources, the code "
-    "and the limits of now is not checked."
+    "This installation lacks the recipe, so states come only from files. The current sources, code and limits are not checked against them."
 )
 RECHECK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class State:
-    """A phase's state.
+    """The state of a phase.
 
     Attributes:
-        word: for people: `done`, `refused`, `training`.
-        why: the reason; empty if all is well.
-        since: changes since the state was found, if it is out of date.
+        word: for example `done`, `refused`, `training`.
+        why: reason of a problem, or empty.
+        since: changes after an outdated verdict.
     """
 
     kind: Kind
@@ -47,12 +46,12 @@ class State:
 
     @property
     def mark(self) -> str:
-        """The sign before the word: no colour is needed to read it."""
+        """A sign before the word: the state is readable without colours."""
         return MARKS[self.kind]
 
 
 def state_of(files: PhaseFiles, record: PhaseRecord | None, *, now: float | None = None) -> State:
-    """The state by the files; a record that finds something out of date has the last word on finished phases."""
+    """Return the state by the files. A record with outdated results overrides the state of finished phases."""
     for gate, verdict in files.judged:
         ruling = files.rulings[gate]
         if verdict.passes and ruling.lets_go_on:
@@ -63,10 +62,9 @@ def state_of(files: PhaseFiles, record: PhaseRecord | None, *, now: float | None
         if record and verdict not in record.verdicts:
             return State("failed", "refused, out of date", why, f"Since then: {'; '.join(record.lacks)}.")
         return _ruled(ruling, why) or State("failed", "refused", why)
-    if not files.result and files.asked is not None and isinstance(files.question, Verdict):
+    if not files.result and files.asked is not None and isinstance(files.question, Verdict) and files.asked.state in ("waits", "rejected"):
         reasons = files.question.reasons
-        asked = _ruled(files.asked, f"its training: {reasons[0].what if reasons else 'it gives no reason'}")
-        if asked and files.asked.state in ("waits", "rejected"):  # once approved, it goes on as any other
+        if asked := _ruled(files.asked, f"its training: {reasons[0].what if reasons else 'it gives no reason'}"):
             return asked
     if record and record.state not in ("done", "refused", "not reached"):
         return State("warned", record.state, "; ".join(record.lacks))
@@ -75,26 +73,25 @@ def state_of(files: PhaseFiles, record: PhaseRecord | None, *, now: float | None
     unread = [str(one) for one in files.verdicts.values() if isinstance(one, Damaged)]
     if files.damaged or unread:
         return State("failed", "damaged", "; ".join((*files.damaged, *unread)))
-    said = _by_files(files)
-    if record and record.state != "done" and said.word not in ("not begun", "half trained"):
-        return State("warned", "out of date" if said.word.startswith("done") else said.word, "; ".join(record.lacks))
-    return said
+    by_files = _inactive_state(files)
+    if record and record.state != "done" and by_files.word not in ("not begun", "half trained"):
+        return State("warned", "out of date" if by_files.word.startswith("done") else by_files.word, "; ".join(record.lacks))
+    return by_files
 
 
 def _ruled(ruling: Ruling, why: str) -> State | None:
-    """The state after a person's decision, or while one is awaited; None if the checks alone decide."""
+    """Return the state after or before a decision of a person, or None if no person decides."""
     decided = ruling.decision
-    said = f"{clipped(decided.who, 80)}: {clipped(decided.reason, 300)}" if decided else clipped(ruling.void, 300)
+    text = f"{clipped(decided.who, 80)}: {clipped(decided.reason, 300)}" if decided else clipped(ruling.void, 300)
     words: dict[str, tuple[Kind, str]] = {
         "approved": ("warned", "let pass by a person"),
         "waits": ("warned", "waits for a person"),
         "rejected": ("failed", "rejected by a person"),
     }
-    return State(*words[ruling.state], why, said) if ruling.state in words else None
+    return State(*words[ruling.state], why, text) if ruling.state in words else None
 
 
-def _by_files(files: PhaseFiles) -> State:
-    """The state of a phase that is neither refused nor at work."""
+def _inactive_state(files: PhaseFiles) -> State:
     judged = dict(files.judged)
     if files.result and files.evaluation and len(judged) == len(GATES):
         warned = sum_counts(verdict.counts for verdict in judged.values()).warned
@@ -103,12 +100,12 @@ def _by_files(files: PhaseFiles) -> State:
         missing = [GATE_WORDS[gate] for gate in GATES if gate not in judged]
         return State("waiting", "trained", f"not judged yet: {', '.join(missing)}" if missing else "not evaluated yet")
     if files.run:
-        return State("warned", "half trained", "no sign of life for some time; started again, it goes on from its last checkpoint")
-    return State("waiting", "data judged", "it has not begun to train") if "data" in judged else State("waiting", "not begun")
+        return State("warned", "half trained", "no sign of life for some time. A restart resumes from the last checkpoint.")
+    return State("waiting", "data judged", "not yet trained") if "data" in judged else State("waiting", "not begun")
 
 
 def in_words(states: Iterable[State]) -> str:
-    """The number of phases in each state: `1 refused, 2 done, 3 not begun`."""
+    """Count the phases in each state: `1 refused, 2 done, 3 not begun`."""
     counts: dict[str, int] = {}
     for state in states:
         word = state.word.partition(",")[0]
@@ -117,7 +114,7 @@ def in_words(states: Iterable[State]) -> str:
 
 
 class Checked(NamedTuple):
-    """The result of checking a recipe at a time in seconds since 1970: phase → its record, and why nothing could be checked."""
+    """A check of a recipe at a Unix time: phase → record, or the problem that stopped the check."""
 
     at: float
     records: dict[str, PhaseRecord]
@@ -125,7 +122,7 @@ class Checked(NamedTuple):
 
 
 class Checker:
-    """Checks recipes in a thread of its own, one after the other; a page never waits for it."""
+    """Checks recipes for outdated results in one background thread. Pages never wait for it."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
@@ -135,7 +132,7 @@ class Checker:
         self._thread: threading.Thread | None = None
 
     def latest(self, found: Set) -> Checked | None:
-        """The last result; None before the first one. An old result is checked again."""
+        """Return the last check, or None before the first. Request another check if it is old."""
         if found.recipe is None or not found.in_home:
             return None
         checked = self._found.get(found.run_name)
@@ -166,7 +163,7 @@ class Checker:
 
 
 def check(shelf: Shelf, found: Set) -> Checked:
-    """Check every phase of the main line, and the branches in the home."""
+    """Check all phases of the main line, and the branches in the home."""
     here = {name for name in shelf.phase_names(found) if shelf.home.run(found.run_name, name).exists()}
     branches = [phase.name for phase in found.recipe.phases if phase.branch and phase.name in here] if found.recipe else []
     records: dict[str, PhaseRecord] = {}
@@ -177,20 +174,20 @@ def check(shelf: Shelf, found: Set) -> Checked:
                 for phase in resolved.recipe.phases:
                     if phase.name not in records:
                         records[phase.name] = read_record(resolved, phase)
-    except Exception as error:  # a home may hold anything, and a thread that ended would leave every page "being checked"
+    except Exception as error:  # a home may have any content, and the thread must survive
         return Checked(time.time(), records, str(error) or type(error).__name__)
     return Checked(time.time(), records)
 
 
 @dataclass
 class Site:
-    """A home to look at.
+    """The pages of a home.
 
     Attributes:
-        prefect: the address of Prefect's UI, if it is known.
-        is_own_prefect: whether that is the server of this home, which a link may give its auth string (`flows.own_address.opened`).
-        reads_within: seconds for which a page may read metrics before it is drawn from a part of them.
-        written: ISO time at which the pages were written as files.
+        prefect: URL of Prefect's UI, or empty.
+        is_own_prefect: whether the server has its database in this home. Then links to it may carry its auth string.
+        reads_within: seconds to read metrics. After that a page shows a sample.
+        written: ISO time of an export.
     """
 
     shelf: Shelf
@@ -206,21 +203,21 @@ class Site:
         self.checker = Checker(self.shelf)
 
     def place(self, path: Path) -> str:
-        """A path in the home: pages that are published name no folder of this machine."""
+        """Return a path relative to the home: published pages never show folders of this machine."""
         root = self.shelf.home.work
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
     def record(self, found: Set, phase: str) -> PhaseRecord | None:
-        """The last record of a phase; None before the first check."""
+        """Return the last record of a phase, or None before the first check."""
         checked = self.checker.latest(found)
         return checked.records.get(phase) if checked else None
 
     def state(self, found: Set, files: PhaseFiles) -> State:
-        """The state of a phase."""
+        """Return the state of a phase."""
         return state_of(files, self.record(found, files.address.phase))
 
     def holds(self, found: Set) -> str:
-        """A note on how far the states of a recipe can be relied on; empty if everything was checked."""
+        """Return a note on unchecked states, or an empty string."""
         if not found.in_home:
             return ""
         if found.recipe is None:
@@ -228,10 +225,10 @@ class Site:
         checked = self.checker.latest(found)
         if checked is None:
             return CHECKING
-        return f"Whether the results still hold cannot be checked: {checked.problem}" if checked.problem else ""
+        return f"The check for outdated results failed: {checked.problem}" if checked.problem else ""
 
     def plan(self, found: Set, phase: str) -> dict[str, Any] | None:
-        """Every number of a phase, as in `phasewise show`; None if its recipe is not known."""
+        """Return all values of a phase as in `phasewise show`, or None without its recipe."""
         if found.recipe is None or phase not in {one.name for one in found.recipe.phases}:
             return None
         key = (found.name, found.scale, phase)
@@ -241,10 +238,10 @@ class Site:
         return self._plans[key]
 
     def render(self, template: str, links: Links, **values: Any) -> str:
-        """A page."""
+        """Render a page."""
         return environment().get_template(template).render(links=links, site=self, **values)
 
     def part(self, name: str, links: Links, **values: Any) -> str:
-        """A part of a page, for a reader who has the rest of it already."""
+        """Render a part of a page, for updates in the browser."""
         module = environment().get_template("parts.html").make_module({"links": links, "site": self})
         return str(getattr(module, name)(**values))

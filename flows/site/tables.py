@@ -1,4 +1,4 @@
-"""Evidence tables as a page shows them: sorted, filtered and cut into pages here, so that a browser gets no more than it bears."""
+"""Evidence tables of a page. The server sorts, filters and paginates: tables may be too large for a browser."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ MAX_FILTER = 200
 
 
 class Asked(NamedTuple):
-    """A reader's request for one table of a verdict; by default the first rows of each.
+    """A request for one table of a verdict. The default shows the first rows of each table.
 
     Attributes:
-        sort: a column, with `-` before it for the greatest first.
-        text: only rows in which all of its words occur, ignoring case.
-        page: counted from 1.
+        sort: a column, with a leading `-` for descending order.
+        text: only rows with all of its words, ignoring case.
+        page: starts at 1.
     """
 
     table: str = ""
@@ -31,20 +31,20 @@ class Asked(NamedTuple):
 
 
 def asked_of(query: Mapping[str, str]) -> Asked:
-    """Parse the query; a part that does not read is left out."""
+    """Parse a query. Invalid parts have no effect."""
     page = query.get("page", "1")
     return Asked(query.get("table", ""), query.get("sort", ""), query.get("q", ""), int(page) if page.isdecimal() and len(page) < 7 else 1)
 
 
 @dataclass(frozen=True)
 class EvidenceTable:
-    """A table, and the rows of it that are shown.
+    """A table and its shown rows.
 
     Attributes:
-        sort: the column that it is sorted by and whether the greatest is first; None is the order of the file, failing rows first.
-        matching: number of rows that pass the filter.
-        first: place of the first shown row among them, from 0.
-        problem: why there are no rows, in words.
+        sort: column, and whether the order is descending. None is the order of the file with failing rows first.
+        matching: number of rows after the filter.
+        first: index of the first shown row among them.
+        problem: reason for an empty table.
     """
 
     name: str
@@ -62,19 +62,19 @@ class EvidenceTable:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row is shown, so that the browser can sort and filter by itself."""
+        """Whether all rows are shown. Then the browser sorts and filters."""
         return len(self.rows) == self.total
 
     @property
     def sort_value(self) -> str:
-        """The sorting as a query has it."""
+        """The order as a query value."""
         return "" if self.sort is None else f"{'-' if self.sort[1] else ''}{self.sort[0]}"
 
 
 def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> list[EvidenceTable]:
-    """The evidence of a verdict in the order of its suite; first the tables with something wrong.
+    """Return the evidence of a verdict in the order of its suite, tables with failures first.
 
-    A table is sorted by the column that a failing check measures, or that orders its particulars.
+    The default order of a table is the column that a failing check measures, or that orders its details.
     """
     suite = SUITES.get(verdict.suite)
     others = sorted(path.stem for path in folder.glob("*.parquet"))
@@ -84,7 +84,7 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
     telling: dict[str, str] = {}
     try:
         checks = suite.checks(verdict.thresholds, {name: frames[name] for name in suite.tables if frames[name] is not None}) if suite else ()
-    except Exception:  # whatever an older verdict lacks: its tables keep the order of their files
+    except Exception:  # fields that an older verdict lacks: its tables keep the order of their files
         checks = ()
     for check in checks:
         if (check.table, check.asks) in wrong:
@@ -99,7 +99,7 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
 
 def _frame(files: Files, folder: Path, name: str) -> Any:
     def read(path: Path) -> Any:
-        import pandas as pd  # the first page comes without
+        import pandas as pd  # the first page does not need it
 
         try:
             return pd.read_parquet(path)
@@ -111,7 +111,7 @@ def _frame(files: Files, folder: Path, name: str) -> Any:
 
 def _shown(name: str, frame: Any, asked: Asked, telling: str | None) -> EvidenceTable:
     if frame is None:
-        return EvidenceTable(name, problem="This table is not there, or does not read.")
+        return EvidenceTable(name, problem="This table is missing or cannot be read.")
     total, columns, numeric = len(frame), tuple(map(str, frame.columns)), numeric_columns(frame)
     words = asked.text[:MAX_FILTER].casefold().split()
     if words and total:
@@ -128,7 +128,7 @@ def _shown(name: str, frame: Any, asked: Asked, telling: str | None) -> Evidence
         by, is_falling = sort or (str(telling), True)
         try:
             frame = frame.sort_values(by, ascending=not is_falling, kind="stable")
-        except TypeError:  # cells of several kinds
+        except TypeError:  # cells of several types
             frame = frame.sort_values(by, ascending=not is_falling, kind="stable", key=lambda column: column.astype(str))
     pages = max(1, ceil(len(frame) / PAGE_ROWS))
     page = min(max(1, asked.page), pages)

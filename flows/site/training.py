@@ -1,4 +1,4 @@
-"""The training of a phase: its numbers, its curves and its events, by its files."""
+"""Numbers, curves and events of a phase's training."""
 
 import math
 import time
@@ -33,7 +33,7 @@ WORRYING = {"stalled", "spike", "diverged", "rolled_back", "preempted"}
 
 
 class Event(NamedTuple):
-    """An event of the training, or of its folder."""
+    """An event of the training or of its folder."""
 
     when: str
     kind: str
@@ -42,16 +42,16 @@ class Event(NamedTuple):
 
     @property
     def is_worrying(self) -> bool:
-        """Whether somebody should look at it."""
+        """Whether a user should look at it."""
         return self.kind.replace(" ", "_") in WORRYING
 
 
 @dataclass(frozen=True)
 class Training:
-    """The numbers and curves of a training.
+    """Numbers and curves of a training.
 
     Attributes:
-        share: percent of its steps that are done; None if that is not known.
+        share: percentage of finished steps, or None if unknown.
         notes: warnings about the curves.
     """
 
@@ -65,7 +65,7 @@ class Training:
 
 
 def training_of(site: Site, files: PhaseFiles) -> Training | None:
-    """None if the phase has not trained a step."""
+    """Return None before the first step."""
     curves = _curves(site, files)
     if curves is None or not len(curves.steps):
         return None
@@ -97,7 +97,7 @@ def _curves(site: Site, files: PhaseFiles) -> Curves | None:
 
 
 def roll_backs_of(files: PhaseFiles) -> list[RollBack]:
-    """The windows of data that were passed over; none if the list does not read, which is among the damaged files."""
+    """Return the skipped windows of data. A damaged list gives none, and appears among the damaged files."""
     if not files.passed_over:
         return []
     try:
@@ -107,26 +107,27 @@ def roll_backs_of(files: PhaseFiles) -> list[RollBack]:
 
 
 def events_of(files: PhaseFiles) -> list[Event]:
-    """The events of its run, the last first, and the folders that were archived."""
+    """Return the events of the run, last first, and the archived folders."""
     events: list[Event] = []
     for one in files.events:
         step = one.get("step")
-        words = f"{step:,}" if isinstance(step, int) and not isinstance(step, bool) else MISSING
+        shown = f"{step:,}" if isinstance(step, int) and not isinstance(step, bool) else MISSING
         kind = str(one.get("kind", "event")).replace("_", " ")
-        events.append(Event(str(one.get("time", MISSING)), kind, words, str(one.get("text", ""))))
+        events.append(Event(str(one.get("time", MISSING)), kind, shown, str(one.get("text", ""))))
     events.sort(key=lambda event: event.when, reverse=True)
     for name in files.superseded:
         try:
             changed = datetime.fromtimestamp(files.folder.with_name(name).stat().st_mtime, UTC).isoformat(timespec="seconds")
         except OSError:
             changed = MISSING
-        text = f"what was trained before had other data or settings; it is kept in {name}"
-        events.append(Event(changed, "superseded", MISSING, text))
+        events.append(
+            Event(changed, "superseded", MISSING, f"an earlier training had other data or settings. It is kept in {name}")
+        )
     return events
 
 
 def pair_of_curves(site: Site, left: PhaseFiles, right: PhaseFiles) -> list[Figure]:
-    """The curves of two phases over each other, from the first step of each."""
+    """Return figures with the curves of two phases, aligned at their first steps."""
     is_same_recipe = left.address[:2] == right.address[:2]
     read = [(files, curves) for files in (left, right) if (curves := _curves(site, files)) is not None]
     figures: list[Figure | None] = []
@@ -149,15 +150,15 @@ def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now:
         return "not finite" if found is None or not math.isfinite(found) else f"{found:.4g}"
 
     stop, seconds, speed = files.stop_step, curves.recent("step_seconds"), curves.recent("tokens_per_second")
+    measured = curves.points("eval_loss")
     tiles = [Tile("step", f"{step:,}", f"of {stop:,}" if stop else "")]
     if curves.is_whole:
         tiles.append(Tile("tokens", count(int(np.nansum(curves.columns["tokens"]))), "of this phase"))
-    tiles.append(Tile("loss", value("loss"), "nats a token"))
-    if measured := curves.points("eval_loss"):
-        tiles.append(Tile("held-out loss", decimal(measured[-1][1], places=4), f"at step {measured[-1][0]:,.0f}"))
-    else:
-        tiles.append(Tile("held-out loss", MISSING))
     tiles += [
+        Tile("loss", value("loss"), "nats a token"),
+        Tile("held-out loss", decimal(measured[-1][1], places=4), f"at step {measured[-1][0]:,.0f}")
+        if measured
+        else Tile("held-out loss", MISSING),
         Tile("learning rate", rate(curves.last.get("learning_rate")) if "learning_rate" in curves.last else MISSING),
         Tile("gradient norm", value("grad_norm"), "before clipping"),
         Tile("weights' norm", value("param_norm")),
@@ -166,7 +167,12 @@ def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now:
     if stop and seconds and is_alive and stop > step:
         tiles.append(Tile("time left", about((stop - step) * seconds), "at the pace of the last 50 steps"))
     if not files.result:
-        tiles.append(Tile("last sign of life", _ago(files.last_sign, now), "" if is_alive else "not at work"))
+        ago = MISSING
+        if files.last_sign is not None:
+            age = max(0.0, now - files.last_sign)
+            ago = f"{about(age)} ago" if age < 48 * 3600 else f"{datetime.fromtimestamp(files.last_sign, UTC):%Y-%m-%d}"
+            ago = "now" if age < 3 else ago
+        tiles.append(Tile("last sign of life", ago, "" if is_alive else "not active"))
     elif spent := read_time_breakdown(files.folder):
         tiles.append(Tile("time", about(spent.wall_seconds)))
     return tiles
@@ -176,19 +182,10 @@ def _notes(curves: Curves) -> list[str]:
     notes: list[str] = []
     if not curves.is_whole:
         rows = f"{len(curves.steps):,} rows of a longer file"
-        notes.append(f"Drawn from {rows}, and a spike between two of them is missed; the rest is being read.")
+        notes.append(f"Drawn from {rows}, so a spike between two of them is missed. The rest is being read.")
     if curves.not_finite:
-        notes.append(f"{plural(curves.not_finite, 'update')} had a loss or a norm that is no finite number: the curve has a gap there.")
+        notes.append(f"{plural(curves.not_finite, 'update')} had a loss or a norm that is not finite: the curve has a gap there.")
     if curves.unreadable:
         verb = "is" if curves.unreadable == 1 else "are"
-        notes.append(f"{plural(curves.unreadable, 'line')} of metrics.jsonl did not read and {verb} left out.")
+        notes.append(f"{plural(curves.unreadable, 'line')} of metrics.jsonl could not be parsed and {verb} left out.")
     return notes
-
-
-def _ago(then: float | None, now: float) -> str:
-    if then is None:
-        return MISSING
-    seconds = max(0.0, now - then)
-    if seconds < 3:
-        return "now"
-    return f"{about(seconds)} ago" if seconds < 48 * 3600 else f"{datetime.fromtimestamp(then, UTC):%Y-%m-%d}"

@@ -17,8 +17,9 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.settings import temporary_settings
 
-from phasewise.deployments.notify import AUTOMATION, register_notification
+from phasewise.deployments.register import AUTOMATION, register_notification
 from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.prefect.server import SERVER_MODULE
 from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
 from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import ConfigError
@@ -42,7 +43,6 @@ WORST = "by step 6 component medu_science_qa has been seen 0.02 times over (foun
 HASTY = {"PREFECT_API_REQUEST_TIMEOUT": "4", "PREFECT_CLIENT_MAX_RETRIES": "2"}
 AWAY_SECONDS = 25.0
 """Longer than the three tries of a request take together with these settings, and the seconds between them."""
-SERVER_MODULE = "phasewise.flows.prefect.server"
 
 
 class Asked(NamedTuple):
@@ -179,7 +179,7 @@ def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(asked: Asked, again
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "asked-too/proxy/kestrel data: rejected by Grace: too often",
-        "The flow run 'train asked-too/kestrel (proxy)' goes on.",
+        "The flow run 'train asked-too/kestrel (proxy)' resumes.",
     ]
     state = final_state(again, asked.runs["asked-too"])
     assert state["type"] == "FAILED"

@@ -4,11 +4,9 @@ import pytest
 import yaml
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.deployments.declared import MODULES, Deployment, Source, declare, declare_pools
-from phasewise.deployments.forms import form_of
-from phasewise.deployments.own_recipes import read_folder
+from phasewise.deployments.declared import MODULES, Deployment, Source, declare, declare_pools, read_folder
 from phasewise.deployments.prefect_file import main as print_prefect_file
-from phasewise.deployments.register import parameters_of
+from phasewise.deployments.register import form_of, parameters_of
 from phasewise.flows.recipes import NAMES, load_recipe, load_written
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe

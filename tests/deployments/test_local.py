@@ -13,16 +13,17 @@ import pytest
 
 from phasewise.deployments import worker
 from phasewise.deployments.worker import patient
-from phasewise.flows.prefect.server import MAX_REVIVED, OwnServer
+from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer
 from phasewise.flows.prefect.stale_runs import is_present
 from phasewise.tasks.holder import holding
 from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import PhasewiseError
 from tests.deployments.up import WAIT_SECONDS, environment, launch
 from tests.ports import free_port
 
 
 def test_a_worker_asks_again_until_the_server_answers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker, "AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.001)
     tries: list[int] = []
 
     async def ask() -> str:
@@ -48,11 +49,13 @@ def test_a_server_that_ends_again_and_again_is_given_up(tmp_path: Path):
         return subprocess.Popen([sys.executable, "-c", ""])
 
     server = OwnServer("http://127.0.0.1:1/api", "phasewise:x", tmp_path / "log", start(), 0, start)
-    lives = [server.process]
-    while server.revive():
-        lives.append(server.process)
-    assert len(lives) == 1 + MAX_REVIVED
-    assert [life.wait() for life in lives] == [0] * len(lives)
+    (tmp_path / "log").touch()
+    for _ in range(MAX_RESTARTS):
+        server.process.wait()
+        assert server.restart_if_ended()
+    server.process.wait()
+    with pytest.raises(PhasewiseError, match=f"after {MAX_RESTARTS} restarts"):
+        server.restart_if_ended()
 
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging

@@ -146,7 +146,7 @@ def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipes:
     assert len(begun) == 2
     for run in begun:
         state = final_state(up, run["id"])
-        assert (state["type"], "goes on from what is done" in state["message"]) == ("CRASHED", True)
+        assert (state["type"], "it resumes from saved work" in state["message"]) == ("CRASHED", True)
 
 
 def test_ctrl_c_ends_everything_and_leaves_nothing(up: Up) -> None:

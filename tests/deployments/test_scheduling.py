@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from prefect.settings import temporary_settings
 
-from phasewise.deployments.declared import Source, declare, declare_pools
-from phasewise.deployments.own_recipes import read_folder
+from phasewise.deployments.declared import Source, declare, declare_pools, read_folder
 from phasewise.deployments.register import register
 from phasewise.deployments.worker import RUN_MODULE
 from phasewise.flows.prefect.server import SERVED

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from phasewise.deployments.site import TOKEN_COOKIE, TOKEN_HEADER, create_app, names_of
-from phasewise.deployments.site_process import TOKEN_VARIABLE, URL_VARIABLE, Bound, own_site
+from phasewise.deployments.site_process import TOKEN_VARIABLE, URL_VARIABLE, own_site
 from phasewise.flows.prefect.access import page_token
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
@@ -166,10 +166,10 @@ def test_it_does_not_start_without_a_token(tmp_path: Path, monkeypatch: pytest.M
 def test_up_gives_it_a_port_near_prefects_and_the_homes_token_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     home = Home(tmp_path)
-    with own_site(home, Bound(), prefect_port=free_port(), prefect_url="http://127.0.0.1:4200") as here:
+    with own_site(home, prefect_port=free_port(), prefect_url="http://127.0.0.1:4200") as here:
         assert here.link("phasewise:x") == f"{here.url}/?token={page_token(home)}#prefect=phasewise:x"
         assert here.problem == ""
-        with own_site(home, Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
+        with own_site(home, "0.0.0.0", free_port(), prefect_port=4200, prefect_url="") as wide:
             assert wide.token == here.token
             assert wide.token not in repr(wide)
             assert wide.token not in " ".join(map(str, wide.process.args if isinstance(wide.process.args, list) else ()))
@@ -180,11 +180,11 @@ def test_up_gives_it_a_port_near_prefects_and_the_homes_token_and_ends_it(tmp_pa
 def test_a_token_of_ones_own_is_not_printed_and_a_port_that_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setenv(URL_VARIABLE, "http://of.before")
-    with own_site(Home(tmp_path), Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
+    with own_site(Home(tmp_path), "0.0.0.0", free_port(), prefect_port=4200, prefect_url="") as wide:
         assert TOKEN not in wide.link()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        site = own_site(Home(tmp_path), Bound("127.0.0.1", taken.getsockname()[1]), prefect_port=4200, prefect_url="")
+        site = own_site(Home(tmp_path), "127.0.0.1", taken.getsockname()[1], prefect_port=4200, prefect_url="")
         with pytest.raises(PhasewiseError, match="--site-port"):
             site.__enter__()

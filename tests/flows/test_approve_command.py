@@ -75,7 +75,7 @@ def test_a_decision_opens_and_shuts_the_way_for_all_that_rest_on_the_phase(phase
     assert shown(home) == {"state": "waits for a person", "why": "next_word is at its baseline"}
     said = decide(phasewise, home, "--who", "Ada")
     assert "marin-32b/proxy/qk-norm model: approved by Ada: it is chance\n" in said
-    assert "To go on: phasewise run marin-32b/qk-norm --scale proxy --home " in said
+    assert "To continue: phasewise run marin-32b/qk-norm --scale proxy --home " in said
     assert rests_on_it(home) == ""
     assert shown(home)["state"] == "passed"
     answer = json.loads(decide(phasewise, home, "--reject", "--who", "Grace", "--gate", "model", "--json", reason="it is not"))
@@ -119,7 +119,7 @@ def test_the_record_says_who_decided_and_waits_again_once_the_verdict_changes(ph
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("marin-32b/phase-1", 1, "no verdict of marin-32b/phase-1 waits for a person: its verdicts pass, or are not there yet."),
+        ("marin-32b/phase-1", 1, "no verdict of marin-32b/phase-1 waits for a person: its verdicts pass, or are missing."),
         ("marin-32b/phase-1 --gate model", 1, "passes: there is nothing to decide."),
         ("marin-32b/mantis --gate model", 1, "there is no verdict at "),
         ("marin-32b", 2, "approve needs a phase"),

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
-from phasewise.flows.prefect.deployment_params import FIXED, check_fixed, is_ours
-from phasewise.flows.prefect.flow_decorator import FILE
+from phasewise.flows.prefect.flow_decorator import FILE, FIXED, check_fixed
 from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, earlier_of
 from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
 from phasewise.flows.resolved import Resolved, resolve_phase
@@ -66,11 +65,6 @@ def test_a_run_is_of_the_recipe_phase_and_scale_that_its_deployment_fixes(name: 
             check_fixed(NAME, STARLING, {**STARLING, name: other})
     asked: dict[str, Any] = {one: value for one, value in STARLING.items() if one != name}
     check_fixed(NAME, asked, {**STARLING, name: "another"})
-
-
-def test_a_deployment_without_our_tag_is_not_ours() -> None:
-    assert is_ours(["marin-8b", "phasewise"])
-    assert not is_ours(["marin-8b"])
 
 
 @pytest.fixture

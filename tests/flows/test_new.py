@@ -72,7 +72,7 @@ def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, ori
         (["mine.yaml"], "a new recipe is a .py file"),
         (["mine.json"], "say of which one with --from"),
         (["mine.py", "--from", "marin-9b"], "no recipe is called 'marin-9b'"),
-        (["kept.py"], "is there already, and is not written over"),
+        (["kept.py"], "exists already and is not overwritten"),
     ],
 )
 def test_what_cannot_be_written_is_refused(phasewise: Run, tmp_path: Path, arguments: list[str], said: str):

@@ -10,7 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from phasewise.flows.prefect.server import OwnServer, TakesTurns, own_server
+from phasewise.flows.prefect.server import OwnServer, own_server
+from phasewise.flows.prefect.server_process import SerializedWrites
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import StorageError
 from tests.ports import free_port
@@ -53,7 +54,7 @@ def url(folder: Path) -> str:
 
 
 def test_two_transactions_take_turns(tmp_path: Path) -> None:
-    assert asyncio.run(both(TakesTurns(url(tmp_path)))) == 2
+    assert asyncio.run(both(SerializedWrites(url(tmp_path)))) == 2
 
 
 def test_as_prefect_begins_them_one_of_the_two_is_refused(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_as_prefect_begins_them_one_of_the_two_is_refused(tmp_path: Path) -> Non
 
 def test_what_is_read_beside_a_transaction_does_not_wait_for_it(tmp_path: Path) -> None:
     async def read_within() -> int:
-        found = TakesTurns(url(tmp_path))
+        found = SerializedWrites(url(tmp_path))
         async with sessions(found) as (first, second), found.begin_transaction(first):
             await first.execute(ADD)
             return int((await asyncio.wait_for(second.execute(COUNT), 10 * WAIT_SECONDS)).scalar_one())

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from phasewise.flows.cli.show import describe, print_description
+from phasewise.flows.cli.show import print_description
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.waivers import accepted_among
+from phasewise.flows.show.describe import describe
 from phasewise.validations.waivers import AcceptedWarning, accepted_in
 
 ORDER: dict[str, Any] = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.cli.show import describe
 from phasewise.flows.recipes import NAMES, load_recipe, load_target
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.scales import to_proxy
+from phasewise.flows.show.describe import describe
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.trainer.base.errors import ConfigError
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.cli.show import describe
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.show.describe import describe
 from tests.flows.recipes.test_record_8b import (
     BLOCK,
     Described,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.flows.cli.show import describe
+from phasewise.flows.show.describe import describe
 from phasewise.trainer.config import DataOrder, MixtureShares
 from phasewise.trainer.data.mixture import block_counts
 

@@ -176,7 +176,7 @@ def test_of_each_row_it_says_how_many_tokens_are_predicted(packed: World, tmp_pa
     answers = World(path, packed.home)
     counts = {name: _as_the_loader(asked) for name, asked in (("all", packed), ("answers", answers))}
     assert 0 < counts["answers"] < counts["all"] / 2
-    said = "Of third the answers alone are predicted: all else that is listed is read, and not predicted."
+    said = "third only predicts the answers. The other listed text is read, and not predicted."
     assert said in answers.ask("/third", step=53, row=0)["remarks"]
     assert said not in packed.ask("/third", step=53, row=0)["remarks"]
     monkeypatch.setattr(TokenCache, "spans", lambda cache: np.empty((0, 2), np.int64))

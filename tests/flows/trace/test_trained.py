@@ -46,9 +46,7 @@ class TestTrained:
         assert after[42]["rows"] == []
         assert [after[step]["rows"] for step in (41, 43)] == [before[41], before[43]]
         assert after[42]["phases"][0]["passed_over"] == [[42, 42]]
-        assert after[42]["remarks"] == [
-            "ocelot rolled back, and passed over step 42 with their data: nothing of them was trained, and nothing of them is listed."
-        ]
+        assert after[42]["remarks"] == ["ocelot rolled back, and passed over step 42 with their data: these steps are not listed."]
         assert {(row["phase"], row["step"]) for row in copied.ask("", document=document)["rows"]} == trained_at - {("ocelot", 42)}
 
     @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ class TestTrained:
         code, out, err = copied.invoke("/ocelot", "--step", "41")
         assert code == 1
         assert "trained on OTHER data" in out
-        assert err.startswith(f"phasewise: ocelot was trained on other data than these: {', '.join(differs)}.")
+        assert err.startswith(f"phasewise: ocelot was trained on other data: {', '.join(differs)}.")
 
     def test_before_the_first_checkpoint_its_settings_are_compared(self, copied: World, trained: RunConfig):
         changed = {**trained.model_dump(mode="json"), "order": {**trained.order.model_dump(), "seed": 77}}

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phasewise.deployments.site import TOKEN_HEADER
-from phasewise.deployments.site_process import Bound, OwnSite, own_site
+from phasewise.deployments.site_process import OwnSite, own_site
 from phasewise.flows.cli import main
 from phasewise.flows.export_phase import export_phase
 from phasewise.tasks.home import Home
@@ -176,7 +176,7 @@ def test_what_writes_is_refused_while_another_works_there(world: World, waiting:
 def test_the_page_shows_what_is_committed_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.1")
     home = world.at("page")
-    with own_site(home, Bound("127.0.0.1", free_port()), prefect_port=1, prefect_url="", recipes=[str(world.recipe)]) as site:
+    with own_site(home, "127.0.0.1", free_port(), prefect_port=1, prefect_url="", recipes=[str(world.recipe)]) as site:
         address = f"/-/report/{RUN_NAME}/report.html"
         until(lambda: answer(site, f"/tiny/proxy/{PHASE}").status_code == 200)
         assert answer(site, address).status_code == 404

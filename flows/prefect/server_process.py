@@ -1,0 +1,55 @@
+"""`python -m phasewise.flows.prefect.server_process PORT`: the process of a Prefect server. It ends when its standard input ends.
+
+Only this module loads Prefect's database code: other commands stay light.
+"""
+
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from prefect.server.api.server import create_app
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+from prefect.server.database.dependencies import MODELS_DEPENDENCIES
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+from phasewise.flows.prefect.access import OwnAddress, open_route
+from phasewise.trainer.process.child_process import collect_rarely, end_with_parent
+
+
+class SerializedWrites(AioSqliteConfiguration):
+    """A SQLite configuration whose transactions take the write lock at their start.
+
+    Prefect's transactions read first and take the lock at the first write. SQLite rejects the second of two such transactions.
+    """
+
+    @asynccontextmanager
+    async def begin_transaction(
+        self, session: AsyncSession, with_for_update: bool = False
+    ) -> AsyncGenerator[AsyncSessionTransaction, None]:
+        """Open an immediate transaction. Sessions inside the block still read without the write lock."""
+        async with session.begin() as transaction:
+            before = SQLITE_BEGIN_MODE.set("IMMEDIATE")
+            try:
+                await session.connection()
+            finally:
+                SQLITE_BEGIN_MODE.reset(before)
+            yield transaction
+
+
+def serve(port: int) -> None:
+    """Serve Prefect's API and pages on loopback until standard input ends."""
+    collect_rarely()
+    os.chdir(os.environ["PREFECT_HOME"])  # Prefect's migrations put the current folder on the module path
+    end_with_parent(0)
+    url = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
+    MODELS_DEPENDENCIES["database_config"] = SerializedWrites(connection_url=url)
+    app = create_app(final=True)
+    app.router.routes.insert(0, open_route())
+    uvicorn.run(OwnAddress(app, port=port), host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=5)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
