@@ -144,7 +144,7 @@ def auth_of_running(home: Home) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: only the owner of this home's Prefect server can read its secret: {error}.") from None
+        raise ConfigError(f"{path}: the secret of this home's Prefect server cannot be read by this user: {error}.") from None
 
 
 def keep_links(home: Home, links: Iterable[str]) -> Path:

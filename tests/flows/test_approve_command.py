@@ -124,7 +124,7 @@ def test_the_record_says_who_decided_and_waits_again_once_the_verdict_changes(ph
         ("marin-32b/mantis --gate model", 1, "there is no verdict at "),
         ("marin-32b", 2, "approve needs a phase"),
         ("marin-32b/nothing", 2, "nothing"),
-        ("marin-32b/qk-norm --reason=", 2, "needs a sentence"),
+        ("marin-32b/qk-norm --reason=", 2, "expected a sentence"),
     ],
 )
 def test_where_nobody_is_asked_nothing_is_decided(phasewise: Run, home: Home, arguments: str, code: int, message: str):

@@ -70,7 +70,7 @@ def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, ori
     [
         (["nowhere/mine.py"], "there is no folder nowhere"),
         (["mine.yaml"], "a new recipe is a .py file"),
-        (["mine.json"], "say of which one with --from"),
+        (["mine.json"], "Name the recipe with --from"),
         (["mine.py", "--from", "marin-9b"], "no recipe is called 'marin-9b'"),
         (["kept.py"], "exists already and is not overwritten"),
     ],
