@@ -158,18 +158,18 @@ class Conversation(Frozen):
     def _has_questions_and_answers(self) -> "Conversation":
         if (self.messages is None) == (self.prompt is None):
             raise ValueError(
-                "a conversation is either a list of messages (`messages`, the column's name) or a question in a column of its own "
-                f"(`prompt`); found {self.messages!r} and {self.prompt!r}"
+                "a conversation is either a list of messages (`messages`, the column's name) or a question in a separate column "
+                f"(`prompt`), found {self.messages!r} and {self.prompt!r}"
             )
         if self.prompt is not None and self.answer is None:
             raise ValueError(f"a conversation with a question in the column {self.prompt!r} needs the column of its answer: name `answer`")
         if self.context is not None and self.prompt is None:
-            raise ValueError(f"a context ({self.context!r}) follows a question in a column of its own: name that in `prompt`")
+            raise ValueError(f"a context ({self.context!r}) follows a question in a separate column: name this column in `prompt`")
         if self.messages is not None and self.answer is None and "assistant" not in self.roles.values():
             raise ValueError(f"one of a conversation's roles must be the assistant's, found {self.roles}: name it in `roles`")
         if not (names_file(self.template) or is_jinja(self.template) or self.template in BUILT_IN):
             raise ValueError(
-                f"the chat template must be {' or '.join(BUILT_IN)}, a file (it begins with /, ./, ../ or ~/), or Jinja with braces; found "
+                f"the chat template must be {' or '.join(BUILT_IN)}, a file (with /, ./, ../ or ~/ first), or Jinja with braces; found "
                 f"{self.template!r}"
             )
         if kept := sorted({self.role, self.content} & {*self.leave_out}):

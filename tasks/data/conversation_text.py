@@ -190,13 +190,13 @@ def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str 
     if missing := [token for token in chat.special_tokens if token not in added]:
         raise DataError(
             f"the tokenizer {place} must have {', '.join(missing)} as special tokens, one token each: the chat template {chat.name} writes "
-            "them. Take a tokenizer that has them, or let Phasewise train one: name them in the recipe's tokenizer.special_tokens."
+            "them. Take another tokenizer, or let Phasewise train a tokenizer: name the tokens in the recipe's tokenizer.special_tokens."
         )
     probe = chat.probe()
     if unnamed := [token for token in added if probe and token in probe.text and token not in used]:
         raise DataError(
-            f"the chat template {chat.name} writes {', '.join(unnamed)}, which the tokenizer {place} has as special tokens, and does not "
-            "spell them out: name them in the source's conversation.special_tokens."
+            f"the chat template {chat.name} writes {', '.join(unnamed)}, special tokens of the tokenizer {place}, without "
+            "spelling the tokens out: name the tokens in the source's conversation.special_tokens."
         )
     return {token: added[token] for token in used if token in added}
 

@@ -3,7 +3,7 @@
 Listing and reading use `huggingface_hub` behind `hf://` of fsspec, where `tasks.data.source` registers this class. It adds:
 
 * A branch or tag is read at one commit, even if the branch moves during the reading.
-* A range with a wrong length is requested again, because a proxy that sends the whole file would shift every byte.
+* A range with a wrong length is requested again. A proxy that sends the whole file would shift every byte.
 * An expired signed link is requested again. A request to a busy server (429, 5xx, a lost connection) is repeated for ten minutes, after the
   time in `Retry-After`.
 * A busy server, or a missing token, is never reported as a missing file.

@@ -290,8 +290,8 @@ class ChatTemplate:
         first = len(BEGIN_OF_TEXT) if text.startswith(BEGIN_OF_TEXT) else 0
         if BEGIN_OF_TEXT in text[first:]:
             raise DataError(
-                f"the chat template {self.name} must write {BEGIN_OF_TEXT} once, at the start of a conversation, or not at all; at "
-                f"{one.where} it writes it elsewhere. Correct it."
+                f"the chat template {self.name} must write {BEGIN_OF_TEXT} once, at the start of a conversation, or not at all. At "
+                f"{one.where} the token is elsewhere. Correct the template."
             )
         kept = [
             (start - first, stop - first, is_counted) for (start, stop), is_counted in zip(answers, counting, strict=True) if stop > start
@@ -395,7 +395,7 @@ def template_text(how: Conversation) -> str:
         if not is_jinja(text):
             raise ConfigError(f"the chat template must be Jinja, and the file {how.template} has no braces. Name another file.")
     if len(text) > MAX_TEMPLATE_BYTES:
-        raise ConfigError(f"the chat template {how.template[:80]} must have at most {MAX_TEMPLATE_BYTES >> 20} MiB: name another one.")
+        raise ConfigError(f"the chat template {how.template[:80]} must have at most {MAX_TEMPLATE_BYTES >> 20} MiB: shorten it.")
     return text
 
 

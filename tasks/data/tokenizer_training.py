@@ -222,7 +222,7 @@ def open_tokenizer(file: Path) -> "Tokenizer":
     try:
         return load_tokenizer(file)
     except Exception as error:  # the library raises a bare Exception
-        raise DataError(f"{file} does not read as a tokenizer ({error}). Name one that the library tokenizers reads.") from None
+        raise DataError(f"{file} does not read as a tokenizer ({error}). Name a file for the library tokenizers.") from None
 
 
 def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
@@ -324,7 +324,7 @@ def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) 
     if not (is_bpe and has_every_id and entries[:num_special] == special and entries[num_special + 256 :] == merged):
         raise DataError(
             f"a tokenizer is cut by the rank of its merges: its entries must be {num_special} special tokens, 256 bytes, then one for each "
-            "merge in order, as `phasewise tokenizer train` writes them. This one has others."
+            "merge in order, as `phasewise tokenizer train` writes."
         )
     if vocab_size > len(entries):
         raise ConfigError(f"--vocab-size must be at most the {len(entries):,} entries of the tokenizer, found {vocab_size:,}.")

@@ -70,7 +70,7 @@ def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
         for file in component.listing.rejected
         if file.name not in tally.bad_files
     ]
-    limits = (  # the limits may be stricter than those of the build
+    limits = (  # the limits may be stricter than at the time of the build
         ("too much is unreadable", tally.bad_fraction, component.source.max_bad_fraction),
         ("too much is without text", tally.empty_fraction, component.source.max_empty_fraction),
     )

@@ -242,7 +242,7 @@ def test_one_meaning_has_one_rule(messages: Any, found: str):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"messages": "m", "context": "c"}, r"a context \('c'\) follows a question in a column of its own"),
+        ({"messages": "m", "context": "c"}, r"a context \('c'\) follows a question in a separate column"),
         ({"messages": "m", "leave_out": ("m",)}, "leave_out names m, which the conversation is made of"),
     ],
 )
