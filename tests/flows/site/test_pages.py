@@ -376,7 +376,7 @@ def test_events_and_what_was_set_aside_are_shown_the_last_first(site: Site) -> N
     kinds = ["! spike", "! rolled back", "restart", "superseded"]
     places = [said.index(kind, said.index("Events When")) for kind in kinds]
     assert places == sorted(places)
-    assert "it is kept in puma.superseded-1a2b3c4d" in said
+    assert "It is kept in puma.superseded-1a2b3c4d" in said
 
 
 def test_a_phase_shows_its_numbers_its_parent_and_its_files(site: Site) -> None:
