@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fsspec.exceptions import FSTimeoutError
 
@@ -60,7 +61,8 @@ class Home:
                 if store is None:
                     os.listdir(root)
                 else:
-                    store[0].ls(store[1], timeout=PROBE_SECONDS)
+                    file_system: Any = store[0]
+                    file_system.ls(store[1], timeout=PROBE_SECONDS)
             except FileNotFoundError:
                 pass  # an empty home
             except Exception as error:  # stores and credentials have error types of their own

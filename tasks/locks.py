@@ -130,7 +130,8 @@ class _Lease:
         file_system, name = store
         if "gs" not in file_system.protocol:
             raise ConfigError(f"{place}: locks are known for folders on this machine and for gs:// only. Choose another home.")
-        return cls(place, file_system, *name.split("/", 1))
+        bucket, _, name = name.partition("/")
+        return cls(place, file_system, bucket, name)
 
     def version(self) -> _Version | None:
         """Return the current version; None if there is no lease."""

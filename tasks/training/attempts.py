@@ -1,7 +1,7 @@
-"""Trains a phase by a launcher, attempt by attempt: each resumes where the one before stopped. The same for all launchers.
+"""Training of a phase in attempts, each of which resumes from the last checkpoint, by any launcher.
 
-An attempt is monitored by the files of the run's folder; the launcher only says when its processes have ended. A phase whose slice changes
-on the way is trained in segments, each on its slice by its own plan, all on the same batches.
+An attempt is monitored by the files of the run's folder. The launcher only reports the end of its processes. A phase that changes its slice
+is trained in segments, each on its slice by its own plan, all on the same batches.
 """
 
 import errno
@@ -15,8 +15,7 @@ from typing import Any
 from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.execution import mesh_words
-from phasewise.tasks.training.launchers import Attempt, Launcher, ending, last_words, size_of, write_reason
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import Attempt, Launcher, LocalLauncher, ending, last_words, size_of, write_reason
 from phasewise.tasks.training.run_identity import (
     archive_another_run,
     damage_of_finished,
@@ -53,17 +52,16 @@ from phasewise.trainer.process.watchdog import read_heartbeat, signature
 from phasewise.trainer.skipped_steps import read_skipped_steps
 
 MAX_RESTARTS = 3
-"""Of attempts in a row that save nothing new. A newer checkpoint resets the count."""
+"""Consecutive attempts without a newer checkpoint."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0
-"""The first attempt after progress follows at once. Then each wait is twice the one before."""
+"""The first restart after progress is immediate. Then each pause is twice the pause before."""
 LOOK_SECONDS, POLL_SECONDS = 0.5, 0.5
 SILENT_SECONDS = 60.0
-"""A trainer that stands still as a whole has no watchdog: if its heartbeat does not change for so long, it is killed. Before its first beat
-it imports and opens its data, for which there is no limit."""
+"""A trainer without heartbeat for this time is killed, because its watchdog may hang too. Before the first heartbeat there is no limit."""
 
 
 class PlannedSegment(Frozen):
-    """The run of a phase on one slice, with the execution that was planned for it; all but the last have an `until_step`."""
+    """The run of a phase on one slice with its planned execution. All segments but the last have an `until_step`."""
 
     run: RunConfig
     slice_name: str
@@ -71,19 +69,18 @@ class PlannedSegment(Frozen):
 
 @dataclass(frozen=True)
 class SliceSegment:
-    """The updates of a phase that are made on one slice, by its launcher; the name of the slice is empty if it is not known."""
+    """The updates of a phase on one slice, with the launcher. The slice name may be unknown, which is an empty text."""
 
     run: RunConfig
     launcher: Launcher = field(default_factory=LocalLauncher)
     slice_name: str = ""
 
     def __str__(self) -> str:
-        """For people: `cpu-2: 2 devices (fsdp 2)`."""
         return f"{self.slice_name or self.launcher.kind}: {mesh_words(self.run.execution)}"
 
 
 def segment_at(segments: Sequence[SliceSegment], step: int) -> SliceSegment:
-    """Return the segment that makes the update after `step` of them."""
+    """Return the segment of the update after `step`."""
     return next((segment for segment in segments if step < segment.run.last_step), segments[-1])
 
 
@@ -96,22 +93,22 @@ def launch_trainer(
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
-    A trainer that was killed or preempted, or that stalled, is started again. One that was refused or diverged would do so again.
-    `events.jsonl` of the run's folder says what happened. An exception while it trains, by a signal or by `check`, stops it first: it saves
-    the state after its last update, for which it has `trainer.process.signals.stop_seconds`.
+    A trainer that was killed or preempted, or that stalled, is restarted. A refusal or a divergence would repeat, so it is final.
+    `events.jsonl` in the run's folder logs the events. An exception by a signal or by `check` first stops the trainer, which saves its
+    state within `trainer.process.signals.stop_seconds`.
 
     Args:
-        on_rows: called with the rows of `metrics.jsonl` that came since the last call.
+        on_rows: called with new rows of `metrics.jsonl`.
         check: called about twice a second.
-        launcher: starts the processes; None is one process of this machine, or one for each GPU that the mesh needs.
-        segments: of a phase whose slice changes on the way, in order; none is that `launcher` trains all of `run`.
+        launcher: starts the processes of `run`, if there are no segments. Default: the local launcher.
+        segments: of a phase that changes its slice, in order.
 
     Raises:
-        VerdictError: the trainer found no verdict for these bytes.
-        TrainingDiverged: the loss is not finite any more, or jumped, and the phase does not roll back.
-        WaitsForPerson: the same, and a person must decide whether it does.
+        VerdictError: there is no verdict on these bytes.
+        TrainingDiverged: the loss is not finite, or jumped, and the phase does not roll back.
+        WaitsForPerson: the loss is not finite, or jumped, and a person must decide about a rollback.
         StorageError: a file could not be written or read.
-        TrainingError: the process ended otherwise, more often than that; or another launcher is at work on this run.
+        TrainingError: the process failed after `MAX_RESTARTS`, or another launcher trains this run.
     """
     segments = segments or [SliceSegment(run, launcher) if launcher else SliceSegment(run)]
     folder, launcher = RunFolder.at(run.output), segment_at(segments, run.start_step).launcher
@@ -127,11 +124,11 @@ def launch_trainer(
         archive_another_run(run)
         try:
             with holding(folder.launcher_lock, f"the {launcher.kind} launcher"):
-                try:  # start nothing, and take no slice, if a person must decide, or has rejected it
+                try:  # before a slice is taken: a person may have to decide, or has rejected the training
                     check_answered(run, read_skipped_steps(folder.path))
                 except AsksPerson as waits:
                     raise WaitsForPerson(str(waits), str(folder.question)) from None
-                if folder.result.exists():  # it does not count any more: killed before the next one, the run must not look finished
+                if folder.result.exists():  # an invalid result: a killed run must not look finished
                     if damage := damage_of_finished(run):
                         say(f"{run.phase}: its last checkpoint {damage}")
                     folder.result.unlink()
@@ -142,12 +139,11 @@ def launch_trainer(
         result = read_result(folder.path)
         if result is None:
             raise TrainingError(f"{run.phase} was trained, and {folder.result} does not read: start it again, which writes it again.")
-        here = {"checkpoint": str(folder.checkpoint(run.stop_step))}  # a host has another path for it
+        here = {"checkpoint": str(folder.checkpoint(run.stop_step))}  # a host has its own path
         return {name: here.get(name, said) for name, said in result.items()}
 
 
 def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], segments: Sequence[SliceSegment]) -> None:
-    """Make attempts until one is done."""
     log, clock, without_progress = RunFolder.at(run.output).log(), Clock(Path(run.output)), 0
     saved = newest = last_saved_step(run)
     if saved is not None:
@@ -190,7 +186,7 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
 
 
 def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
-    """Make one attempt and return its exit code. The trainer finds out whether it resumes under other conditions; that is reported."""
+    """Make one attempt and return its exit code. The trainer may log that it resumes in another environment, which is printed."""
     run, saved = segment.run, last_saved_step(segment.run)
     run_file = RunFolder.at(run.output).run_file
     reported = sum(event.get("kind") == "replanned" for event in read_events(run.output))
@@ -231,7 +227,7 @@ def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check:
 
 
 def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:
-    """Start one attempt of a run and return its exit code. An exception of `check` or a signal stops the hosts first: they save and end."""
+    """Start one attempt of a run and return its exit code. After an exception of `check` or a signal, the hosts save and end first."""
     folder, metrics = attempt.folder, RunFolder(attempt.folder).metrics
     hosts, code, is_back = launcher.start(attempt), None, False
     try:
@@ -267,19 +263,19 @@ def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[l
                 until = time.monotonic() + stop_seconds() + (hosts.remote.send_seconds if hosts.remote else 0.0)
                 while hosts.look() is None and (left := until - time.monotonic()) > 0:
                     hosts.wait(min(left, POLL_SECONDS))
-            finally:  # also if a second interruption asks for it
+            finally:  # also after a second interruption
                 if (code := hosts.look()) is None:
                     hosts.kill()
             raise
     finally:
         hosts.close()
         if hosts.remote and not is_back:
-            with suppress(TakenOver, StorageError):  # the reason for the end is raised
+            with suppress(TakenOver, StorageError):  # the first error is raised
                 hosts.remote.take_back(needs_weights=code in (ExitCode.DONE, ExitCode.MOVES))
 
 
 def trained_step(run: RunConfig) -> int:
-    """Return the last update that has a row."""
+    """Return the last update with a row."""
     rows = read_metrics(RunFolder.at(run.output).metrics)
     return rows[-1]["step"] if rows else run.start_step
 
@@ -289,7 +285,7 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
     if code == ExitCode.ASKS:
         return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder.at(run.output).question))
     reason = f"the trainer {ending_with_reason(code, log, log_before)}"
-    if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even its log could be written
+    if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even the log could be written
         return storage_refusal(OSError(errno.ENOSPC, reason, str(log.parent)))
     kinds: dict[int, type[PhasewiseError]] = {
         ExitCode.REFUSED: VerdictError, ExitCode.DIVERGED: TrainingDiverged, ExitCode.NO_STORAGE: StorageError,

@@ -1,4 +1,4 @@
-"""How a run is executed: the devices of this machine that a trainer would use, and a summary of the execution of a run."""
+"""The execution of a run: the devices of this machine, and a summary of a run's execution."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ONE_DEVICE = Execution(mesh=Mesh(replica=1, fsdp=1, tensor=1))
 
 
 class Machine(NamedTuple):
-    """What a trainer computes on: `cpu`, `gpu` or `tpu`, the kind as its maker calls a device, and how many."""
+    """The devices of a trainer: platform `cpu`, `gpu` or `tpu`, the vendor's name of the device, and the number of devices."""
 
     platform: str
     kind: str
@@ -31,11 +31,11 @@ class Machine(NamedTuple):
 
 
 CPU = Machine("cpu", "CPU", 1)
-"""All cores of a CPU are one device: its bits then do not depend on how many there are."""
+"""All cores of a CPU are one device, so that bits don't depend on the number of cores."""
 
 
 def machine_here(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
-    """Return what a trainer that is started here computes on. If there is an accelerator, a process of its own asks jax, once."""
+    """Return the devices of a trainer on this machine. If there is an accelerator, a separate process starts jax, once."""
     platforms = environment.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or (not platforms and not has_accelerator(environment, root)):
         return CPU
@@ -60,7 +60,7 @@ def _devices_of_jax(environment: tuple[tuple[str, str], ...]) -> Machine:
 
 
 def execution_here(run: RunConfig, machine: Machine) -> Execution:
-    """Return the execution on all devices of a machine, if they divide every batch of the run; else on the first."""
+    """Return the execution on all devices of a machine, or on one device if they don't divide every batch and the model."""
     batches = [size for _, size in run.batch.within(run.start_step, run.stop_step)]
     fits = all(size % machine.devices == 0 for size in batches) and run.model.d_model % machine.devices == 0
     if machine.devices == 1 or machine.platform == "cpu" or not fits:
@@ -69,7 +69,7 @@ def execution_here(run: RunConfig, machine: Machine) -> Execution:
 
 
 def in_words(run: RunConfig, machine: Machine) -> str:
-    """Return what a run computes on, and with what: `1 × CPU, float32, XLA attention`."""
+    """Return `1 × CPU, float32, XLA attention`."""
     from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
 
     count = run.execution.mesh.devices
@@ -88,7 +88,7 @@ def mesh_words(execution: Execution) -> str:
 
 
 def execution_summary(folder: Path, slice_name: str) -> str:
-    """Return how a phase was computed, and where it resumed, by its run's folder; empty if nothing has begun."""
+    """Return the execution of a phase and its restarts, from its run's folder. Empty if it has not started."""
     run = read_run(folder)
     if run is None:
         return ""

@@ -1,37 +1,47 @@
-"""What all launchers share: they start the program of a run on every host, see it end, and stop it.
+"""Launchers: they start the program of a run on every host, see its end, and stop it. The local launcher is here.
 
-The progress of a run and its heartbeat are in the files of the run's folder; `tasks.training.attempts` reads them for all launchers.
+Progress and heartbeat of a run are in the files of the run's folder, and `tasks.training.attempts` reads them for all launchers.
 """
 
 import os
+import re
 import signal
 import socket
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasewise.trainer.base.errors import ExitCode
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError, ExitCode
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.process import child_process
+from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over, has_accelerator
+from phasewise.trainer.process.rendezvous import forget_meetings
 from phasewise.trainer.process.signals import stop_seconds
 
 if TYPE_CHECKING:
     from phasewise.tasks.training.hosts import RemoteFolder
 
+VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
+GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 GRACE_SECONDS = 5.0
-"""How long the others have to say why after one process ended early: they cannot continue."""
+"""After the early end of one process, the others can't continue and have this time to write the reason."""
 DONE_SECONDS = 60.0
-"""How long the others have to end after one that is done. They wait for one another at the end, so they end nearly together."""
+"""The time between the first and the last process that is done. They meet at a barrier before their end."""
 PASSED_THROUGH = (
     "JAX_", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TF_CPP_", "PHASEWISE_STALL", "PHASEWISE_HEARTBEAT", "PHASEWISE_JOIN", "PHASEWISE_PUBLISH",
 )  # fmt: skip
 OF_ONE_PLACE = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_PLATFORMS")
-"""Variables that a launcher sets itself, or that are of this machine: it may have no accelerator."""
+"""Variables that a launcher sets, or that describe this machine, which may lack an accelerator."""
 ORDER = {
     ExitCode.MOVES: 1, ExitCode.STALLED: 2, ExitCode.PREEMPTED: 4, -signal.SIGTERM: 5, ExitCode.LOST: 6, -signal.SIGABRT: 7,
 }  # fmt: skip
@@ -42,9 +52,9 @@ class Attempt:
     """One attempt of a run, from its start on all hosts to its end.
 
     Attributes:
-        run_file: `run.json` in the run's folder, which all hosts see.
-        name: no two attempts have the same.
-        owner: the process that started it, for people.
+        run_file: `run.json` in the run's folder.
+        name: unique per attempt.
+        owner: the process that started the attempt, for people.
     """
 
     run: RunConfig
@@ -59,60 +69,60 @@ class Attempt:
 
 
 def env_passthrough(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the launcher's environment that every host of its runs has, too."""
+    """Return the variables of the launcher's environment that its hosts inherit."""
     return {name: value for name, value in environment.items() if name.startswith(PASSED_THROUGH) and name not in OF_ONE_PLACE}
 
 
 def decisive(codes: Iterable[int]) -> int:
-    """Return the exit code of a run whose hosts ended like this: the reason, not what followed from it."""
+    """Return the exit code of a run from the exit codes of its hosts: the code of the cause, not of its consequences."""
     return min((code for code in codes if code), key=order_of, default=ExitCode.DONE)
 
 
 def order_of(code: int) -> int:
-    """Return the order of an exit code: of two codes of one run the smaller order is nearer to the reason.
+    """Return the rank of an exit code: the smallest rank of a run is the cause.
 
-    A refusal, divergence or full disk of one host is not cured by starting again, so it comes first. Then comes the host that saved
-    everything for the next slice. A stall or a signal is why others were lost. jax ends a process that misses another one by SIGABRT.
+    A refusal, a divergence or a full disk is first, because a restart doesn't help. Then comes a host that saved everything for the next
+    slice. A stall or a signal causes the loss of other hosts. jax ends a process that lost another process by SIGABRT.
     """
     return ORDER.get(code, 3 if code < 0 else 0)
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, for people."""
+    """Return the end of a process in words."""
     with suppress(ValueError):
         return f"ended {ExitCode(code).name.lower().replace('_', ' ')}"
     return child_process.ending(code)
 
 
 def size_of(log: Path) -> int:
-    """Return the size of a log in bytes; 0 if there is none."""
+    """Return the size of a log in bytes, or 0 if it is missing."""
     return log.stat().st_size if log.exists() else 0
 
 
 def last_words(log: Path, log_before: int) -> str | None:
-    """Return the last line that the trainer itself wrote, after the first `log_before` bytes of its log."""
+    """Return the last line of the trainer itself in its log, after the first `log_before` bytes."""
     said = log.read_bytes()[log_before:].decode(errors="replace") if log.exists() else ""
     lines = [line for line in said.splitlines() if line.startswith("trainer: ")]
     return lines[-1].removeprefix("trainer: ") if lines else None
 
 
 def write_reason(folder: Path, lines: Iterable[str]) -> None:
-    """Append to the first host's log which host was the reason, and why."""
+    """Append the reason of the end to the first host's log."""
     with open(RunFolder(folder).log(), "a", encoding="utf-8") as log:
         log.writelines(f"trainer: {line}\n" for line in lines)
 
 
 class ProcessGroup:
-    """Processes on all hosts that are one program: if one ends early, all end, and the one that was the reason is named.
+    """Processes on all hosts that are one program: if one ends early, all end, and the log names the cause.
 
     Args:
-        done_seconds: how long the others have to end after one that is done.
-        on_close: called when all are closed.
+        done_seconds: see `DONE_SECONDS`.
+        on_close: called after all processes are closed.
 
     Attributes:
-        processes: each has a `name`, the size of its log before it (`log_before`), `code()`, `wait(seconds)`, `stop()`, `kill()`, which
-            returns when it and what it started have ended, and `close()`.
-        remote: the run's folder, if the hosts do not see it, and have folders of their own.
+        processes: each has a `name`, the size of its log at its start (`log_before`), `code()`, `wait(seconds)`, `stop()`, `kill()`, which
+            returns after the end of the process and its children, and `close()`.
+        remote: the run's folder, if the hosts have no shared file system.
     """
 
     def __init__(
@@ -132,7 +142,7 @@ class ProcessGroup:
         self._has_reported = False
 
     def look(self) -> int | None:
-        """Return the exit code of the run, or minus a signal (`trainer.base.errors`); None while any process is at work."""
+        """Return the exit code of the run, or minus a signal (`trainer.base.errors`); None while a process runs."""
         codes: list[int | None] = [process.code() for process in self.processes]
         ended = [code for code in codes if code is not None]
         if len(ended) < len(codes):
@@ -161,29 +171,29 @@ class ProcessGroup:
         return code
 
     def wait(self, seconds: float) -> None:
-        """Return after so long, or before if a process ended."""
+        """Wait until the time is over or a process ends."""
         if running := next((process for process in self.processes if process.code() is None), None):
             running.wait(seconds)
 
     def stop(self) -> None:
-        """Ask all to save and to end. Return at once."""
+        """Ask all processes to save and to end, without waiting."""
         for process in self.processes:
             process.stop()
 
     def kill(self) -> None:
-        """End all now, and return when they have ended."""
+        """Kill all processes, and wait for their end."""
         for process in self.processes:
             process.kill()
 
     def close(self) -> None:
-        """Release resources after all have ended. Their logs are in the run's folder then."""
+        """Release resources after the end of all processes. Their logs are then in the run's folder."""
         for process in self.processes:
             process.close()
         self._on_close()
 
 
 class Launcher:
-    """Where and how the processes of a run are started; `kind` is `local`, `jobset` or `tpu_vm`."""
+    """A way to start the processes of a run; `kind` is `local`, `jobset` or `tpu_vm`."""
 
     kind: str
 
@@ -191,10 +201,109 @@ class Launcher:
         """Start the program on every host.
 
         Raises:
-            ConfigError: it cannot be started with these settings.
-            TrainingError: other programs have the machines, or these do not answer.
+            ConfigError: the settings are wrong.
+            TrainingError: the machines are busy, or do not answer.
         """
         raise NotImplementedError
 
     def clear(self, folder: Path) -> None:
-        """End the hosts of the run of this folder that outlived their launcher; most end with it."""
+        """End the hosts of the run in this folder that outlived their launcher."""
+
+
+class LocalLauncher(Launcher):
+    """One process on this machine, or several that are joined over loopback. They end with this process, which holds their inputs.
+
+    jax selects a TPU or GPU if there is one, else the CPU. With several GPUs each process has its own.
+
+    Args:
+        processes: the number of processes; None is one per GPU of the run's mesh, or one without GPUs.
+        root: the root of the file system, for finding devices.
+        python: the Python that trains; None is the Python of this process.
+    """
+
+    kind = "local"
+
+    def __init__(self, processes: int | None = None, *, root: Path = Path("/"), python: str | None = None) -> None:
+        self._processes, self._root, self._python = processes, root, python
+
+    def start(self, attempt: Attempt) -> ProcessGroup:
+        """See `Launcher`."""
+        check_nothing_left_over(os.environ)
+        environments = self.environments(attempt, os.environ)
+        forget_meetings(attempt.folder)
+        command = python_command("phasewise.trainer", str(attempt.run_file), "--with-parent", python=self._python)
+        group = ProcessGroup(attempt.folder)
+        try:
+            for number, environment in enumerate(environments):
+                group.processes.append(_LocalProcess(command, environment, RunFolder(attempt.folder).log(number), number))
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+    def environments(self, attempt: Attempt, given: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return the environment of each process."""
+        devices = attempt.run.execution.mesh.devices
+        found = {"TF_CPP_MIN_LOG_LEVEL": "3", **given}
+        if not has_accelerator(found, self._root):
+            found = {"JAX_PLATFORMS": "cpu", **found}
+        gpus: list[str] = []
+        if re.search(r"cuda|gpu", found.get("JAX_PLATFORMS", "cuda")):
+            gpus = [str(number) for number, _ in enumerate(self._root.glob("dev/nvidia[0-9]*"))]
+            if gpus and not any(find_spec(name) for name in GPU_PLUGINS):
+                say("there is a GPU, and jax has no plugin for it: this trains on the CPU (pip install 'jax[cuda13]')")
+                gpus = []
+            elif (chosen := found.get(VISIBLE)) is not None:
+                gpus = [name for name in chosen.split(",") if name]
+        count = self._processes or (devices if gpus else 1)
+        if devices % count:
+            raise ConfigError(
+                f"the processes of a run have equally many devices, found {devices} devices in execution.mesh for {count} processes: take "
+                "a number that divides the devices (PHASEWISE_PROCESSES)."
+            )
+        each = devices // count
+        if gpus and devices > len(gpus):
+            raise ConfigError(
+                f"execution.mesh needs {devices} devices, found {len(gpus)} GPUs ({', '.join(gpus)}): take a smaller slice, or another "
+                "machine."
+            )
+        flags = found.get("XLA_FLAGS", "")
+        has_own_devices = VIRTUAL_DEVICES in flags or "JAX_NUM_CPU_DEVICES" in found
+        if not gpus and devices > 1 and found.get("JAX_PLATFORMS") == "cpu" and not has_own_devices:
+            found["XLA_FLAGS"] = f"{flags} {VIRTUAL_DEVICES}={each}".strip()
+        own = [found | ({VISIBLE: ",".join(gpus[number * each : (number + 1) * each])} if gpus else {}) for number in range(count)]
+        if count == 1:
+            return own
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        names = ",".join(f"process {number}" for number in range(count))
+        joined = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), LAUNCH_VARIABLE: attempt.name, HOSTS_VARIABLE: names}
+        return [environment | joined | {"JAX_PROCESS_ID": str(number)} for number, environment in enumerate(own)]
+
+
+class _LocalProcess:
+    """A trainer in its own process group."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path, number: int) -> None:
+        self.name, self.log_before = f"process {number}", size_of(log)
+        with open(log, "ab") as said:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=environment, process_group=0)
+        self.code = self._process.poll
+        self.stop = self._process.terminate
+        """Send SIGTERM. Closing the standard input would end the process at once."""
+
+    def wait(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        if self._process.stdin:
+            self._process.stdin.close()

@@ -1,8 +1,8 @@
-"""Which run a folder holds, whether it is finished, and how it differs from another one.
+"""The identity of the run in a folder: whether it equals another run, is finished, or differs.
 
-A run is the same if it has the same settings and starting weights, and for each component the same cache, by its name or by its content.
-Code that prepares data may change and give the same bytes: caches then have other names and the same content, and nothing is trained again.
-The contents of a run's caches are in `caches.json` next to its `run.json`. An older run has none; then the manifests of the caches say it.
+Two runs are equal if they have the same settings and starting weights, and for each component the same cache, by name or by content.
+Changed code may prepare the same bytes under other cache names, and then no training is repeated. `caches.json` next to `run.json` has the
+contents of the caches. An older run lacks the file, and the manifests of the caches are read instead.
 """
 
 from contextlib import suppress
@@ -25,33 +25,33 @@ from phasewise.trainer.data.manifest import Manifest, read_manifest
 
 
 def read_run(folder: Path) -> RunConfig | None:
-    """Return the run that was written down in the folder; None if there is none, or it was changed after it was written."""
+    """Return the run of `run.json`, or None if the file is missing or was changed."""
     with suppress(FileNotFoundError, ValueError):
         return RunConfig.model_validate(read_sealed(RunFolder(folder).run_file, may_lack_seal=True))
     return None
 
 
 def has_result_of(folder: Path, run: RunConfig) -> bool:
-    """Return whether the folder's result, which is sealed, is of this run: then a `run.json` that says otherwise was changed."""
+    """Return whether the sealed result in the folder belongs to this run. Then a different `run.json` was changed."""
     return (read_result(folder) or {}).get("run_digest") == run.digest
 
 
 def last_saved_step(run: RunConfig) -> int | None:
-    """Return the newest committed checkpoint of the run; None if there is none."""
+    """Return the step of the newest committed checkpoint."""
     folder = RunFolder.at(run.output).checkpoints
     return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
 
 
 def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: KnownDigests | None = None) -> dict[str, Any] | None:
-    """Return the result of exactly this run, if it has one; a result of other data or settings doesn't count.
+    """Return the valid result of this run, if any.
 
-    A result names the digest of its run; an older one the digest of its `run.json` with the paths in it. Wherever the home was moved,
-    these two belong together, and `run.json` says which run it is. Nor does a result count whose last checkpoint is damaged: the launcher
-    resumes from the one before. A folder that somebody deleted to make room is not damage; who needs its weights misses it.
+    A result names the digest of its run. An older result names the digest of `run.json` with the paths in it, so that both files belong
+    together also in a moved home. A result with a damaged last checkpoint is invalid: the launcher resumes from the checkpoint before. A
+    deleted checkpoint folder is not damage.
 
     Args:
-        plan: caches that it lacks only for a change of their code do not speak against a result; None is that all caches are there.
-        digests: known digests of files; None reads what looks changed.
+        plan: caches that wait for a rebuild by changed code don't invalidate a result. None if all caches exist.
+        digests: known digests of files. None reads the files that look changed.
     """
     folder = as_path(run.output)
     result, written = read_result(folder), read_run(folder)
@@ -68,10 +68,7 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: Known
 
 
 def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> str | None:
-    """Return the damage of the last checkpoint of a run that has a result, of its metrics or its `run.json`; also a removed file.
-
-    If the checkpoint was deleted, none of these can be made again, and nothing is compared.
-    """
+    """Return the damage of a finished run's last checkpoint, metrics or `run.json`. Nothing is compared if the checkpoint was deleted."""
     folder = RunFolder.at(run.output)
     checkpoint = folder.checkpoint(run.stop_step)
     if not checkpoint.exists():
@@ -86,24 +83,24 @@ def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> s
 
 
 def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
-    """Return whether the run's folder holds exactly this run; `plan` as in `finished_result`."""
+    """Return whether the run's folder has exactly this run, with `plan` as in `finished_result`."""
     folder = as_path(run.output)
     written = read_run(folder)
     return has_result_of(folder, run) or (written is not None and is_same(written, run, plan))
 
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
-    """Write down the content of the run's caches, before they can be deleted. A cache that cannot be read is left out.
+    """Write the content digests of the run's caches to `caches.json`, before the caches can be deleted. Unreadable caches are left out.
 
     Args:
-        written: the run in `run.json`, if that is the same run with caches of other names; None is the run itself.
+        written: the equal run in `run.json`, if its caches have other names.
     """
     contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
     write_sealed(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
 
 
 def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
-    """Return component → content of its cache, as noted when the run began; nothing if the note is of another run or was changed."""
+    """Return component → content of its cache when the run started, or nothing if `caches.json` is of another run or was changed."""
     with suppress(FileNotFoundError, NotAsWritten):
         noted = read_sealed(RunFolder(folder).caches, may_lack_seal=True)
         if noted.get("run_digest") == written.digest:
@@ -112,11 +109,10 @@ def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
 
 
 def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) -> bool:
-    """Return whether the run that was trained as `written`, in the folder of `run`, is what `run` would train.
+    """Return whether `run` would repeat the training of `written`, which is in the folder of `run`.
 
     Args:
-        plan: caches that are still to be prepared again for a change of their code are taken to have the same content; whether they have
-            is seen when they are there. None is that all caches are there.
+        plan: caches that wait for a rebuild by changed code are assumed to keep their content. None if all caches exist.
     """
     if written.digest == run.digest:
         return True
@@ -128,7 +124,7 @@ def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) ->
         if written.cache_name(component) == run.cache_name(component):
             continue
         name, folder_name = written.cache_name(component), written.caches[component].rstrip("/").rpartition("/")[2]
-        before = None  # the manifest of the cache that was trained on, in the home of now or of then
+        before = None  # the manifest of the training cache, in the current or the earlier home
         for place in (as_path(run.caches[component]).parent / folder_name, as_path(written.caches[component])):
             found = _manifest(place)
             names = (found.digest, f"{found.split}-{found.key[:16]}", written.caches[component]) if found else ()
@@ -152,9 +148,9 @@ def _manifest(folder: Path) -> Manifest | None:
 
 
 def differences(run: RunConfig) -> tuple[Difference, ...]:
-    """Return what decides a run's weights and differs from the run in its folder; empty if there is none, or it is the same.
+    """Return the differences between a run and the run in its folder, in fields that decide the weights.
 
-    A file from before a field existed, or one that can't be read any more, is compared as it is written.
+    A `run.json` of an older version is compared by its text if it can't be validated.
     """
     try:
         written = read_sealed(RunFolder.at(run.output).run_file, may_lack_seal=True)
@@ -168,14 +164,14 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
 
 
 def name_differences(found: tuple[Difference, ...], *, most: int = 3) -> str:
-    """Return the first few, in one line."""
+    """Return the first few differences in one line."""
     return name_some(found, most, "; ")
 
 
 def note_changed_plan(run: RunConfig) -> str | None:
-    """Report, and write as an event, what decides bits and differs from the plan of the last checkpoint.
+    """Report and log the fields that decide bits and differ from the plan of the last checkpoint.
 
-    None if nothing differs, nothing is saved, or everything is trained.
+    Return None if there is no difference, no checkpoint, or the run is finished.
     """
     written = read_run(as_path(run.output))
     if written is None or not is_same(written, run) or finished_result(run):
@@ -191,7 +187,7 @@ def note_changed_plan(run: RunConfig) -> str | None:
 
 
 def archive_another_run(run: RunConfig) -> None:
-    """Rename the folder of `run` if it holds another run (other data or settings), or lost its `run.json`; it is never deleted."""
+    """Rename the folder of `run` if it has a different run, or lost its `run.json`. It is never deleted."""
     folder = RunFolder.at(run.output)
     is_known = folder.run_file.exists()
     if not is_known and not folder.checkpoints.exists():

@@ -1,4 +1,4 @@
-"""Selects the launcher of a phase and its settings, from the phase's slice and the environment (docs/reference/environment.md)."""
+"""Select the launcher of a phase by its slice and the environment (docs/reference/environment.md)."""
 
 import os
 import sys
@@ -8,8 +8,7 @@ from typing import Literal, get_args
 
 from phasewise.tasks.preflight.slices import Slice, find_slice
 from phasewise.tasks.store.publisher import keeper_of
-from phasewise.tasks.training.launchers import Launcher, env_passthrough
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import Launcher, LocalLauncher, env_passthrough
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import HOUSE
 from phasewise.trainer.config import RunConfig
@@ -23,7 +22,7 @@ KINDS: tuple[LauncherKind, ...] = get_args(LauncherKind)
 
 
 def chosen_kind(environment: Mapping[str, str] = os.environ) -> LauncherKind:
-    """Return the kind that `PHASEWISE_LAUNCHER` says."""
+    """Return the launcher kind of `PHASEWISE_LAUNCHER`."""
     kind = environment.get(LAUNCHER_VARIABLE) or HERE
     if kind not in KINDS:
         raise ConfigError(f"{LAUNCHER_VARIABLE} must be one of {', '.join(KINDS)}, found '{kind}'. Correct it, or leave it unset.")

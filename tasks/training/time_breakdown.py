@@ -1,11 +1,11 @@
-"""Where the wall time of a phase's training went: `spent.jsonl` in its folder has a line for each attempt.
+"""The breakdown of a training's wall time: `spent.jsonl` in the run's folder has a line per attempt.
 
-The trainer counts the seconds of each work (`trainer.process.watchdog`), and its last heartbeat has them. The rest of the processes' time –
-their start, their imports, and the time after the last heartbeat of one that was killed – is `process`. Updates that a later attempt did
-again are `replay`. So the parts are together the time between the start of each attempt and its end, and the pauses between attempts.
+The trainer counts the seconds of each work (`trainer.process.watchdog`), and its last heartbeat has them. The other time of the processes
+(start, imports, and after the last heartbeat of a killed process) is `process`. Updates that a later attempt repeats are `replay`. The sum
+is the time of all attempts and the pauses between them.
 
-While an attempt goes on, `life.json` says what is known of it. A launcher that is lost with its machine writes no line: the next one finds
-`life.json`, and writes the line. The time after its last sign is not known: until the next attempt it is `away`.
+During an attempt, `life.json` has its time so far. If a launcher is lost with its machine, the next launcher turns `life.json` into a line.
+The time from its last entry to the next attempt is `away`.
 """
 
 import time
@@ -33,15 +33,15 @@ class AttemptTime(Frozen, extra="ignore"):
     """The time of one attempt.
 
     Attributes:
-        wall_seconds: from the start of its processes to their end.
-        pause_seconds: from the end of the attempt before, if the same launcher started this one; else 0.
-        seconds: of each work, as the trainer counted them; nothing if it was ended before its first heartbeat.
-        from_step, to_step: the updates that were applied when it began, and when it ended.
-        peak_memory_bytes: the most that its process held in this machine's memory; None if it is not known.
-        slice_name: where it trained; empty if it is not known.
-        started_at: seconds since 1970; 0 in older lines.
-        is_whole: whether its end was seen; else its launcher was gone before, and `wall_seconds` is up to its last sign.
-        away_seconds: from that sign to the start of the next attempt.
+        wall_seconds: from the start of the processes to their end.
+        pause_seconds: from the end of the previous attempt of the same launcher.
+        seconds: the seconds per work, empty without a heartbeat.
+        from_step, to_step: the applied updates at the start and at the end.
+        peak_memory_bytes: the peak host memory of the process.
+        slice_name: the slice, or an empty text if it is unknown.
+        started_at: seconds since 1970, 0 in older lines.
+        is_whole: the end is known. Else the launcher was lost, and `wall_seconds` ends at the last entry.
+        away_seconds: from the last entry of a lost launcher to the next attempt.
     """
 
     wall_seconds: float
@@ -57,7 +57,7 @@ class AttemptTime(Frozen, extra="ignore"):
 
 
 class TimeBreakdown(Frozen):
-    """Where the time of a phase's training went: the seconds add up to `wall_seconds`; `lives` are its attempts."""
+    """The time of all attempts of a phase. The seconds add up to `wall_seconds`, and `lives` is the number of attempts."""
 
     wall_seconds: float
     lives: int
@@ -67,7 +67,7 @@ class TimeBreakdown(Frozen):
 
 
 class Clock:
-    """Counts the attempts of a run that one launcher starts. No training fails because the account cannot be written."""
+    """Measures the attempts of one launcher. A failed write does not stop the training."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = RunFolder(folder)
@@ -75,7 +75,7 @@ class Clock:
 
     @contextmanager
     def attempt(self, from_step: int, *, slice_name: str = "") -> Iterator[Callable[[], None]]:
-        """Count one attempt, however it ends. Yield a function that notes how far it is; call it often."""
+        """Measure one attempt. Yield a function that writes the time so far, to be called often."""
         if lost := read_open_attempt(self._folder.path):
             self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
         began, started_at, noted = time.monotonic(), time.time(), -NOTE_SECONDS
@@ -84,7 +84,7 @@ class Clock:
 
         def so_far() -> AttemptTime:
             said = read_heartbeat(self._folder.path)
-            if all(said.get(name) == before.get(name) for name in ("time", "pid")):  # of the attempt before
+            if all(said.get(name) == before.get(name) for name in ("time", "pid")):  # of the previous attempt
                 said = {}
             return AttemptTime(
                 wall_seconds=time.monotonic() - began,
@@ -120,7 +120,7 @@ class Clock:
 
 
 def read_time_breakdown(folder: Path) -> TimeBreakdown | None:
-    """Return the account of all attempts of the run in a folder, also of one that goes on; None if there is none."""
+    """Return the breakdown of all attempts in a run's folder, including the running attempt, or None without attempts."""
     attempts = read_attempts(folder)
     if now := read_open_attempt(folder):
         attempts.append(now)
@@ -152,7 +152,7 @@ def read_time_breakdown(folder: Path) -> TimeBreakdown | None:
 
 
 def read_attempts(folder: Path) -> list[AttemptTime]:
-    """Return the attempts of the run in a folder that have ended. A line that does not read is skipped."""
+    """Return the ended attempts in a run's folder, without damaged lines."""
     path, found = RunFolder(folder).spent, list[AttemptTime]()
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):
@@ -161,7 +161,7 @@ def read_attempts(folder: Path) -> list[AttemptTime]:
 
 
 def read_open_attempt(folder: Path) -> AttemptTime | None:
-    """Return what `life.json` says of the attempt that goes on, or whose end was not seen; None if there is none."""
+    """Return the attempt of `life.json`, which is running or lost."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = AttemptTime.model_validate(read_json(RunFolder(folder).life)["life"])
         if found.started_at not in [one.started_at for one in read_attempts(folder)]:

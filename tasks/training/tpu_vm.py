@@ -1,7 +1,7 @@
-"""The launcher for TPU VMs: it starts the trainer over ssh on every worker of one or several slices. `pip install 'phasewise[tpu-vm]'`.
+"""The launcher for TPU VMs: it starts the trainer over ssh on every worker of one or several slices (`pip install 'phasewise[tpu-vm]'`).
 
-A host's key must be known before (`known_hosts`). Each host has a lock, which its trainer holds: a TPU has one program at a time. The
-trainer ends when its connection does, and if the connection is cut without an end, when it heard nothing for `PARENT_SECONDS`.
+The hosts' keys must be in `known_hosts`. A trainer holds the lock of its host, because a TPU has one program at a time. A trainer ends with
+its ssh connection. If the connection breaks without an end, the trainer ends after `PARENT_SECONDS` without a message.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from phasewise.trainer.process.rendezvous import forget_meetings
 from phasewise.trainer.process.signals import STOP_VARIABLE, stop_seconds
 
 BUSY = 96
-"""The exit code of the command if another trainer has the host."""
+"""The exit code of the command if another trainer holds the lock of the host."""
 CONNECT_SECONDS = 30.0
 KEEPALIVE_SECONDS, KEEPALIVES = 10.0, 3
-"""A connection that is cut in the middle counts as lost after so many unanswered messages."""
+"""A connection counts as lost after this number of messages without an answer."""
 ALIVE_SECONDS = 10.0
 END_SECONDS = 10.0
-"""How long the launcher may take to see the end of a process that was killed."""
+"""The time for seeing the end of a killed process."""
 START_SECONDS = 60.0
 PARENT_SECONDS = 60.0
 BUSY_LOOK_SECONDS = 1.0
 SENT_SECONDS = 600.0
-"""How long hosts without a shared folder may end after the first one that is done."""
+"""`launchers.DONE_SECONDS` of hosts without a shared file system, which upload at their end."""
 LOCK, OWNER = '"$HOME/.phasewise-trainer.lock"', '"$HOME/.phasewise-trainer.owner"'
 T = TypeVar("T")
 
 
 class Host(NamedTuple):
-    """One worker, as ssh names it."""
+    """A worker."""
 
     name: str
     user: str | None = None
@@ -65,16 +65,16 @@ class Host(NamedTuple):
 
 
 class Workers(Frozen):
-    """The hosts of a run, all of which see its folder under the same path, or reach the store that its home is on.
+    """The hosts of a run. They have the run's folder under the same path, or access to the store of its home.
 
     Attributes:
-        slices: the workers of each slice in order, as ssh names them: `[user@]name[:port]`.
-        python: of the environment that trains, on every host.
+        slices: the workers of each slice in order, as `[user@]name[:port]`.
+        python: the Python that trains, on every host.
         project: the folder of this project on every host.
-        port: of the coordinator, on the first host.
-        known_hosts: the file that has the hosts' keys; None is the user's own.
-        key: the private key that opens the hosts; None is the one that the user's ssh would try.
-        scratch: the working folder of hosts without a shared folder; None is each user's cache folder.
+        port: the port of the coordinator, on the first host.
+        known_hosts: the file with the hosts' keys. Default: the file of ssh.
+        key: the private key. Default: the keys of ssh.
+        scratch: the working folder of hosts without a shared file system. Default: the user's cache folder.
         environment: variables of every process.
     """
 
@@ -89,12 +89,12 @@ class Workers(Frozen):
 
     @property
     def hosts(self) -> list[Host]:
-        """All of them, in the order of the processes."""
+        """All workers, in the order of the processes."""
         return [Host.parse(name) for one in self.slices for name in one]
 
 
 class TpuVmLauncher(Launcher):
-    """Workers that are reached by ssh."""
+    """Starts trainers over ssh."""
 
     kind = "tpu_vm"
 
@@ -133,7 +133,7 @@ class TpuVmLauncher(Launcher):
 
     async def _start(self, attempt: Attempt, loop: "Loop", number: int, host: Host, command: str) -> "_SshProcess":
         connection = await connect(host, self._workers.known_hosts, self._workers.key)
-        # how long the last attempt of this launcher may still have a host: until it hears nothing, and has saved
+        # the last attempt of this launcher may hold the lock until it misses its parent and has saved
         patience = PARENT_SECONDS + stop_seconds() + send_seconds()
         until = time.monotonic() + patience
         try:
@@ -160,7 +160,7 @@ class TpuVmLauncher(Launcher):
             raise
 
     def commands(self, attempt: Attempt, kept: Kept | None = None) -> list[str]:
-        """Return the command of each host, for its shell, which becomes the trainer, or `tasks.training.hosts` if there is a store."""
+        """Return the shell command of each host. The shell becomes the trainer, or `tasks.training.hosts` if the home is on a store."""
         workers = self._workers
         first, several = workers.hosts[0].name, len(workers.slices) > 1
         shared = {
@@ -195,7 +195,7 @@ class TpuVmLauncher(Launcher):
 
 
 class Loop:
-    """A thread that talks to all hosts."""
+    """A thread with an event loop for all ssh connections."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -203,11 +203,11 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Run it and return its result."""
+        """Return the result of a coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     def close(self) -> None:
-        """End the thread, and cancel its tasks."""
+        """Cancel the tasks and end the thread."""
 
         async def cancel_all() -> None:
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -222,7 +222,12 @@ class Loop:
 
 
 async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any:
-    """Open a connection to a host."""
+    """Open a connection to a host.
+
+    Raises:
+        ConfigError: asyncssh is missing, or the host or the user is not authenticated.
+        TrainingError: the host does not answer.
+    """
     try:
         import asyncssh
     except ImportError:
@@ -254,7 +259,7 @@ async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any
 
 
 class _SshProcess:
-    """The trainer on one host. It ends when the connection does, for it watches its standard input. Make it in the loop's thread."""
+    """The trainer on one host, which ends with the connection because it watches its standard input. Create it in the loop's thread."""
 
     def __init__(self, loop: Loop, connection: Any, process: Any, host: Host, log: Path, pid: int) -> None:
         self.name, self.log_before = str(host), size_of(log)
@@ -268,11 +273,11 @@ class _SshProcess:
         return self._code
 
     def stop(self) -> None:
-        """Send a byte: not every server passes signals on."""
+        """Send a stop byte, because some servers don't forward signals."""
         self._loop.run(self._write(STOP))
 
     def kill(self) -> None:
-        """See `ProcessGroup`. A host that cannot be reached ends its process itself, when it has heard nothing for long enough."""
+        """Kill the process. An unreachable host ends its process after `PARENT_SECONDS`."""
         with suppress(TimeoutError):
             self._loop.run(self.kill_on_host(), END_SECONDS)
         if not self._ended.wait(END_SECONDS):
@@ -324,5 +329,5 @@ class _SshProcess:
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def _write(self, said: bytes) -> None:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             self._process.stdin.write(said)

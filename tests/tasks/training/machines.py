@@ -11,8 +11,7 @@ import pytest
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.jobset import ClusterSettings, JobSetLauncher, build_manifest
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict
-from phasewise.tasks.training.launchers import Attempt, Launcher
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import Attempt, Launcher, LocalLauncher
 from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.identity import HOUSE

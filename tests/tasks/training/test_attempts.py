@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from phasewise.tasks.training import attempts, local
+from phasewise.tasks.training import attempts, launchers
 from phasewise.tasks.training.attempts import MAX_RESTARTS, SliceSegment, launch_trainer
 from phasewise.tasks.training.execution import execution_summary
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import LocalLauncher
 from phasewise.tasks.training.run_identity import finished_result, last_saved_step
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
@@ -198,7 +198,7 @@ signal.pause()
         processes.append(start([sys.executable, "-c", deaf], **settings))
         return processes[-1]
 
-    monkeypatch.setattr(local.subprocess, "Popen", start_deaf)
+    monkeypatch.setattr(launchers.subprocess, "Popen", start_deaf)
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(40, run))
     assert processes[0].returncode == -signal.SIGKILL

@@ -20,7 +20,7 @@ from phasewise.tasks.training import hosts as program
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.training.hosts import Committer, HostWork, start_remote, take_back
 from phasewise.tasks.training.jobset import exit_code
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import LocalLauncher
 from phasewise.trainer.base.errors import ConfigError, TakenOver
 from phasewise.trainer.base.identity import HOUSE, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_events

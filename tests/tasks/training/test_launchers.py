@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from phasewise.tasks.training.attempts import launch_trainer
-from phasewise.tasks.training.launchers import Attempt
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import Attempt, LocalLauncher
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder, read_events
 from phasewise.trainer.base.storage import read_json, write_json

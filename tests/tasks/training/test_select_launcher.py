@@ -11,7 +11,7 @@ import pytest
 from phasewise.tasks.store.publisher import Kept, keeping
 from phasewise.tasks.training import kubernetes_cluster
 from phasewise.tasks.training import select_launcher as selection
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import LocalLauncher
 from phasewise.tasks.training.select_launcher import select_launcher
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Execution, Mesh, RunConfig

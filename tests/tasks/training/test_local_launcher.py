@@ -12,10 +12,9 @@ from experiments.survival.runs import tiny_recipe
 from phasewise.flows.plan import build_run as build_run_of_recipe
 from phasewise.tasks.home import Home
 from phasewise.tasks.training import execution as execution_module
-from phasewise.tasks.training import local
+from phasewise.tasks.training import launchers
 from phasewise.tasks.training.execution import CPU, ONE_DEVICE, Machine, execution_here, execution_summary, in_words, machine_here
-from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, ProcessGroup, decisive
-from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.launchers import DONE_SECONDS, GRACE_SECONDS, Attempt, LocalLauncher, ProcessGroup, decisive
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.base.storage import write_json
@@ -133,7 +132,7 @@ def with_gpus(root: Path, count: int, monkeypatch: pytest.MonkeyPatch, *, plugin
     (root / "dev").mkdir()
     for name in ["nvidiactl", *(f"nvidia{number}" for number in range(count))]:
         (root / "dev" / name).touch()
-    monkeypatch.setattr(local, "find_spec", lambda name: object() if plugin and name == local.GPU_PLUGINS[0] else None)
+    monkeypatch.setattr(launchers, "find_spec", lambda name: object() if plugin and name == launchers.GPU_PLUGINS[0] else None)
     return root
 
 
