@@ -56,7 +56,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
     Args:
         what: the work of this process, for other processes.
         url: the address of this process.
-        on_wait: called once per holder before waiting. None means no waiting.
+        on_wait: called once per holder before waiting. By default the call does not wait.
 
     Raises:
         AlreadyHeld: another process holds the lock, and `on_wait` is None.
@@ -97,7 +97,7 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
 
 
 def holder_of(place: Path) -> Holder | None:
-    """Return the process that holds the lock, which may be this process; None if the lock is free."""
+    """Return the process that holds the lock, which may be this process, or None if the lock is free."""
     try:
         with open(place) as file:
             if place.resolve() not in _held_here and try_lock(file):

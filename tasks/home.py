@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fsspec.exceptions import FSTimeoutError
 
@@ -32,7 +32,7 @@ class Home:
 
     Attributes:
         reads_only: the home was opened for reading, and no folder is created.
-        trials: phases that `--set` changes → their folder names. Other phases have folders of their own name.
+        trials: phases that `--set` changes → their folder names. Other phases have folders with the phase's name.
     """
 
     root: Path
@@ -61,11 +61,10 @@ class Home:
                 if store is None:
                     os.listdir(root)
                 else:
-                    file_system: Any = store[0]
-                    file_system.ls(store[1], timeout=PROBE_SECONDS)
+                    cast(Any, store[0]).ls(store[1], timeout=PROBE_SECONDS)
             except FileNotFoundError:
-                pass  # an empty home
-            except Exception as error:  # stores and credentials have error types of their own
+                pass
+            except Exception as error:  # stores and credentials have different error types
                 raise _refusal(root, "read", error) from None
         return cls(root, reads_only)
 
@@ -100,16 +99,16 @@ class Home:
             except Exception as error:  # deletion may be forbidden, replacement must be allowed
                 file_system.pipe_file(f"{name}/{PROBE}", b"replaced", timeout=PROBE_SECONDS)
                 warn_undeleted(self.root, error)
-        except Exception as error:  # stores and credentials have error types of their own
+        except Exception as error:  # stores and credentials have different error types
             raise _refusal(self.root, "written", error) from None
 
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-        """Hold the home for one run; see `tasks.holder`, and `tasks.locks` for stores.
+        """Hold the home for one run (`tasks.holder`, and `tasks.locks` for stores).
 
         Args:
             what: the work of this process, for other processes.
-            on_wait: called once per holder before waiting. None means no waiting. On a store there is no waiting.
+            on_wait: called once per holder before waiting. By default, and on a store, the call does not wait.
 
         Raises:
             ConfigError: another process holds the home.
@@ -158,13 +157,13 @@ class Home:
             for kind in WORKED_ON:
                 with suppress(FileNotFoundError):
                     run_names |= {str(one).rstrip("/").rpartition("/")[2] for one in file_system.ls(f"{name}/{kind}", detail=False)}
-        except Exception as error:  # stores and credentials have error types of their own
+        except Exception as error:  # stores and credentials have different error types
             raise StorageError(f"the home {self.root} cannot be read: {error}") from error
         for run_name in sorted(run_names):
             self.look(run_name)
 
     def add(self, run_name: str, write: Callable[[], Path]) -> Path:
-        """Write one file of a recipe's work; on a store it is committed at once, without a download of weights.
+        """Write one file of a recipe's work, and commit it if the home is on a store. No weights are downloaded.
 
         Args:
             write: writes the file below `work` and returns its path.
@@ -189,7 +188,7 @@ class Home:
 
     @property
     def work(self) -> Path:
-        """The folder of mutable files (runs, verdicts, reports): on this machine also if the home is on a store; see `tasks.store`."""
+        """The folder of mutable files (runs, verdicts, reports): always on this machine (`tasks.store`)."""
         if self.is_local:
             return self.root
         return self._on_this_machine / ("looked-at" if self.reads_only else "work")
@@ -283,7 +282,7 @@ class Home:
         return self.work / "verdicts" / run_name / self.folder_of(phase) / f"{gate}.json"
 
     def report(self, run_name: str) -> Path:
-        """Return the folder of a run's report and Data Docs; of a trial a folder below it."""
+        """Return the folder of a run's report and Data Docs. A trial has a folder below it."""
         folder = self.work / "reports" / run_name
         return folder / f"trial-{digest_of_json(self.trials)[:8]}" if self.trials else folder
 

@@ -49,7 +49,7 @@ class ChangedFile(NamedTuple):
 
     Attributes:
         path: in the home.
-        phase: the phase of the run or verdict; None is the recipe as a whole.
+        phase: the phase of the run or verdict. None is the recipe as a whole.
     """
 
     path: str
@@ -58,7 +58,7 @@ class ChangedFile(NamedTuple):
 
 
 def why_harmless(path: str) -> str | None:
-    """Return why a change of this file of a home does no harm; None if the file is checked."""
+    """Return why a change of this file of a home does no harm, or None if the file is checked."""
     return next((why for pattern, why in HARMLESS.items() if fnmatch(path, pattern)), None)
 
 
@@ -219,7 +219,7 @@ class _Inventory:
             self.add_changed(path, rest, path / DIGESTS_NAME, RESTORE)
 
     def add_verdict(self, path: Path) -> None:
-        """Check a verdict with its tables, or the decision of a person; of a verdict on training also the metrics."""
+        """Check a verdict with its tables, or the decision of a person. A verdict on training also covers the metrics."""
         subject = f"/{path.parent.name} {'training' if path.stem == 'health' else path.stem}"
         fields = self.add_sealed(path, AGAIN, lambda fields: str(fields.get("subject", subject)).endswith(subject))
         if not fields:

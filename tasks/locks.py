@@ -94,7 +94,7 @@ class _Version(NamedTuple):
     """One version of a lease object. The store counts a generation per holder and a metageneration per heartbeat.
 
     Attributes:
-        seconds: the lease time of the holder; 0 if unknown.
+        seconds: the lease time of the holder, or 0 if unknown.
         is_free: the holder returned the lease and could not delete it.
     """
 
@@ -134,7 +134,7 @@ class _Lease:
         return cls(place, file_system, bucket, name)
 
     def version(self) -> _Version | None:
-        """Return the current version; None if there is no lease."""
+        """Return the current version, or None if there is no lease."""
         try:
             _, content = self._call("GET")
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class _Lease:
         return not self.lost.is_set() and time.monotonic() - self.beaten < _lease_seconds()
 
     def create(self) -> str | None:
-        """Create the lease and return its generation; None if there is one already."""
+        """Create the lease and return its generation, or None if there is one already."""
         content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}).encode()
         path = f"{self.bucket}/{self.name}"
         try:

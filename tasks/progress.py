@@ -20,7 +20,7 @@ class Progress:
     """The progress of some work, with a note for the progress bar.
 
     Attributes:
-        seconds_left: a better estimate than the ratio of `done` to `total`; infinity if unknown.
+        seconds_left: a better estimate than the ratio of `done` to `total`, or infinity if unknown.
     """
 
     work: str
@@ -48,7 +48,7 @@ class Milestones:
         self._began: dict[str, tuple[float, int]] = {}
 
     def line(self, progress: Progress) -> str | None:
-        """Return the report with the remaining time; None if it is not due. A report that is due counts as printed."""
+        """Return the report with the remaining time, or None if it is not due. A report that is due counts as printed."""
         now = self._clock()
         began, done_before = self._began.setdefault(progress.work, (now, progress.done))
         tenth = self.TENTHS * progress.done // max(progress.total, 1)
@@ -91,7 +91,7 @@ class Meter:
 
     @property
     def seconds_left(self) -> float:
-        """The remaining time at the measured speed; infinity if no bytes are new."""
+        """The remaining time at the measured speed, or infinity if no bytes are new."""
         elapsed = self._clock() - self._began
         return (self._total - self._before - self._new) * elapsed / self._new if self._new and elapsed > 0 else math.inf
 

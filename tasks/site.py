@@ -1,4 +1,4 @@
-"""Addresses on the page that is served beside Prefect's UI."""
+"""Addresses on the site next to Prefect's UI."""
 
 import os
 from urllib.parse import quote
@@ -7,16 +7,15 @@ SITE_VARIABLE = "PHASEWISE_SITE_URL"
 
 
 def site_address(*parts: str) -> str | None:
-    """The address of a recipe, of its phase at a scale, or of a gate, such as `URL/marin-8b/proxy/kestrel/data`; None where no site is
-    named by the environment."""
+    """Return the address of a recipe, a phase or a gate: `URL/marin-8b/proxy/kestrel/data`. None without `PHASEWISE_SITE_URL`."""
     root = os.environ.get(SITE_VARIABLE, "").rstrip("/")
     return "/".join([root, *(quote(part, safe="") for part in parts)]) if root else None
 
 
 def gate_address(subject: str, gate: str) -> str | None:
-    """The address of the verdict on this subject, `RECIPE/SCALE/PHASE …`; None where no site is named, or the subject is another.
+    """Return the address of the verdict on a subject `RECIPE/SCALE/PHASE …`, or None for other subjects or without a site.
 
-    What a training asks (`recovery`) is on its phase's page.
+    Questions of a training (`recovery`) are on the page of the phase.
     """
     parts = subject.split(" ")[0].split("/")
     if len(parts) != 3:

@@ -1,1 +1,1 @@
-"""What of a home on an object store is worked on here: kept on the store as it grows, and brought back on another machine."""
+"""The work on a home on an object store: committed to the store, and downloaded on another machine."""

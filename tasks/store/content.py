@@ -1,7 +1,7 @@
 """The work on a recipe on a store: content under the names of its digests, and one small object, the head, that commits files.
 
 The head names the committed files and the process that may commit. It is replaced on the store's condition that it still has the version
-that was read: of two processes that replace it one is refused, whatever their clocks say. Content without a name in the head is invalid.
+that was read: of two processes that replace it the store rejects one, independent of clocks. Content without a name in the head is invalid.
 """
 
 import json
@@ -64,10 +64,10 @@ class Head(Frozen):
     """The committed files.
 
     Attributes:
-        number: a fencing number: each holder has the next number.
+        number: a fencing number, which each holder increments.
         holder: a unique name of the process that may commit.
         commit: a unique name of this head.
-        launch: the launch whose first host commits for the holder (`tasks.training.hosts`); empty if the holder commits itself.
+        launch: the launch whose first host commits for the holder (`tasks.training.hosts`), or an empty text if the holder commits itself.
     """
 
     format: int = 1
@@ -103,7 +103,7 @@ def bucket_and_name(place: Path) -> tuple[Any, str, str]:
 
 
 def read_version(place: Path, known: str | None = None) -> tuple[bytes, str] | None:
-    """Return content and generation of an object, without a listing; None if it is missing, or still has the generation `known`."""
+    """Return content and generation of an object, without a listing, or None if it is missing, or still has the generation `known`."""
     file_system, bucket, name = bucket_and_name(place)
     while True:
         try:
@@ -162,13 +162,13 @@ class HeadObject:
             if found is not None and found[0] == content:  # the answer to the first request was lost, and gcsfs repeated it
                 return found[1]
             raise TakenOver(
-                f"{self.place} is another's: this one has number {head.number}, the store has {self.read()[0].number}. Nothing more of "
-                "this one is kept; the other one goes on."
+                f"{self.place} is another's: this process has number {head.number}, the store has {self.read()[0].number}. Later "
+                "work of this process is not committed."
             ) from None
 
 
 def read_head(head: HeadObject, objects: "Objects", known: Path) -> tuple[Head, str]:
-    """Return the head and its generation; an empty head before the first commit.
+    """Return the head and its generation, or an empty head before the first commit.
 
     Args:
         known: the local file that names the commits of this machine.
@@ -195,7 +195,7 @@ def is_list_of_checkpoint(name: str) -> bool:
 
 
 def kept_names(root: Path, folders: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Yield each local file that belongs on the store, with its name below `root`; of a checkpoint only the list of its files."""
+    """Yield each local file that belongs on the store, with its name below `root`. Of a checkpoint only the list of its files counts."""
     for folder in folders:
         for place, inner, names in os.walk(root / folder):
             inner[:] = sorted(name for name in inner if is_kept(name))
@@ -208,13 +208,13 @@ def kept_names(root: Path, folders: Iterable[str]) -> Iterator[tuple[str, Path]]
 
 
 def pieces_of(content: bytes) -> list[tuple[Piece, bytes]]:
-    """Return the content in pieces; an empty list if it is empty."""
+    """Return the content in pieces, or an empty list if it is empty."""
     cut = [content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)]
     return [(Piece(sha256=digest_of_bytes(part), size_bytes=len(part)), part) for part in cut]
 
 
 def digest_of_pieces(path: Path) -> tuple[Piece, ...] | None:
-    """Return the pieces of a local file; None if it is missing."""
+    """Return the pieces of a local file, or None if it is missing."""
     with suppress(FileNotFoundError):
         return tuple(piece for piece, _ in pieces_of(path.read_bytes()))
     return None
@@ -342,7 +342,7 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
     """Download `files` into the folders below `root`, delete all other stored files there, and return the number of downloads.
 
     Args:
-        weights_below: the prefix of the checkpoints to download; None downloads no checkpoint. Other local checkpoints remain if they are
+        weights_below: the prefix of the checkpoints to download. None downloads no checkpoint. Other local checkpoints remain if they are
             the committed ones.
 
     Raises:

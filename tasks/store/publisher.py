@@ -52,7 +52,7 @@ class Kept:
         work: the local working folder.
         store: the home on the store.
         folders: the committed folders, below the home.
-        known: the file with the last commits of this working folder: if the head is one of them, no other machine has committed since.
+        known: the file with the last commits of this working folder. If the head is one of them, no other machine has committed since.
     """
 
     def __init__(self, work: Path, store: Path, run_name: str) -> None:
@@ -210,7 +210,7 @@ class Publisher:
         """Commit changed files, unless the hosts of a launch commit. Return False if the files changed during each attempt.
 
         Raises:
-            TakenOver: another process holds the work now; nothing was committed.
+            TakenOver: another process holds the work now. Nothing was committed.
             StorageError: the upload failed. The files remain in the working folder.
         """
         return bool(self._launch) or self._publish()
@@ -227,10 +227,10 @@ class Publisher:
                 except TakenOver as lost:
                     self._lost = lost
                     raise
-                except Exception as error:  # stores have error types of their own
+                except Exception as error:  # stores have different error types
                     raise StorageError(
-                        f"what was done in {self.kept.work} is not kept on {self.kept.store} yet: {error}. Look after the store, and start "
-                        "again on this machine: it goes on from what is here."
+                        f"the work in {self.kept.work} is not yet committed to {self.kept.store}: {error}. Check the store, and start "
+                        "again on this machine, which resumes from this folder."
                     ) from error
         return False
 
@@ -276,7 +276,7 @@ def keeping(kept: Kept) -> Iterator[None]:
     """Download the committed files, and commit the work within the context. A nested context does nothing.
 
     Raises:
-        TakenOver: another process took the work over; later work of this process is not committed.
+        TakenOver: another process took the work over. Later work of this process is not committed.
         StorageError: an upload failed, or content is missing on the store.
     """
     if kept.known in _at_work:
@@ -297,7 +297,7 @@ def check_not_taken_over() -> None:
 
 
 def keeper_of(folder: Path) -> Publisher | None:
-    """Return the publisher of a run's folder; None if the home is local."""
+    """Return the publisher of a run's folder, or None if the home is local."""
     return next((publisher for publisher in _at_work.values() if folder.is_relative_to(publisher.kept.work)), None)
 
 

@@ -100,11 +100,11 @@ def launch_trainer(
     Args:
         on_rows: called with new rows of `metrics.jsonl`.
         check: called about twice a second.
-        launcher: starts the processes of `run`, if there are no segments. Default: the local launcher.
+        launcher: starts the processes of `run`, if `segments` is empty. Default: the local launcher.
         segments: of a phase that changes its slice, in order.
 
     Raises:
-        VerdictError: there is no verdict on these bytes.
+        VerdictError: the bytes have no verdict.
         TrainingDiverged: the loss is not finite, or jumped, and the phase does not roll back.
         WaitsForPerson: the loss is not finite, or jumped, and a person must decide about a rollback.
         StorageError: a file could not be written or read.

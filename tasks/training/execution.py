@@ -48,9 +48,7 @@ def _devices_of_jax(environment: tuple[tuple[str, str], ...]) -> Machine:
     try:
         answer = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise TrainingError(
-            f"jax did not say within {ASK_SECONDS} s what it computes on here. Set JAX_PLATFORMS=cpu to train on the CPU."
-        ) from None
+        raise TrainingError(f"jax did not list its devices within {ASK_SECONDS} s. Set JAX_PLATFORMS=cpu to train on the CPU.") from None
     if answer.returncode:
         last = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise TrainingError(f"jax does not start here ({ending(answer.returncode)}): {last} Set JAX_PLATFORMS=cpu to train on the CPU.")

@@ -94,7 +94,7 @@ class Stop:
             signal.signal(number, self._note)
 
     def seconds_left(self) -> float:
-        """Return the remaining stop time; 0 without a signal."""
+        """Return the remaining stop time, or 0 without a signal."""
         return 0.0 if self._until is None else max(0.0, self._until - time.monotonic())
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
@@ -149,7 +149,7 @@ class HostWork:
         said = read_sealed(self.run.run_file)
         run = RunConfig.model_validate(_moved(said, self.launchers_root, str(kept.work)))
         if run.digest != RunConfig.model_validate(said).digest:
-            raise ConfigError(f"{self.run.run_file} is another run where its places are others: name its caches by their digests.")
+            raise ConfigError(f"{self.run.run_file} changes its identity with its paths: name its caches by their digests.")
         read = (*run.caches.values(), *(run.evaluation.caches.values() if run.evaluation else ()))
         if unseen := [place for place in read if file_system_of(place) is None and not Path(place).exists()]:
             raise ConfigError(f"{run.phase} reads {unseen[0]}, which this host does not see: keep the caches in the home on the store.")
@@ -202,7 +202,7 @@ class Committer:
                 return
             except TakenOver:
                 raise
-            except Exception as error:  # stores have error types of their own
+            except Exception as error:  # stores have different error types
                 if number == TRIES - 1:
                     raise StorageError(f"what host 0 wrote is not on {self._kept.store} yet: {error}") from error
 
@@ -273,11 +273,11 @@ class RemoteFolder:
                 return
             except TakenOver:
                 raise
-            except Exception as error:  # stores have error types of their own
+            except Exception as error:  # stores have different error types
                 if number == TRIES - 1:
                     raise StorageError(
-                        f"the hosts have ended, and what they committed cannot be read: {error}. Look after the store, and start again: "
-                        "it goes on from what is committed."
+                        f"the hosts have ended, and their commits cannot be read: {error}. Check the store, and start again: "
+                        "the run resumes from the last commit."
                     ) from error
                 self._ended.wait(number)
 
@@ -294,7 +294,7 @@ class RemoteFolder:
             except TakenOver as lost:
                 say(str(lost))
                 return
-            except Exception as error:  # stores have error types of their own
+            except Exception as error:  # stores have different error types
                 if not has_reported:
                     say(f"what the hosts commit cannot be read at the moment: {error}")
                 has_reported = True
@@ -328,7 +328,7 @@ def take_back(keeper: Publisher, run: RunFolder, *, needs_weights: bool) -> None
 
 
 def download(kept: Kept, run: RunFolder, files: Files, *, needs_weights: bool = False) -> None:
-    """Download the committed files of a run, but not the files of the launcher; of checkpoints the lists, and the weights if needed."""
+    """Download the committed files of a run, but not the files of the launcher. Of checkpoints the lists are downloaded, and the weights if needed."""
     folder = run.path.relative_to(kept.work).as_posix()
     wanted = {name: tuple(pieces) for name, pieces in files.items() if name.startswith(f"{folder}/") and not name.endswith(OF_LAUNCHER)}
     here = {name: digest_of_pieces(path) or () for name, path in kept_names(kept.work, (folder,)) if name.endswith(OF_LAUNCHER)}
@@ -345,7 +345,7 @@ def download(kept: Kept, run: RunFolder, files: Files, *, needs_weights: bool = 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train on this host; return the exit code of `python -m phasewise.trainer`, or minus the signal that ended it."""
+    """Train on this host, and return the exit code of `python -m phasewise.trainer`, or minus the signal that ended it."""
     stop = Stop()
     try:
         parser = argparse.ArgumentParser(prog="python -m phasewise.tasks.training.hosts")
@@ -372,7 +372,7 @@ def main(arguments: Sequence[str]) -> int:
     except PhasewiseError as error:
         print_refusal(f"trainer: {error}")
         return error.exit_code
-    except Exception as error:  # stores have error types of their own
+    except Exception as error:  # stores have different error types
         refusal = refusal_of(error, *arguments[3:4]) or f"this host could not read or write what it needs: {error!r}"
         print_refusal(f"trainer: {refusal}")
         return refusal.exit_code if isinstance(refusal, PhasewiseError) else ExitCode.NO_STORAGE
@@ -380,7 +380,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _train(work: HostWork, python: str, stop: Stop) -> int:
     run = work.download()
-    run_file = work.run.path / ".run-on-host.json"  # with the paths of this host; it is not uploaded
+    run_file = work.run.path / ".run-on-host.json"  # with the paths of this host, not uploaded
     write_sealed(run_file, run.model_dump(mode="json"))
     committer = Committer(work) if work.host == 0 else None
     environment = {name: value for name, value in os.environ.items() if name != SILENT_VARIABLE}

@@ -2,7 +2,7 @@
 
 A JobSet outlives the process that created it. Its name belongs to the run's folder: a later launcher of the folder deletes the JobSet, so
 its pods save, and creates a new one. One replicated job is one slice, and one pod is one host. The cluster restarts no pod
-(`restartPolicy`, `backoffLimit`, `maxRestarts`), only `tasks.training.attempts` does. Field names are those of JobSet v1alpha2.
+(`restartPolicy`, `backoffLimit`, `maxRestarts`), only `tasks.training.attempts` does. Field names follow JobSet v1alpha2.
 """
 
 import math
@@ -65,15 +65,15 @@ KILLED_BY_SIGNAL = 128
 
 
 class ClusterSettings(Frozen):
-    """What of the cluster a manifest needs.
+    """The settings of a cluster for the manifest.
 
     Attributes:
-        image: has this project with its environment; `python` there trains.
-        claim: the PersistentVolumeClaim (many readers and writers) of the home; None if the home is on a store.
-        mount: the path of the home, the same in every pod and here, because `run.json` has paths.
+        image: has this project and its environment.
+        claim: the PersistentVolumeClaim (many readers and writers) of the home, or None if the home is on a store.
+        mount: the path of the home, equal in every pod and here, because `run.json` has paths.
         stop_seconds: the time of a stopping pod for saving.
         passed_on: variables of this process for every pod.
-        scratch: the working folder of pods if the home is on a store: a folder of the node, or `memory`; None is an `emptyDir`.
+        scratch: the working folder of pods if the home is on a store: a folder of the node, or `memory`. None is an `emptyDir`.
         send_seconds: the upload time of a stopping pod if the home is on a store.
     """
 
@@ -94,7 +94,7 @@ def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *
 
     Args:
         name: of the JobSet, at most 40 letters: a prefix of the pods' names.
-        kept: the work if the home is on a store; None if pods see the run's folder.
+        kept: the work if the home is on a store, or None if pods see the run's folder.
     """
     topology = slices.chip.topology
     if topology not in ACCELERATORS:
@@ -339,7 +339,7 @@ def host_of(pod: Pod) -> int:
 
 
 def exit_code(pod: Pod) -> int | None:
-    """Return the exit code of the pod's container, or minus the signal that ended it; None while it runs, or if it is unknown."""
+    """Return the exit code of the pod's container, or minus the signal that ended it, or None while it runs, or if it is unknown."""
     if (ended := _terminated(pod)) is None:
         return None
     code = int(ended["exitCode"])
@@ -361,14 +361,14 @@ def jobset_name(folder: Path) -> str:
 
 
 def condition(found: JobSet | None, kind: str) -> str | None:
-    """Return the message of a condition; None if it is not true."""
+    """Return the message of a condition, or None if it is not true."""
     conditions: list[dict[str, Any]] = (found or {}).get("status", {}).get("conditions", [])
     held = next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
     return None if held is None else held.get("message") or held.get("reason") or kind
 
 
 def trouble_of(pods: Iterable[Pod]) -> str:
-    """Return why pods do not start; empty if they start."""
+    """Return why pods do not start, or an empty text if they start."""
     found: list[str] = []
     for pod in pods:
         status = pod.get("status", {})

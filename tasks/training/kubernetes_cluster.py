@@ -45,7 +45,7 @@ class Cluster:
     """One namespace of a cluster.
 
     Args:
-        host: an API server without credentials; None is the cluster of `kubectl`, or of this pod.
+        host: an API server without credentials. None is the cluster of `kubectl`, or of this pod.
     """
 
     def __init__(self, namespace: str, *, host: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Cluster:
         return self._request(self._objects.create_namespaced_custom_object, *self._where, manifest)
 
     def read(self, name: str) -> JobSet | None:
-        """Return the JobSet; None if it does not exist."""
+        """Return the JobSet, or None if it does not exist."""
         with suppress(Missing):
             return self._request(self._objects.get_namespaced_custom_object, *self._where, name)
         return None
@@ -105,7 +105,7 @@ class Cluster:
         return self._api.sanitize_for_serialization(found)["items"]
 
     def log_lines(self, pod: str, container: str, *, follows: bool) -> Iterator[bytes]:
-        """Yield the lines of a pod's log from its beginning, each with its time."""
+        """Yield all lines of a pod's log, each with its time."""
         answer = self._request(
             self._core.read_namespaced_pod_log,
             pod,
@@ -142,7 +142,7 @@ class Cluster:
 class PodLog:
     """A thread that appends the log of a pod without a shared folder to a file.
 
-    After a broken connection the log is read again from its beginning. Times have nine digits of a second, so they compare as bytes.
+    After a broken connection the whole log is read again. Times have nine digits of a second, so they compare as bytes.
     """
 
     def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:

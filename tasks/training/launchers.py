@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, ExitCode
@@ -26,9 +26,6 @@ from phasewise.trainer.process.child_process import python_command
 from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over, has_accelerator
 from phasewise.trainer.process.rendezvous import forget_meetings
 from phasewise.trainer.process.signals import stop_seconds
-
-if TYPE_CHECKING:
-    from phasewise.tasks.training.hosts import RemoteFolder
 
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -122,7 +119,7 @@ class ProcessGroup:
     Attributes:
         processes: each has a `name`, the size of its log at its start (`log_before`), `code()`, `wait(seconds)`, `stop()`, `kill()`, which
             returns after the end of the process and its children, and `close()`.
-        remote: the run's folder, if the hosts have no shared file system.
+        remote: a `tasks.training.hosts.RemoteFolder`, if the hosts have no shared file system.
     """
 
     def __init__(
@@ -136,13 +133,13 @@ class ProcessGroup:
     ) -> None:
         self._folder, self._clock, self._done_seconds, self._on_close = folder, clock, done_seconds, on_close
         self.processes: list[Any] = [*processes]
-        self.remote: RemoteFolder | None = None
+        self.remote: Any = None
         self._cut: set[int] = set()
         self._first_ended: float | None = None
         self._has_reported = False
 
     def look(self) -> int | None:
-        """Return the exit code of the run, or minus a signal (`trainer.base.errors`); None while a process runs."""
+        """Return the exit code of the run, or minus a signal (`trainer.base.errors`), or None while a process runs."""
         codes: list[int | None] = [process.code() for process in self.processes]
         ended = [code for code in codes if code is not None]
         if len(ended) < len(codes):
@@ -193,7 +190,7 @@ class ProcessGroup:
 
 
 class Launcher:
-    """A way to start the processes of a run; `kind` is `local`, `jobset` or `tpu_vm`."""
+    """A way to start the processes of a run. `kind` is `local`, `jobset` or `tpu_vm`."""
 
     kind: str
 
@@ -216,9 +213,9 @@ class LocalLauncher(Launcher):
     jax selects a TPU or GPU if there is one, else the CPU. With several GPUs each process has its own.
 
     Args:
-        processes: the number of processes; None is one per GPU of the run's mesh, or one without GPUs.
+        processes: the number of processes. None is one per GPU of the run's mesh, or one without GPUs.
         root: the root of the file system, for finding devices.
-        python: the Python that trains; None is the Python of this process.
+        python: the Python that trains. None is the Python of this process.
     """
 
     kind = "local"

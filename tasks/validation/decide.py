@@ -1,4 +1,4 @@
-"""Writing down what a person decided of a verdict."""
+"""Decisions of people on verdicts."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +11,13 @@ from phasewise.trainer.base.identity import NotAsWritten, read_sealed, write_sea
 
 
 def decide(path: Path, *, approves: bool, reason: str, who: str, question: str | None = None) -> Decision:
-    """Write a decision beside the verdict in a file. One that is there already is kept in the same file, before the new one.
+    """Write a decision next to the verdict, after earlier decisions.
 
     Args:
-        question: what `question_of` gave when the verdict was shown; None is the verdict as it is now.
+        question: `question_of` the verdict when the person saw it. Default: the current verdict.
 
     Raises:
-        VerdictError: there is no verdict, nobody is to decide of it, or it changed since it was shown.
+        VerdictError: the verdict is missing, needs no decision, or has changed since the person saw it.
     """
     with held(path.with_suffix(".decision.lock")):
         verdict = read_verdict_file(path)
@@ -33,7 +33,7 @@ def decide(path: Path, *, approves: bool, reason: str, who: str, question: str |
 
 
 def is_written(path: Path, *, approves: bool, reason: str, who: str) -> bool:
-    """Whether this very decision is among those on the verdict in the file, the latest or one before it."""
+    """Return whether the decisions on the verdict include this one."""
     found = read_decisions(path)
     written = (*found.before, found.latest) if found else ()
     wanted = (approves, " ".join(reason.split()), " ".join(who.split()))
@@ -41,7 +41,11 @@ def is_written(path: Path, *, approves: bool, reason: str, who: str) -> bool:
 
 
 def read_verdict_file(path: Path) -> dict[str, Any]:
-    """A verdict as JSON."""
+    """Return a verdict as JSON.
+
+    Raises:
+        VerdictError: it is missing or was changed.
+    """
     try:
         return read_sealed(path)
     except FileNotFoundError:
@@ -51,7 +55,7 @@ def read_verdict_file(path: Path) -> dict[str, Any]:
 
 
 def _check_asks(path: Path, verdict: dict[str, Any]) -> None:
-    """Refuse to decide where nobody is asked."""
+    """Raise `VerdictError` if the verdict needs no decision of a person."""
     match need_of(verdict):
         case "a person":
             return

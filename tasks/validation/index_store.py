@@ -1,4 +1,4 @@
-"""Leakage indexes on this machine: built once for the same items by the same code, kept, and memory-mapped by every process."""
+"""Stored leakage indexes on this machine: built once per items and code, and memory-mapped by every process."""
 
 import os
 import shutil
@@ -27,19 +27,19 @@ WARM_UP = f"{leakage.__name__}.scan"
 
 @cache
 def leakage_version() -> str:
-    """Return a digest of the code that reads items, makes an index of them, and decides what a scan finds."""
+    """Return a digest of the code of items, index and scan."""
     return code_digest("validations/evidence/leakage/*.py")
 
 
 def index_store(home: Home | None) -> Path:
-    """Return where this machine keeps its indexes: in a home that is a folder here, else in the user's cache folder."""
+    """Return the folder of this machine's indexes: in a local home, or else in the user's cache folder."""
     if home is not None and home.is_local:
         return home.root / "evidence" / "indexes"
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache").expanduser() / "phasewise" / "indexes"
 
 
 def index_of_folder(folder: str, store: Path) -> Path:
-    """Return the kept index of the items in a file or folder of benchmarks, made if it is missing."""
+    """Return the index of a file or folder of benchmarks, which is built if it is missing."""
     path = as_path(folder)
     if not path.exists():
         raise ConfigError(f"there is no {folder}: --benchmarks needs a folder with a folder for each benchmark, or one of its files.")
@@ -50,19 +50,19 @@ def index_of_folder(folder: str, store: Path) -> Path:
 
 
 def folder_digest(path: Path) -> str:
-    """Return a name of the items in a file or folder by its files' names and contents, and by the code that reads them."""
+    """Return a digest of the names and contents of a file or folder, and of the code that reads them."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     contents = [[str(file.relative_to(path)) if path.is_dir() else file.name, content_digest(file)[1]] for file in files]
     return digest_of_json({"reader": leakage_version(), "place": path.name, "files": contents})
 
 
 def index_folder(key: str, store: Path) -> Path:
-    """Return where the index of the items of this key is kept."""
+    """Return the folder of the index with this key."""
     return store / digest_of_json({"items": key, "index": leakage_version()})[:16]
 
 
 def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Path) -> Path:
-    """Return the folder of the index that this key and the code name; it appears there whole or not at all, and one process builds it."""
+    """Return the folder of the index with this key. If it is missing, one process builds it atomically."""
     folder = index_folder(key, store)
     if folder.exists():
         return folder
@@ -84,10 +84,7 @@ def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Pat
 
 @contextmanager
 def _compiling_ahead() -> Iterator[None]:
-    """Have another process compile the loops of the scan while this one builds the index, if nothing is compiled yet.
-
-    It is no fault if that fails: whoever scans first compiles what is missing.
-    """
+    """Compile the loops of the scan in another process during the context, if needed. If it fails, the first scan compiles them."""
     if not is_cold() or (os.cpu_count() or 1) == 1:
         yield
         return
@@ -102,5 +99,5 @@ def _compiling_ahead() -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def open_index(folder: Path) -> LeakageIndex:
-    """Return the index in a folder; a process maps it once."""
+    """Return the memory-mapped index in a folder."""
     return LeakageIndex.load(folder)

@@ -1,4 +1,4 @@
-"""Gathers the evidence about a phase's data, and about its training, and has it judged."""
+"""Evidence and verdicts on a phase's data and on its training."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,17 +45,17 @@ def judge_phase_data(
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
-    """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase; the verdict goes where the trainer looks for it.
+    """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase, and write the verdict for the trainer.
 
     Args:
-        hand_off: what the phase declares to change against what it changes.
-        rows_before: component → rows that the lineage drew from it before the order of the phase began.
-        decided_by: what the verdict rests on beside the caches, name → digest.
-        accepts: the warnings that the recipe accepts in this phase; none are, unless it says so.
-        asks_people: what the recipe puts to people in this phase; nothing, unless it says so.
+        hand_off: the declared and the found changes between parent and phase.
+        rows_before: component → rows that earlier phases of the lineage drew.
+        decided_by: other inputs of the verdict, name → digest.
+        accepts: the warnings that the recipe accepts in this phase.
+        asks_people: the checks that people decide in this phase.
 
     Raises:
-        DataError: a cache is not there, so that there is nothing to judge.
+        DataError: a cache is missing.
     """
     caches = {name: plan.components[name].train.folder for name in sorted(run.caches)}
     manifests: dict[str, Manifest] = {}
@@ -64,7 +64,7 @@ def judge_phase_data(
             manifests[name] = read_manifest(folder)
     check_caches([name for name in caches if name not in manifests], plan, home)
     differences = {name: verify_component(name, plan, home) for name in caches}
-    damaged = {name for name, found in differences.items() if any(one.what == DAMAGED for one in found)}  # a scan would say nothing
+    damaged = {name for name, found in differences.items() if any(one.what == DAMAGED for one in found)}  # not scanned
     whole = {name: folder for name, folder in caches.items() if name not in damaged}
     scans = scan_caches(whole, plan, limits.leakage, home)
     order, shifts = order_evidence(run, limits.order)
@@ -97,7 +97,7 @@ def judge_phase_data(
 def judge_phase_health(
     run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = (), asks_people: AsksPeople = NOBODY
 ) -> Verdict:
-    """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. All else as for its data."""
+    """Judge the training of a phase by its metrics, and write the verdict."""
     from phasewise.trainer.state import groups  # it imports jax
 
     metrics = RunFolder.at(run.output).metrics
@@ -116,7 +116,7 @@ def judge_phase_health(
 
 
 def epochs_of(drawn: Iterable[DrawnRows], folder: Path) -> float:
-    """How often a cache was seen that these rows were drawn from. Packed rows have padding, and leave out what is cut: rows are counted."""
+    """Return the epochs of a cache in these rows. They are counted in rows, because packed rows have padding and drop tokens."""
     cache = TokenCache.open(folder)
     epochs = 0.0
     for one in drawn:

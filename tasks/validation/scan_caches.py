@@ -1,4 +1,4 @@
-"""What a phase must not have trained on, and the scan of its token caches for it: the bytes that the trainer will read, shard by shard."""
+"""The scan of a phase's token caches, which are the trainer's input, for benchmark items and held-out documents."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -31,14 +31,14 @@ MIN_CLUSTER_BYTES = 64 * 2**20
 
 
 class KeptItems(NamedTuple):
-    """A written list of items by its key, and where this machine keeps indexes."""
+    """A stored list of items with its key, and the folder of this machine's indexes."""
 
     path: Path
     key: str
     store: Path
 
     def open(self) -> LeakageIndex:
-        """Return the index of these items; every process maps the same files."""
+        """Return the memory-mapped index of these items."""
 
         def read() -> list[BenchmarkItem]:
             rows: list[dict[str, Any]] = read_sealed(self.path)["items"]
@@ -48,7 +48,7 @@ class KeptItems(NamedTuple):
 
 
 class CacheScans(NamedTuple):
-    """The scans of some caches by component, what decided each, and the index of the items that they were scanned for."""
+    """The scans of caches by component, the keys of the scans, and the index of the items."""
 
     items: LeakageIndex
     scans: dict[str, Scan]
@@ -56,7 +56,7 @@ class CacheScans(NamedTuple):
 
 
 def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimits, home: Home) -> CacheScans:
-    """Scan each component's cache; a scan of the same bytes for the same items is kept and used again."""
+    """Return the scan of each component's cache. A stored scan of the same bytes and items is reused."""
     items = keep_items(plan, caches, home)
     index = items.open()
     keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
@@ -78,10 +78,10 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
         asked = sum(index.items_per_benchmark.values())
         say(f"scanning {len(missing)} token caches for {asked:,} test items: what is held out, {benchmarks}")
     calls = [(shard, items, limits) for of_cache in missing.values() for shard in of_cache]
-    if sum(shard.size_bytes for shard, *_ in calls) < MIN_CLUSTER_BYTES:  # done before a cluster is up
+    if sum(shard.size_bytes for shard, *_ in calls) < MIN_CLUSTER_BYTES:  # faster than starting a cluster
         made = iter([scan_shard(*call) for call in calls])
     else:
-        from phasewise.tasks.data.cluster import run_all  # a second is spent on Dask's import: who only asks what is there does without
+        from phasewise.tasks.data.cluster import run_all  # a slow import
 
         made = iter(run_all(STAGE, scan_shard, calls))
     for name, of_cache in missing.items():
@@ -91,13 +91,13 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
 
 
 def scan_key(manifest_digest: str, items_digest: str, limits: LeakageLimits) -> str:
-    """Return a digest of everything that decides the result of a scan: one that was kept under it need not be made again."""
+    """Return a digest of everything that decides the result of a scan."""
     rule = limits.model_dump(mode="json", exclude={"max_items"})
     return digest_of_json({"cache": manifest_digest, "items": items_digest, "rule": rule, "scanner": leakage_version()})
 
 
 def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimits, home: Home) -> Iterator[Path]:
-    """Yield the sealed files of what a phase's data were scanned for and of what was found, as far as they are kept."""
+    """Yield the sealed files of a phase's items, index and scans, if they exist."""
     components = sorted(components)
     key = items_key(plan, components)
     yield home.evidence("items", key) / "items.json"
@@ -111,30 +111,29 @@ def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimi
 
 
 def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
-    """Scan one shard; runs in a Dask worker."""
+    """Scan one shard, in a Dask worker."""
     check_shard(shard.folder, read_manifest(shard.folder).shards[shard.shard])
     documents = cache_documents(shard.folder, open_detokenizer(shard.tokenizer), shard.shard)
     return scan_documents(documents, items.open(), limits)
 
 
 def check_shard(folder: Path, shard: Shard) -> None:
-    """Refuse a shard that is not the one that was written: what is found in it would be kept under the digest of another."""
+    """Raise `DataError` if a shard was changed, because its scan would be stored under the digest of the original shard."""
     for name, expected in shard.files.items():
         check_file(folder / name, expected, f"Delete {folder} and prepare the data again.")
 
 
 def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
-    """Return the shards of a cache, with the tokenizer that made it: of a pinned cache it may be another than the plan's."""
+    """Return the shards of a cache with its tokenizer, which may differ from the plan's tokenizer for a pinned cache."""
     manifest = read_manifest(folder)
     return cache_pieces(folder, manifest, find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3]))
 
 
 def items_key(plan: DataPlan, components: Iterable[str]) -> str:
-    """Return a digest of everything that decides what must not be trained on: benchmarks, held-out documents, and the code that reads them.
+    """Return a digest of everything that decides the items: benchmarks, held-out documents, and the code that reads them.
 
     Args:
-        components: those that the phase draws from. What is held out of them and of the main line counts; other branches that are planned
-            beside it change nothing.
+        components: the components of the phase. Held-out documents of other branches of the recipe don't count.
     """
     real = real_benchmarks()
     held_out = {name: read_manifest(folder).digest for name, folder in _held_out_of(plan, components).items()}
@@ -143,7 +142,7 @@ def items_key(plan: DataPlan, components: Iterable[str]) -> str:
 
 
 def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptItems:
-    """Keep the items in the home, written once for the same key."""
+    """Store the items in the home, once per key."""
     components = sorted(components)
     key = items_key(plan, components)
     path, found = home.evidence("items", key) / "items.json", None
@@ -159,8 +158,8 @@ def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptIte
 
 
 def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:
-    """Return what must not be trained on: benchmarks made from held-out text, made-up word problems, real benchmarks if they are named, and
-    every document that is held out of these components and of the main line.
+    """Return the items that must not be in the training data: benchmarks from held-out text, synthetic word problems, real benchmarks, and
+    the held-out documents of these components and of the main line.
     """
     made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
     made += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
@@ -174,7 +173,7 @@ def _held_out_of(plan: DataPlan, components: Iterable[str]) -> dict[str, Path]:
 
 
 def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterator[BenchmarkItem]:
-    """Yield documents of a held-out cache as items of a benchmark of their own; the shortest say nothing about where they are from."""
+    """Yield documents of a held-out cache as items of one benchmark, but not short documents, which may occur anywhere."""
     manifest = read_manifest(folder)
     for shard in manifest.shards:
         check_shard(folder, shard)

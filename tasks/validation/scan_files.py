@@ -1,11 +1,10 @@
-"""Files as documents to be scanned: what their first bytes say that they are is read, whatever they are called.
+"""Files as documents for the scan. The first bytes of a file decide its format, not its name.
 
-A document is a line of JSON lines, an element of a JSON list, a row of a table, a record of a WARC, or a whole text; packed files and
-archives are looked into. Its text is every string of the line or row. What does not parse is scanned as it is, so that a damaged line
-hides nothing; what was not read is named.
+A document is a line of JSON lines, an element of a JSON list, a row of a table, a record of a WARC, or a whole text, also in packed files
+and archives. Its text is all strings of the line or row. Unparsable input is scanned unchanged, and unread files are reported.
 
-This is a second reader of files, beside `tasks/data/reading.py`: training takes one key of a row and refuses what is damaged, the scan
-takes every string and leaves nothing out. Kinds, packings, archives, footers and bounds are the same code (`tasks/data`).
+`tasks/data/reading.py` is another reader, for training: it takes one key of a row and rejects damaged rows. Both share the code for
+formats, packing, archives, footers and limits (`tasks/data`).
 """
 
 import lzma
@@ -22,8 +21,7 @@ from phasewise.tasks.data.listing import matches
 from phasewise.tasks.data.streams import Recognised, WatchedFile, open_watched, recognise
 from phasewise.tasks.data.text_files import BYTE_ORDER_MARK
 from phasewise.tasks.validation.scan_tables import NoText, table_texts
-from phasewise.tasks.validation.scan_texts import PEEK_BYTES, read_json, read_lines, read_text, transcoded, warc_records
-from phasewise.tasks.validation.scan_values import Text
+from phasewise.tasks.validation.scan_texts import PEEK_BYTES, Text, read_json, read_lines, read_text, transcoded, warc_records
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.leakage.scan import Document
 
@@ -34,13 +32,13 @@ LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonlines")
 
 
 class FilePiece(NamedTuple):
-    """A stretch of a file that one worker scans.
+    """A part of a file for one worker.
 
     Attributes:
         name: for people.
-        below: below what was given, which globs look at.
-        start, stop: of plain JSON lines those that begin in these bytes; otherwise the whole file (`stop` is None).
-        exclude: globs over the names of files and of members of archives that are not to be scanned.
+        below: the path below the given folder, for globs.
+        start, stop: the byte range of plain JSON lines. `stop` is None for a whole file.
+        exclude: globs over names of files and of archive members.
     """
 
     name: str
@@ -53,7 +51,7 @@ class FilePiece(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """What was not read, and why: nothing is passed over in silence. What holds no text, or is excluded (by which glob), is no fault."""
+    """An unread file or member with the reason. Files without text and excluded files are not faults."""
 
     file: str
     reason: str
@@ -62,20 +60,20 @@ class Unread(NamedTuple):
 
 
 def excluded(name: str, below: str, globs: tuple[str, ...]) -> Unread | None:
-    """Return what to say of a file that one of the globs takes out."""
+    """Return an `Unread` if one of the globs matches."""
     glob = next((glob for glob in globs if matches(glob, below)), None)
     return Unread(name, f"excluded by {glob}", is_fault=False, excluded_by=glob) if glob else None
 
 
 def is_called_lines(name: str) -> bool:
-    """Return whether a name says that the file holds JSON lines."""
+    """Return whether a name has an extension of JSON lines."""
     parts = name.lower().rsplit("/", 1)[-1].split(".")
     return any(f".{part}" in LINE_ENDINGS for part in parts[1:][-2:])
 
 
 @dataclass
 class Reading:
-    """Goes through the documents of a piece once; numbers count from its start."""
+    """An iterable of the documents of a piece, which are numbered from its start."""
 
     piece: FilePiece
     documents: int = 0
@@ -93,7 +91,7 @@ class Reading:
             self._say(Unread(piece.name, str(error), is_fault=True))
 
     def _guarded(self, file: WatchedFile, name: str, look: Callable[[], Recognised], depth: int) -> Iterator[Document]:
-        """Yield the documents of a file or member; what ends it is said by name, unless it says nothing about the file."""
+        """Yield the documents of a file or member, and report an error that is a fault of the file."""
         try:
             yield from self._documents(file, name, look(), depth)
         except NoText as found:
@@ -128,7 +126,7 @@ class Reading:
             case "text" | "wide text":
                 stream = transcoded(stream, kind.name) if kind.nature == "wide text" else stream
                 texts = read_lines(stream) if is_called_lines(name) else None
-                if texts is None:  # what is called JSON may have any name
+                if texts is None:  # JSON may have any name
                     is_json = stream.peek(PEEK_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[")
                     texts = read_json(stream) if is_json else read_text(stream)
                 yield from self._numbered(name, texts)

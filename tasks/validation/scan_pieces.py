@@ -1,6 +1,6 @@
-"""Scanning pieces of files and caches for benchmark items, here or side by side: the report is the same however the work is shared out.
+"""The scan of files and caches for benchmark items, piece by piece, in this process or in workers with the same result.
 
-A piece is what one worker scans at a time. Documents count as neighbours within a piece.
+Neighbouring documents are compared within a piece only.
 """
 
 import glob
@@ -41,7 +41,7 @@ PIECES_AT_ONCE = 1024
 
 
 def open_detokenizer(path: Path) -> Detokenize:
-    """Return what turns token ids to text, by the tokenizer in a file."""
+    """Return the decoder of token ids for a tokenizer file."""
     return _detokenizer(path, tokenizer_digest(path))
 
 
@@ -51,7 +51,7 @@ def _detokenizer(path: Path, _digest: str) -> Detokenize:
 
 
 class CachePiece(NamedTuple):
-    """One shard of a token cache, and the tokenizer that made it."""
+    """A shard of a token cache with its tokenizer."""
 
     folder: Path
     shard: int
@@ -64,11 +64,11 @@ ScanPiece = FilePiece | CachePiece
 
 @dataclass(frozen=True)
 class Selection:
-    """What is to be scanned, in order.
+    """The pieces of a scan.
 
     Attributes:
-        names: of all files, below what was given; of caches the files that they were made of.
-        unread: what is there and is not read: excluded, hidden, a pipe, a link that leads nowhere, a folder that may not be listed.
+        names: the names of all files, and of the source files of caches.
+        unread: excluded and hidden files, pipes, broken links, folders without permission.
     """
 
     pieces: tuple[ScanPiece, ...]
@@ -77,22 +77,22 @@ class Selection:
 
     @property
     def size_bytes(self) -> int:
-        """Of the files as they lie there."""
+        """The stored size of all pieces."""
         return sum(piece.size_bytes for piece in self.pieces)
 
 
 def select(
     paths: Iterable[str], *, tokenizer: Path | None = None, homes: Sequence[Path] = (), exclude: tuple[str, ...] = ()
 ) -> Selection:  # fmt: skip
-    """Return the pieces of everything that the paths name, each once.
+    """Return the pieces of these paths, without duplicates.
 
     Args:
-        paths: files, folders (with all that is in them and not hidden), globs, or URLs of these.
-        tokenizer: of the caches among them; else it is looked for in the home that a cache lies in, and in `homes`.
-        exclude: globs over the names of files below what was given, and of members of archives.
+        paths: files, folders (without hidden files), globs, or URLs of these.
+        tokenizer: the tokenizer of the caches. By default it is searched in the home of a cache, and in `homes`.
+        exclude: globs over the paths of files below a given folder, and of archive members.
 
     Raises:
-        ConfigError: a path names nothing.
+        ConfigError: a path has no files.
         DataError: a cache is damaged, or its tokenizer is not found.
     """
     files: dict[_File, None] = {}
@@ -124,12 +124,12 @@ def select(
 
 
 def cache_pieces(folder: Path, manifest: Manifest, tokenizer: Path) -> list[CachePiece]:
-    """Return the shards of a cache."""
+    """Return the shards of a cache as pieces."""
     return [CachePiece(folder, number, tokenizer, 2 * shard.tokens) for number, shard in enumerate(manifest.shards)]
 
 
 def find_tokenizer(folder: Path, manifest: Manifest, homes: Iterable[Path] = ()) -> Path:
-    """Find the tokenizer that made a cache, by its digest, among those of the home that it lies in and of `homes`."""
+    """Return the tokenizer of a cache by its digest, from the home of the cache or from `homes`."""
     roots = dict.fromkeys([*folder.parents[2:3], *homes])
     for path in (path for root in roots for path in sorted((root / "tokenizers").glob("*/tokenizer.json"))):
         if digest_of_file(path) == manifest.tokenizer_digest:
@@ -142,7 +142,7 @@ def find_tokenizer(folder: Path, manifest: Manifest, homes: Iterable[Path] = ())
 
 
 class _File(NamedTuple):
-    """A file: its name for people, its URL, its name below what was given, its size."""
+    """A file: its name for people, its URL, its path below the given folder, its size."""
 
     name: str
     url: str
@@ -151,7 +151,7 @@ class _File(NamedTuple):
 
 
 def _places(given: str) -> Iterator["_File | Path | Unread"]:
-    """Yield the files and the folders of token caches that a path, a glob or a URL names, and what else is there."""
+    """Yield the files and token caches of a path, a glob or a URL, and the unread entries."""
     try:
         file_system, path = fsspec.core.url_to_fs(given)
         if isinstance(file_system, LocalFileSystem):
@@ -162,7 +162,7 @@ def _places(given: str) -> Iterator["_File | Path | Unread"]:
             yield from _remote(file_system, one)
     except (ConfigError, DataError):
         raise
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise DataError(f"{given} cannot be listed: {type(error).__name__}: {error}") from error
 
 
@@ -171,7 +171,7 @@ def _local(path: str) -> Iterator["_File | Path | Unread"]:
         if os.path.lexists(path):
             yield _local_file(path, os.path.basename(path))
         return
-    entered: set[str] = set()  # links may go in circles
+    entered: set[str] = set()  # links may be circular
     closed: list[OSError] = []
     for folder, folders, files in os.walk(path, followlinks=True, onerror=closed.append):
         real = os.path.realpath(folder)
@@ -193,7 +193,7 @@ def _local(path: str) -> Iterator["_File | Path | Unread"]:
 
 
 def _local_file(path: str, below: str) -> "_File | Unread":
-    """Return a file, or what it is that could be opened and never read to its end."""
+    """Return a file, or an `Unread` for a pipe, which has no end."""
     if os.path.isfile(path):
         return _File(printable(path), os.path.abspath(path), below, os.path.getsize(path))
     what = "a pipe, a socket or a device, and no file" if os.path.exists(path) else "a link that leads nowhere"
@@ -222,7 +222,7 @@ def _remote(file_system: Any, path: str) -> Iterator["_File | Path | Unread"]:
 
 
 def _is_cache(folder: Path, names: Iterable[str]) -> bool:
-    """Return whether a folder has the manifest of a token cache: other folders have manifests, too."""
+    """Return whether a folder has the manifest of a token cache, because other folders have manifests as well."""
     with suppress(ValueError):
         content = read_json(folder / MANIFEST_NAME) if MANIFEST_NAME in names else None
         return isinstance(content, dict) and {"tokenizer_digest", "shards", "split"} <= set(content)
@@ -230,10 +230,10 @@ def _is_cache(folder: Path, names: Iterable[str]) -> bool:
 
 
 def _file_pieces(file: _File, exclude: tuple[str, ...]) -> list[FilePiece]:
-    """Cut a large plain file of JSON lines into ranges of one size, so that no worker waits long for another; all else stays whole."""
+    """Return a large plain file of JSON lines as equal byte ranges, for balanced workers, and any other file as one piece."""
     whole, has_lines = FilePiece(file.name, file.url, file.below, file.size_bytes, exclude=exclude), False
     if file.size_bytes > PIECE_BYTES:
-        with suppress(OSError, DataError), open_watched(file.url) as opened:  # whoever reads it says why it cannot be read
+        with suppress(OSError, DataError), open_watched(file.url) as opened:  # the reader reports the error
             kind, stream = recognise(opened)
             has_lines = kind.nature == "text" and (is_called_lines(file.below) or has_lines_of_json(stream.read(PEEK_BYTES)))
     if not has_lines:
@@ -244,7 +244,7 @@ def _file_pieces(file: _File, exclude: tuple[str, ...]) -> list[FilePiece]:
 
 
 class PieceScan(Frozen):
-    """What became of a piece. `numbers`: how many documents it had, by which those after it in the file are counted on."""
+    """The result of a piece. `numbers` is its number of documents, the offset of the next piece of the file."""
 
     scan: Scan
     numbers: int
@@ -252,14 +252,14 @@ class PieceScan(Frozen):
 
 
 class Scanned(NamedTuple):
-    """All files as one scan, under `None`, and each token cache as one, by its folder; and what could not be read."""
+    """The scan of all files under `None`, the scan of each token cache under its folder, and the unread files."""
 
     scans: dict[Path | None, Scan]
     unread: list[Unread]
 
 
 def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits) -> PieceScan:
-    """Scan one piece for the items of a kept index; runs in a worker."""
+    """Scan one piece for the items of an index, in a worker."""
     if isinstance(piece, CachePiece):
         documents = cache_documents(piece.folder, open_detokenizer(piece.tokenizer), piece.shard)
         scan = scan_documents(documents, open_index(index), limits)
@@ -273,7 +273,7 @@ def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits) -> PieceSca
 
 
 def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits, *, workers: int | None = None) -> Scanned:
-    """Scan all pieces, and number the documents of a file through. With `workers` None a cluster is started only if it pays."""
+    """Scan all pieces, and number the documents of each file. By default only a large scan starts a cluster."""
     scans, unread, counted = dict[Path | None, Scan](), list[Unread](), dict[str, int]()
     is_here = workers == 1 or len(pieces) == 1 or (workers is None and sum(piece.size_bytes for piece in pieces) < MIN_CLUSTER_BYTES)
     for start in range(0, len(pieces), PIECES_AT_ONCE):
@@ -283,7 +283,7 @@ def scan_pieces(pieces: Sequence[ScanPiece], index: Path, limits: LeakageLimits,
                 found.append(scan_piece(piece, index, limits))
                 advance(STAGE, start + len(found), len(pieces))
         else:
-            from phasewise.tasks.data.cluster import WORKERS_VARIABLE, run_all  # it takes seconds to import
+            from phasewise.tasks.data.cluster import WORKERS_VARIABLE, run_all  # a slow import
 
             os.environ |= {} if workers is None else {WORKERS_VARIABLE: str(workers)}
             found = run_all(STAGE, scan_piece, [(piece, index, limits) for piece in some])

@@ -1,7 +1,7 @@
-"""Rows of Parquet and Arrow as texts to be scanned: every column that may hold text, a few rows at a time, in bounded memory.
+"""Rows of Parquet and Arrow files as texts for the scan: every column with possible text, a few rows at a time, in bounded memory.
 
-A column may be lists, structs, maps, unions, dictionaries or runs. Offsets and indices are checked before they are followed, and texts are
-decoded one by one: Arrow decodes a column as a whole or not at all. Fields are taken by their place, for names may repeat.
+A column may have lists, structs, maps, unions, dictionaries or runs. Offsets and indices are checked before use. Texts are decoded one by
+one, because Arrow decodes a column completely or fails. Fields are accessed by index, because names may repeat.
 """
 
 import io
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from phasewise.tasks.data.findings import FileFault, check_expansion
 from phasewise.tasks.data.streams import is_text
 from phasewise.tasks.data.tables import TableFormat, open_table
-from phasewise.tasks.validation.scan_values import ID_KEY, TEXT_KEY, Text, texts_of
+from phasewise.tasks.validation.scan_texts import ID_KEY, TEXT_KEY, Text, texts_of
 
 MAX_SHOWN_COLUMNS = 5
 PEEK_BYTES = 2**14
@@ -30,14 +30,14 @@ _BINARY_TYPES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 class NoText(FileFault):
-    """What holds no text by its nature: an image, an array, a table of numbers."""
+    """A file without text: an image, an array, a table of numbers."""
 
     def __init__(self, found: str):
         super().__init__("unreadable", found)
 
 
 def may_hold_text(type_: pa.DataType) -> bool:
-    """Return whether a column of this type has strings, or bytes that may be some."""
+    """Return whether a column of this type has strings, or bytes that may be text."""
     if isinstance(type_, pa.DictionaryType | pa.RunEndEncodedType):
         return may_hold_text(type_.value_type)
     if isinstance(type_, pa.BaseExtensionType):
@@ -58,7 +58,7 @@ def strings_of(column: Any) -> list[Strings]:
         column.validate(full=True)
         return strings_of(pc.run_end_decode(column))  # pyright: ignore[reportAttributeAccessIssue]  # the stubs lack it
     if pa.types.is_dictionary(type_):
-        # rows share values, which are not unrolled; those that no row has are not looked at, for every batch has them all
+        # rows share values, and every batch has all values, so only used values are decoded
         checked = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(column.dictionary)), safe=True).indices
         used = checked.unique().drop_null()
         values = dict(zip(used.to_pylist(), strings_of(column.dictionary.take(used)), strict=True))
@@ -88,13 +88,13 @@ def strings_of(column: Any) -> list[Strings]:
 
 
 def _spans(column: Any) -> tuple[Any, list[tuple[int, int]]]:
-    """Return the values of lists or maps, and where each row has its own. Of a map the keys are values too: one may be the question."""
+    """Return the values of lists or maps, and the span of each row. The keys of a map count as values, because a key may be a question."""
     type_, count = column.type, len(column)
     if pa.types.is_fixed_size_list(type_):
         column.validate()
         size = type_.list_size
         return column.values.slice(column.offset * size, count * size), [(row * size, (row + 1) * size) for row in range(count)]
-    if pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_):  # stretches in any order; some may be in several rows
+    if pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_):  # spans in any order, which may overlap
         column.validate(full=False)
         spans = [(start, start + size) for start, size in zip(column.offsets.to_pylist(), column.sizes.to_pylist(), strict=True)]
         if any(not 0 <= start <= stop <= len(column.values) for start, stop in spans):
@@ -111,7 +111,7 @@ def _spans(column: Any) -> tuple[Any, list[tuple[int, int]]]:
 
 
 def _numbers(column: Any, type_: pa.DataType, buffer: int) -> list[int]:
-    """Return a union's buffer, of its own rows: pyarrow's `type_codes` and `offsets` are those of the array that it is a slice of."""
+    """Return a union's buffer of a slice: pyarrow's `type_codes` and `offsets` ignore the slice."""
     numbers: Any = pa.Array.from_buffers(type_, len(column), [None, column.buffers()[buffer]], offset=column.offset)
     return numbers.to_pylist()
 
@@ -121,7 +121,7 @@ def _together(rows: Iterable[Strings]) -> Strings:
 
 
 def table_texts(file: io.BufferedReader, table_format: TableFormat) -> Iterator[Text]:
-    """Yield the rows' texts."""
+    """Yield the rows of a table as texts."""
     file_bytes, text_bytes = file.seek(0, io.SEEK_END), 0
     with open_table(file, table_format) as table:
         names = table.schema.names
@@ -133,7 +133,7 @@ def table_texts(file: io.BufferedReader, table_format: TableFormat) -> Iterator[
             names = batch.schema.names
             text, id = (names.index(key) if key in names else None for key in (TEXT_KEY, ID_KEY))
             ids: list[Any] = [None] * batch.num_rows
-            if id is not None:  # names and numbers as they are; of anything else its strings
+            if id is not None:  # numbers, and the strings of other values
                 column: Any = batch.column(id)
                 is_number = pa.types.is_integer(column.type)
                 ids = column.to_pylist() if is_number else [one[0] if len(one) == 1 else list(one) for one in strings_of(column)]

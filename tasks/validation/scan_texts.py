@@ -1,17 +1,19 @@
-"""Texts, JSON and WARC files as texts to be scanned: what does not parse is scanned as it is.
+"""Strings, texts, JSON and WARC files as texts for the scan. Unparsable input is scanned unchanged.
 
-A WARC is read record by record: what a crawler fetched, without the heads of its records and of HTTP, which are not what a page says. The
-format is that of ISO 28500: a line with the version, lines `Name: value`, an empty line, a block of `Content-Length` bytes, two line ends.
-Of HTTP the body is taken out of its chunks (RFC 9112, section 7.1) and unpacked as `Content-Encoding` says.
+All strings of a row are one text, so that an item with question and answer in two fields is found.
+
+A WARC is read by record: the fetched content without the heads of records and of HTTP. The format is ISO 28500: a line with the version,
+lines `Name: value`, an empty line, a block of `Content-Length` bytes, two line ends. The HTTP body is joined from its chunks (RFC 9112,
+section 7.1) and unpacked by its `Content-Encoding`.
 """
 
 import codecs
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import orjson
 
@@ -19,8 +21,11 @@ from phasewise.tasks.data.archives import Member, unpacking
 from phasewise.tasks.data.findings import MAX_DOCUMENT_BYTES, FileFault
 from phasewise.tasks.data.streams import BUFFER_BYTES, Measured, WatchedFile, is_text
 from phasewise.tasks.data.text_files import BYTE_ORDER_MARK, SKIP_BYTES, loads
-from phasewise.tasks.validation.scan_values import Text, as_utf8, text_of_line, text_of_value
 
+TEXT_KEY, ID_KEY = "text", "id"
+MIN_WORDS_OF_KEY = 4
+MAX_TEXT_CHARACTERS = 2**24
+"""Per row: 64 MiB with four bytes each."""
 MAX_JSON_BYTES = MAX_DOCUMENT_BYTES
 PEEK_BYTES = 2**16
 MAX_HEAD_BYTES = 2**20
@@ -31,8 +36,99 @@ NO_TEXT_TYPES = {"warcinfo": "about the crawl", "request": "what the crawler ask
 ENCODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "zlib", "br": "brotli", "zstd": "zstd"}
 
 
+class Text(NamedTuple):
+    """A document for the scan: its id, if any, its text in UTF-8, and whether the text is readable."""
+
+    id: str
+    text: bytes
+    readable: bool = True
+
+
+def text_of_line(line: bytes) -> Text:
+    """Return the strings of a JSON line, or the line itself if parsing fails or would need too much memory."""
+    try:
+        return text_of_value(loads(line.removeprefix(BYTE_ORDER_MARK)))
+    except (orjson.JSONDecodeError, FileFault):
+        return Text("", as_utf8(line), readable=is_text(line, cut=False))
+
+
+def text_of_value(value: object) -> Text:
+    """Return a row's id and all its strings: the field `text` first, then the other fields, and an id of several words last."""
+    if not isinstance(value, dict):
+        return Text("", joined(strings(value)))
+    row = cast("dict[str, object]", value)
+    first = row.get(TEXT_KEY)
+    found = [first] if isinstance(first, str) else []
+    for name, each in row.items():
+        if name == ID_KEY or (name == TEXT_KEY and found and found[0] is each):
+            continue
+        if " " in name and _is_sentence(name):
+            found.append(name)
+        if isinstance(each, str):
+            found.append(each)
+        else:
+            found.extend(strings(each))
+    return next(texts_of(row.get(ID_KEY), found, max_characters=sys.maxsize))
+
+
+def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHARACTERS) -> Iterator[Text]:
+    """Yield a document from its id and strings. An id of several words is a part of the text. A long text comes in pieces."""
+    is_name = isinstance(id, str | int) and len(str(id).split()) <= 1
+    if not is_name:
+        found = [*found, *strings(id)]
+    name = str(id) if isinstance(id, str | int) else ""
+    if sum(map(len, found)) <= max_characters:
+        yield Text(name, joined(found))
+        return
+    held: list[str] = []
+    for part in (one[start : start + MAX_TEXT_CHARACTERS] for one in found for start in range(0, len(one), MAX_TEXT_CHARACTERS)):
+        if held and sum(map(len, held)) + len(part) > max_characters:
+            yield Text(name, joined(held))
+            held = []
+        held.append(part)
+    yield Text(name, joined(held))
+
+
+def joined(found: Iterable[str]) -> bytes:
+    """Return the strings, separated by line ends."""
+    return "\n".join(found).encode(errors="replace")
+
+
+def strings(value: object) -> Iterator[str]:
+    """Yield every string in a value, in order. A key that is a sentence counts, because some files have questions as keys.
+
+    JSON may be nested more deeply than Python's recursion limit, so this uses a stack.
+    """
+    waiting: list[object] = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            row = cast("dict[str, object]", value)
+            for key in reversed(row):
+                waiting.append(row[key])
+                if _is_sentence(key):
+                    waiting.append(key)
+        elif isinstance(value, list):
+            waiting.extend(reversed(cast("list[object]", value)))
+
+
+def _is_sentence(key: str) -> bool:
+    return key.count(" ") + 1 >= MIN_WORDS_OF_KEY
+
+
+def as_utf8(raw: bytes) -> bytes:
+    """Return the bytes with replacement characters for invalid UTF-8."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode(errors="replace").encode()
+    return raw
+
+
 def has_lines_of_json(start: bytes) -> bool:
-    """Return whether the first line that is not blank, which is in `start`, is JSON."""
+    """Return whether the first non-blank line is a JSON list or object that ends within `start`."""
     line, end, _ = start.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     if not end or line[:1] not in (b"{", b"["):
         return False
@@ -44,7 +140,7 @@ def has_lines_of_json(start: bytes) -> bool:
 
 
 def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = None) -> Iterator[Text]:
-    """Yield the lines that begin in `[start, stop)`. One that is too long to be held comes in pieces."""
+    """Yield the lines whose first byte is in `[start, stop)`. A long line comes in pieces."""
     end, at = sys.maxsize if stop is None else stop, start
     if start:
         stream.seek(start - 1)
@@ -62,15 +158,14 @@ def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = Non
 
 
 def read_json(stream: io.BufferedReader) -> Iterator[Text]:
-    """Yield a list's elements, else one value, else lines, else a text: files that are called .json are any of these."""
+    """Yield a list's elements, or one value, or lines, or a text: all of these occur in .json files."""
     content, failure = _read_up_to(stream, MAX_JSON_BYTES + 1)
     left = memoryview(content)
 
     def read(size: int) -> bytes:
-        """What was read, and the rest of the stream, or what failed there."""
         nonlocal left
         if left:
-            chunk, left = bytes(left[:size]), left[size:] or memoryview(b"")  # which lets go of the content
+            chunk, left = bytes(left[:size]), left[size:] or memoryview(b"")  # frees the content
             return chunk
         if failure:
             raise failure
@@ -91,7 +186,7 @@ def read_json(stream: io.BufferedReader) -> Iterator[Text]:
 
 
 def read_text(stream: io.BufferedReader) -> Iterator[Text]:
-    """Yield a text as one document; one too long to be held is cut at line ends, and the pieces are neighbours."""
+    """Yield a text as one document. A long text is cut at line ends into neighbouring documents."""
     rest, failure = b"", None
     while not failure:
         chunk, failure = _read_up_to(stream, MAX_DOCUMENT_BYTES - len(rest))
@@ -108,19 +203,19 @@ def read_text(stream: io.BufferedReader) -> Iterator[Text]:
 
 
 def _read_up_to(stream: io.BufferedReader, size: int) -> tuple[bytes, Exception | None]:
-    """Return so many bytes, or those before the end, or before what fails: a text that is cut off is scanned up to there."""
+    """Return up to `size` bytes, and the error that cut them off: a truncated text is scanned up to the error."""
     chunks: list[bytes] = []
     try:
         while size and (chunk := stream.read1(min(size, SKIP_BYTES))):
             chunks.append(chunk)
             size -= len(chunk)
-    except Exception as error:  # it is raised again behind what was read
+    except Exception as error:  # the caller raises it after the read bytes
         return b"".join(chunks), error
     return b"".join(chunks), None
 
 
 def transcoded(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
-    """Return text of another encoding as UTF-8."""
+    """Return a stream of another encoding as UTF-8."""
     decoder, ready, has_ended = codecs.getincrementaldecoder(encoding)(errors="replace"), b"", False
 
     def read(size: int) -> bytes:
@@ -136,7 +231,7 @@ def transcoded(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
 
 
 class _Fed(io.RawIOBase):
-    """What `read` gives as a stream."""
+    """A stream from a read function."""
 
     def __init__(self, read: Callable[[int], bytes]):
         self._read = read
@@ -152,11 +247,10 @@ class _Fed(io.RawIOBase):
 
 
 def warc_records(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
-    """Yield the records' blocks, in order; `name` is the address that was fetched, else the record's own."""
+    """Yield the records' blocks, named by the fetched address or the record id."""
     left = 0
 
     def read(size: int) -> bytes:
-        """What is left of the block of this record."""
         nonlocal left
         chunk = stream.read(min(size, left))
         if left and size and not chunk:
@@ -178,15 +272,15 @@ def warc_records(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Membe
         no_text = NO_TEXT_TYPES.get(heads.get("warc-type", ""), "")
         is_http = heads.get("content-type", "").lower().startswith("application/http")
         yield Member(name.strip("<>"), partial(_open_http if is_http else Measured, file, read), no_text)
-        while left:  # what nobody has read
+        while left:  # the unread rest
             read(2**18)
 
 
 def _read_heads(stream: io.BufferedReader, *, may_end: bool = False) -> dict[str, str]:
-    """Return names in small letters → values, up to the empty line. A line that begins with a space goes on with the one before.
+    """Return lower-case names → values, up to the empty line. A line with a leading space continues the previous value.
 
     Args:
-        may_end: whether the stream may end before that line: there are no heads then.
+        may_end: the stream may end before the empty line, which gives no heads.
     """
     heads: dict[str, str] = {}
     name, taken = "", 0
@@ -208,12 +302,11 @@ def _read_heads(stream: io.BufferedReader, *, may_end: bool = False) -> dict[str
 
 def _open_http(file: WatchedFile, read: Callable[[int], bytes]) -> io.RawIOBase:
     message: io.BufferedReader = io.BufferedReader(Measured(file, read), BUFFER_BYTES)
-    message.readline(MAX_LINE_BYTES)  # the status, or the request
-    heads = _read_heads(message, may_end=True)  # of an answer of heads alone the block ends with them
+    message.readline(MAX_LINE_BYTES)  # the status, or the request line
+    heads = _read_heads(message, may_end=True)  # an answer without a body ends after the heads
     left, has_ended = 0, False
 
     def read_chunked(size: int) -> bytes:
-        """The body, which is sent in chunks, each after its length in hexadecimal digits."""
         nonlocal left, has_ended
         while not left and not has_ended:
             line = message.readline(MAX_LINE_BYTES)
@@ -235,6 +328,6 @@ def _open_http(file: WatchedFile, read: Callable[[int], bytes]) -> io.RawIOBase:
     if "chunked" in heads.get("transfer-encoding", "").lower() and CHUNK.match(message.peek(64)[:64]):
         body: io.BufferedReader = io.BufferedReader(Measured(file, read_chunked), BUFFER_BYTES)
     encoding = ENCODINGS.get(heads.get("content-encoding", "").strip().lower(), "")
-    if encoding == "brotli":  # the others say by their first bytes whether they are still packed
+    if encoding == "brotli":  # other encodings are recognised by their first bytes
         return Measured(file, unpacking(body, encoding))
     return Measured(file, body.read1)

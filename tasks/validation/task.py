@@ -1,4 +1,4 @@
-"""Judgement as Prefect tasks: every verdict becomes an artifact."""
+"""Verdicts as Prefect tasks: every verdict becomes an artifact."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, wri
 from phasewise.validations.waivers import AcceptedWarning, AsksPeople
 
 Accepts = Sequence[AcceptedWarning]
-"""What the recipe accepts in the phase; each of the three judges is given it."""
+"""The warnings that the recipe accepts in the phase."""
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
@@ -41,7 +41,7 @@ def data_gate(
     accepts: Accepts,
     asks_people: AsksPeople,
 ) -> Verdict:
-    """Gather the evidence on the phase's data, judge it, write the verdict."""
+    """Judge the data of a phase and write the verdict."""
     verdict = judge_phase_data(
         run, plan, limits, home, hand_off=hand_off, rows_before=rows_before, decided_by=decided_by, accepts=accepts, asks_people=asks_people
     )
@@ -51,7 +51,7 @@ def data_gate(
 
 @task(task_run_name="judge training of {run.phase}", cache_policy=NO_CACHE)
 def health_gate(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Accepts, asks_people: AsksPeople) -> Verdict:
-    """Judge how a phase trained by its metrics, write the verdict."""
+    """Judge the training of a phase by its metrics and write the verdict."""
     verdict = judge_phase_health(run, limits, home, accepts=accepts, asks_people=asks_people)
     publish(verdict, home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health"))
     return verdict
@@ -68,7 +68,7 @@ def model_gate(
     accepts: Accepts,
     asks_people: AsksPeople,
 ) -> Verdict:
-    """Judge a phase's last checkpoint against its parent's, write the verdict; its evidence goes beside it."""
+    """Compare a phase's last checkpoint with its parent's, and write the verdict with its evidence."""
     evidence = path.with_suffix("")
     subject = f"{run.recipe}/{run.scale}/{run.phase} model"
     verdict = judge_gate(
@@ -81,14 +81,14 @@ def model_gate(
 
 @task(task_run_name="ask about training", cache_policy=NO_CACHE)
 def ask_about_training(path: str | Path) -> Verdict:
-    """Show what a training asks a person; its question is a verdict without evidence tables."""
+    """Show the question of a training to people. The question is a verdict without evidence tables."""
     verdict = read_verdict(path)
     publish(verdict, path)
     return verdict
 
 
 def publish(verdict: Verdict, path: str | Path) -> None:
-    """Publish lines for people and a page in the Prefect UI; a verdict that does not let the phase go on gets its report at once."""
+    """Publish a verdict as lines and as a page in the Prefect UI. A verdict that stops the phase gets its report immediately."""
     ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     report = report_folder_of(verdict)
     if not verdict.passes or ruling.state != "passes" or as_path(report).exists():

@@ -1,1 +1,1 @@
-"""The training state on disk, and what the next phase takes of it."""
+"""Checkpoints: the training state on disk, and its hand-off to the next phase."""

@@ -1,7 +1,6 @@
 """The checkpoints of a run: saved in the background, committed atomically, checked for damage, pruned, and compared with the run on resume.
 
-A checkpoint named N is the state after N updates. Its content is described in `trainer.checkpoints.state`, what commits it in
-`trainer.checkpoints.files`.
+Checkpoint N is the state after N updates. See `trainer.checkpoints.state` for its content, and `trainer.checkpoints.files` for its commit.
 """
 
 import shutil
@@ -58,7 +57,7 @@ from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, skipped
 from phasewise.trainer.state import TrainState, init_state
 
 MIN_KEPT = 2
-"""The newest, and one to fall back on should it be damaged."""
+"""The newest checkpoint, and a spare one if it is damaged."""
 NONE_SAVED, NONE_WHOLE = -1, -2
 _SEGMENTS = TypeAdapter(tuple[LearningRateSegment, ...])
 
@@ -67,10 +66,10 @@ class Checkpoints:
     """The checkpoints of one run, in `folder`. Use it as a context: leaving it waits for the last save.
 
     Args:
-        clock: gives seconds; it decides when a temporary checkpoint is due.
-        check: called before anything is written.
-        alone: within it files are deleted.
-        watch: what the writing in the background is done within.
+        clock: returns seconds, for saves by minutes.
+        check: called before each commit.
+        alone: the context for deleting files.
+        watch: the context for writing in the background.
     """
 
     def __init__(
@@ -106,9 +105,9 @@ class Checkpoints:
             self._writer.close()
 
     def due(self, step: int) -> bool:
-        """Return whether to save the state after `step` updates: by steps, or by minutes since the last save, unless that is still written.
+        """Return whether to save the state after `step` updates: by steps, or by minutes since the last save, unless it is still running.
 
-        All processes get the same answer, so all must ask.
+        All processes must call this, and get the same answer.
         """
         policy = self._run.checkpoints
         if step % policy.every_steps == 0 or step in policy.at_steps:
@@ -120,7 +119,7 @@ class Checkpoints:
         return decided_by_first("save", step, is_time)
 
     def forget_given_up(self, passed_over: SkippedSteps) -> None:
-        """Delete the checkpoints of a branch that was rolled back."""
+        """Delete the checkpoints of updates that were rolled back."""
         if not passed_over or not is_first():
             return
         for step in saved_steps(self.folder):
@@ -130,12 +129,12 @@ class Checkpoints:
                     remove_checkpoint(path)
 
     def latest_step(self, at_most: int | None = None) -> int | None:
-        """Return the newest whole checkpoint, of a step up to `at_most`. Each one that is not whole is named on standard error.
+        """Return the newest undamaged checkpoint, of a step up to `at_most`. Damaged checkpoints are named on standard error.
 
-        None if nothing is saved, or the very first save was cut short: nothing is lost that was ever committed.
+        Return None if nothing is saved, or only the first save was started and never committed.
 
         Raises:
-            CheckpointError: there are checkpoints, and none of them is whole.
+            CheckpointError: all checkpoints are damaged.
         """
         found = NONE_SAVED
         steps = [step for step in saved_steps(self.folder) if at_most is None or step <= at_most] if is_first() else []
@@ -156,10 +155,10 @@ class Checkpoints:
         return None if step == NONE_SAVED else step
 
     def newest_with_its_rows(self, step: int, passed_over: SkippedSteps) -> int:
-        """Return the newest checkpoint, up to `step`, whose updates all have their rows in the metrics, as they were when it was saved.
+        """Return the newest checkpoint, up to `step`, whose updates all have their original rows in the metrics.
 
-        A state without the rows of its updates would be judged by half of its training. One of several processes does not look: they might
-        not see the same.
+        Without these rows, the training would be judged by a part of its updates. Several processes skip this check, because they might
+        read different states of the file.
         """
         if jax.process_count() > 1:
             return step
@@ -187,13 +186,13 @@ class Checkpoints:
         return found
 
     def save(self, step: int, state: TrainState, contract: Mapping[str, Any], *, rows: str | None = None) -> None:
-        """Copy the state out and write it in the background, after the save before has ended. Saving a step twice does nothing."""
+        """Copy the state and write the copy in the background, after the end of the previous save. A saved step is not saved again."""
         self.wait()
         path = self.folder / str(step)
-        if _agreed(int(step not in self._damaged and is_committed(path))):  # the first process has just committed it, or not yet
+        if _agreed(int(step not in self._damaged and is_committed(path))):  # another process may see the commit of the first process or not
             return
         if self._has_folder:
-            with self._alone():  # what killed writers left goes: Orbax's temporary folders, and folders that were never committed
+            with self._alone():  # of killed writers: Orbax's temporary folders, and folders without a commit
                 for left in self.folder.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
                 for left in [path, *(self.folder / str(step) for step in saved_steps(self.folder))]:
@@ -206,25 +205,25 @@ class Checkpoints:
         about |= {} if rows is None else {"rows": rows}
         on_host = jax.default_backend() == "cpu"
         if on_host:
-            # The next update takes the state's memory, and would wait until it is written. (Accelerators copy to the host before Orbax's
-            # save returns.) The memory is kept for the next copy: to get it from the system takes four times as long as to fill it.
+            # The next update reuses the state's memory, and would wait for the write. (On accelerators Orbax's save copies to the host
+            # first.) The copy's memory is reused, as allocation takes four times as long as filling.
             self._copy = leaves = jax.block_until_ready(_copied(leaves, self._copy))
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(leaves), about=ocp.args.JsonSave(about))
         begin = partial(self._writer.save, path, args=items)
         if on_host and jax.process_count() == 1:
             self._writing = self._background.submit(self._commit, step, begin)
-        else:  # Orbax copies to the host before it returns, and talks with the other processes
+        else:  # Orbax copies to the host first, and communicates with the other processes
             begin()
             self._writing = self._background.submit(self._commit, step)
 
     def wait(self) -> None:
-        """Wait until the save in the background is committed and what it replaces is gone. Raise its error."""
+        """Wait until the save in the background is committed and older checkpoints are pruned, and raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def restore(self, step: int, contract: Mapping[str, Any], shardings: TrainState | None = None) -> TrainState:
-        """Return the state of this run at `step`, each leaf where `shardings` says, whatever mesh saved it; None is the first device."""
+        """Return the state of this run at `step`, saved on any mesh, with these shardings or on the first device."""
         path = self.folder / str(step)
         about = read_about(path)
         check_same_run(path, about["run"], self._run)
@@ -252,7 +251,7 @@ class Checkpoints:
                     steps, policy = saved_steps(self.folder), self._run.checkpoints
                     whole = [one for one in steps if one not in self._damaged and is_committed(self.folder / str(one))]
                     kept = {*whole[-MIN_KEPT:], *filter(policy.keeps, whole)}
-                    if (recovery := self._run.recovery) is not None:  # if one is gone, the updates since an older one are done again
+                    if (recovery := self._run.recovery) is not None:  # the checkpoints that a rollback may need
                         kept |= {*[one for one in whole if one % policy.every_steps == 0][-(recovery.checkpoints_back + 1) :]}
                     with self._alone():
                         for one in set(steps) - kept:
@@ -260,7 +259,7 @@ class Checkpoints:
                                 remove_checkpoint(self.folder / str(one))
         except TakenOver:
             raise
-        except Exception as error:  # what a file system or a store raises
+        except Exception as error:  # errors of a file system or a store
             if jax.process_count() > 1 and is_of_the_runtime(error):
                 raise
             reason = refusal_of(error, self.folder) or f"{error}. Look after the storage, and start again."
@@ -281,7 +280,7 @@ def _agreed(value: int) -> int:
 
 
 def check_rows(run: RunConfig, passed_over: SkippedSteps) -> None:
-    """Refuse to sum up a run whose metrics were damaged while it trained."""
+    """Raise `CheckpointError` if the metrics of a finished training lack rows."""
     reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, passed_over)
     if reached != run.stop_step:
         raise CheckpointError(
@@ -291,9 +290,9 @@ def check_rows(run: RunConfig, passed_over: SkippedSteps) -> None:
 
 
 def check_resume(run: RunConfig) -> None:
-    """Refuse to resume a run with other settings than its newest checkpoint was trained with. Nothing is written.
+    """Raise `CheckpointError` if the newest checkpoint of a run was trained with other settings. Nothing is written.
 
-    A field that only one version of the code knows is not compared: standard error names it, once.
+    Fields that only one version of the code has are not compared, and printed on standard error.
     """
     folder = RunFolder.at(run.output).checkpoints
     for path in (folder / str(step) for step in reversed(saved_steps(folder))):
@@ -309,11 +308,11 @@ def check_resume(run: RunConfig) -> None:
 
 
 def check_same_run(path: Path, saved: Any, run: RunConfig) -> None:
-    """Refuse a checkpoint that was trained with other settings than the run has; `saved` is the run that it holds."""
+    """Raise `CheckpointError` if the run `saved` in a checkpoint has other settings than `run`."""
     found, before = _compared(saved, run)[0], tuple[LearningRateSegment, ...]()
-    with suppress(ValidationError, KeyError):  # another version's
+    with suppress(ValidationError, KeyError):  # of another version
         before = _SEGMENTS.validate_python(saved["learning_rate"] if isinstance(saved, Mapping) else ())
-    for update in range(run.start_step, int(path.name)) if before else ():  # how the segments are cut does not count
+    for update in range(run.start_step, int(path.name)) if before else ():  # equal schedules may have different segments
         was, now = learning_rate_at(before, update), learning_rate_at(run.learning_rate, update)
         if np.float32(was) != np.float32(now):
             found.append(Difference(f"learning_rate of update {update + 1}", f"{was:g}", f"{now:g}"))

@@ -1,7 +1,7 @@
-"""The files of a checkpoint: what marks it as committed, and how damage is found.
+"""The files of a checkpoint: its commit, and the search for damage.
 
-Orbax commits a checkpoint by renaming its folder. After that `digests.json` is written into it: name, size and SHA-256 of every file. A
-checkpoint without it is not committed; one whose files are other than it says is damaged.
+Orbax renames the complete folder of a checkpoint. Then `digests.json` with name, size and SHA-256 of every file is written into the folder.
+A checkpoint without this list is not committed, and a checkpoint whose files differ from the list is damaged.
 """
 
 import shutil
@@ -18,7 +18,6 @@ from phasewise.trainer.metrics import read_metrics, rows_digest
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
 DIGESTING_THREADS = 8
-"""Hashing and reading release the interpreter's lock."""
 Digests = Mapping[str, tuple[int, str]]
 """Name of a file below the checkpoint → its size in bytes and its SHA-256."""
 
@@ -29,24 +28,24 @@ def checkpoint_path(run_folder: str | Path, step: int) -> Path:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Return the steps that have a folder here, whole or not, oldest first."""
+    """Return the steps that have a folder, damaged or not, oldest first."""
     return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()) if folder.exists() else []
 
 
 def is_committed(checkpoint: Path) -> bool:
-    """Return whether its writing came to an end."""
+    """Return whether a checkpoint was committed."""
     return (checkpoint / DIGESTS_NAME).exists()
 
 
 def write_digests(checkpoint: Path, files: Digests | None = None) -> None:
-    """Commit: write down every file as it is now; `files` are those that several hosts have of it."""
+    """Commit a checkpoint by the list of its files. Default: the local files."""
     found = digests_here(checkpoint) if files is None else files
     said = {name: {"size_bytes": size, "sha256": digest} for name, (size, digest) in found.items()}
     write_sealed(checkpoint / DIGESTS_NAME, {"files": said})
 
 
 def digests_here(checkpoint: Path) -> Digests:
-    """Return every file that is here, as it is now. Every byte is read."""
+    """Return the local files of a checkpoint. Every byte is read."""
     names = [str(path.relative_to(checkpoint)) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     names = [name for name in names if name != DIGESTS_NAME]
     with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
@@ -55,10 +54,10 @@ def digests_here(checkpoint: Path) -> Digests:
 
 
 def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequence[str]] | None = None) -> str | None:
-    """Return the damage of a checkpoint's files, in words that follow its name; None if it is whole.
+    """Return the damage of a checkpoint's files, as words after its name, or None if it is undamaged.
 
     Args:
-        changed: given name → SHA-256 of the files, the names of those that were changed; None reads every byte.
+        changed: returns the changed files among name → SHA-256. By default every byte is read.
     """
     wanted = committed_files(checkpoint)
     if isinstance(wanted, str):
@@ -77,13 +76,13 @@ def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequenc
 
 
 def has_its_files(checkpoint: Path) -> bool:
-    """Return whether all files that its list names are here in their sizes. One whose list does not read is damaged, and lacks none."""
+    """Return whether all listed files exist in their sizes. A checkpoint with an unreadable list is damaged, but lacks no files."""
     wanted = committed_files(checkpoint)
     return isinstance(wanted, str) or _missing_or_cut(checkpoint, wanted) is None
 
 
 def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
-    """Return words that follow the checkpoint's name if the metrics lack the rows that it was saved with."""
+    """Return words after the checkpoint's name if the metrics differ from the rows at its save."""
     said = read_json(checkpoint / "about" / "metadata").get("rows")
     if said is None or (metrics.exists() and rows_digest(read_metrics(metrics)) == said):
         return None
@@ -91,7 +90,7 @@ def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
 
 
 def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:
-    """Return size and SHA-256 of every file as it was committed, or what is wrong with the list."""
+    """Return name → size and SHA-256 of the committed files, or the fault of the list in words."""
     if not is_committed(checkpoint):
         return UNCOMMITTED
     try:
@@ -112,6 +111,6 @@ def _missing_or_cut(checkpoint: Path, wanted: Mapping[str, tuple[int, str]]) -> 
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Delete it; killed on the way, it is one that was never committed."""
+    """Delete a checkpoint, the list first, so that an interrupted deletion leaves no commit."""
     (checkpoint / DIGESTS_NAME).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,15 +1,14 @@
-"""From a parent's checkpoint to the first state of a phase: every leaf is carried, made fresh or grafted, and nothing else happens to one.
+"""The first state of a phase from its parent's checkpoint: every leaf is carried, fresh or grafted.
 
-| leaf of the phase's state | where it comes from |
+| leaf of the phase's state | origin |
 |---|---|
-| part declared in `start.fresh` | fresh: zeros, ones, empty windows; the moving average is a copy of the weights |
+| part declared in `start.fresh` | fresh: zeros, ones, empty windows, or for the moving average a copy of the weights |
 | part declared in `start.graft` | the other checkpoint |
-| all else | the parent's checkpoint |
+| all others | the parent's checkpoint |
 
-The parts are `ema`, `optimizer`, `rolling` (the windows of norms and losses), `balancing` (the momentum of the routers' biases; the biases
-are weights), and `qk_norm`: QK-norm's gains with their moments and averages, which a model of the Llama family gets when it becomes one of
-the Qwen3 family. A leaf that is not where it is said to come from is an error, and so is a leaf of the parent that would be dropped without
-a word.
+The parts are `ema`, `optimizer`, `rolling` (windows of norms and losses), `balancing` (momentum of the routers' biases), and `qk_norm` (the
+gains of QK-norm with their moments and averages, for a Llama model that becomes a Qwen3 model). A leaf that is missing in its origin is an
+error, and so is a leaf of the parent that would be dropped without a declaration.
 """
 
 from pathlib import Path
@@ -42,17 +41,16 @@ DECLARABLE = ("ema", "optimizer", "rolling", "balancing", "qk_norm")
 
 
 def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> TrainState:
-    """Return the first state of a phase: fresh weights, or the parent's state with the declared parts made fresh or grafted.
+    """Return the first state of a phase, with these shardings or on the first device.
 
-    A parent's moving average, windows or momentum of balancing that the phase does not keep are let go: that they are no longer kept is a
-    change of `ema`, `max_update_norm`, `skip_step` or `balancing`, which the recipe must declare. Each leaf is placed where `shardings`
-    says; None is the first device.
+    A parent's moving average, windows or momentum of balancing that the phase does not keep are dropped. The recipe must declare their end
+    as a change of `ema`, `max_update_norm`, `skip_step` or `balancing`.
 
     Raises:
-        CheckpointError: a checkpoint is missing or damaged or holds other weights than planned; a leaf is neither carried nor declared.
+        CheckpointError: a checkpoint is missing, damaged or of other weights than planned, or a leaf is not carried or declared.
     """
     if run.start is None and shardings is None:
-        # bound to the device as a restored state is: else the step is another program for each, and a restart compiles it again
+        # on the device like a restored state: else a restart compiles another program for the step
         return jax.device_put(init_state(run), first_device())
     if run.start is None:
         return jax.jit(lambda: init_state(run), out_shardings=shardings)()
@@ -68,15 +66,15 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
 
     def make() -> Leaves:
         made = leaves_of(init_state(run))
-        return {name: made[name] for name in names}  # the others are not computed
+        return {name: made[name] for name in names}  # the other leaves are not computed
 
     leaves |= jax.jit(make, out_shardings={name: place(name) for name in names})() if names else {}
     averages = {name: leaves["params." + name.removeprefix("ema.")] for name in fresh if name.startswith("ema.")}
-    return tree_like(template, leaves | {name: jnp.copy(weight) for name, weight in averages.items()})  # a step takes the memory of both
+    return tree_like(template, leaves | {name: jnp.copy(weight) for name, weight in averages.items()})  # a step donates both
 
 
 def _origins(run: RunConfig, wanted: LeafTypes) -> dict[str, str | None]:
-    """Return the checkpoint that each leaf comes from; None is fresh."""
+    """Return the checkpoint of each leaf, or None for a fresh leaf."""
     start = run.start
     assert start is not None
     planned = {start.checkpoint: start.params_digest, **{graft.checkpoint: graft.params_digest for graft in start.graft}}
@@ -119,7 +117,7 @@ def _origins(run: RunConfig, wanted: LeafTypes) -> dict[str, str | None]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts that a leaf belongs to, the narrower one first."""
+    """Return the parts of a leaf, the narrowest first."""
     field = name.split(".", 1)[0]
     return ("qk_norm", field) if name.rsplit(".", 1)[-1] in QK_NORM_WEIGHTS else (field,)
 

@@ -1,7 +1,7 @@
-"""Shards of a checkpoint that several hosts write without a shared folder: each uploads its own files, and the union is the checkpoint.
+"""Checkpoints of several hosts without a shared folder: each host uploads its files, and the union is the checkpoint.
 
-Orbax writes such a checkpoint as zarr: a file for each shard of a leaf, written by the host that has it. Its usual format, OCDBT, has one
-index over the files of all hosts, which only a host that sees all of them can make.
+Orbax writes these checkpoints as zarr, with one file per shard of a leaf, by the host of the shard. Its default format OCDBT has one index
+over the files of all hosts, so a host would need access to all files.
 """
 
 import itertools
@@ -23,27 +23,27 @@ from phasewise.trainer.process.distributed import coordinator_client
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
 
 STATE, ARRAY_NAME = "state", ".zarray"
-"""Next to the shards of a leaf Orbax writes their shape, on the first host only."""
+"""Orbax writes the shape of a leaf next to its shards, on the first host only."""
 EXCHANGE_SECONDS = 300
-"""How long a host waits for the slowest one, which has digested and uploaded all that it wrote."""
+"""The limit for waiting until the slowest host has uploaded its files."""
 MAX_NAMED = 3
 _exchanges = itertools.count()
 
 
 def checkpoint_store() -> Path | None:
-    """Return where hosts upload shards; None if all processes of the run share its folder."""
+    """Return the folder for uploaded shards, or None if all processes share the run's folder."""
     url = os.environ.get(CHECKPOINT_STORE_VARIABLE)
     return as_path(url) if url and jax.process_count() > 1 else None
 
 
 def build_writer(*, has_shared_folder: bool) -> ocp.AsyncCheckpointer:
-    """Build the writer of checkpoints, which works in the background. Without a shared folder each host makes its own folders."""
+    """Build the background writer of checkpoints. Without a shared folder each host creates its own folders."""
     if has_shared_folder:
         return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler()))
     everyone = ocp.options.MultiprocessingOptions(primary_host=None)
-    # Folders are made before anything is written: Orbax has one signal for all hosts that they are there, and the first host gives it
+    # Orbax creates folders before it writes: its signal that they exist comes from the first host for all hosts
     at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    # Orbax's own registry is one for the whole process: whoever reads a checkpoint meanwhile says there again that host 0 makes folders
+    # Orbax's global registry is reset by any reader of a checkpoint, so that host 0 would create the folders again
     arrays = ocp.type_handlers.create_type_handler_registry((jax.Array, ocp.type_handlers.ArrayHandler()))
     return ocp.AsyncCheckpointer(
         ocp.CompositeCheckpointHandler(
@@ -57,7 +57,7 @@ def build_writer(*, has_shared_folder: bool) -> ocp.AsyncCheckpointer:
 
 
 def upload_shards(checkpoint: Path, store: Path) -> Digests:
-    """Upload what this host wrote under the names of its digests, and return the files of all hosts."""
+    """Upload this host's files under the names of their digests, and return the files of all hosts."""
     share = digests_here(checkpoint)
     with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
         list(threads.map(lambda item: put_file(checkpoint / item[0], store / item[1][1]), share.items()))
@@ -66,7 +66,7 @@ def upload_shards(checkpoint: Path, store: Path) -> Digests:
     found = [
         json.loads(client.blocking_key_value_get(f"{key}/{number}/{host}", 1000 * EXCHANGE_SECONDS)) for host in range(jax.process_count())
     ]
-    if number:  # a host that says something has read what was said before
+    if number:  # all hosts of this exchange have read the previous one
         client.key_value_delete(f"{key}/{number - 1}/{index}")
     if len(steps := sorted({str(step) for step, _ in found})) > 1:
         raise TrainingError(f"all hosts must save the same checkpoint, found {' and '.join(steps)}: start the run again.")
@@ -74,7 +74,7 @@ def upload_shards(checkpoint: Path, store: Path) -> Digests:
 
 
 def united(checkpoint: Path, shares: Sequence[Digests]) -> Digests:
-    """Return the files of the whole checkpoint: of a file that several hosts wrote the first one's counts, unless it is a shard."""
+    """Return the files of the whole checkpoint. Of a file from several hosts, the first counts, but shards must be equal."""
     files: dict[str, tuple[int, str]] = {}
     for number, share in enumerate(shares):
         for name, said in share.items():

@@ -1,7 +1,7 @@
-"""What is in a checkpoint, and reading it: the leaves of a state by name, and `about`, which says what they are.
+"""The content of a checkpoint: the leaves of a state by name, and `about`, which describes the leaves.
 
-A leaf's name is its path: `params.blocks.query`, `optimizer.0.mu.head`. Orbax is given a flat dictionary of names, so that any choice of
-leaves can be read without knowing the types that held them: a parent's optimizer may have been another.
+A leaf's name is its path: `params.blocks.query`, `optimizer.0.mu.head`. Orbax gets a flat dictionary of names, so that any subset of the
+leaves can be read without the types of their containers, for example of a parent's optimizer.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +21,7 @@ from phasewise.trainer.model.params import Params, abstract_params
 from phasewise.trainer.state import params_digest
 
 STATE, ABOUT = "state", "about"
-"""What Orbax calls the two items of a checkpoint; they are folders."""
+"""The two items of a checkpoint in Orbax, which are folders."""
 Leaves = dict[str, Any]
 """Name → array, or its shape and type."""
 LeafTypes = dict[str, dict[str, Any]]
@@ -30,44 +30,46 @@ MAX_NAMED = 3
 
 
 def leaves_of(tree: Any) -> Leaves:
-    """Return the leaves of a tree by name, in the tree's order."""
+    """Return name → leaf, in the order of the tree."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def tree_like(template: Any, leaves: Mapping[str, Any]) -> Any:
-    """Return the tree that has the template's structure and these leaves."""
+    """Return a tree with the template's structure and these leaves."""
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in leaves_of(template)])
 
 
 def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
-    """Return what `about` says of each leaf."""
+    """Return the description of each leaf for `about`."""
     return {name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in leaves.items()}
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Read what is saved beside the state: `run`, `contract` and `leaves`."""
+    """Return the description of a checkpoint: `run`, `contract` and `leaves`."""
     if not (path / ABOUT).exists():
         raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
     try:
         with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
             about = reader.restore(path.resolve() / ABOUT)
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: what it says of itself is no JSON ({error}). Restore it from a copy.") from None
+        raise CheckpointError(f"{path} is damaged: its description is not JSON ({error}). Restore it from a copy.") from None
     if not isinstance(about, dict) or not {"run", "contract", "leaves"} <= about.keys():
         raise CheckpointError(f"{path} does not say how it was trained: it must name run, contract and leaves. Train that phase again.")
     return about
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a checkpoint that is missing, was not written to its end, or is not as it was written."""
+    """Raise `CheckpointError` if a checkpoint is missing, not committed, or damaged."""
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
     if damage := find_damage(path):
-        raise CheckpointError(f"{path} {damage}. Restore it from a copy, or start its phase again, which goes on from the one before.")
+        raise CheckpointError(
+            f"{path} {damage}. Restore it from a copy, or start its phase again, which resumes from the checkpoint before."
+        )
 
 
 def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.sharding.Sharding | None]) -> Leaves:
-    """Read the named leaves; `place` says where each shall be, None is as a NumPy array on the host."""
+    """Return the named leaves with the shardings of `place`, or as NumPy arrays on the host without a sharding."""
     types: LeafTypes = read_about(path)["leaves"]
     wanted: Leaves = {}
     arguments: dict[str, ocp.RestoreArgs] = {}
@@ -87,7 +89,7 @@ def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.s
 
 
 def read_params(path: Path, config: ModelConfig, *, ema: bool = False, shardings: Params | None = None) -> Params:
-    """Read only the weights, or their moving average, from a whole checkpoint."""
+    """Return the weights, or their moving average, of an undamaged checkpoint."""
     check_whole(path)
     field = "ema" if ema else "params"
     types = read_about(path)["leaves"]
@@ -100,7 +102,7 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False, shardings
 
 
 def saved_params_digest(path: Path) -> str:
-    """Return `params_digest` of the weights in a checkpoint, whichever model they are of."""
+    """Return the `params_digest` of a checkpoint of any model."""
     names = [name for name in read_about(path)["leaves"] if name.startswith("params.")]
     params: dict[str, Any] = {}
     for name, leaf in read_leaves(path, names, lambda _: None).items():
@@ -113,7 +115,7 @@ def saved_params_digest(path: Path) -> str:
 
 
 def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
-    """Refuse leaves that are missing, too many, or of other shapes and types, and name the first three."""
+    """Raise `CheckpointError` with the first three missing, unexpected or different leaves."""
     differing = [
         f"{name} is {type_in_words(found.get(name))}, not {type_in_words(wanted.get(name))}"
         for name in wanted | found
@@ -122,35 +124,35 @@ def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
     if differing:
         raise CheckpointError(
             f"{path} does not fit the run: {name_some(differing, MAX_NAMED, '; ')}. "
-            "Go on with the configuration it was trained with (its `about` holds it), or start from the beginning in another folder."
+            "Use its training configuration (in its `about`), or restart in another folder."
         )
 
 
 def type_in_words(leaf: Mapping[str, Any] | None) -> str:
-    """Return a leaf's type in words."""
+    """Return `float32[2, 3]`."""
     return f"{leaf['dtype']}{leaf['shape']}" if leaf else "nothing"
 
 
 def first_device() -> jax.sharding.Sharding:
-    """Return the default sharding of a leaf: nothing depends on where it was."""
+    """Return the default sharding of a leaf."""
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def placed(shardings: Any | None) -> Callable[[str], jax.sharding.Sharding]:
-    """Return the sharding of each leaf by name; None, and leaves that the tree does not name, is the first device."""
+    """Return the sharding of each leaf by name. Leaves without a sharding are on the first device."""
     here = first_device()
     by_name = {} if shardings is None else leaves_of(shardings)
     return lambda name: by_name.get(name, here)
 
 
 def kept_steps(folder: Path, run: RunConfig) -> list[int]:
-    """Return the steps of the phase that have a committed checkpoint, oldest first; none where that of its end is not there."""
+    """Return the steps of the phase with a committed checkpoint, oldest first, or an empty list if the last one is missing."""
     steps = [step for step in saved_steps(folder) if run.start_step < step <= run.stop_step and is_committed(folder / str(step))]
     return steps if steps and steps[-1] == run.stop_step else []
 
 
 def last_steps(folder: Path, run: RunConfig, count: int) -> tuple[int, ...]:
-    """Return the steps of the run's last `count` checkpoints, oldest first. The last is `stop_step`; those of other runs never count."""
+    """Return the steps of the run's last `count` checkpoints, oldest first, up to `stop_step`."""
     steps = kept_steps(folder, run)
     if len(steps) < max(count, 1):
         raise CheckpointError(
@@ -176,12 +178,11 @@ def last_steps(folder: Path, run: RunConfig, count: int) -> tuple[int, ...]:
 def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, tuple[int, ...]]:
     """Return the mean of the weights of the run's last `count` checkpoints, and their steps, oldest first.
 
-    Steps that a learning rate takes late in a phase mostly go to and fro; their mean is nearer to the bottom than any of them (Izmailov et
-    al., "Averaging Weights Leads to Wider Optima and Better Generalization", 2018). Sums are in float64 on the host, one checkpoint at a
-    time; the mean has the weights' own types.
+    Late updates oscillate around the optimum, and their mean is closer to it (Izmailov et al., "Averaging Weights Leads to Wider Optima
+    and Better Generalization", 2018). Sums are in float64 on the host, one checkpoint at a time. The mean has the types of the weights.
 
     Raises:
-        CheckpointError: fewer are kept, one is damaged, or one was written by another run or model.
+        CheckpointError: a checkpoint is missing, damaged, or of another run or model.
     """
     chosen = last_steps(folder, run, count)
     total: Any = None

@@ -1,8 +1,8 @@
-"""Child processes of this program: the command that starts one, its end with its parent, and the reason that one ended.
+"""Child processes of this program: the start command, the end with the parent, and the reason of an end.
 
-A process that must not outlive its parent watches its standard input: the parent holds the other end of the pipe. The parent may also speak
-there. A byte `s` asks the process to stop, as SIGTERM does. Any other byte is a sign of life. If `PHASEWISE_PARENT_SECONDS` is set, the
-parent must give one at least so often: a connection that is cut in the middle gives neither bytes nor an end.
+A process that must not outlive its parent watches its standard input, a pipe from the parent. A byte `s` from the parent has the effect of
+SIGTERM, and any other byte is a heartbeat. If `PHASEWISE_PARENT_SECONDS` is set, the process ends after this time without a byte, because a
+broken connection gives neither bytes nor an end.
 """
 
 import gc
@@ -24,33 +24,33 @@ STOP, ALIVE = b"s", b"."
 SILENT_VARIABLE = "PHASEWISE_PARENT_SECONDS"
 READ_BYTES = 2**16
 _FRAME = re.compile(r"\s|Traceback \(most recent|During handling of|The above exception was|Exception ignored in|Fatal Python")
-"""Lines of a log that say where, and not what."""
+"""Lines of a traceback without the reason."""
 
 
 def python_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
-    """Return the command that runs a module of this project in a Python of its own; None is the interpreter of this process.
+    """Return the command that runs a module of this project. The default of `python` is the interpreter of this process.
 
-    With `-P` the current folder is not on the module path: a user's `numbers.py` there is not imported in place of the library's.
+    `-P` removes the current folder from the module path, so that a user's `numbers.py` doesn't replace the library's.
     """
     return [python or sys.executable, "-P", "-m", module, *arguments]
 
 
 def collect_rarely() -> None:
-    """Collect garbage less often from now on: imports take about a tenth less time.
+    """Reduce garbage collection: imports take about a tenth less time.
 
-    For processes that order, serve and report. The trainer's and the evaluation's arrays are to be given back at once.
+    Not for the trainer and the evaluation, whose arrays must be freed at once.
     """
     gc.set_threshold(100_000, 50, 50)
 
 
 def wait_for_end_of_input() -> None:
-    """Block until the parent's end closes, which its death does too. Unbuffered: a held buffer would break the interpreter's own end."""
+    """Block until the parent closes the pipe or dies. Unbuffered, because a locked buffer would break the interpreter's exit."""
     while os.read(sys.stdin.fileno(), 1):
         pass
 
 
 def end_with_parent(exit_code: int, seconds_left: Callable[[], float] = lambda: 0.0) -> None:
-    """End this process when its parent is gone: at once, or after the time that it has left to finish."""
+    """End this process with its parent, after the time of `seconds_left`."""
     limit = positive_seconds(os.environ, SILENT_VARIABLE, None)
     standard_input = sys.stdin.fileno()
 
@@ -81,7 +81,7 @@ def ending(code: int) -> str:
 
 
 def last_line(log: Path, after_bytes: int = 0) -> str:
-    """Return the last informative line of a log after its first `after_bytes`, of a traceback the exception; empty if there is none."""
+    """Return the last informative line of a log after its first `after_bytes`, such as the exception of a traceback."""
     with suppress(FileNotFoundError), open(log, "rb") as file:
         end = file.seek(0, 2)
         file.seek(max(after_bytes, end - READ_BYTES))
@@ -91,6 +91,6 @@ def last_line(log: Path, after_bytes: int = 0) -> str:
 
 
 def ending_with_reason(code: int, log: Path, after_bytes: int = 0) -> str:
-    """Return how a child ended, the last line of its log, and the log's path."""
+    """Return the end of a child in words, with the last line and the path of its log."""
     said = last_line(log, after_bytes) or "its log says nothing"
     return f"{ending(code)}: {said} (log: {log})"

@@ -1,8 +1,7 @@
-"""The compiled programs of a recipe: sealed, because jax runs whatever program it finds under a name.
+"""The sealed cache of compiled programs.
 
-jax names an entry by what was compiled and not by the program, and checks no digest. So each entry that was compiled here is listed with
-its digest, and an entry that is not as listed is deleted before jax looks: it is compiled again. A trainer that was killed leaves entries
-that are not listed yet.
+jax names an entry by its source and checks no digest of the program. So each entry is listed with its digest, and entries that differ from
+the list are deleted before jax reads them. A killed trainer leaves entries without a digest, which are compiled again.
 """
 
 from contextlib import suppress
@@ -15,11 +14,11 @@ ENTRIES = "*-cache"
 
 
 def drop_changed(folder: Path) -> list[str]:
-    """Delete the entries that are not as they were written; their names."""
+    """Delete changed and unlisted entries, and return their names."""
     listed = _listed(folder)
     dropped: list[str] = []
     for path in sorted(folder.glob(ENTRIES)):
-        with suppress(FileNotFoundError):  # the trainer of another phase was first
+        with suppress(FileNotFoundError):  # the trainer of another phase deleted the entry
             if listed.get(path.name) != digest_of_file(path):
                 path.unlink()
                 dropped.append(path.name)
@@ -27,7 +26,7 @@ def drop_changed(folder: Path) -> list[str]:
 
 
 def seal_new(folder: Path) -> None:
-    """List the entries that were added since the last call, by any process."""
+    """List the new entries of all processes."""
     listed = _listed(folder)
     found = dict(listed)
     for path in folder.glob(ENTRIES):

@@ -1,16 +1,15 @@
-"""Several processes as one program: every host runs `python -m phasewise.trainer RUN.json`, and `jax.distributed` lets them
-find one another.
+"""Several processes as one program: every host runs `python -m phasewise.trainer RUN.json`, and `jax.distributed` joins them.
 
-| variable | what it says |
+| variable | meaning |
 |---|---|
-| `JAX_COORDINATOR_ADDRESS` | host:port of process 0; with it, or with one of the next two lines, the program is one of several processes |
-| `TPU_WORKER_HOSTNAMES` | more than one name: a TPU pod; jax finds the rest itself |
-| `MEGASCALE_COORDINATOR_ADDRESS` | several TPU slices; jax finds the rest itself |
-| `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | how many there are, and which of them this is; both or none: on TPU pods and Slurm jax knows |
-| `PHASEWISE_LAUNCH` | a launcher started them: they are compared first (`trainer.process.rendezvous`) |
-| `PHASEWISE_HEARTBEAT_SECONDS` | after so long without a heartbeat a process counts as lost, and all others end; 60 if not set |
+| `JAX_COORDINATOR_ADDRESS` | host:port of process 0. This or one of the next two: several processes |
+| `TPU_WORKER_HOSTNAMES` | more than one name: a TPU pod, discovered by jax |
+| `MEGASCALE_COORDINATOR_ADDRESS` | several TPU slices, which jax discovers |
+| `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | number of processes, number of this process; jax knows them on TPU pods and Slurm |
+| `PHASEWISE_LAUNCH` | a launcher started the processes, which are compared first (`trainer.process.rendezvous`) |
+| `PHASEWISE_HEARTBEAT_SECONDS` | a process without heartbeat for this time is lost, and all others end (default 60) |
 
-Only process 0 writes metrics, heartbeat and result; all write checkpoints.
+Only process 0 writes metrics, heartbeat and result. All processes write checkpoints.
 """
 
 import importlib
@@ -22,7 +21,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -35,43 +34,32 @@ from phasewise.trainer.process.rendezvous import meet
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300
-"""How long a process waits for the others when it starts, and when it ends."""
+"""The limit for waiting for other processes at the start and at the end."""
 ERROR_SECONDS = 10
-"""How long a process that cannot continue waits for others that cannot either."""
+"""The time that a failed process waits for the failure of the others."""
 KEPT_DECISIONS = 64
-_asked = itertools.count(1)
-"""How often this process has asked whether to stop."""
+_stop_requests = itertools.count(1)
 MAX_PIECE_BYTES = 2**28
 STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
-"""Of XLA's runtime, at the beginning of a message."""
+"""The beginning of error messages of XLA's runtime."""
 
 
-class Process(NamedTuple):
-    """Which of how many processes this is."""
-
-    process_index: int
-    process_count: int
-
-
-def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = None) -> Process:
-    """Join the other processes, if the environment says that there are any. Call it before anything uses a device.
-
-    Args:
-        run: what all of them train; if a launcher started them they are compared before they join (`trainer.process.rendezvous`).
+def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = None) -> int:
+    """Join the other processes of the environment, if any, and return the number of processes. Call it before the first use of a device.
 
     Raises:
-        ConfigError: the environment contradicts itself, or the hosts are not alike.
-        TrainingError: a host does not come.
+        ConfigError: the environment is inconsistent, or the hosts differ.
+        TrainingError: a host is missing.
     """
     check_environment(environment)
     address = environment.get("JAX_COORDINATOR_ADDRESS") or None
     is_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "") or environment.get("MEGASCALE_COORDINATOR_ADDRESS")
     if not address and not is_pod:
-        return Process(0, 1)
+        return 1
     names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = [name for name in names if environment.get(name)]
     if len(given) == 1:
-        raise ConfigError(f"{' and '.join(names)} must be set both or not at all, found only {given[0]}: set the other one, too.")
+        raise ConfigError(f"{' and '.join(names)} must be set both or not at all, found only {given[0]}: set the missing variable.")
     count, index = (_number(environment, name, 0) for name in names) if given else (None, None)
     if count is not None and index is not None and index >= count:
         raise ConfigError(f"JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found {index} of {count}: processes count from 0.")
@@ -79,7 +67,7 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
         meet(run, (index, count), environment)
     heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
     is_local = address is not None and address.startswith("127.")
-    if is_local:  # else CPUs exchange arrays at the address of this machine's name, which others may reach; jax has no option for it
+    if is_local:  # else CPUs exchange arrays at a public address of this machine, and jax has no option for it
         private: Any = importlib.import_module("jax._src.lib")._jax
         private.make_gloo_tcp_collectives = partial(private.make_gloo_tcp_collectives, hostname="127.0.0.1")
     try:
@@ -94,7 +82,7 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
         )
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"the processes of this run did not come together: {error}") from error
-    return Process(jax.process_index(), jax.process_count())
+    return jax.process_count()
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -105,29 +93,28 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def is_first() -> bool:
-    """Return whether this process writes what is written once."""
+    """Return whether this process writes the files of the whole run."""
     return jax.process_index() == 0
 
 
 def stop_agreed(_step: int) -> bool:
-    """Return whether all processes stop after this step because one of them got SIGTERM. Every process asks after every step.
+    """Return whether all processes stop after this step because one of them got SIGTERM. Every process calls this after every step.
 
-    jax has all of them stop at the number after the largest that any has asked with, which is 0 before the first. So numbers must begin at
-    1 and leave none out. Steps do not: those of a resumed run begin later, and a roll-back goes back and skips some. A SIGTERM that came
-    before the first step of such a run would never be heard.
+    jax stops all processes at the number after the largest requested number. So the numbers must be 1, 2, 3, … The steps of a resumed or
+    rolled-back run are not, and a SIGTERM before the first step of such a run would be lost.
     """
-    return multihost_utils.reached_preemption_sync_point(next(_asked))
+    return multihost_utils.reached_preemption_sync_point(next(_stop_requests))
 
 
 def decided_by_first(name: str, step: int, value: bool) -> bool:
-    """Return the value of process 0; every process asks, at the same steps. For decisions by a clock. Only hosts talk, no device waits."""
+    """Return the value of process 0, for decisions by a clock. Every process calls this at the same steps. No device waits."""
     if jax.process_count() == 1:
         return value
     client = coordinator_client()
     key = f"phasewise/{name}"
     if is_first():
         client.key_value_set(f"{key}/{step}", str(int(value)))
-        client.key_value_delete(f"{key}/{step - KEPT_DECISIONS}")  # the updates between keep all processes closer together than that
+        client.key_value_delete(f"{key}/{step - KEPT_DECISIONS}")  # updates keep all processes closer than this
         return value
     try:
         return client.blocking_key_value_get(f"{key}/{step}", 1000 * START_SECONDS) == "1"
@@ -137,13 +124,13 @@ def decided_by_first(name: str, step: int, value: bool) -> bool:
 
 def coordinator_client() -> Any:
     """Return the client of the coordinator's key-value store."""
-    from jax._src.distributed import global_state  # jax has no public way to it
+    from jax._src.distributed import global_state  # jax has no public API for it
 
     return global_state.client
 
 
 def pieces_on_host(array: Any) -> Iterator[np.ndarray]:
-    """Yield an array's numbers in order, here. An array on several hosts comes piece by piece; then every process must ask for it."""
+    """Yield an array's numbers in order. All processes must gather an array on several hosts, which is yielded in pieces."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         yield np.ascontiguousarray(array)
         return
@@ -158,22 +145,21 @@ def _rows_from(array: jax.Array, first: int, rows: int) -> jax.Array:
 
 
 @contextmanager
-def joined(run: RunConfig | None = None) -> Iterator[Process]:
-    """Be joined with the other processes, if there are any, to the end of the block, where each waits for the others.
+def joined(run: RunConfig | None = None) -> Iterator[None]:
+    """Join the other processes, if any. At the end of the context the processes wait for each other.
 
-    A process that just ended would look lost to them. One that cannot continue ends although they do not come; they will find it gone.
+    Without waiting, an ended process would look lost. A failed process waits `ERROR_SECONDS` and ends.
     """
-    process = start(run=run)
-    if process.process_count == 1:
-        yield process
+    if start(run=run) == 1:
+        yield
         return
     try:
-        yield process
+        yield
     except Exception as error:
         if is_of_the_runtime(error):
             _end(f"another process of this run is gone, or a device failed: start all processes again. {error}", ExitCode.LOST)
         try:
-            coordinator_client().wait_at_barrier("phasewise/end", 1000 * ERROR_SECONDS)  # most errors are found by all
+            coordinator_client().wait_at_barrier("phasewise/end", 1000 * ERROR_SECONDS)  # most errors occur in all processes
         except jax.errors.JaxRuntimeError:
             if not isinstance(error, PhasewiseError):
                 traceback.print_exc()
@@ -184,9 +170,9 @@ def joined(run: RunConfig | None = None) -> Iterator[Process]:
 
 
 def is_of_the_runtime(error: Exception) -> bool:
-    """Return whether the device computation failed, as it does if another process is gone.
+    """Return whether the device computation failed, for example because another process is gone.
 
-    A failure at dispatch is a `ValueError` of jaxlib's, whose message begins with a status.
+    A failure at dispatch is a `ValueError` of jaxlib whose message begins with a status.
     """
     return isinstance(error, jax.errors.JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
 

@@ -1,12 +1,12 @@
-"""The environment of a trainer: which variables it refuses, which it writes down because they may change bits, and where jax computes.
+"""The environment of a trainer: rejected variables, recorded variables that may change bits, and the platform of jax.
 
-| variable | what a launcher says with it |
+| variable of a launcher | meaning |
 |---|---|
-| `PHASEWISE_LAUNCH` | the name of this attempt; all its hosts have the same |
-| `PHASEWISE_SLICES` | how many slices the launch has; 1 if it is not set |
-| `PHASEWISE_HOSTS` | the names of its hosts in order, with commas between |
+| `PHASEWISE_LAUNCH` | the name of the attempt, the same on all hosts |
+| `PHASEWISE_SLICES` | the number of slices (default 1) |
+| `PHASEWISE_HOSTS` | the names of the hosts in order, separated by commas |
 
-This module does not import jax: launchers read it, too. `python -m phasewise.trainer.process.environment` prints the devices of jax.
+Launchers use this module, so it imports no jax. `python -m phasewise.trainer.process.environment` prints the devices of jax.
 """
 
 import json
@@ -28,12 +28,12 @@ from phasewise.trainer.config import RunConfig
 LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE = "PHASEWISE_LAUNCH", "PHASEWISE_SLICES", "PHASEWISE_HOSTS"
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 OF_ONE_LAUNCH = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE)
-"""What a launcher gives to every process anew: in its own environment these are left over."""
+"""A launcher sets these variables for every process. In the launcher's own environment they are of another launch."""
 USUAL = {
     "JAX_ENABLE_X64": "0", "JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": "1", "JAX_RANDOM_SEED_OFFSET": "0",
     "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow",
 }  # fmt: skip
-"""The defaults of jax. With another value a run would begin with other weights, or compute in other types, under the same digest."""
+"""The defaults of jax. Other values change the initial weights or the types of a run, but not its digest."""
 TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off", "")
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 DECIDING = ("JAX_", "XLA_", "LIBTPU_", "NCCL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
@@ -45,7 +45,7 @@ OF_PLACE = frozenset(
         "TRACEBACK_FILTERING",
     )
 )  # fmt: skip
-"""Where a process is, and how many there are: platform, processes and mesh say what of it counts."""
+"""Variables about the location and number of processes. Platform, processes and mesh are recorded instead."""
 FLAGS, FLAGS_OF_PLACE = "XLA_FLAGS", ("--xla_force_host_platform_device_count", "--xla_dump_")
 GOOGLE = "0x1ae0"
 """The vendor of TPUs on the PCI bus."""
@@ -54,7 +54,7 @@ TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COOR
 
 
 class Conditions(Frozen):
-    """What a run's updates were computed under."""
+    """The recorded environment of a run's updates."""
 
     platform: str
     device: str
@@ -63,7 +63,7 @@ class Conditions(Frozen):
     variables: dict[str, str]
 
     def differences(self, now: "Conditions") -> list[str]:
-        """Name each difference, with both values."""
+        """Return each difference, with both values."""
         before, after = (
             {"platform": one.platform, "device": one.device, "processes": str(one.processes), **one.versions, **one.variables}
             for one in (self, now)
@@ -76,7 +76,7 @@ class Conditions(Frozen):
 
 
 def check_usual(environment: Mapping[str, str]) -> None:
-    """Refuse variables that would make another run of it: their value is not the default of jax."""
+    """Raise `ConfigError` if a variable has another value than jax's default (`USUAL`)."""
     words = {name: environment[name].strip().lower() for name in USUAL if name in environment}
     plain = {name: "1" if word in TRUE else "0" if word in FALSE else word for name, word in words.items()}
     if unusual := [f"{name}={environment[name]}" for name, word in plain.items() if word != USUAL[name]]:
@@ -87,7 +87,7 @@ def check_usual(environment: Mapping[str, str]) -> None:
 
 
 def check_nothing_left_over(environment: Mapping[str, str]) -> None:
-    """Check that the environment of a program that starts all processes of a run itself names no hosts of another launch."""
+    """Raise `ConfigError` if the environment of a local launcher names hosts of another launch."""
     check_usual(environment)
     found = [name for name in OF_ONE_LAUNCH if environment.get(name)]
     found += sorted(name for name in environment if name.startswith("MEGASCALE_"))
@@ -102,7 +102,7 @@ def check_nothing_left_over(environment: Mapping[str, str]) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Check the environment of a process of a run, before it joins others: nothing is left over from another launch, or missing."""
+    """Raise `ConfigError` if variables of a process are missing, or are of another launch. Call it before joining other processes."""
     check_usual(environment)
     several = any(environment.get(name) for name in ("JAX_COORDINATOR_ADDRESS", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"))
     if not several and environment.get("JAX_NUM_PROCESSES", "1") != "1":
@@ -116,7 +116,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     found = {name: environment[name] for name in sorted(environment) if name.startswith("MEGASCALE_")}
     said = ", ".join(f"{name}={value}" for name, value in found.items()) or "none of them"
     if slices == "1":
-        if found and found.get("MEGASCALE_NUM_SLICES") != "1":  # a cluster may say of every launch how many slices it has
+        if found and found.get("MEGASCALE_NUM_SLICES") != "1":  # a cluster may set it for every launch
             raise ConfigError(f"this launch has one slice, found {said} in the environment, from another launch: unset them on this host.")
         return
     missing = [name for name in MEGASCALE if not found.get(name)]
@@ -129,7 +129,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def deciding_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change the bits of an update; of `XLA_FLAGS` without the number of devices and the dumps."""
+    """Return the variables that may change the bits of an update. In `XLA_FLAGS` the number of devices and the dumps are left out."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(DECIDING) and name not in OF_PLACE}
     if flags := " ".join(flag for flag in found.pop(FLAGS, "").split() if not flag.startswith(FLAGS_OF_PLACE)):
         found[FLAGS] = flags
@@ -137,7 +137,7 @@ def deciding_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and the installed libraries, without importing these."""
+    """Return the versions of Python and the installed libraries, without importing the libraries."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -146,7 +146,7 @@ def versions() -> dict[str, str]:
 
 
 def conditions_of(environment: Mapping[str, str], *, platform_name: str, device: str, processes: int) -> Conditions:
-    """Return the conditions of this process; what jax computes on is given, because asking jax takes the devices."""
+    """Return the conditions of this process. The caller names jax's devices, because listing devices acquires them."""
     if platform_name == "cpu":
         device = platform.processor() or platform.machine()
         with suppress(OSError):
@@ -160,7 +160,7 @@ def conditions_of(environment: Mapping[str, str], *, platform_name: str, device:
 def note_conditions(
     run: RunConfig, saved_step: int | None, *, alone: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> str | None:
-    """Write down the conditions of this process and return how they differ from those of the checkpoint that the run resumes from."""
+    """Record the conditions of this process, and log and return their differences from the recorded conditions on resume."""
     import jax
 
     if jax.process_index():
@@ -182,30 +182,29 @@ def note_conditions(
 
 
 def read_conditions(folder: Path) -> Conditions | None:
-    """Return the conditions that were written down last; None if there are none, or they do not read."""
+    """Return the recorded conditions, or None if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         return Conditions.model_validate(read_sealed(RunFolder(folder).conditions, may_lack_seal=True))
     return None
 
 
 def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
-    """Have jax compute on the CPU if libtpu is installed, the environment names no platform, and there is no sign of a TPU or GPU.
+    """Set jax's platform to the CPU if libtpu is installed, no platform is set, and no TPU or GPU is found. Call it before importing jax.
 
-    Call it before jax is imported. With the compiler for TPUs installed, jax looks for a TPU at every start, and libtpu writes a page to
-    standard error if it finds none.
+    Otherwise jax searches for a TPU at every start, and libtpu prints a page of errors.
     """
     if "JAX_PLATFORMS" not in environment and find_spec("libtpu") is not None and not has_accelerator(environment, root):
         environment["JAX_PLATFORMS"] = "cpu"
 
 
 def has_accelerator(environment: Mapping[str, str], root: Path) -> bool:
-    """Return whether anything looks like a TPU or a GPU: one search too many is better than none."""
+    """Return whether there may be a TPU or a GPU."""
     vendors = (path.read_text().strip() for path in root.glob("sys/bus/pci/devices/*/vendor"))
     has_device = any(next(root.glob(pattern), None) is not None for pattern in DEVICES)
     return any(name in environment for name in TPU_VARIABLES) or has_device or GOOGLE in vendors
 
 
-if __name__ == "__main__":  # for programs that should not hold the devices
+if __name__ == "__main__":  # for programs that must not acquire the devices
     import jax
 
     devices = jax.devices()

@@ -1,15 +1,13 @@
-"""The lease of a run's folder: one trainer at a time, and a token that keeps an older trainer from writing there.
+"""The lease of a run's folder: one trainer at a time, and a fencing token against writes of an older trainer.
 
-The trainer holds the file `lock` (`flock`), which goes with the process. A trainer that only stands still, stopped by SIGSTOP or caught in
-a dead disk, still holds it: if its heartbeat does not change for `SILENT_SECONDS`, the next one takes the folder over, by a new lock file.
-Each takes the next number of `token`. Before every row, checkpoint and result the trainer checks whether its number is still there, and
-ends with `TakenOver` if it is not.
+The trainer holds the file `lock` (`flock`), which ends with the process. A trainer that is frozen by SIGSTOP or a dead disk still holds
+the lock. If its heartbeat does not change for `SILENT_SECONDS`, the next trainer takes the folder over by a new lock file. Each trainer
+takes the next number of `token`, checks the token before every row, checkpoint and result, and ends with `TakenOver` if it has changed.
 
-Files are replaced or deleted with `lock.writing` held, and with the check inside it (`Lease.alone`): no process takes the folder over
-between the two; one that would is refused if the trainer stands still just there. There is no lock between the check and the appending of a
-row. On one machine what a trainer that is stopped just there still writes is harmless: its row goes to a file that has no name any more,
-and its checkpoint is one that the other has, or is not committed. A store that several machines share must compare the number itself, when
-it takes the file (a precondition on the object's generation).
+Files are replaced or deleted under `lock.writing`, with the check inside (`Lease.alone`), so that no process can take the folder over in
+between. A row is appended without this lock. If a trainer is frozen between check and append, the late row goes to an unlinked file, and a
+late checkpoint is either equal to the other trainer's or not committed. A store that several machines share must compare the token itself
+(a precondition on the object's generation).
 """
 
 import os
@@ -41,21 +39,17 @@ class Lease:
 
     @classmethod
     def take(cls, folder: Path) -> "Lease":
-        """Take the next number; the holder of the one before is shut out. Call it with the lock held."""
+        """Take the next number, which fences off the holder of the previous one. The caller holds the lock."""
         place, name = RunFolder(folder).token, uuid.uuid4().hex
         try:
             number = int(read_json(place)["number"]) + 1
         except (OSError, ValueError, KeyError, TypeError):
-            number = 1  # names decide
+            number = 1  # the random name decides
         write_json(place, {"number": number, "name": name, "pid": os.getpid(), "host": socket.gethostname()})
         return cls(folder, number, name)
 
     def check(self) -> None:
-        """Check that no trainer came later.
-
-        Raises:
-            TakenOver: one did, or the folder is not where it was.
-        """
+        """Raise `TakenOver` if a later trainer took the token, or the folder was moved."""
         place = RunFolder(self._folder).token
         try:
             found = read_json(place)
@@ -69,23 +63,23 @@ class Lease:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other trainers from taking the folder over while files are replaced or deleted. It does not nest."""
-        self.check()  # a folder that was moved away is not made again
+        """Prevent a takeover of the folder within the context, for replacing or deleting files. It can't be nested."""
+        self.check()  # do not create a folder that was moved away
         with locked(RunFolder(self._folder).writing_lock, wait=True):
             self.check()
             yield
 
 
 def no_check() -> None:
-    """Check nothing, for a writer that has no rival."""
+    """Check nothing, for a writer without competitors."""
 
 
 @contextmanager
 def only_one_trainer(folder: Path) -> Iterator[Lease]:
-    """Hold the run's folder. The lock goes with the process, however it ends.
+    """Hold the run's folder.
 
     Raises:
-        TrainingError: another trainer holds it and is alive, or stands still in the middle of a write.
+        TrainingError: another trainer holds the folder and is alive, or is frozen during a write.
     """
     run = RunFolder(folder)
     while True:
@@ -101,7 +95,7 @@ def only_one_trainer(folder: Path) -> Iterator[Lease]:
                             f"after step {said.get('step', 'unknown')}): wait for it, or stop it."
                         )
                 with _nobody_writes(folder), locked(run.take_over_lock, wait=True):
-                    if not _is_at(run.trainer_lock, file):  # another one was first
+                    if not _is_at(run.trainer_lock, file):  # another trainer was first
                         continue
                     fresh = run.trainer_lock.with_name(f".{LOCK_NAME}.{uuid.uuid4().hex}")
                     fresh.touch()
@@ -113,7 +107,7 @@ def only_one_trainer(folder: Path) -> Iterator[Lease]:
                     file=sys.stderr,
                     flush=True,
                 )
-            elif _is_at(run.trainer_lock, file):  # else another trainer took it over between opening and locking
+            elif _is_at(run.trainer_lock, file):  # else another trainer took over between opening and locking
                 with _nobody_writes(folder):
                     lease = Lease.take(folder)
                 yield lease
@@ -122,7 +116,7 @@ def only_one_trainer(folder: Path) -> Iterator[Lease]:
 
 @contextmanager
 def _nobody_writes(folder: Path) -> Iterator[None]:
-    """Wait for the end of a write of the trainer that has the folder; writes are short."""
+    """Wait for the end of a write, which is short, and prevent further writes."""
     since = time.monotonic()
     with open(RunFolder(folder).writing_lock, "a") as file:
         while not try_lock(file):

@@ -1,13 +1,13 @@
-"""The rendezvous of hosts before jax joins them: each host says who it is, and each looks whether all are there and alike.
+"""The rendezvous of hosts before jax joins them: each host writes a file, and waits until all hosts are present and equal.
 
-It uses files, and not the coordinator's store of keys: the coordinator is one of the hosts that may be missing, and a host that does not
-see the run's folder must not train. Each attempt (`PHASEWISE_LAUNCH`) has its own folder.
+Files are used and not the coordinator's key-value store, because the coordinator may be missing, and a host without access to the run's
+folder must not train. Each attempt (`PHASEWISE_LAUNCH`) has its own folder.
 
-| variable | what it says |
+| variable | meaning |
 |---|---|
-| `PHASEWISE_JOIN_SECONDS` | how long a host waits for the others; 50 if not set |
-| `PHASEWISE_RENDEZVOUS` | the folder, also on a store; not set: below the run's folder, which all hosts share |
-| `PHASEWISE_CHECKPOINT_STORE` | hosts have no shared folder: each uploads its shards of a checkpoint there (`trainer.checkpoints.shards`) |
+| `PHASEWISE_JOIN_SECONDS` | the time that a host waits for the others (default 50) |
+| `PHASEWISE_RENDEZVOUS` | the folder, which may be on a store. Default: below the run's folder, which all hosts share |
+| `PHASEWISE_CHECKPOINT_STORE` | without a shared folder, each host uploads its checkpoint shards there (`trainer.checkpoints.shards`) |
 """
 
 import os
@@ -32,17 +32,17 @@ JOIN_VARIABLE, RENDEZVOUS_VARIABLE = "PHASEWISE_JOIN_SECONDS", "PHASEWISE_RENDEZ
 CHECKPOINT_STORE_VARIABLE = "PHASEWISE_CHECKPOINT_STORE"
 DEFAULT_JOIN_SECONDS = 50.0
 NAMED_AFTER_SECONDS = 45.0
-"""After so long a host that waits names the missing hosts, also if it may wait longer."""
+"""The time after which a waiting host prints the missing hosts."""
 LOOK_SECONDS = 0.1
 PREFIXES = (
     *DECIDING, "MEGASCALE_", "PHASEWISE_STALL", "PHASEWISE_STOP", "PHASEWISE_HEARTBEAT", "PHASEWISE_SLICES", CHECKPOINT_STORE_VARIABLE,
 )  # fmt: skip
 OWN = frozenset({"JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_COMPILATION_CACHE_DIR", "MEGASCALE_SLICE_ID"})
-"""Variables that may differ from host to host."""
+"""Variables that may differ between hosts."""
 
 
 class Presence(Frozen):
-    """What a host says of itself. All but name and process id must be the same on all."""
+    """The description of a host. All fields but name and process id must be equal on all hosts."""
 
     host: str
     pid: int
@@ -55,7 +55,7 @@ class Presence(Frozen):
 
     @property
     def compared(self) -> dict[str, str]:
-        """What must be the same everywhere, by name."""
+        """The values that must be equal on all hosts."""
         plain = {"processes": str(self.processes), "code": self.code, "run": self.run[:12], "execution": self.execution[:12]}
         return plain | self.versions | self.environment
 
@@ -77,7 +77,7 @@ def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> P
 def meet(
     run: RunConfig, place: tuple[int, int] | None, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Say that this process is there, wait for all others, and compare. Without a launch, or alone, there is nothing to do."""
+    """Announce this process, wait for all others, and compare. Without a launch, or for a single process, do nothing."""
     launch = environment.get(LAUNCH_VARIABLE)
     if not launch or place is None or place[1] == 1:
         return
@@ -109,7 +109,7 @@ def meet(
 
 
 def check_alike(hosts: list[Presence], names: list[str]) -> None:
-    """Refuse hosts that would not compute the same, and name each that differs from the first, and in what."""
+    """Raise `ConfigError` with every difference of a host from the first host."""
     first, first_name, differing = hosts[0].compared, _named_host(0, names, hosts[0]), list[str]()
     for number, host in enumerate(hosts):
         other = host.compared
@@ -123,14 +123,14 @@ def check_alike(hosts: list[Presence], names: list[str]) -> None:
 
 
 def forget_meetings(folder: Path) -> None:
-    """Delete those of earlier attempts of the run in this folder, except the newest: another launcher may just have asked for that one."""
+    """Delete the rendezvous folders of earlier attempts but the newest, which may be of another launcher that just started."""
     meetings = sorted(RunFolder(folder).roll_calls.glob("*"), key=lambda path: path.stat().st_mtime)
     for meeting in meetings[:-1]:
         shutil.rmtree(meeting, ignore_errors=True)
 
 
 def check_without_shared_folder(run: RunConfig) -> None:
-    """Refuse a phase that rolls back: for that every host would need whole checkpoints, and each has only its shards."""
+    """Refuse a phase with `recovery`: a rollback needs whole checkpoints on every host, and each host has its shards only."""
     if run.recovery is not None:
         raise ConfigError(
             f"{run.phase} rolls back where its loss jumps (recovery), and hosts without a common folder cannot: a host has its own shards "

@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C: the trainer first saves the state after its last update, within a stated time.
+"""SIGTERM and Ctrl-C: the trainer first saves the state after its last update, within the stop time.
 
-`PHASEWISE_STOP_SECONDS` is that time, 30 if it is not set, as Prefect gives a run that is cancelled. Raise it for states that take longer
-to write. The launcher, the worker and the trainer all use it.
+The stop time is `PHASEWISE_STOP_SECONDS`, default 30 as for cancelled Prefect runs. Larger states need more. The launcher, the worker and
+the trainer use it.
 """
 
 import math
@@ -20,11 +20,11 @@ DEFAULT_STOP_SECONDS = 30.0
 Default = TypeVar("Default", float, None)
 
 _deadlines: list[float] = []
-"""When a process that was asked to stop must be done with saving, by its own clock; empty if it was not asked."""
+"""The times by which this process must have saved, one per signal."""
 
 
 def positive_seconds(environment: Mapping[str, str], name: str, default: Default) -> float | Default:
-    """Return the seconds that a variable says."""
+    """Return the seconds of an environment variable."""
     value = environment.get(name)
     if not value:
         return default
@@ -35,24 +35,24 @@ def positive_seconds(environment: Mapping[str, str], name: str, default: Default
 
 
 def stop_seconds() -> float:
-    """Return how long a trainer that was asked to stop may take to save."""
+    """Return the stop time."""
     return positive_seconds(os.environ, STOP_VARIABLE, DEFAULT_STOP_SECONDS)
 
 
 def seconds_left_to_save() -> float:
-    """Return the rest of the stop time of this process; 0 if it was not asked to stop, and if that time is over."""
+    """Return the remaining stop time of this process, or 0 without a signal."""
     return max(0.0, _deadlines[0] - time.monotonic()) if _deadlines else 0.0
 
 
 def end_where_asked_to_stop() -> None:
-    """Have SIGTERM and Ctrl-C end this process at once, as preempted, outside of `stop_requests`: it has nothing to save there."""
+    """Make SIGTERM and Ctrl-C end this process at once, as preempted. Outside of `stop_requests` there is nothing to save."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: os._exit(ExitCode.PREEMPTED))
 
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yield whether this process was asked to stop, by SIGTERM or by Ctrl-C. A second Ctrl-C interrupts it without saving."""
+    """Yield a function that returns whether SIGTERM or Ctrl-C came. A second Ctrl-C interrupts without saving."""
     limit_seconds, interrupts = stop_seconds(), 0
 
     def note(number: int, _frame: FrameType | None) -> None:

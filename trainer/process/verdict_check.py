@@ -1,4 +1,4 @@
-"""Nothing trains on bytes that nobody judged: the trainer reads the verdict itself, and the decisions of people on it."""
+"""The trainer's check of the verdict on its data, with the decisions of people."""
 
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import VerdictError
@@ -8,7 +8,7 @@ from phasewise.trainer.data.manifest import read_manifest
 
 
 def check_verdict(run: RunConfig) -> None:
-    """Refuse unless the verdict passes, or a person waived it as it is now, and it names exactly the caches that the run would read."""
+    """Raise `VerdictError` unless the verdict names exactly the caches of the run, and passes or was approved in its current state."""
     try:
         verdict = read_sealed(run.verdict)
     except FileNotFoundError:

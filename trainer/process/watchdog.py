@@ -1,10 +1,10 @@
-"""Watchdog and heartbeat of the trainer: a stalled run costs as much as one that trains, and nobody sees it.
+"""Watchdog and heartbeat of the trainer, for finding a stalled run.
 
-The watchdog ends a process without progress. Its limits are fields of `execution`: nothing is trained again for another limit.
-`PHASEWISE_STALL_SECONDS` replaces some of them, for people who start a run by `phasewise run`: `step=60,save=900`, and `off` is no limit.
+The watchdog ends a process without progress. Its limits are fields of `execution` that don't change a run's identity.
+`PHASEWISE_STALL_SECONDS` replaces some limits: `step=60,save=900`, or `off` for no limit.
 
-The heartbeat is a small file that says, each second, the current work. It comes from its own thread: if the disk hangs, the watchdog must
-not hang with it. A reader checks that the file changes, by the reader's own clock. The time in the file is for people.
+The heartbeat is a small file that names the current work each second. It has its own thread, so that a hanging disk can't block the
+watchdog. A reader checks by its own clock that the file changes. The time in the file is for people.
 """
 
 import faulthandler
@@ -28,24 +28,24 @@ from phasewise.trainer.config import Execution
 HEARTBEAT_SECONDS = 1.0
 STALL_VARIABLE = "PHASEWISE_STALL_SECONDS"
 Work = Literal["start", "restore", "data", "compile", "first step", "step", "evaluation", "barrier", "save", "finish"]
-"""`compile` is of each new batch shape. In `barrier` several processes wait for one another."""
+"""Each new batch shape has a `compile`. In a `barrier` several processes wait for one another."""
 FIELD_OF: Mapping[Work, str] = {
     **dict.fromkeys(("start", "compile", "first step", "evaluation", "finish"), "stall_seconds"),
     "restore": "restore_stall_seconds",
     "save": "save_stall_seconds",
     **dict.fromkeys(("step", "data", "barrier"), "step_stall_seconds"),
 }
-"""The field of `execution` that is the limit of a work."""
+"""Work → the field of `execution` with its limit."""
 NAMED: tuple[Work, ...] = ("compile", "restore", "save", "step")
-"""The works that the variable names, one of each field."""
+"""The names in the variable, one per field."""
 CHECKS_A_LIMIT = 4
 MAX_CHECK_SECONDS = 1.0
 STOPPED_SECONDS = 5.0
-"""A check that comes so much too late was not the work's fault: the whole process had been stopped."""
+"""If a check is this late, the whole process was stopped, and the limits restart."""
 
 
 def stall_limits(execution: Execution, environment: Mapping[str, str] = os.environ) -> dict[Work, float | None]:
-    """Return the limit in seconds of every work; None is no limit."""
+    """Return the limit in seconds of every work, or None without a limit."""
     fields: dict[str, float | None] = {FIELD_OF[work]: getattr(execution, FIELD_OF[work]) for work in NAMED}
     text = environment.get(STALL_VARIABLE, "")
     for part in filter(None, map(str.strip, text.split(","))):
@@ -65,7 +65,7 @@ def stall_limits(execution: Execution, environment: Mapping[str, str] = os.envir
 
 
 class Doing(NamedTuple):
-    """A work, its seconds without progress, and how many it may take; None is no limit."""
+    """A work, its seconds without progress, and its limit, if any."""
 
     work: Work
     seconds: float
@@ -73,7 +73,7 @@ class Doing(NamedTuple):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it has taken too long."""
+        """Whether the limit is exceeded."""
         return self.limit_seconds is not None and self.seconds > self.limit_seconds
 
     def __str__(self) -> str:
@@ -82,13 +82,12 @@ class Doing(NamedTuple):
 
 
 class Watchdog:
-    """Knows the current work of the process, and calls `on_stall` once when that takes longer than its limit. Use it as a context.
+    """A thread that calls `on_stall` once if the current work of the process exceeds its limit. Use it as a context.
 
-    It checks from a thread: it can't see a call that holds the interpreter's lock for ever. The launcher sees that, because the heartbeat
-    ends (`Heartbeat`).
+    It can't run during a call that holds the interpreter's lock for ever. Then the heartbeat stops, which the launcher sees.
 
     Attributes:
-        step: how many updates were applied when the process last said so.
+        step: the number of applied updates.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Watchdog:
             self._thread.join()
 
     def begin(self, work: Work, step: int | None = None) -> None:
-        """Say that the process begins a work, after so many updates."""
+        """Set the current work, after `step` updates."""
         now = self._clock()
         self._spent[self._work] = self._spent.get(self._work, 0.0) + now - self._since
         self._work = work
@@ -125,14 +124,14 @@ class Watchdog:
         self._beat = self._since = now
 
     def spent(self) -> dict[Work, float]:
-        """Return the seconds of each work so far; together they are the time since the watchdog was entered."""
+        """Return the seconds per work, which add up to the time since the watchdog was entered."""
         spent = self._spent.copy()
         spent[self._work] = spent.get(self._work, 0.0) + self._clock() - self._since
         return spent
 
     @contextmanager
     def beside(self, work: Work) -> Iterator[None]:
-        """Watch a work of another thread, one of each kind at a time."""
+        """Watch a work of another thread, one of a kind at a time."""
         self._beside[work] = self._clock()
         try:
             yield
@@ -140,14 +139,14 @@ class Watchdog:
             self._beside.pop(work, None)
 
     def doing(self) -> Doing:
-        """Return the first work that is beyond its limit, else the current work of the process."""
+        """Return the first stalled work, or else the current work of the process."""
         now = self._clock()
         works: list[tuple[Work, float]] = [(self._work, self._beat), *self._beside.copy().items()]
         found = [Doing(work, now - since, self._limits[work]) for work, since in works]
         return next((doing for doing in found if doing.is_stalled), found[0])
 
     def look(self) -> Doing | None:
-        """Return the stalled work. If this check comes late the process itself was stopped, and all limits begin again."""
+        """Return the stalled work, if any. A late check restarts all limits (`STOPPED_SECONDS`)."""
         now, before, self._looked = self._clock(), self._looked, self._clock()
         if self._every is not None and now - before > self._every + STOPPED_SECONDS:
             self._beat = now
@@ -163,7 +162,7 @@ class Watchdog:
 
 
 def end_stalled(phase: str, doing: Doing) -> None:
-    """Print the stack of every thread on standard error and end the process: a process that hangs cannot be asked to stop."""
+    """Print the stacks of all threads on standard error and end the process, without saving."""
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     print(
         f"trainer: phase {phase} stalled in {doing} (execution.{FIELD_OF[doing.work]}). "
@@ -175,12 +174,12 @@ def end_stalled(phase: str, doing: Doing) -> None:
 
 
 class Heartbeat:
-    """Writes the file each second while it is a context.
+    """A thread that writes the heartbeat each second within the context.
 
     Args:
-        doing: the current work, and how many updates are applied.
-        check: called before each beat; it ends the process itself if it must.
-        spent: the seconds of each work so far. The last beat, at the end, has all of them.
+        doing: returns the current work and the number of applied updates.
+        check: called before each heartbeat.
+        spent: returns the seconds per work. The last heartbeat at the end has all of them.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class Heartbeat:
             }
             try:
                 write_atomically(self._path, json.dumps(said).encode())
-            except OSError:  # as on a full disk: at least the file's time changes
+            except OSError:  # for example a full disk: at least the file's time changes
                 with suppress(OSError):
                     os.utime(self._path)
             if is_over:
@@ -233,7 +232,7 @@ class Heartbeat:
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the most that this process held; None if the system does not say. `ru_maxrss` would begin with its parent's memory."""
+    """Return the peak memory of this process, if known. `ru_maxrss` would include its parent's memory."""
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -241,7 +240,7 @@ def peak_memory_bytes() -> int | None:
 
 
 def signature(folder: Path) -> tuple[int, int] | None:
-    """Return what changes with every beat; None if there was none."""
+    """Return a value that changes with every heartbeat, or None without a heartbeat."""
     with suppress(OSError):
         found = RunFolder(folder).heartbeat.stat()
         return found.st_mtime_ns, found.st_ino
@@ -249,7 +248,7 @@ def signature(folder: Path) -> tuple[int, int] | None:
 
 
 def read_heartbeat(folder: Path) -> dict[str, Any]:
-    """Return the last beat; nothing if there was none, or it does not read."""
+    """Return the last heartbeat, or an empty dictionary if it is missing or damaged."""
     with suppress(OSError, ValueError):
         said = read_json(RunFolder(folder).heartbeat)
         if isinstance(said, dict):

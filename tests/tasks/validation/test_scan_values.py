@@ -1,6 +1,6 @@
 """What of a row is its text: every string, sentences where names are expected among them; and rows too long to be held."""
 
-from phasewise.tasks.validation.scan_values import Text, text_of_line, text_of_value, texts_of
+from phasewise.tasks.validation.scan_texts import Text, text_of_line, text_of_value, texts_of
 
 
 def test_sentences_for_keys_and_ids_are_text():
