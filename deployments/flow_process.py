@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from phasewise.flows.prefect.access import hide_from_children
 from phasewise.flows.prefect.stale_runs import stay_present
-from phasewise.tasks.holder import AlreadyHeld
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import AlreadyHeld
 from phasewise.trainer.process.child_process import collect_rarely, wait_for_end_of_input
 from phasewise.trainer.process.signals import stop_seconds
 

@@ -25,8 +25,8 @@ from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import StandIn, missing_stand_ins
-from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import Holder
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_json

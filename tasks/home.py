@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from fsspec.exceptions import FSTimeoutError
 
-from phasewise.tasks.holder import Holder, holding
-from phasewise.tasks.locks import held_once
+from phasewise.tasks.locks import Holder, held_once, holding
 from phasewise.tasks.store.publisher import WORKED_ON, Kept, keeping
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
@@ -41,11 +40,7 @@ class Home:
 
     @classmethod
     def at(cls, url: str | None, *, reads_only: bool = False) -> "Home":
-        """Return the home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`, which need not exist.
-
-        Raises:
-            ConfigError: it is not a local folder or a gs:// URL, or it can't be read although `reads_only` is set.
-        """
+        """Return the home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`. A missing home is valid, an unreadable one is not."""
         text = os.environ.get("PHASEWISE_HOME", DEFAULT_HOME) if url is None else url
         if not text.strip() or "\0" in text:
             named = "PHASEWISE_HOME" if url is None else "--home"
@@ -77,11 +72,7 @@ class Home:
         return home
 
     def make_ready(self) -> None:
-        """Create the home if it is missing, and write a probe to it.
-
-        Raises:
-            ConfigError: the home is not writable.
-        """
+        """Create the home if it is missing, and write a probe, or raise `ConfigError`."""
         store = file_system_of(self.root)
         try:
             if store is None:
@@ -104,26 +95,14 @@ class Home:
 
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-        """Hold the home for one run (`tasks.holder`, and `tasks.locks` for stores).
-
-        Args:
-            what: the work of this process, for other processes.
-            on_wait: called once per holder before waiting. By default, and on a store, the call does not wait.
-
-        Raises:
-            ConfigError: another process holds the home.
-        """
+        """Hold the home for one run, with the arguments of `tasks.locks.holding`. On a store the call does not wait (`tasks.locks`)."""
         place = self.root / "lock"
         with holding(place, what, on_wait=on_wait) if self.is_local else held_once(place):
             yield
 
     @contextmanager
     def kept(self, run_name: str) -> Iterator[None]:
-        """Commit the work on a recipe to the store within the context. A local home needs no commits.
-
-        Raises:
-            TakenOver, StorageError: as `tasks.store.publisher.keeping`.
-        """
+        """Commit the work on a recipe to the store within the context (`tasks.store.publisher.keeping`). A local home needs no commits."""
         if self.is_local:
             yield
             return
@@ -131,23 +110,13 @@ class Home:
             yield
 
     def look(self, run_name: str, *, weights_of: str | None = None) -> None:
-        """Download the committed files of a recipe for reading. A local home needs no download.
-
-        Args:
-            weights_of: a phase whose checkpoints are downloaded too.
-
-        Raises:
-            StorageError: a committed file is missing.
-        """
+        """Download the committed files of a recipe, and the checkpoints of one phase. A local home needs no download."""
         if not self.is_local:
-            Kept(self.work, self.root, run_name).look(weights_of=weights_of)
+            below = f"runs/{run_name}/{weights_of}/" if weights_of else None
+            Kept(self.work, self.root, run_name).look(weights_below=below)
 
     def look_at_all(self) -> None:
-        """Download the committed files of every recipe.
-
-        Raises:
-            StorageError: the store does not answer, or a committed file is missing.
-        """
+        """Download the committed files of every recipe, or raise `StorageError`."""
         store = file_system_of(self.root)
         if store is None:
             return
@@ -163,15 +132,7 @@ class Home:
             self.look(run_name)
 
     def add(self, run_name: str, write: Callable[[], Path]) -> Path:
-        """Write one file of a recipe's work, and commit it if the home is on a store. No weights are downloaded.
-
-        Args:
-            write: writes the file below `work` and returns its path.
-
-        Raises:
-            ConfigError: another process works in the home on a store.
-            TakenOver, StorageError: as `tasks.store.publisher.Kept.add`.
-        """
+        """Commit the file that `write` writes below `work` and returns. A store is held for it, and no weights are downloaded."""
         if self.is_local:
             return write()
         with self.held("a decision"):
@@ -220,11 +181,11 @@ class Home:
 
     @property
     def server_lock(self) -> Path:
-        """The lock of the embedded Prefect server, for `tasks.holder`."""
+        """The lock of the embedded Prefect server, for `tasks.locks`."""
         return self.prefect / "server.lock"
 
     def presence(self, flow_run_id: str) -> Path:
-        """Return the lock of the process that executes a flow run, for `tasks.holder`."""
+        """Return the lock of the process that executes a flow run, for `tasks.locks`."""
         return self.prefect / "running" / f"{flow_run_id}.lock"
 
     def documents(self, component: str, key: str) -> Path:

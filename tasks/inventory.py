@@ -1,7 +1,6 @@
-"""The files of a home: `changed_files` checks the files that results depend on, and `HARMLESS` lists the others with a reason."""
+"""The check of the files of a home that results depend on."""
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,40 +25,13 @@ AGAIN = "the next run makes it again"
 RESTORE = "restore it from a copy, or the next run resumes from an earlier checkpoint"
 EXPORT = "delete its folder and export again"
 
-HARMLESS: Mapping[str, str] = {
-    "digests.json": "a cache of digests: a changed digest is checked again, and --full does not read the file",
-    "documents/*/*/quarantine.jsonl": "samples of unreadable documents for people: the counts are in the manifest",
-    "sources/*": "input: its content is its identity",
-    "runs/*/*/events.jsonl": "a log for people: no decision depends on it",
-    "runs/*/*/spent.jsonl": "a log of times: no decision depends on it",
-    "runs/*/*/life.json": "the times of a running trainer",
-    "runs/*/*/*.log": "a log for people",
-    "runs/*/*/heartbeat": "the heartbeat of a running trainer",
-    "runs/*/*/token.json": "numbers the trainers of a folder: only the running trainer compares it",
-    "runs/*/*/roll-call/*": "the heartbeats of running hosts",
-    **dict.fromkeys(("runs/*/*/tensorboard/*", "runs/*/*/wandb/*"), "a copy of the metrics for people"),
-    "prefect/*": "Prefect's rows are a view: no result depends on them",
-    **dict.fromkeys(("lock", "locks/*", "*/lock", "*.lock", "*/lock.*"), "a lock"),
-}
-"""Pattern of paths in a home → the reason why a change of such a file does no harm."""
-
 
 class ChangedFile(NamedTuple):
-    """A result file that is missing or was changed after it was written.
-
-    Attributes:
-        path: in the home.
-        phase: the phase of the run or verdict. None is the recipe as a whole.
-    """
+    """A result file, as a path in the home, that is missing or was changed. Without a phase it belongs to the whole recipe."""
 
     path: str
     remedy: str
     phase: str | None = None
-
-
-def why_harmless(path: str) -> str | None:
-    """Return why a change of this file of a home does no harm, or None if the file is checked."""
-    return next((why for pattern, why in HARMLESS.items() if fnmatch(path, pattern)), None)
 
 
 def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDigests, evidence: Iterable[Path]) -> list[ChangedFile]:

@@ -1,5 +1,7 @@
 """Locks between threads, processes and machines: one holder of a name at a time.
 
+`holding` locks a file on this machine that names the holder. `held` also takes a lease on an object store.
+
 A lock saves double work and guards no data: each result under a lock is named by its content and written atomically. Two holders at a
 time, which a lease on an object store can't exclude, cost double work and cause no damage.
 """
@@ -14,11 +16,13 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.storage import as_path, file_system_of, locked
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import as_path, file_system_of, locked, try_lock
 from phasewise.trainer.process.signals import positive_seconds
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
@@ -31,9 +35,94 @@ GONE_OR_CHANGED = (FileNotFoundError, FileExistsError)
 
 _held_by_this_process: set[str] = set()
 """Locks of `held_once`: a flow opens other flows in its own process."""
+PATIENCE_SECONDS = 0.5
+"""`holder_of` locks a file for a moment, which is not a conflict."""
+
+_held_here: dict[Path, int] = {}
+"""Lock of `holding` → how often this process has entered it. A flow opens other flows in its own process."""
 
 StillHeld = Callable[[], bool]
 """Return whether the lock is still held: on an object store another process may take the lock of a holder without heartbeat."""
+
+
+class Holder(Frozen):
+    """A process that holds a lock: its work (`phasewise run marin-8b`), and its address if it is a server."""
+
+    what: str
+    pid: int
+    since: str
+    url: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what} (process {self.pid}, since {self.since})"
+
+
+class AlreadyHeld(ConfigError):
+    """Another process holds the lock."""
+
+    def __init__(self, place: Path, holder: Holder) -> None:
+        super().__init__(f"{holder} is at work in {place.parent}: wait for it, stop it, or choose another home with --home.")
+        self.holder = holder
+
+
+@contextmanager
+def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
+    """Hold the lock at `place`, unless this process holds it already. `what` and `url` describe this process to other processes.
+
+    `on_wait` is called once per other holder before waiting. Without `on_wait` a held lock raises `AlreadyHeld`.
+    """
+    place = place.resolve()
+    if place in _held_here:
+        _held_here[place] += 1
+        try:
+            yield
+        finally:
+            _held_here[place] -= 1
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place, "a+") as file:
+        reported: Holder | None = None
+        started = time.monotonic()
+        while not try_lock(file):
+            if time.monotonic() - started < PATIENCE_SECONDS:
+                time.sleep(PATIENCE_SECONDS / 10)
+                continue
+            holder = _read(file)
+            if on_wait is None:
+                raise AlreadyHeld(place, holder)
+            if holder != reported:
+                on_wait(holder)
+                reported = holder
+            time.sleep(POLL_SECONDS)
+        since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        file.seek(0)
+        file.truncate()
+        json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url).model_dump(), file)
+        file.flush()
+        _held_here[place] = 1
+        try:
+            yield
+        finally:
+            del _held_here[place]
+
+
+def holder_of(place: Path) -> Holder | None:
+    """Return the process that holds the lock, which may be this process, or None if the lock is free."""
+    try:
+        with open(place) as file:
+            if place.resolve() not in _held_here and try_lock(file):
+                return None
+            return _read(file)
+    except FileNotFoundError:
+        return None
+
+
+def _read(file: IO[str]) -> Holder:
+    file.seek(0)
+    try:
+        return Holder.model_validate(json.load(file))
+    except ValueError:  # the process has the lock and has not written its name yet
+        return Holder(what="another process", pid=0, since="a moment ago")
 
 
 @contextmanager
@@ -55,11 +144,7 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
 
 @contextmanager
 def held_once(place: Path) -> Iterator[None]:
-    """Hold the lock at `place` on a store, unless this process holds the lock already.
-
-    Raises:
-        ConfigError: another process holds it.
-    """
+    """Hold the lock at `place` on a store, unless this process holds it already. Another holder is a `ConfigError`."""
     name = str(place)
     if name in _held_by_this_process:
         yield

@@ -17,11 +17,7 @@ PROGRESS_LOGGER.setLevel(logging.INFO)
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of some work, with a note for the progress bar.
-
-    Attributes:
-        seconds_left: a better estimate than the ratio of `done` to `total`, or infinity if unknown.
-    """
+    """The progress of some work. `seconds_left` is a better estimate than the ratio of `done` to `total`, or infinity."""
 
     work: str
     done: int

@@ -13,10 +13,7 @@ def site_address(*parts: str) -> str | None:
 
 
 def gate_address(subject: str, gate: str) -> str | None:
-    """Return the address of the verdict on a subject `RECIPE/SCALE/PHASE …`, or None for other subjects or without a site.
-
-    Questions of a training (`recovery`) are on the page of the phase.
-    """
+    """Return the address of the verdict on `RECIPE/SCALE/PHASE …`, if any. Questions (`recovery`) are on the page of the phase."""
     parts = subject.split(" ")[0].split("/")
     if len(parts) != 3:
         return None

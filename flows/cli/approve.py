@@ -10,8 +10,8 @@ from phasewise.flows.recipes import load_recipe, split_target
 from phasewise.flows.recipes.assignments import settings_in_force
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import home_in_trial
-from phasewise.tasks.holder import holder_of
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import holder_of
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.decision import Decision, decision_path, ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError

@@ -30,8 +30,8 @@ from phasewise.flows.prefect.server import TAG
 from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.resolved import resolving_once
-from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import Holder
 from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, say
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, refused_by_system
 

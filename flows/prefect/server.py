@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phasewise.flows.prefect.access import AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, own_origins
-from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, StorageError, is_full, number_in, refusal_of, storage_refusal
 from phasewise.trainer.base.storage import without_secrets

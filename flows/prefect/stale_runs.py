@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any
 
-from phasewise.tasks.holder import holder_of, holding
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import holder_of, holding
 
 FLOWS = ("train-phase", "train-recipe")
 """Flows that are restarted after a crash."""

@@ -87,11 +87,7 @@ class Head(Frozen):
 
 
 def bucket_and_name(place: Path) -> tuple[Any, str, str]:
-    """Return the file system, the bucket and the object's name of a URL.
-
-    Raises:
-        ConfigError: the store can't replace an object on condition of its version.
-    """
+    """Return file system, bucket and object name. Raise `ConfigError` if the store can't replace an object on condition of its version."""
     store = file_system_of(place)
     if store is None or "gs" not in store[0].protocol:
         raise ConfigError(
@@ -143,11 +139,7 @@ class HeadObject:
             ) from error
 
     def replace(self, head: Head, generation: str) -> str:
-        """Replace the version `generation` by `head`, and return the new generation.
-
-        Raises:
-            TakenOver: the store has another version.
-        """
+        """Replace the version `generation` by `head`, or raise `TakenOver`. Return the new generation."""
         content = head.model_dump_json(exclude=None if head.launch else {"launch"}).encode()  # the format before there were launches
         file_system, bucket, name = bucket_and_name(self.place)
         upload = f"{file_system._location}/upload/storage/v1/b/{quote(bucket)}/o"  # gcsfs has no public name for it
@@ -168,13 +160,9 @@ class HeadObject:
 
 
 def read_head(head: HeadObject, objects: "Objects", known: Path) -> tuple[Head, str]:
-    """Return the head and its generation, or an empty head before the first commit.
+    """Return the head and its generation, or an empty head before the first commit. `known` is the file of this machine's commits.
 
-    Args:
-        known: the local file that names the commits of this machine.
-
-    Raises:
-        StorageError: the head was deleted. Without this check, local files would count as uncommitted and be deleted.
+    A deleted head raises `StorageError`: local files would count as uncommitted and be deleted.
     """
     found, generation = head.read()
     if generation == ABSENT:
@@ -223,8 +211,7 @@ def digest_of_pieces(path: Path) -> tuple[Piece, ...] | None:
 def take_snapshot(root: Path, folders: Iterable[str]) -> tuple[Files, Sources]:
     """Return the files in these folders below `root`, and the sources of all content that a head with these files needs.
 
-    Raises:
-        Changing: the files changed during each attempt.
+    Raise `Changing` if the files changed during each attempt.
     """
     folders = tuple(folders)
 
@@ -274,11 +261,7 @@ class Objects:
         _each(send, sources.items())
 
     def bring(self, digest: str, path: Path) -> None:
-        """Download an object to a local file, atomically.
-
-        Raises:
-            StorageError: the object is missing or damaged.
-        """
+        """Download an object to a local file, atomically, or raise `StorageError`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         coming = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         file_system, bucket, name = bucket_and_name(self.folder / digest)

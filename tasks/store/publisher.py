@@ -62,11 +62,10 @@ class Kept:
         self.objects = Objects(store / "runs" / run_name / OBJECTS_NAME)
         self.known = work / "known" / f"{run_name}.json"
 
-    def look(self, *, checkpoints: bool = False, weights_of: str | None = None) -> int:
-        """Download the committed files for reading, and return the number of downloads."""
-        only = f"runs/{self.run_name}/{weights_of}/" if weights_of else "" if checkpoints else None
+    def look(self, *, weights_below: str | None = None) -> int:
+        """Download the committed files for reading, with weights as in `bring_here`, and return the number of downloads."""
         with self._looking() as (head, generation):
-            return self.bring(head, generation, weights_below=only)
+            return self.bring(head, generation, weights_below=weights_below)
 
     @contextmanager
     def _looking(self) -> Iterator[tuple[Head, str]]:
@@ -92,11 +91,7 @@ class Kept:
         return path
 
     def bring(self, head: Head, generation: str, *, weights_below: str | None = "") -> int:
-        """Download the committed files, or before the first commit the files that a person uploaded. Return the number of downloads.
-
-        Args:
-            weights_below: as in `bring_here`.
-        """
+        """Download the committed files, or before the first commit a person's uploaded files, and return their number."""
         came = bring_here(self.work, self.folders, head.files, self.objects, weights_below=weights_below)
         for folder in self.folders if generation == ABSENT else ():
             file_system, bucket, below = bucket_and_name(self.store / folder)

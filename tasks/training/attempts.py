@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
+from phasewise.tasks.locks import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.execution import mesh_words
 from phasewise.tasks.training.launchers import Attempt, Launcher, LocalLauncher, ending, last_words, size_of, write_reason

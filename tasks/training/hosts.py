@@ -130,10 +130,7 @@ class HostWork:
     def download(self) -> RunConfig:
         """Download the trainer's input: run, verdict, rows, the newest undamaged checkpoint, and the lists of older checkpoints.
 
-        Raises:
-            TakenOver: the head does not name this launch.
-            StorageError: a committed file is missing or damaged.
-            ConfigError: the run needs a folder that this host does not see.
+        Raise `TakenOver` if the head does not name this launch.
         """
         kept = self.kept
         head, _ = kept.head.read()
@@ -328,7 +325,7 @@ def take_back(keeper: Publisher, run: RunFolder, *, needs_weights: bool) -> None
 
 
 def download(kept: Kept, run: RunFolder, files: Files, *, needs_weights: bool = False) -> None:
-    """Download the committed files of a run, but not the files of the launcher. Of checkpoints the lists are downloaded, and the weights if needed."""
+    """Download the committed files of a run without the files of the launcher. Of checkpoints only the lists, unless weights are needed."""
     folder = run.path.relative_to(kept.work).as_posix()
     wanted = {name: tuple(pieces) for name, pieces in files.items() if name.startswith(f"{folder}/") and not name.endswith(OF_LAUNCHER)}
     here = {name: digest_of_pieces(path) or () for name, path in kept_names(kept.work, (folder,)) if name.endswith(OF_LAUNCHER)}

@@ -90,12 +90,7 @@ class ClusterSettings(Frozen):
 
 
 def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *, name: str, kept: Kept | None = None) -> dict[str, Any]:
-    """Build the JobSet of one attempt of a run.
-
-    Args:
-        name: of the JobSet, at most 40 letters: a prefix of the pods' names.
-        kept: the work if the home is on a store, or None if pods see the run's folder.
-    """
+    """Build the JobSet of one attempt. Its name, a prefix of pod names, has at most 40 letters. `kept` is set for a home on a store."""
     topology = slices.chip.topology
     if topology not in ACCELERATORS:
         raise ConfigError(

@@ -42,11 +42,7 @@ class NotStarted(ConfigError):
 
 
 class Cluster:
-    """One namespace of a cluster.
-
-    Args:
-        host: an API server without credentials. None is the cluster of `kubectl`, or of this pod.
-    """
+    """A namespace of the cluster of `kubectl` or of this pod, or of an API server without credentials (`host`)."""
 
     def __init__(self, namespace: str, *, host: str | None = None) -> None:
         try:

@@ -46,13 +46,7 @@ ORDER = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a run, from its start on all hosts to its end.
-
-    Attributes:
-        run_file: `run.json` in the run's folder.
-        name: unique per attempt.
-        owner: the process that started the attempt, for people.
-    """
+    """One attempt of a run, with a unique name. `owner` is the process that started it, for people."""
 
     run: RunConfig
     run_file: Path
@@ -195,12 +189,7 @@ class Launcher:
     kind: str
 
     def start(self, attempt: Attempt) -> ProcessGroup:
-        """Start the program on every host.
-
-        Raises:
-            ConfigError: the settings are wrong.
-            TrainingError: the machines are busy, or do not answer.
-        """
+        """Start the program on every host, or raise a `PhasewiseError`."""
         raise NotImplementedError
 
     def clear(self, folder: Path) -> None:

@@ -90,11 +90,7 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
 
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
-    """Write the content digests of the run's caches to `caches.json`, before the caches can be deleted. Unreadable caches are left out.
-
-    Args:
-        written: the equal run in `run.json`, if its caches have other names.
-    """
+    """Write the contents of the run's caches to `caches.json`, before a cache can be deleted. `written` is the equal run of `run.json`."""
     contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
     write_sealed(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
 
@@ -109,11 +105,7 @@ def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
 
 
 def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) -> bool:
-    """Return whether `run` would repeat the training of `written`, which is in the folder of `run`.
-
-    Args:
-        plan: caches that wait for a rebuild by changed code are assumed to keep their content. None if all caches exist.
-    """
+    """Return whether `run` would repeat the training of `written`, which is in the folder of `run`. `plan` as in `finished_result`."""
     if written.digest == run.digest:
         return True
     with_caches_of_run = {**written.model_dump(mode="json"), "caches": run.caches, "cache_digests": run.cache_digests}
@@ -148,10 +140,7 @@ def _manifest(folder: Path) -> Manifest | None:
 
 
 def differences(run: RunConfig) -> tuple[Difference, ...]:
-    """Return the differences between a run and the run in its folder, in fields that decide the weights.
-
-    A `run.json` of an older version is compared by its text if it can't be validated.
-    """
+    """Return the differences that decide weights between a run and the run in its folder, which may be of an older version."""
     try:
         written = read_sealed(RunFolder.at(run.output).run_file, may_lack_seal=True)
     except (FileNotFoundError, NotAsWritten):
@@ -169,10 +158,7 @@ def name_differences(found: tuple[Difference, ...], *, most: int = 3) -> str:
 
 
 def note_changed_plan(run: RunConfig) -> str | None:
-    """Report and log the fields that decide bits and differ from the plan of the last checkpoint.
-
-    Return None if there is no difference, no checkpoint, or the run is finished.
-    """
+    """Report and log how the plan differs in bits from the plan of the last checkpoint, if any."""
     written = read_run(as_path(run.output))
     if written is None or not is_same(written, run) or finished_result(run):
         return None

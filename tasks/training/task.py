@@ -157,10 +157,7 @@ def wait_for_server(client: SyncPrefectClient, seconds: float) -> bool:
 
 
 class SuspensionWatch:
-    """Check every two seconds, in the background, whether the root flow run was suspended.
-
-    Prefect suspends runs of a deployment without stopping their subflows and processes.
-    """
+    """Check every two seconds whether the root flow run was suspended: Prefect does not stop its subflows and processes."""
 
     def __init__(self, client: SyncPrefectClient, requests: Background) -> None:
         self._client, self._requests = client, requests

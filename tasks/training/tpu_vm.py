@@ -222,12 +222,7 @@ class Loop:
 
 
 async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any:
-    """Open a connection to a host.
-
-    Raises:
-        ConfigError: asyncssh is missing, or the host or the user is not authenticated.
-        TrainingError: the host does not answer.
-    """
+    """Open a connection to a host, or raise `ConfigError` (keys, user) or `TrainingError` (no answer)."""
     try:
         import asyncssh
     except ImportError:

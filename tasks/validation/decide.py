@@ -13,11 +13,7 @@ from phasewise.trainer.base.identity import NotAsWritten, read_sealed, write_sea
 def decide(path: Path, *, approves: bool, reason: str, who: str, question: str | None = None) -> Decision:
     """Write a decision next to the verdict, after earlier decisions.
 
-    Args:
-        question: `question_of` the verdict when the person saw it. Default: the current verdict.
-
-    Raises:
-        VerdictError: the verdict is missing, needs no decision, or has changed since the person saw it.
+    `question` is the `question_of` the verdict when the person saw it. If it has changed, raise `VerdictError`.
     """
     with held(path.with_suffix(".decision.lock")):
         verdict = read_verdict_file(path)
@@ -41,11 +37,7 @@ def is_written(path: Path, *, approves: bool, reason: str, who: str) -> bool:
 
 
 def read_verdict_file(path: Path) -> dict[str, Any]:
-    """Return a verdict as JSON.
-
-    Raises:
-        VerdictError: it is missing or was changed.
-    """
+    """Return a verdict as JSON, or raise `VerdictError` if it is missing or was changed."""
     try:
         return read_sealed(path)
     except FileNotFoundError:

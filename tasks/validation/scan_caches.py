@@ -130,11 +130,7 @@ def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
 
 
 def items_key(plan: DataPlan, components: Iterable[str]) -> str:
-    """Return a digest of everything that decides the items: benchmarks, held-out documents, and the code that reads them.
-
-    Args:
-        components: the components of the phase. Held-out documents of other branches of the recipe don't count.
-    """
+    """Return a digest of everything that decides the items of a phase with these components: benchmarks, held-out documents, code."""
     real = real_benchmarks()
     held_out = {name: read_manifest(folder).digest for name, folder in _held_out_of(plan, components).items()}
     benchmarks = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
@@ -158,9 +154,7 @@ def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptIte
 
 
 def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:
-    """Return the items that must not be in the training data: benchmarks from held-out text, synthetic word problems, real benchmarks, and
-    the held-out documents of these components and of the main line.
-    """
+    """Return the items of benchmarks and of held-out documents of these components and of the main line."""
     made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
     made += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
     real = real_benchmarks()

@@ -18,7 +18,6 @@ OTHERS: dict[str, str] = {
     "trainer/metrics.py": HOME,
     "trainer/recorder.py": HOME,
     "tasks/locks.py": HOME,
-    "tasks/holder.py": HOME,
     "tasks/training/time_breakdown.py": HOME,
     "tasks/store/content.py": STORE,
     "tasks/data/plan.py": HOME,

@@ -15,7 +15,6 @@ from phasewise.deployments import worker
 from phasewise.deployments.worker import patient
 from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer
 from phasewise.flows.prefect.stale_runs import is_present
-from phasewise.tasks.holder import holding
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from tests.deployments.up import WAIT_SECONDS, environment, launch

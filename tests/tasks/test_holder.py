@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.tasks.holder import AlreadyHeld, Holder, holder_of, holding
+from phasewise.tasks.locks import AlreadyHeld, Holder, holder_of, holding
 
 HOLDING = """
 import sys
 from pathlib import Path
-from phasewise.tasks.holder import holding
+from phasewise.tasks.locks import holding
 with holding(Path(sys.argv[1]), "`phasewise up`", url="http://127.0.0.1:1/api"):
     print("held", flush=True)
     sys.stdin.read()
@@ -57,7 +57,7 @@ def test_who_is_waited_for_is_named_once(tmp_path: Path, monkeypatch: pytest.Mon
     place = tmp_path / "lock"
     named = list[Holder]()
     looks = list[float]()
-    monkeypatch.setattr("phasewise.tasks.holder.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("phasewise.tasks.locks.PATIENCE_SECONDS", 0.0)
     with hold_elsewhere(place) as process:
 
         def look_again(seconds: float) -> None:
@@ -67,7 +67,7 @@ def test_who_is_waited_for_is_named_once(tmp_path: Path, monkeypatch: pytest.Mon
                 process.kill()
                 process.wait()
 
-        monkeypatch.setattr("phasewise.tasks.holder.time.sleep", look_again)
+        monkeypatch.setattr("phasewise.tasks.locks.time.sleep", look_again)
         with holding(place, "a run", on_wait=named.append):
             assert str(holder_of(place)).startswith("a run ")
     assert len(looks) == 5

@@ -105,10 +105,7 @@ class Checkpoints:
             self._writer.close()
 
     def due(self, step: int) -> bool:
-        """Return whether to save the state after `step` updates: by steps, or by minutes since the last save, unless it is still running.
-
-        All processes must call this, and get the same answer.
-        """
+        """Return whether to save after `step` updates: by steps, or by minutes if no save is running. All processes must call this."""
         policy = self._run.checkpoints
         if step % policy.every_steps == 0 or step in policy.at_steps:
             return True
@@ -131,10 +128,7 @@ class Checkpoints:
     def latest_step(self, at_most: int | None = None) -> int | None:
         """Return the newest undamaged checkpoint, of a step up to `at_most`. Damaged checkpoints are named on standard error.
 
-        Return None if nothing is saved, or only the first save was started and never committed.
-
-        Raises:
-            CheckpointError: all checkpoints are damaged.
+        Return None if no save was ever committed. Raise `CheckpointError` if all checkpoints are damaged.
         """
         found = NONE_SAVED
         steps = [step for step in saved_steps(self.folder) if at_most is None or step <= at_most] if is_first() else []
@@ -290,10 +284,7 @@ def check_rows(run: RunConfig, passed_over: SkippedSteps) -> None:
 
 
 def check_resume(run: RunConfig) -> None:
-    """Raise `CheckpointError` if the newest checkpoint of a run was trained with other settings. Nothing is written.
-
-    Fields that only one version of the code has are not compared, and printed on standard error.
-    """
+    """Raise `CheckpointError` if the newest checkpoint of a run was trained with other settings. Print fields that can't be compared."""
     folder = RunFolder.at(run.output).checkpoints
     for path in (folder / str(step) for step in reversed(saved_steps(folder))):
         files = committed_files(path)

@@ -54,10 +54,9 @@ def digests_here(checkpoint: Path) -> Digests:
 
 
 def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequence[str]] | None = None) -> str | None:
-    """Return the damage of a checkpoint's files, as words after its name, or None if it is undamaged.
+    """Return the damage of a checkpoint in words after its name, if any.
 
-    Args:
-        changed: returns the changed files among name → SHA-256. By default every byte is read.
+    `changed` returns the changed files among name → SHA-256. By default every byte is read.
     """
     wanted = committed_files(checkpoint)
     if isinstance(wanted, str):

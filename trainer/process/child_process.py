@@ -36,10 +36,7 @@ def python_command(module: str, *arguments: str, python: str | None = None) -> l
 
 
 def collect_rarely() -> None:
-    """Reduce garbage collection: imports take about a tenth less time.
-
-    Not for the trainer and the evaluation, whose arrays must be freed at once.
-    """
+    """Reduce garbage collection, which makes imports a tenth faster. Not for arrays, which must be freed at once."""
     gc.set_threshold(100_000, 50, 50)
 
 

@@ -45,12 +45,7 @@ STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EX
 
 
 def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = None) -> int:
-    """Join the other processes of the environment, if any, and return the number of processes. Call it before the first use of a device.
-
-    Raises:
-        ConfigError: the environment is inconsistent, or the hosts differ.
-        TrainingError: a host is missing.
-    """
+    """Join the other processes of the environment, if any, before the first use of a device. Return the number of processes."""
     check_environment(environment)
     address = environment.get("JAX_COORDINATOR_ADDRESS") or None
     is_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "") or environment.get("MEGASCALE_COORDINATOR_ADDRESS")
@@ -146,10 +141,7 @@ def _rows_from(array: jax.Array, first: int, rows: int) -> jax.Array:
 
 @contextmanager
 def joined(run: RunConfig | None = None) -> Iterator[None]:
-    """Join the other processes, if any. At the end of the context the processes wait for each other.
-
-    Without waiting, an ended process would look lost. A failed process waits `ERROR_SECONDS` and ends.
-    """
+    """Join the other processes, if any, and wait for them at the end. A failed process waits only `ERROR_SECONDS`."""
     if start(run=run) == 1:
         yield
         return
@@ -170,10 +162,7 @@ def joined(run: RunConfig | None = None) -> Iterator[None]:
 
 
 def is_of_the_runtime(error: Exception) -> bool:
-    """Return whether the device computation failed, for example because another process is gone.
-
-    A failure at dispatch is a `ValueError` of jaxlib whose message begins with a status.
-    """
+    """Return whether the device computation failed, for example because another process is gone. A dispatch raises a `ValueError`."""
     return isinstance(error, jax.errors.JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
 
 

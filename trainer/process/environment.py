@@ -189,10 +189,7 @@ def read_conditions(folder: Path) -> Conditions | None:
 
 
 def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
-    """Set jax's platform to the CPU if libtpu is installed, no platform is set, and no TPU or GPU is found. Call it before importing jax.
-
-    Otherwise jax searches for a TPU at every start, and libtpu prints a page of errors.
-    """
+    """Set jax's platform to the CPU if there is no TPU or GPU, before jax is imported: libtpu's search prints a page of errors."""
     if "JAX_PLATFORMS" not in environment and find_spec("libtpu") is not None and not has_accelerator(environment, root):
         environment["JAX_PLATFORMS"] = "cpu"
 

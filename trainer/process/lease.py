@@ -76,11 +76,7 @@ def no_check() -> None:
 
 @contextmanager
 def only_one_trainer(folder: Path) -> Iterator[Lease]:
-    """Hold the run's folder.
-
-    Raises:
-        TrainingError: another trainer holds the folder and is alive, or is frozen during a write.
-    """
+    """Hold the run's folder, or raise `TrainingError` if another trainer is alive, or is frozen during a write."""
     run = RunFolder(folder)
     while True:
         with open(run.trainer_lock, "a") as file:

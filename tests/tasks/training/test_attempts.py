@@ -86,7 +86,7 @@ def test_a_run_ends_with_its_result_and_is_not_trained_again(trained: Trained, m
     assert {"process", "compile", "step", "save"} <= spent.seconds.keys()
     assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds, rel=0.01)
     assert 0.8 * trained.seconds < spent.wall_seconds <= trained.seconds
-    monkeypatch.setattr(local, "subprocess", None)
+    monkeypatch.setattr(launchers, "subprocess", None)
     assert launch_trainer(trained.run, ignore) == trained.result
     last = Path(trained.result["checkpoint"])
     moved = last.rename(last.with_name("elsewhere"))

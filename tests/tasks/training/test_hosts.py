@@ -160,7 +160,7 @@ class Launch:
 
     def is_whole_elsewhere(self, step: int) -> bool:
         other = Kept(self.root / f"other-{step}", self.store, RUN_NAME)
-        other.look(checkpoints=True)
+        other.look(weights_below="")
         return find_damage(other.work / "runs" / RUN_NAME / PHASE / "checkpoints" / str(step)) is None
 
 

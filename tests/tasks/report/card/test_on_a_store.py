@@ -159,7 +159,7 @@ def test_a_decision_is_committed_beside_all_that_is_there(world: World, waiting:
     assert [one["who"] for one in (*decided["before"], decided["latest"])] == ["Ada", "Bo"]
     assert not list((world.machines / "one").rglob("checkpoints"))
     again = world.kept("third")
-    again.look(checkpoints=True)  # each checkpoint is still there, whole
+    again.look(weights_below="")  # each checkpoint is still there, whole
     assert len(list(again.work.rglob("digests.json"))) == sum(name.endswith("digests.json") for name in before)
 
 
