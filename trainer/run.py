@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from phasewise.trainer.process.lease import Lease, only_one_trainer
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import seconds_left_to_save
 from phasewise.trainer.process.verdict_check import check_verdict
-from phasewise.trainer.process.watchdog import Heartbeat, Watchdog, end_stalled, stall_limits
+from phasewise.trainer.process.watchdog import Watchdog, end_stalled, heartbeat, stall_limits
 from phasewise.trainer.recorder import check_sinks
 
 
@@ -109,7 +110,7 @@ def execute(run: RunConfig) -> dict[str, Any]:
     return result
 
 
-def _heartbeat(output: Path, watchdog: Watchdog, fence: Lease) -> Heartbeat:
+def _heartbeat(output: Path, watchdog: Watchdog, fence: Lease) -> AbstractContextManager[None]:
     def end_taken_over() -> None:
         try:
             fence.check()
@@ -117,4 +118,4 @@ def _heartbeat(output: Path, watchdog: Watchdog, fence: Lease) -> Heartbeat:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
             os._exit(ExitCode.TAKEN_OVER)
 
-    return Heartbeat(output, lambda: (watchdog.doing(), watchdog.step), token=fence.number, check=end_taken_over, spent=watchdog.spent)
+    return heartbeat(output, lambda: (watchdog.doing(), watchdog.step), token=fence.number, check=end_taken_over, spent=watchdog.spent)

@@ -15,7 +15,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.process.lease import only_one_trainer
-from phasewise.trainer.process.watchdog import Doing, Heartbeat
+from phasewise.trainer.process.watchdog import Doing, heartbeat
 from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state
 from tests.trainer.conftest import Judge, MakeRun
@@ -109,7 +109,7 @@ def test_a_checkpoint_beyond_the_run_s_end_is_refused(make_run: MakeRun):
 def test_a_second_trainer_in_the_folder_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("taken")
     doing = Doing("step", 0.0, None), 7
-    with only_one_trainer(Path(run.output)) as fence, Heartbeat(Path(run.output), lambda: doing, token=fence.number):
+    with only_one_trainer(Path(run.output)) as fence, heartbeat(Path(run.output), lambda: doing, token=fence.number):
         assert execute(run) == 1
         assert said() == (
             f"trainer: another trainer is at work in {run.output} (process {os.getpid()}, step after step 7): wait for it, or stop it.\n"

@@ -59,7 +59,7 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     if count is not None and index is not None and index >= count:
         raise ConfigError(f"JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found {index} of {count}: processes count from 0.")
     if run is not None and count is not None and index is not None:
-        meet(run, (index, count), environment)
+        meet(run, index, count, environment)
     heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
     is_local = address is not None and address.startswith("127.")
     if is_local:  # else CPUs exchange arrays at a public address of this machine, and jax has no option for it

@@ -74,14 +74,11 @@ def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> P
     )
 
 
-def meet(
-    run: RunConfig, place: tuple[int, int] | None, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
-) -> None:
+def meet(run: RunConfig, index: int, count: int, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
     """Announce this process, wait for all others, and compare. Without a launch, or for a single process, do nothing."""
     launch = environment.get(LAUNCH_VARIABLE)
-    if not launch or place is None or place[1] == 1:
+    if not launch or count == 1:
         return
-    index, count = place
     folder = as_path(environment.get(RENDEZVOUS_VARIABLE) or RunFolder.at(run.output).roll_calls / launch)
     write_json(folder / f"{index}.json", present(run, count, environment).model_dump())
     names = environment.get(HOSTS_VARIABLE, "").split(",")

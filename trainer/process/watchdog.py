@@ -173,62 +173,55 @@ def end_stalled(phase: str, doing: Doing) -> None:
     os._exit(ExitCode.STALLED)
 
 
-class Heartbeat:
-    """A thread that writes the heartbeat each second within the context.
+@contextmanager
+def heartbeat(
+    folder: Path,
+    doing: Callable[[], tuple[Doing, int]],
+    *,
+    token: int = 0,
+    check: Callable[[], None] = lambda: None,
+    spent: Callable[[], Mapping[Work, float]] = dict,
+) -> Iterator[None]:
+    """Write the heartbeat each second within the context, and a last one at its end.
 
-    Args:
-        doing: returns the current work and the number of applied updates.
-        check: called before each heartbeat.
-        spent: returns the seconds per work. The last heartbeat at the end has all of them.
+    `doing` returns the current work and the number of applied updates, and `spent` the seconds per work. `check` is called before each.
     """
+    path, ended = RunFolder(folder).heartbeat, threading.Event()
 
-    def __init__(
-        self,
-        folder: Path,
-        doing: Callable[[], tuple[Doing, int]],
-        *,
-        token: int = 0,
-        check: Callable[[], None] = lambda: None,
-        spent: Callable[[], Mapping[Work, float]] = dict,
-    ) -> None:
-        self._path, self._doing, self._token, self._check, self._spent = RunFolder(folder).heartbeat, doing, token, check, spent
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> "Heartbeat":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(HEARTBEAT_SECONDS)
-
-    def _run(self) -> None:
+    def run() -> None:
         is_over, beats = False, 0
         while True:
             if not is_over:
-                self._check()
-            (doing, step), beats = self._doing(), beats + 1
-            said = {
+                check()
+            (current, step), beats = doing(), beats + 1
+            fields = {
                 "beat": beats,
                 "pid": os.getpid(),
-                "token": self._token,
+                "token": token,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
                 "step": step,
-                "work": doing.work,
-                "seconds": round(doing.seconds, 1),
-                "limit_seconds": doing.limit_seconds,
+                "work": current.work,
+                "seconds": round(current.seconds, 1),
+                "limit_seconds": current.limit_seconds,
                 "peak_memory_bytes": peak_memory_bytes(),
-                "spent": {work: round(seconds, 3) for work, seconds in self._spent().items()},
+                "spent": {work: round(seconds, 3) for work, seconds in spent().items()},
             }
             try:
-                write_atomically(self._path, json.dumps(said).encode())
+                write_atomically(path, json.dumps(fields).encode())
             except OSError:  # for example a full disk: at least the file's time changes
                 with suppress(OSError):
-                    os.utime(self._path)
+                    os.utime(path)
             if is_over:
                 return
-            is_over = self._ended.wait(HEARTBEAT_SECONDS)
+            is_over = ended.wait(HEARTBEAT_SECONDS)
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(HEARTBEAT_SECONDS)
 
 
 def peak_memory_bytes() -> int | None:

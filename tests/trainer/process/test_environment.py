@@ -156,7 +156,7 @@ def test_hosts_that_are_alike_go_on(make_run: MakeRun):
     met: list[int] = []
 
     def answer(index: int) -> None:
-        meet(run, (index, 3), LAUNCH)
+        meet(run, index, 3, LAUNCH)
         met.append(index)
 
     threads = [threading.Thread(target=answer, args=(index,)) for index in range(3)]
@@ -178,7 +178,7 @@ def test_the_host_that_is_missing_is_named_within_a_minute(make_run: MakeRun, mo
     write_json(Path(run.output) / ROLL_CALL_NAME / "first" / "0.json", present(run, 3, LAUNCH).model_dump())
     message = r"3 hosts must be there before training begins, found 2 after \d+ s: host 1 \(beta\) did not come"
     with pytest.raises(HostMissing, match=message):
-        meet(run, (2, 3), LAUNCH, clock=clock)
+        meet(run, 2, 3, LAUNCH, clock=clock)
     assert now[-1] < 65.0
     assert HostMissing.exit_code == 5, "all are started again"
 
