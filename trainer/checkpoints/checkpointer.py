@@ -115,13 +115,13 @@ class Checkpoints:
         is_time = is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes
         return decided_by_first("save", step, is_time)
 
-    def forget_given_up(self, passed_over: SkippedSteps) -> None:
+    def forget_given_up(self, skipped_steps: SkippedSteps) -> None:
         """Delete the checkpoints of updates that were rolled back."""
-        if not passed_over or not is_first():
+        if not skipped_steps or not is_first():
             return
         for step in saved_steps(self.folder):
             path = self.folder / str(step)
-            if find_damage(path) is None and passed_over.standing(step, read_about(path)["contract"]) == "given up":
+            if find_damage(path) is None and skipped_steps.standing(step, read_about(path)["contract"]) == "given up":
                 with self._alone():
                     remove_checkpoint(path)
 
@@ -148,7 +148,7 @@ class Checkpoints:
             )
         return None if step == NONE_SAVED else step
 
-    def newest_with_its_rows(self, step: int, passed_over: SkippedSteps) -> int:
+    def newest_with_its_rows(self, step: int, skipped_steps: SkippedSteps) -> int:
         """Return the newest checkpoint, up to `step`, whose updates all have their original rows in the metrics.
 
         Without these rows, the training would be judged by a part of its updates. Several processes skip this check, because they might
@@ -158,11 +158,11 @@ class Checkpoints:
             return step
         path = RunFolder.at(self._run.output).metrics
         rows = read_metrics(path)
-        reached = whole_through(rows, self._run.start_step, passed_over)
+        reached = whole_through(rows, self._run.start_step, skipped_steps)
         found: int | None = step
         while found is not None:
             said = read_about(self.folder / str(found)).get("rows")
-            is_complete = all(update in passed_over for update in range(reached, found))
+            is_complete = all(update in skipped_steps for update in range(reached, found))
             if is_complete and (said is None or said == rows_digest(row for row in rows if row["step"] <= found)):
                 break
             found = self.latest_step(at_most=found - 1)
@@ -273,9 +273,9 @@ def _agreed(value: int) -> int:
     return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def check_rows(run: RunConfig, passed_over: SkippedSteps) -> None:
+def check_rows(run: RunConfig, skipped_steps: SkippedSteps) -> None:
     """Raise `CheckpointError` if the metrics of a finished training lack rows."""
-    reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, passed_over)
+    reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, skipped_steps)
     if reached != run.stop_step:
         raise CheckpointError(
             f"{run.output}/{METRICS_NAME} must hold the row of each step up to {run.stop_step}, and that of step {reached + 1} is missing "

@@ -189,7 +189,7 @@ def test_a_store_that_is_away_for_long_keeps_what_it_had_and_gets_the_rest_later
         before = one.kept.head.read()
         one.train_to(10)
         faulty_store.faults.refuse(where=where, method="POST", times=OFTEN)
-        with pytest.raises(StorageError, match="is not kept on gs://"):
+        with pytest.raises(StorageError, match="is not yet committed to gs://"):
             publisher.publish()
         faulty_store.faults.clear()
         assert one.kept.head.read() == before
