@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from fsspec.exceptions import FSTimeoutError
 
-from phasewise.tasks.locks import Holder, held_once, holding
+from phasewise.tasks.locks import Holder, holding
 from phasewise.tasks.store.publisher import WORKED_ON, Kept, keeping
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
@@ -96,8 +96,7 @@ class Home:
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
         """Hold the home for one run, with the arguments of `tasks.locks.holding`. On a store the call does not wait (`tasks.locks`)."""
-        place = self.root / "lock"
-        with holding(place, what, on_wait=on_wait) if self.is_local else held_once(place):
+        with holding(self.root / "lock", what, on_wait=on_wait):
             yield
 
     @contextmanager

@@ -33,13 +33,11 @@ SECONDS, FREE = "lease_seconds", "free"
 GONE_OR_CHANGED = (FileNotFoundError, FileExistsError)
 """gcsfs raises these if an object is missing, or has another version than the request names."""
 
-_held_by_this_process: set[str] = set()
-"""Locks of `held_once`: a flow opens other flows in its own process."""
 PATIENCE_SECONDS = 0.5
 """`holder_of` locks a file for a moment, which is not a conflict."""
 
-_held_here: dict[Path, int] = {}
-"""Lock of `holding` → how often this process has entered it. A flow opens other flows in its own process."""
+_held_here: set[str] = set()
+"""The locks of `holding` in this process. A flow opens other flows in its own process."""
 
 StillHeld = Callable[[], bool]
 """Return whether the lock is still held: on an object store another process may take the lock of a holder without heartbeat."""
@@ -69,16 +67,24 @@ class AlreadyHeld(ConfigError):
 def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
     """Hold the lock at `place`, unless this process holds it already. `what` and `url` describe this process to other processes.
 
-    `on_wait` is called once per other holder before waiting. Without `on_wait` a held lock raises `AlreadyHeld`.
+    `on_wait` is called once per other holder before waiting. Without `on_wait` a held lock raises `AlreadyHeld`. A lock on a store has no
+    description, and a held one raises `ConfigError`.
     """
-    place = place.resolve()
-    if place in _held_here:
-        _held_here[place] += 1
+    is_local = file_system_of(place) is None
+    place = place.resolve() if is_local else place
+    if str(place) in _held_here:
+        yield
+        return
+    with _named_lock(place, what, url, on_wait) if is_local else held(place, wait=False):
+        _held_here.add(str(place))
         try:
             yield
         finally:
-            _held_here[place] -= 1
-        return
+            _held_here.remove(str(place))
+
+
+@contextmanager
+def _named_lock(place: Path, what: str, url: str | None, on_wait: Callable[[Holder], None] | None) -> Iterator[None]:
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(place, "a+") as file:
         reported: Holder | None = None
@@ -99,18 +105,14 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
         file.truncate()
         json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url).model_dump(), file)
         file.flush()
-        _held_here[place] = 1
-        try:
-            yield
-        finally:
-            del _held_here[place]
+        yield
 
 
 def holder_of(place: Path) -> Holder | None:
     """Return the process that holds the lock, which may be this process, or None if the lock is free."""
     try:
         with open(place) as file:
-            if place.resolve() not in _held_here and try_lock(file):
+            if str(place.resolve()) not in _held_here and try_lock(file):
                 return None
             return _read(file)
     except FileNotFoundError:
@@ -140,21 +142,6 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
     """
     with held_all([place], wait=wait) as still_held:
         yield still_held
-
-
-@contextmanager
-def held_once(place: Path) -> Iterator[None]:
-    """Hold the lock at `place` on a store, unless this process holds it already. Another holder is a `ConfigError`."""
-    name = str(place)
-    if name in _held_by_this_process:
-        yield
-        return
-    with held(place, wait=False):
-        _held_by_this_process.add(name)
-        try:
-            yield
-        finally:
-            _held_by_this_process.remove(name)
 
 
 @contextmanager

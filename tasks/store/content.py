@@ -7,7 +7,6 @@ that was read: of two processes that replace it the store rejects one, independe
 import json
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +30,6 @@ from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files, d
 HEAD_NAME, OBJECTS_NAME = "head.json", "objects"
 ABSENT = "0"
 """The generation of a missing object."""
-ARRIVING = ".arriving"
-"""The local folder of pieces during a download."""
 PIECE_BYTES = 2**22
 """Files are stored in pieces: of a growing file only the last piece is uploaded again."""
 GROWING = (".jsonl", ".log")
@@ -271,11 +268,10 @@ class Objects:
             with open(coming, "wb") as file:
                 for start in range(0, size, READ_BYTES):  # gcsfs's `get_file` would list first
                     file.write(file_system.cat_file(f"{bucket}/{name}", start=start, end=min(start + READ_BYTES, size)))
-            if (now := digest_of_file(coming)) != digest:
-                raise StorageError(f"{self.folder / digest} has other bytes than were sent (SHA-256 {now[:12]}). {WHAT_TO_DO}")
+            self._check(digest, digest_of_file(coming))
             os.replace(coming, path)
         except FileNotFoundError:
-            raise StorageError(f"{self.folder / digest} is named by the head, and is not there. {WHAT_TO_DO}") from None
+            raise self._missing(digest) from None
         finally:
             coming.unlink(missing_ok=True)
 
@@ -283,12 +279,26 @@ class Objects:
         """Download objects: path → digest."""
         _each(lambda item: self.bring(item[1], item[0]), wanted.items())
 
-    def content(self, digest: str) -> bytes:
-        """Return the bytes of a small object."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / digest
-            self.bring(digest, path)
-            return path.read_bytes()
+    def content(self, pieces: Iterable[Piece]) -> bytes:
+        """Return the bytes of a small file, or raise `StorageError`."""
+
+        def read(piece: Piece) -> bytes:
+            file_system, bucket, name = bucket_and_name(self.folder / piece.sha256)
+            try:
+                content = file_system.cat_file(f"{bucket}/{name}")
+            except FileNotFoundError:
+                raise self._missing(piece.sha256) from None
+            self._check(piece.sha256, digest_of_bytes(content))
+            return content
+
+        return b"".join(_each(read, pieces))
+
+    def _check(self, digest: str, now: str) -> None:
+        if now != digest:
+            raise StorageError(f"{self.folder / digest} has other bytes than were sent (SHA-256 {now[:12]}). {WHAT_TO_DO}")
+
+    def _missing(self, digest: str) -> StorageError:
+        return StorageError(f"{self.folder / digest} is named by the head, and is not there. {WHAT_TO_DO}")
 
     def versions(self, digests: Collection[str]) -> dict[str, str]:
         """Return the generation of each existing object."""
@@ -331,7 +341,6 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
     Raises:
         StorageError: a file is missing or damaged on the store. A damaged checkpoint is only left out.
     """
-    shutil.rmtree(root / ARRIVING, ignore_errors=True)
     here = dict(kept_names(root, tuple(folders)))
     for name in here.keys() - files.keys():
         if is_list_of_checkpoint(name):
@@ -347,9 +356,8 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
             elif path.exists() and digest_of_pieces(path) != tuple(pieces):
                 remove_checkpoint(path.parent)
         elif digest_of_pieces(path) != tuple(pieces):
-            write_atomically(path, content_of(root / ARRIVING, pieces, objects))
+            write_atomically(path, objects.content(pieces))
             came += 1
-    shutil.rmtree(root / ARRIVING, ignore_errors=True)
     return came
 
 
@@ -370,7 +378,7 @@ def bring_checkpoint(listed: Path, pieces: tuple[Piece, ...], objects: Objects) 
     if digest_of_pieces(listed) == tuple(pieces) and find_damage(folder) is None:
         return 0
     listed.unlink(missing_ok=True)
-    content = content_of(arrived.parent, pieces, objects)
+    content = objects.content(pieces)
     write_atomically(arrived, content)
     wanted = committed_files(arrived.parent)
     if isinstance(wanted, str):
@@ -383,13 +391,6 @@ def bring_checkpoint(listed: Path, pieces: tuple[Piece, ...], objects: Objects) 
     write_atomically(listed, content)
     shutil.rmtree(arrived.parent)
     return len(missing) + 1
-
-
-def content_of(arriving: Path, pieces: Iterable[Piece], objects: Objects) -> bytes:
-    """Download the pieces of a small file into the folder `arriving`, and return its bytes."""
-    wanted = {arriving / piece.sha256: piece.sha256 for piece in pieces}
-    objects.bring_all(wanted)
-    return b"".join(path.read_bytes() for path in wanted)
 
 
 def _each(call: Callable[[Any], T], items: Iterable[Any]) -> list[T]:

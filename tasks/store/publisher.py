@@ -301,6 +301,6 @@ def named_digests(files: Files, objects: Objects) -> set[str]:
     named = {piece.sha256 for pieces in files.values() for piece in pieces}
     for name in filter(is_list_of_checkpoint, files):
         with suppress(StorageError, ValueError, KeyError, TypeError, AttributeError):  # damaged on the store: downloads leave it out
-            content = b"".join(objects.content(piece.sha256) for piece in files[name])
-            named |= {str(said["sha256"]) for said in parse_json(content)["files"].values()}
+            listed = parse_json(objects.content(files[name]))
+            named |= {str(said["sha256"]) for said in listed["files"].values()}
     return named

@@ -14,7 +14,6 @@ Objects of a launch, which the launcher deletes at its end:
 import argparse
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -31,12 +30,10 @@ from typing import Any
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.store.content import (
-    ARRIVING,
     Changing,
     Files,
     bring_checkpoint,
     bring_here,
-    content_of,
     digest_of_pieces,
     is_list_of_checkpoint,
     kept_names,
@@ -154,7 +151,7 @@ class HostWork:
         for name in sorted(filter(is_list_of_checkpoint, files), key=lambda name: -int(name.split("/")[-2])):
             listed = kept.work / name
             if is_here:
-                write_atomically(listed, content_of(kept.work / ARRIVING, files[name], kept.objects))
+                write_atomically(listed, kept.objects.content(files[name]))
                 continue
             try:
                 bring_checkpoint(listed, tuple(files[name]), kept.objects)
@@ -333,12 +330,11 @@ def download(kept: Kept, run: RunFolder, files: Files, *, needs_weights: bool = 
     for name in filter(is_list_of_checkpoint, wanted):
         listed = kept.work / name
         if not listed.exists():
-            write_atomically(listed, content_of(kept.work / ARRIVING, wanted[name], kept.objects))
+            write_atomically(listed, kept.objects.content(wanted[name]))
         listed_files = committed_files(listed.parent)
         if needs_weights and not isinstance(listed_files, str) and not has_its_files(listed.parent):
             missing = {listed.parent / one: digest for one, (_, digest) in listed_files.items() if not (listed.parent / one).exists()}
             kept.objects.bring_all(missing)
-    shutil.rmtree(kept.work / ARRIVING, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -62,8 +62,7 @@ class CachePiece(NamedTuple):
 ScanPiece = FilePiece | CachePiece
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The pieces of a scan.
 
     Attributes:
@@ -74,11 +73,6 @@ class Selection:
     pieces: tuple[ScanPiece, ...]
     names: tuple[str, ...]
     unread: tuple[Unread, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        """The stored size of all pieces."""
-        return sum(piece.size_bytes for piece in self.pieces)
 
 
 def select(
@@ -95,7 +89,7 @@ def select(
         ConfigError: a path has no files.
         DataError: a cache is damaged, or its tokenizer is not found.
     """
-    files: dict[_File, None] = {}
+    files: dict[FilePiece, None] = {}
     caches: dict[CachePiece, None] = {}
     names: dict[str, None] = {}
     unread: dict[Unread, None] = {}
@@ -105,7 +99,7 @@ def select(
             found = True
             if isinstance(place, Unread):
                 unread[place] = None
-            elif not isinstance(place, _File):
+            elif not isinstance(place, FilePiece):
                 manifest = read_manifest(place)
                 chosen = tokenizer or find_tokenizer(place, manifest, homes)
                 caches |= dict.fromkeys(cache_pieces(place, manifest, chosen))
@@ -141,16 +135,7 @@ def find_tokenizer(folder: Path, manifest: Manifest, homes: Iterable[Path] = ())
     )
 
 
-class _File(NamedTuple):
-    """A file: its name for people, its URL, its path below the given folder, its size."""
-
-    name: str
-    url: str
-    below: str
-    size_bytes: int
-
-
-def _places(given: str) -> Iterator["_File | Path | Unread"]:
+def _places(given: str) -> Iterator["FilePiece | Path | Unread"]:
     """Yield the files and token caches of a path, a glob or a URL, and the unread entries."""
     try:
         file_system, path = fsspec.core.url_to_fs(given)
@@ -166,7 +151,7 @@ def _places(given: str) -> Iterator["_File | Path | Unread"]:
         raise DataError(f"{given} cannot be listed: {type(error).__name__}: {error}") from error
 
 
-def _local(path: str) -> Iterator["_File | Path | Unread"]:
+def _local(path: str) -> Iterator["FilePiece | Path | Unread"]:
     if not os.path.isdir(path):
         if os.path.lexists(path):
             yield _local_file(path, os.path.basename(path))
@@ -192,19 +177,19 @@ def _local(path: str) -> Iterator["_File | Path | Unread"]:
         yield Unread(printable(str(error.filename)), f"this folder cannot be listed: {error.strerror}", is_fault=True)
 
 
-def _local_file(path: str, below: str) -> "_File | Unread":
+def _local_file(path: str, below: str) -> "FilePiece | Unread":
     """Return a file, or an `Unread` for a pipe, which has no end."""
     if os.path.isfile(path):
-        return _File(printable(path), os.path.abspath(path), below, os.path.getsize(path))
+        return FilePiece(printable(path), os.path.abspath(path), below, os.path.getsize(path))
     what = "a pipe, a socket or a device, and no file" if os.path.exists(path) else "a link that leads nowhere"
     return Unread(printable(path), what, is_fault=True)
 
 
-def _remote(file_system: Any, path: str) -> Iterator["_File | Path | Unread"]:
+def _remote(file_system: Any, path: str) -> Iterator["FilePiece | Path | Unread"]:
     url = str(file_system.unstrip_protocol(path))
     if not file_system.isdir(path):
         if file_system.exists(path):
-            yield _File(url, url, path.rsplit("/", 1)[-1], int(file_system.size(path) or 0))
+            yield FilePiece(url, url, path.rsplit("/", 1)[-1], int(file_system.size(path) or 0))
         return
     details: dict[str, dict[str, Any]] = file_system.find(path, detail=True)
     folders = (name.rpartition("/")[0] for name in sorted(details) if name.endswith(f"/{MANIFEST_NAME}"))
@@ -218,7 +203,7 @@ def _remote(file_system: Any, path: str) -> Iterator["_File | Path | Unread"]:
         if any(part.startswith(".") for part in below.split("/")):
             yield Unread(url, "hidden: name it to have it scanned", is_fault=False)
         else:
-            yield _File(url, url, below, int(detail.get("size") or 0))
+            yield FilePiece(url, url, below, int(detail.get("size") or 0))
 
 
 def _is_cache(folder: Path, names: Iterable[str]) -> bool:
@@ -229,9 +214,9 @@ def _is_cache(folder: Path, names: Iterable[str]) -> bool:
     return False
 
 
-def _file_pieces(file: _File, exclude: tuple[str, ...]) -> list[FilePiece]:
+def _file_pieces(file: FilePiece, exclude: tuple[str, ...]) -> list[FilePiece]:
     """Return a large plain file of JSON lines as equal byte ranges, for balanced workers, and any other file as one piece."""
-    whole, has_lines = FilePiece(file.name, file.url, file.below, file.size_bytes, exclude=exclude), False
+    whole, has_lines = file._replace(exclude=exclude), False
     if file.size_bytes > PIECE_BYTES:
         with suppress(OSError, DataError), open_watched(file.url) as opened:  # the reader reports the error
             kind, stream = recognise(opened)
