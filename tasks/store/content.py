@@ -119,7 +119,7 @@ class HeadObject:
     place: Path
 
     def read(self) -> tuple[Head, str]:
-        """Return the head and its generation; an empty head and "0" before the first commit."""
+        """Return the head and its generation, or an empty head and "0" before the first commit."""
         return self.read_changed(None) or (Head(), ABSENT)
 
     def read_changed(self, known: str | None) -> tuple[Head, str] | None:
@@ -131,8 +131,8 @@ class HeadObject:
             return Head.model_validate_json(content), generation
         except ValidationError as error:
             raise StorageError(
-                f"{self.place} must say which files are committed, and does not read: {error.errors()[0]['msg']}. Bring back an earlier "
-                "version of this object."
+                f"{self.place}: expected the list of the committed files, found a damaged object ({error.errors()[0]['msg']}). Restore an "
+                "earlier version of this object."
             ) from error
 
     def replace(self, head: Head, generation: str) -> str:
@@ -167,8 +167,8 @@ def read_head(head: HeadObject, objects: "Objects", known: Path) -> tuple[Head, 
         options = {"prefix": f"{name.rstrip('/')}/", "maxResults": 1, "json_out": True}
         if known.exists() or file_system.call("GET", "b/{}/o", bucket, **options).get("items"):
             raise StorageError(
-                f"{head.place} is not there, and content that it named is: bring back the version of this object that was deleted. To "
-                f"begin anew, delete what is below {objects.folder} and, on every machine that worked on it, {known}."
+                f"{head.place} is missing, and its content exists: restore the deleted version of this object. To restart, delete "
+                f"{objects.folder} and, on every machine that worked on it, {known}."
             )
     return found, generation
 

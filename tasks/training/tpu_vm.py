@@ -244,7 +244,7 @@ async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any
         )
     except asyncssh.HostKeyNotVerifiable as error:
         raise ConfigError(
-            f"the key of {host} is not the one that is known ({error}): connect to it once by ssh and compare its fingerprint, or correct "
+            f"the key of {host} is unknown or has changed ({error}): connect once by ssh and compare the fingerprint, or correct "
             f"{known_hosts or '~/.ssh/known_hosts'}."
         ) from None
     except asyncssh.PermissionDenied as error:

@@ -56,6 +56,6 @@ def _check_asks(path: Path, verdict: dict[str, Any]) -> None:
         case "mending":
             reasons = verdict.get("reasons") or [{"what": "see its checks"}]
             raise VerdictError(
-                f"the verdict {path} fails by what nobody may let pass: {reasons[0]['what']}. A person may let pass only what failed among "
-                "the checks that the recipe lists as `approvable`. Mend the cause and run again."
+                f"the verdict {path} fails by a check that people can't waive: {reasons[0]['what']}. People can waive only checks that the "
+                "recipe lists as `approvable`. Correct the cause and run again."
             )

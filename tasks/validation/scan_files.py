@@ -141,7 +141,7 @@ class Reading:
                 raise FileFault("other format", f"not read: it is {kind.name}. Unpack or convert it, or exclude it with --exclude")
 
     def _numbered(self, name: str, texts: Iterator[Text]) -> Iterator[Document]:
-        """Yield texts as documents of the piece; what of them is no text, and that there is none in any of them, is said."""
+        """Yield texts as numbered documents of the piece. Report documents that are not readable, and files without any text."""
         garbled = with_text = count = 0
         for text in texts:
             yield Document(name, self.documents, text.id, text.text)

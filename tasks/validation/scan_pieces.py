@@ -110,7 +110,7 @@ def select(
                 files[place] = None
                 names[place.below] = None
         if not found:
-            raise ConfigError(f"{given} names no file, no folder with files and no token cache: give what is to be scanned.")
+            raise ConfigError(f"{given} has no files and no token cache: name a file, a folder, a glob or a URL to scan.")
     with ThreadPoolExecutor(LOOK_THREADS, thread_name_prefix="look") as pool:
         of_files = pool.map(lambda file: _file_pieces(file, exclude), files)
         pieces = tuple(dict.fromkeys(piece for some in of_files for piece in some))

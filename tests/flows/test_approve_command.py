@@ -136,7 +136,7 @@ def test_where_nobody_is_asked_nothing_is_decided(phasewise: Run, home: Home, ar
 def test_what_nobody_may_let_pass_cannot_be_approved(phasewise: Run, home: Home):
     write_verdict(home.verdict(RECIPE.run_name, "qk-norm", "model"), verdict("model", fails=True, asks=AsksPeople()))
     said = decide(phasewise, home, expect=1)
-    assert "model fails by what nobody may let pass" in said
+    assert "model fails by a check that people can't waive" in said
     said = decide(phasewise, home, "--gate", "model", expect=1)
-    assert "fails by what nobody may let pass: next_word is at its baseline." in said
+    assert "fails by a check that people can't waive: next_word is at its baseline." in said
     assert not list(home.root.rglob("*.decision.json"))

@@ -142,7 +142,7 @@ def test_what_is_not_read_fails_until_it_is_excluded(scan: Run, leaky: Path, ite
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere",), "nowhere names no file"),
+        (("nowhere",), "nowhere has no files"),
         (("nothing.txt",), "holds no text"),
         ((), "Missing argument 'PATH"),
         (("data", "--min-score", "1.5"), "Invalid value for '--min-score'"),

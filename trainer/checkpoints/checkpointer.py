@@ -143,8 +143,7 @@ class Checkpoints:
         step = _agreed(found)
         if step == NONE_WHOLE:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole. "
-                "Bring one back from a copy, or move the folder away to start the phase from its beginning."
+                f"no checkpoint in {self.folder} is whole. Restore one from a copy, or move the folder away to restart the phase."
             )
         return None if step == NONE_SAVED else step
 
@@ -168,9 +167,8 @@ class Checkpoints:
             found = self.latest_step(at_most=found - 1)
         if found is None:
             raise CheckpointError(
-                f"{path} must hold the row of each step up to {step}, where the last checkpoint is, as it was written; rows are missing, "
-                "or are others, and there is no checkpoint that has its rows. Bring the file back from a copy, or move "
-                f"{self._run.output} away to start the phase from its beginning."
+                f"{path}: expected the original row of each step up to the last checkpoint ({step}), found missing or changed rows, and "
+                f"every checkpoint needs some of them. Restore the file from a copy, or move {self._run.output} away to restart the phase."
             )
         if found != step:
             _say(
@@ -227,7 +225,7 @@ class Checkpoints:
         if changed:
             raise CheckpointError(
                 f"{path} was trained on another data order: {', '.join(changed)} changed since. "
-                f"Restore what it was, or remove {self.folder} to start from the beginning."
+                f"Restore the earlier data order, or remove {self.folder} to restart the phase."
             )
         wanted = jax.eval_shape(lambda: init_state(self._run))
         check_types(path, about["leaves"], types_of(leaves_of(wanted)))
@@ -257,7 +255,9 @@ class Checkpoints:
             if jax.process_count() > 1 and is_of_the_runtime(error):
                 raise
             reason = refusal_of(error, self.folder) or f"{error}. Look after the storage, and start again."
-            raise StorageError(f"checkpoint {self.folder / str(step)} could not be written, the one before it is kept: {reason}") from error
+            raise StorageError(
+                f"checkpoint {self.folder / str(step)} could not be written, the previous checkpoint is kept: {reason}"
+            ) from error
 
 
 @partial(jax.jit, donate_argnums=1, keep_unused=True)
@@ -278,8 +278,8 @@ def check_rows(run: RunConfig, skipped_steps: SkippedSteps) -> None:
     reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, skipped_steps)
     if reached != run.stop_step:
         raise CheckpointError(
-            f"{run.output}/{METRICS_NAME} must hold the row of each step up to {run.stop_step}, and that of step {reached + 1} is missing "
-            "or does not read. Start the run again: it goes back to a checkpoint that has its rows."
+            f"{run.output}/{METRICS_NAME}: expected a row of each step up to {run.stop_step}, found no readable row of step {reached + 1}. "
+            "Start the run again: it resumes from a checkpoint with all rows."
         )
 
 
@@ -312,7 +312,7 @@ def check_same_run(path: Path, saved: Any, run: RunConfig) -> None:
         named = name_some([f"{one.field} is {one.before} in the checkpoint and {one.now} in run.json" for one in found], MAX_NAMED, "; ")
         raise CheckpointError(
             f"{path} was trained with other settings: {named}. Restore the checkpoint's values in run.json, or move {run.output} away to "
-            "train from the beginning."
+            "restart the phase."
         )
 
 

@@ -81,7 +81,7 @@ def check_usual(environment: Mapping[str, str]) -> None:
     plain = {name: "1" if word in TRUE else "0" if word in FALSE else word for name, word in words.items()}
     if unusual := [f"{name}={environment[name]}" for name, word in plain.items() if word != USUAL[name]]:
         raise ConfigError(
-            f"{', '.join(unusual)} would change what a run begins with or computes in, and no result would say so: unset "
+            f"{', '.join(unusual)} would change the initial weights or the types of a run, but not its digest: unset "
             f"{'it' if len(unusual) == 1 else 'them'}."
         )
 
@@ -123,7 +123,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     number = found.get("MEGASCALE_SLICE_ID", "")
     if missing or found["MEGASCALE_NUM_SLICES"] != slices or not (number.isdecimal() and int(number) < int(slices)):
         raise ConfigError(
-            f"this launch has {slices} slices and needs {', '.join(MEGASCALE)} that say so, found {said}: unset what is left over from "
+            f"this launch has {slices} slices and needs matching {', '.join(MEGASCALE)}, found {said}: unset the variables of "
             "another launch on this host, and start all hosts again."
         )
 

@@ -57,8 +57,8 @@ class Lease:
             raise TakenOver(f"{place} must name this trainer, and cannot be read: {error}. Start the run again.") from error
         if not isinstance(found, dict) or found.get("name") != self._name:
             raise TakenOver(
-                f"another trainer took {self._folder} over: this one has token {self.number}, the folder has "
-                f"{found.get('number') if isinstance(found, dict) else found}. Nothing more is written here; the other one goes on."
+                f"another trainer took {self._folder} over: this trainer has token {self.number}, the folder has "
+                f"{found.get('number') if isinstance(found, dict) else found}. This trainer stops writing."
             )
 
     @contextmanager

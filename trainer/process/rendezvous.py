@@ -95,8 +95,8 @@ def meet(run: RunConfig, index: int, count: int, environment: Mapping[str, str],
         missing = ", ".join(_named_host(number, names) for number in range(count) if number not in found)
         if waited > limit:
             raise HostMissing(
-                f"{count} hosts must be there before training begins, found {len(found)} after {waited:.0f} s: {missing} did not come to "
-                f"{folder}. Look whether it runs and sees this folder; {JOIN_VARIABLE} is how long it is waited for."
+                f"{count} hosts must join before training, found {len(found)} after {waited:.0f} s: {missing} did not write to {folder}. "
+                f"Check that it runs and has access to this folder. {JOIN_VARIABLE} sets the waiting time."
             )
         if waited > NAMED_AFTER_SECONDS and not has_said:
             print(f"trainer: still waiting for {missing}", file=sys.stderr, flush=True)
@@ -116,7 +116,7 @@ def check_alike(hosts: list[Presence], names: list[str]) -> None:
             if other.get(what) != first.get(what)
         ]
     if differing:
-        raise ConfigError(f"all hosts of a run must be alike; {'; '.join(differing)}. Make them the same and start again.")
+        raise ConfigError(f"all hosts of a run must be equal: {'; '.join(differing)}. Make them the same and start again.")
 
 
 def forget_meetings(folder: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_head_that_somebody_deleted_is_no_new_home(machine: Build, name: str):
     before, objects = one.files(), the_emulator().storage.objects[BUCKET]
     del objects[next(found for found in objects if "head.json" in found)]
     who = machine(name)
-    with pytest.raises(StorageError, match=r"head\.json is not there, and content that it named is: bring back the version"):
+    with pytest.raises(StorageError, match=r"head\.json is missing, and its content exists: restore the deleted version"):
         who.kept.look()
     with pytest.raises(StorageError, match="is not there"), publisher_of(who):
         pass
@@ -348,7 +348,7 @@ def test_of_two_who_replace_the_head_the_second_is_refused(gcs: Path):
         place.replace(first.followed({}), generation)
     assert place.read()[0] == second
     write_atomically(gcs / "head.json", b'{"files"')
-    with pytest.raises(StorageError, match="does not read"):
+    with pytest.raises(StorageError, match="found a damaged object"):
         place.read()
 
 

@@ -89,7 +89,7 @@ def test_a_host_with_another_key_is_refused(hosts: SshHosts, workers: Workers, b
     lines = hosts.known_hosts.read_text().splitlines()
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     hosts.known_hosts.write_text(f"{lines[0]}\n{lines[1].partition(' ')[0]} {other}")
-    with pytest.raises(ConfigError, match=r"the key of 127\.0\.0\.1:\d+ is not the one that is known .*compare its fingerprint"):
+    with pytest.raises(ConfigError, match=r"the key of 127\.0\.0\.1:\d+ is unknown or has changed .*compare the fingerprint"):
         TpuVmLauncher(workers).start(bare_life())
     until(lambda: hosts.at_work == 0)
 

@@ -47,7 +47,7 @@ def test_names_are_those_below_what_was_given(files: Path):
 @pytest.mark.parametrize("path", ["nowhere", "data/*.csv", "empty"])
 def test_a_path_that_names_nothing_is_wrong_usage(files: Path, path: str):
     (files / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"names no file, no folder with files and no token cache"):
+    with pytest.raises(ConfigError, match=r"has no files and no token cache"):
         select(["other.txt", path])
 
 
@@ -139,7 +139,7 @@ def test_urls_are_listed_by_their_store():
         assert names("memory://listed-urls") == ["memory:///listed-urls/a.jsonl", "memory:///listed-urls/sub/b.txt"]
         assert names("memory://listed-urls/*.jsonl") == ["memory:///listed-urls/a.jsonl"]
         assert names("memory://listed-urls/sub/b.txt") == ["memory:///listed-urls/sub/b.txt"]
-        with pytest.raises(ConfigError, match="names no file"):
+        with pytest.raises(ConfigError, match="has no files"):
             select(["memory://listed-urls/c.txt"])
     finally:
         store.rm("/listed-urls", recursive=True)

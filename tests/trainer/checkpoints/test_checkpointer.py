@@ -131,7 +131,7 @@ def test_nothing_is_pruned_before_the_next_one_is_committed(
     monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", fail)
     checkpoints = open_all()
     checkpoints.save(9, state, CONTRACT)
-    with pytest.raises(StorageError, match=r"checkpoint .*9 could not be written, the one before it is kept: .*no space left"):
+    with pytest.raises(StorageError, match=r"checkpoint .*9 could not be written, the previous checkpoint is kept: .*no space left"):
         checkpoints.wait()
     assert set(saved_steps(tmp_path)) == {3, 6, 9}
     monkeypatch.undo()
@@ -165,7 +165,7 @@ def test_one_that_was_being_written_does_not_count_and_is_written_again(
 
 def test_another_data_order_is_refused_by_name(open_all: Open, state: TrainState):
     save(open_all(), state, 12)
-    message = r"12 was trained on another data order: extra, seed changed since\. Restore what it was"
+    message = r"12 was trained on another data order: extra, seed changed since\. Restore the earlier data order"
     with open_all() as checkpoints, pytest.raises(CheckpointError, match=message):
         checkpoints.restore(12, {**CONTRACT, "seed": 2, "extra": 1})
 

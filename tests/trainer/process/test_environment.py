@@ -98,7 +98,7 @@ OTHER = {
 @pytest.mark.parametrize(("name", "value"), OTHER.items())
 def test_what_would_make_another_run_is_refused_by_name(name: str, value: str):
     for check in (check_usual, check_environment, check_nothing_left_over):
-        with pytest.raises(ConfigError, match=f"{name}={value} would change what a run begins with"):
+        with pytest.raises(ConfigError, match=f"{name}={value} would change the initial weights or the types"):
             check({name: value})
 
 
@@ -176,7 +176,7 @@ def test_the_host_that_is_missing_is_named_within_a_minute(make_run: MakeRun, mo
         return now[-1]
 
     write_json(Path(run.output) / ROLL_CALL_NAME / "first" / "0.json", present(run, 3, LAUNCH).model_dump())
-    message = r"3 hosts must be there before training begins, found 2 after \d+ s: host 1 \(beta\) did not come"
+    message = r"3 hosts must join before training, found 2 after \d+ s: host 1 \(beta\) did not write"
     with pytest.raises(HostMissing, match=message):
         meet(run, 2, 3, LAUNCH, clock=clock)
     assert now[-1] < 65.0

@@ -27,7 +27,7 @@ def test_tokens_only_rise_and_the_last_one_holds(tmp_path: Path):
     second = Lease.take(tmp_path)
     assert (first.number, second.number) == (1, 2)
     second.check()
-    with pytest.raises(TakenOver, match=r"this one has token 1, the folder has 2\. Nothing more is written here"):
+    with pytest.raises(TakenOver, match=r"this trainer has token 1, the folder has 2\. This trainer stops writing"):
         first.check()
 
 
