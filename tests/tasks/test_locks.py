@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from phasewise.tasks import locks
-from phasewise.tasks.locks import LEASE_VARIABLE, held, held_all
+from phasewise.tasks.locks import LEASE_VARIABLE, AlreadyHeld, Holder, held, held_all, holder_of, holding
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import as_path, write_atomically
 from tests.stores.fixtures import FaultyStore
@@ -25,6 +25,15 @@ HOLD = """if True:
     with held(as_path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()
+"""
+
+HOLDING = """
+import sys
+from pathlib import Path
+from phasewise.tasks.locks import holding
+with holding(Path(sys.argv[1]), "`phasewise up`", url="http://127.0.0.1:1/api"):
+    print("held", flush=True)
+    sys.stdin.read()
 """
 
 COUNT = """if True:
@@ -47,9 +56,9 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def held_by_another(place: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def held_by_another(place: Path, program: str = HOLD) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that holds the lock until it is killed."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([sys.executable, "-c", program, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout
             assert other.stdout.readline() == b"held\n"
@@ -276,3 +285,55 @@ def test_a_holder_with_a_longer_lease_time_is_waited_for(gcs: Path, monkeypatch:
     monkeypatch.setenv(LEASE_VARIABLE, "10")
     with held(gcs / "lock"):
         assert clock.now >= 300
+
+
+# ── a lock that names its holder ──
+
+
+def test_who_holds_it_is_said_until_he_is_gone_however_he_went(tmp_path: Path):
+    place = tmp_path / "lock"
+    assert holder_of(place) is None
+    with held_by_another(place, HOLDING) as process:
+        holder = holder_of(place)
+        assert holder is not None
+        assert (holder.what, holder.pid, holder.url) == ("`phasewise up`", process.pid, "http://127.0.0.1:1/api")
+        with (
+            pytest.raises(AlreadyHeld, match=rf"^`phasewise up` \(process {process.pid}, since .*\) is at work in {tmp_path}: wait for it"),
+            holding(place, "a run"),
+        ):
+            raise AssertionError("entered twice")
+        process.kill()
+    assert holder_of(place) is None
+    with holding(place, "a run"):
+        assert str(holder_of(place)).startswith("a run (process ")
+
+
+def test_a_process_that_holds_it_may_enter_again(tmp_path: Path):
+    """A flow of ours opens others in its own process; the file is free when the outermost is left."""
+    place = tmp_path / "lock"
+    with holding(place, "outer"):
+        with holding(place, "inner"):
+            pass
+        assert str(holder_of(place)).startswith("outer ")
+    assert holder_of(place) is None
+
+
+def test_who_is_waited_for_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = tmp_path / "lock"
+    named = list[Holder]()
+    looks = list[float]()
+    monkeypatch.setattr("phasewise.tasks.locks.PATIENCE_SECONDS", 0.0)
+    with held_by_another(place, HOLDING) as process:
+
+        def look_again(seconds: float) -> None:
+            """Instead of sleeping; the fifth look finds the holder gone."""
+            looks.append(seconds)
+            if len(looks) == 5:
+                process.kill()
+                process.wait()
+
+        monkeypatch.setattr("phasewise.tasks.locks.time.sleep", look_again)
+        with holding(place, "a run", on_wait=named.append):
+            assert str(holder_of(place)).startswith("a run ")
+    assert len(looks) == 5
+    assert [holder.pid for holder in named] == [process.pid]
