@@ -147,7 +147,7 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
     log, clock, without_progress = RunFolder.at(run.output).log(), Clock(Path(run.output)), 0
     saved = newest = last_saved_step(run)
     if saved is not None:
-        text = f"going on from step {saved:,} of {run.stop_step:,}"
+        text = f"resuming from step {saved:,} of {run.stop_step:,}"
         say(f"{run.phase}: {text}")
         append_event(run.output, "resumed", saved, text)
     while True:
@@ -157,7 +157,7 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
         words, saved = last_words(log, log_before), last_saved_step(run)
         if code == ExitCode.MOVES and saved == segment.run.until_step:
             step, after = segment.run.last_step, segment_at(segments, segment.run.last_step)
-            text = f"trained to step {step:,} on {segment}, and saved; going on on {after}, on the same batches"
+            text = f"trained to step {step:,} on {segment}, and saved; resuming on {after}, on the same batches"
             say(f"{run.phase}: {text}")
             append_event(run.output, "moved", step, text)
             continue
@@ -168,7 +168,7 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
             append_event(run.output, kind, trained_step(run), words or f"the trainer {ending(code)}")
         start = "its beginning" if saved is None else f"its last checkpoint, step {saved:,}"
         is_why = words is not None and (code in (ExitCode.STALLED, ExitCode.LOST) or words.startswith("host "))
-        text = f"the trainer {ending(code)}{f' ({words})' if is_why else ''}; going on from {start}"
+        text = f"the trainer {ending(code)}{f' ({words})' if is_why else ''}; resuming from {start}"
         say(f"{run.phase}: {text}")
         append_event(run.output, "restart", saved, text)
         if saved is not None and (newest is None or saved > newest):
@@ -214,7 +214,7 @@ def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check:
         if trained == run.start_step:
             report = "stopped before its first update"
         elif saved == trained:
-            report = f"stopped after step {trained:,} of {run.stop_step:,}, which is saved; started again, it goes on from there"
+            report = f"stopped after step {trained:,} of {run.stop_step:,}, which is saved; a restart resumes there"
         else:
             kept = "nothing of it is saved" if saved is None else f"the checkpoint of step {saved:,} is kept"
             lost = trained - (run.start_step if saved is None else saved)

@@ -105,7 +105,7 @@ def execution_summary(folder: Path, slice_name: str) -> str:
     moved = [f"before that {text.removeprefix('trained ').partition(', and saved')[0]}" for text in moved]
     steps = [event.get("step") for event in events if event.get("kind") in ("restart", "resumed")]
     resumed = ", ".join("the beginning" if step is None else f"step {step:,}" for step in steps)
-    continuity = [f"it went on from {resumed}"] if resumed else [] if moved else ["from its start to its end"]
+    continuity = [f"it resumed from {resumed}"] if resumed else [] if moved else ["from its start to its end"]
     replanned = [
         f"to step {event.get('step') or 0:,} otherwise ({str(event.get('text')).rpartition('bit for bit: ')[2]})"
         for event in events

@@ -166,7 +166,7 @@ def note_changed_plan(run: RunConfig) -> str | None:
     saved, changed = last_saved_step(run), tuple(differences_between(was, now, "execution"))
     if saved is None or not changed:
         return None
-    text = f"going on from step {saved:,} by another plan, on the same batches, and no longer bit for bit: {name_differences(changed)}"
+    text = f"resuming from step {saved:,} by another plan, on the same batches, and no longer bit for bit: {name_differences(changed)}"
     say(f"{run.phase}: {text}")
     append_event(run.output, "replanned", saved, text)
     return text

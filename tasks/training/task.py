@@ -40,7 +40,7 @@ END_SECONDS = 10.0
 """The time at the end of a training for requests that are still waiting."""
 SERVER_SECONDS = 3600.0
 """The time that an ended training waits for an unreachable server: the next states are written there."""
-SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, that goes on from what is saved."
+SUSPENDED = "Stopped with the flow run above it, which was suspended. The resumed flow run continues from the last checkpoint."
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)

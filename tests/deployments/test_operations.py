@@ -118,7 +118,7 @@ def test_a_suspended_run_stops_saved_and_resumes(up: Up, training: str) -> None:
     ask(up, f"flow_runs/{training}/resume", {})
     trains_on(up)
     lines = logs_of(up, training)
-    assert f"kestrel: going on from step {steps:,} of 1,000,000" in lines
+    assert f"kestrel: resuming from step {steps:,} of 1,000,000" in lines
     assert any(" loss " in line and "tokens/s" in line for line in lines if line.startswith("train kestrel: "))
     assert state_of(up, training)["type"] == "RUNNING"
 

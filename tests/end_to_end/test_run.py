@@ -232,7 +232,7 @@ def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
     process = by_other_code("run", f"{recipe_file}/kestrel", "--home", copied, "--json")
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
-    assert re.search(r"kestrel: going on from step \d+ of 40", err)
+    assert re.search(r"kestrel: resuming from step \d+ of 40", err)
     assert digests(json.loads(out))[0] == digests(finished)[0]
 
 

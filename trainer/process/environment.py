@@ -175,7 +175,7 @@ def note_conditions(
     if saved_step is None or before is None:
         return None
     changed = "; ".join(before.differences(now))
-    text = f"going on from step {saved_step:,} under other conditions, on the same batches, and perhaps no longer bit for bit: {changed}"
+    text = f"resuming from step {saved_step:,} under other conditions, on the same batches, and perhaps no longer bit for bit: {changed}"
     print(f"trainer: {text}", file=sys.stderr, flush=True)
     append_event(run.output, "replanned", saved_step, text)
     return text

@@ -141,7 +141,7 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(build_run: Buil
     run = build_run("killed")
     result = launch_trainer(run, kill_once)
     assert killed
-    assert "killed: the trainer was ended by SIGKILL; going on from its " in caplog.text
+    assert "killed: the trainer was ended by SIGKILL; resuming from its " in caplog.text
     [event] = read_events(run.output)
     assert (event["kind"], event["step"]) in [("restart", step) for step in (None, 30, 60)]  # the last may not be committed yet
     assert (result["params_digest"], result["final_loss"]) == (trained.result["params_digest"], trained.result["final_loss"])
@@ -170,9 +170,9 @@ def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(build_run: Buil
     stopped_at = len(rows_of(run))
     assert KILLED_AFTER <= stopped_at < STEPS
     assert last_saved_step(run) == stopped_at
-    assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; started again, it goes on from there" in caplog.text
+    assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; a restart resumes there" in caplog.text
     assert launch_trainer(run, ignore)["params_digest"] == trained.result["params_digest"]
-    assert f"stopped: going on from step {stopped_at} of {STEPS}" in caplog.text
+    assert f"stopped: resuming from step {stopped_at} of {STEPS}" in caplog.text
 
 
 def test_a_trainer_that_cannot_save_in_time_is_cut_off_and_what_is_lost_is_said(
@@ -221,7 +221,7 @@ def test_what_may_go_on_is_started_again(
 
     start_instead(monkeypatch, end_early)
     assert launch_trainer(build_run(f"unlucky{code}"), ignore) == {"life": 1 + MAX_RESTARTS}
-    assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its beginning") == MAX_RESTARTS
+    assert caplog.text.count(f"unlucky{code}: the trainer {ending}; resuming from its beginning") == MAX_RESTARTS
 
 
 def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(
@@ -332,7 +332,7 @@ def test_a_phase_goes_on_on_another_slice_with_the_same_batches_and_says_so(buil
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in wanted], rel=2e-4)
     (event,) = read_events(run.output)
     assert (event["kind"], event["step"]) == ("moved", MOVED_AT)
-    assert event["text"] == "trained to step 7 on cpu-2: 2 devices (fsdp 2), and saved; going on on cpu-1: 1 device, on the same batches"
+    assert event["text"] == "trained to step 7 on cpu-2: 2 devices (fsdp 2), and saved; resuming on cpu-1: 1 device, on the same batches"
     words = execution_summary(Path(run.output), "cpu-1")
     assert words.startswith("cpu-1: 1 device, ")
     assert words.endswith("; before that to step 7 on cpu-2: 2 devices (fsdp 2)")

@@ -238,11 +238,11 @@ def test_what_was_executed_is_said(tmp_path: Path, execution: dict[str, object],
 
 def test_a_run_that_went_on_or_was_computed_otherwise_before_says_from_where(tmp_path: Path):
     folder = written(tmp_path, mesh=Mesh(fsdp=2))
-    append_event(folder, "restart", None, "the trainer was ended by SIGKILL; going on from its beginning")
+    append_event(folder, "restart", None, "the trainer was ended by SIGKILL; resuming from its beginning")
     append_event(folder, "stalled", 7, "it stalled")
-    append_event(folder, "resumed", 1060, "going on from step 1,060 of 2,000")
-    text = "going on from step 1,060 by another plan, on the same batches, and no longer bit for bit: execution.mesh.fsdp: 1 → 2"
+    append_event(folder, "resumed", 1060, "resuming from step 1,060 of 2,000")
+    text = "resuming from step 1,060 by another plan, on the same batches, and no longer bit for bit: execution.mesh.fsdp: 1 → 2"
     append_event(folder, "replanned", 1060, text)
     words = execution_summary(folder, "local")
     assert words.startswith("local: 2 devices (fsdp 2)")
-    assert words.endswith("; it went on from the beginning, step 1,060; to step 1,060 otherwise (execution.mesh.fsdp: 1 → 2)")
+    assert words.endswith("; it resumed from the beginning, step 1,060; to step 1,060 otherwise (execution.mesh.fsdp: 1 → 2)")

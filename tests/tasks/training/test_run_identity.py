@@ -65,7 +65,7 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
     remove_checkpoint(Path(run.output) / "checkpoints" / str(STEPS))
     text = note_changed_plan(again)
     assert text is not None
-    assert "going on from step 60 by another plan, on the same batches, and no longer bit for bit" in text
+    assert "resuming from step 60 by another plan, on the same batches, and no longer bit for bit" in text
     assert "execution.mesh.fsdp: 1 → 2" in text
     assert said == [f"planned: {text}"]
     (event,) = [one for one in read_events(run.output) if one["kind"] == "replanned"]

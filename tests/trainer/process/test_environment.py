@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_under_other_conditions_says_so(make_run: MakeRun, mo
     monkeypatch.delenv("JAX_DEFAULT_MATMUL_PRECISION")
     text = note_conditions(run, 30)
     assert text is not None
-    assert "going on from step 30 under other conditions" in text
+    assert "resuming from step 30 under other conditions" in text
     assert text.endswith("JAX_DEFAULT_MATMUL_PRECISION: highest → not set")
     assert [(event["kind"], event["step"], event["text"]) for event in read_events(run.output)] == [("replanned", 30, text)]
     found = read_conditions(Path(run.output))
