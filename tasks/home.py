@@ -64,11 +64,10 @@ class Home:
         return cls(root, reads_only)
 
     @classmethod
-    def open(cls, url: str | None, *, reads_only: bool = False) -> "Home":
-        """Return the home of `at`, and make it ready unless it is only read."""
-        home = cls.at(url, reads_only=reads_only)
-        if not reads_only:
-            home.make_ready()
+    def open(cls, url: str | None) -> "Home":
+        """Return the home of `at`, made ready for writing."""
+        home = cls.at(url)
+        home.make_ready()
         return home
 
     def make_ready(self) -> None:

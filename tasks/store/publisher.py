@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -40,9 +40,9 @@ TRIES = 5
 CHANGED = "{} changed all the time: what works there? Stop it, and start again on this machine."
 
 
-def publish_seconds(environment: Mapping[str, str] = os.environ) -> float:
+def publish_seconds() -> float:
     """Return the time between commits."""
-    return positive_seconds(environment, PUBLISH_VARIABLE, PUBLISH_SECONDS)
+    return positive_seconds(os.environ, PUBLISH_VARIABLE, PUBLISH_SECONDS)
 
 
 class Kept:

@@ -88,7 +88,6 @@ def launch_trainer(
     run: RunConfig,
     on_rows: Callable[[list[Row]], None],
     check: Callable[[], None] = lambda: None,
-    launcher: Launcher | None = None,
     segments: Sequence[SliceSegment] = (),
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
@@ -100,8 +99,7 @@ def launch_trainer(
     Args:
         on_rows: called with new rows of `metrics.jsonl`.
         check: called about twice a second.
-        launcher: starts the processes of `run`, if `segments` is empty. Default: the local launcher.
-        segments: of a phase that changes its slice, in order.
+        segments: the phase on each of its slices, in order. Default: the local launcher trains `run`.
 
     Raises:
         VerdictError: the bytes have no verdict.
@@ -110,7 +108,7 @@ def launch_trainer(
         StorageError: a file could not be written or read.
         TrainingError: the process failed after `MAX_RESTARTS`, or another launcher trains this run.
     """
-    segments = segments or [SliceSegment(run, launcher) if launcher else SliceSegment(run)]
+    segments = segments or [SliceSegment(run)]
     folder, launcher = RunFolder.at(run.output), segment_at(segments, run.start_step).launcher
     another = f"a run has one launcher at a time, found {{}} at work on {run.output}: wait for it, or stop it."
     with refused_by_system(run.output):

@@ -152,9 +152,9 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
     return tuple(differences_between(before, run.decisive))
 
 
-def name_differences(found: tuple[Difference, ...], *, most: int = 3) -> str:
+def name_differences(found: tuple[Difference, ...]) -> str:
     """Return the first few differences in one line."""
-    return name_some(found, most, "; ")
+    return name_some(found, 3, "; ")
 
 
 def note_changed_plan(run: RunConfig) -> str | None:

@@ -17,7 +17,7 @@ import pytest
 from phasewise.tasks.store.content import Objects
 from phasewise.tasks.store.publisher import Kept, Publisher, keeping, named_digests
 from phasewise.tasks.training import hosts as program
-from phasewise.tasks.training.attempts import launch_trainer
+from phasewise.tasks.training.attempts import SliceSegment, launch_trainer
 from phasewise.tasks.training.hosts import Committer, HostWork, start_remote, take_back
 from phasewise.tasks.training.jobset import exit_code
 from phasewise.tasks.training.launchers import LocalLauncher
@@ -78,9 +78,12 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
     variables = {**the_emulator().variables, "GATES": str(gates), "PHASEWISE_PUBLISH_SECONDS": "0.2"}
     with machines_of(kind, tmp_path, python, **variables) as machines, keeping(kept):
         write_sealed(run.verdict, read_json(build_run(PHASE).verdict))
-        result = launch_trainer(run, lose, launcher=machines.launcher())
+        result = launch_trainer(run, lose, segments=[SliceSegment(run, machines.launcher())])
     shared = short(build_run("shared")).but(execution=ON_TWO)
-    assert result["params_digest"] == launch_trainer(shared, lambda rows: None, launcher=LocalLauncher(2))["params_digest"]
+    assert (
+        result["params_digest"]
+        == launch_trainer(shared, lambda rows: None, segments=[SliceSegment(shared, LocalLauncher(2))])["params_digest"]
+    )
     assert rows_of(run) == rows_of(shared)
     [event] = read_events(run.output)
     assert (event["kind"], event["step"]) == ("restart", 5)

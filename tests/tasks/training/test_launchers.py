@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from phasewise.tasks.training.attempts import launch_trainer
+from phasewise.tasks.training.attempts import SliceSegment, launch_trainer
 from phasewise.tasks.training.launchers import Attempt, LocalLauncher
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder, read_events
@@ -95,11 +95,11 @@ class Story:
         for step in STRIKES:
             gate(folder, step).touch()
         with pytest.raises(Cancelled):
-            launch_trainer(self.run, self.on_rows, launcher=self.machines.launcher())
+            launch_trainer(self.run, self.on_rows, segments=[SliceSegment(self.run, self.machines.launcher())])
         self.stopped = len(rows_of(self.run))
         assert none_is_left(self.lives[-1])
         assert self.machines.are_clean()
-        self.result = launch_trainer(self.run, self.said.extend, launcher=self.machines.launcher())
+        self.result = launch_trainer(self.run, self.said.extend, segments=[SliceSegment(self.run, self.machines.launcher())])
 
     def on_rows(self, rows: list[Row]) -> None:
         self.said.extend(rows)
@@ -109,7 +109,7 @@ class Story:
         self.lives.append(pids_of(self.run))
         if number == 0:
             with pytest.raises(TrainingError) as refused:
-                launch_trainer(self.run, lambda rows: None, launcher=self.machines.launcher())
+                launch_trainer(self.run, lambda rows: None, segments=[SliceSegment(self.run, self.machines.launcher())])
             self.refused = str(refused.value)
             self.machines.refuses_second(Attempt(self.run, folder / "run.json", owner="somebody else"))
         if number < 2:
@@ -137,7 +137,7 @@ def story(build_run: BuildRun, machines: Machines) -> Story:
 
 def test_two_by_two_virtual_devices_train_what_one_process_trains(build_run: BuildRun, alone: list[Row]):
     run = short(build_run("two by two"), STEPS).but(stop_step=5, execution={"mesh": {"replica": 2, "fsdp": 2}})
-    launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
+    launch_trainer(run, lambda rows: None, segments=[SliceSegment(run, LocalLauncher(2))])
     rows = rows_of(run)
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in alone[:5]]
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone[:5]], rel=2e-4)
@@ -170,7 +170,7 @@ def test_preempted_lost_and_cancelled_it_goes_on_and_says_why(story: Story):
 
 def test_after_all_of_it_the_weights_are_the_same_bit_for_bit(story: Story, build_run: BuildRun):
     run = short(build_run(f"undisturbed {story.machines.kind}"), STEPS).but(execution=ON_TWO)
-    result = launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
+    result = launch_trainer(run, lambda rows: None, segments=[SliceSegment(run, LocalLauncher(2))])
     assert not read_events(run.output)
     assert story.result["run_digest"] == story.run.digest
     assert story.result["params_digest"] == result["params_digest"]
