@@ -87,7 +87,7 @@ def _waiting_gate(target: str, paths: dict[str, Path]) -> str:
         return waiting[0]
     reasons = [f"{name} was {ruling.decision.words}" for name, ruling in rulings.items() if ruling.decision]
     again = " To change a decision, name a verdict with --gate. Earlier decisions are kept." if reasons else ""
-    reasons += [f"{name} fails by what nobody may let pass" for name, ruling in rulings.items() if ruling.state == "fails"]
+    reasons += [f"{name} fails by a check that people can't waive" for name, ruling in rulings.items() if ruling.state == "fails"]
     text = "; ".join(reasons) or "its verdicts pass, or are missing"
     raise VerdictError(f"no verdict of {target} waits for a person: {text}.{again}")
 
