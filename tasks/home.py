@@ -80,7 +80,7 @@ class Home:
                 probe.touch()
                 probe.unlink()
                 return
-            file_system, name = store
+            file_system, name = cast("tuple[Any, str]", store)
             file_system.pipe_file(f"{name}/{PROBE}", b"", timeout=PROBE_SECONDS)
             try:
                 file_system.rm_file(f"{name}/{PROBE}", timeout=PROBE_SECONDS)
