@@ -172,7 +172,7 @@ def test_a_head_that_somebody_deleted_is_no_new_home(machine: Build, name: str):
     who = machine(name)
     with pytest.raises(StorageError, match=r"head\.json is missing, and its content exists: restore the deleted version"):
         who.kept.look()
-    with pytest.raises(StorageError, match="is not there"), publisher_of(who):
+    with pytest.raises(StorageError, match="is missing"), publisher_of(who):
         pass
     assert one.files() == before
 
