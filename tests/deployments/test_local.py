@@ -16,6 +16,7 @@ from phasewise.deployments.worker import patient
 from phasewise.flows.prefect.server import MAX_RESTARTS, OwnServer
 from phasewise.flows.prefect.stale_runs import is_present
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import holding
 from phasewise.trainer.base.errors import PhasewiseError
 from tests.deployments.up import WAIT_SECONDS, environment, launch
 from tests.ports import free_port
