@@ -1,6 +1,6 @@
-"""What `--set PHASE.FIELD=VALUE` changes in a recipe, for a trial: checked like the recipe itself; `*.FIELD` is that of every phase.
+"""Changes of a recipe for a trial, from `--set PHASE.FIELD=VALUE`. `*.FIELD` changes every phase.
 
-The flows hand it on as the parameter `settings`. Within one of them, or a command, it is in force for every recipe that is loaded.
+Flows take the changes as their parameter `settings`. Within a flow or a command they apply to every loaded recipe.
 """
 
 import json
@@ -21,12 +21,12 @@ NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
 Raw = dict[str, Any]
 Settings = tuple[str, ...]
 
-_in_force: ContextVar[tuple[str, ...]] = ContextVar("settings", default=())
+_in_force: ContextVar[Settings] = ContextVar("settings", default=())
 
 
 @contextmanager
 def setting(settings: Sequence[str]) -> Iterator[None]:
-    """Within it each recipe is loaded with these settings."""
+    """Apply settings to each recipe that is loaded within the context."""
     before = _in_force.set(tuple(settings))
     try:
         yield
@@ -34,21 +34,22 @@ def setting(settings: Sequence[str]) -> Iterator[None]:
         _in_force.reset(before)
 
 
-def settings_in_force() -> tuple[str, ...]:
-    """What `setting` says here."""
+def settings_in_force() -> Settings:
+    """The settings of the current context."""
     return _in_force.get()
 
 
 def assigned(recipe: Recipe) -> Recipe:
-    """The recipe, at the scale it is run at, with the settings that are in force; itself where there are none.
+    """The recipe with the current settings, validated again.
 
     Raises:
-        ConfigError: a setting is not `PHASE.FIELD=VALUE`, or names what is not there.
-        RecipeError: the recipe is refused with them.
+        ConfigError: a setting has another form than `PHASE.FIELD=VALUE`, or names an unknown phase or field.
+        RecipeError: the changed recipe is invalid.
     """
     settings = settings_in_force()
     if not settings:
         return recipe
+    given = " ".join(f"--set {one}" for one in settings)
     raw = recipe.model_dump(mode="json")
     for one in settings:
         _assign(raw, one)
@@ -58,14 +59,13 @@ def assigned(recipe: Recipe) -> Recipe:
         stop = stops.get(start.get("parent"))
         if isinstance(stop, int) and isinstance(start["step"], int) and start["step"] > stop != recipe.phase(start["parent"]).stop_step:
             raise RecipeError(
-                f"{' '.join(f'--set {one}' for one in settings)}: phase {phase['name']} starts from step {start['step']} of "
-                f"{start['parent']}, which would stop at step {stop}. Set {phase['name']}.start.step too, and its learning rate."
+                f"{given}: phase {phase['name']} starts from step {start['step']} of {start['parent']}, which would stop at step {stop}. "
+                f"Set {phase['name']}.start.step and its learning rate as well."
             )
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
-        given = " ".join(f"--set {one}" for one in settings)
-        raise RecipeError(f"{recipe.name} is refused with {given}: {problems(error, raw)}") from None
+        raise RecipeError(f"{recipe.name} is invalid with {given}: {problems(error, raw)}") from None
 
 
 def _assign(raw: Raw, setting: str) -> None:
@@ -73,45 +73,36 @@ def _assign(raw: Raw, setting: str) -> None:
     head, *parts = path.strip().split(".")
     if not equals or not parts or not all(parts):
         raise ConfigError(f"--set takes PHASE.FIELD=VALUE or {OF_RECIPE}.FIELD=VALUE, found {setting!r}.")
+    phases = {phase["name"]: phase for phase in raw["phases"]}
     if head == EVERY_PHASE:
-        for phase in raw["phases"]:
-            _assign(raw, f"{phase['name']}.{'.'.join(parts)}={text}")
-        if parts == ["slice"]:
-            for phase in raw["phases"]:
-                start = phase["start"]
-                if "declares" in start:
-                    start["declares"] = [name for name in start["declares"] if name != "slice"]
+        for name, phase in phases.items():
+            _assign(raw, f"{name}.{'.'.join(parts)}={text}")
+            if parts == ["slice"] and "declares" in phase["start"]:
+                phase["start"]["declares"] = [name for name in phase["start"]["declares"] if name != "slice"]
         return
-    holder: Any = raw
-    if head != OF_RECIPE:
-        found = {phase["name"]: phase for phase in raw["phases"]}
-        if head not in found:
-            raise RecipeError(f"--set {setting}: {raw['name']} has no phase {head!r}; {near(head, [*found, OF_RECIPE])}")
-        holder = found[head]
-    elif parts[0] in NOT_SET:
-        raise ConfigError(f"--set {setting}: {parts[0]} cannot be set so; {NOT_SET[parts[0]]}.")
+    if head == OF_RECIPE and parts[0] in NOT_SET:
+        raise ConfigError(f"--set {setting}: {parts[0]} cannot be set this way. Instead, {NOT_SET[parts[0]]}.")
+    if head != OF_RECIPE and head not in phases:
+        raise RecipeError(f"--set {setting}: {raw['name']} has no phase {head!r}, {near(head, [*phases, OF_RECIPE])}")
+    holder: Any = raw if head == OF_RECIPE else phases[head]
     for number, part in enumerate(parts[:-1]):
         holder = holder[_key(holder, part, ".".join([head, *parts[:number]]), setting)]
     key = _key(holder, parts[-1], ".".join([head, *parts[:-1]]), setting)
-    holder[key] = _value(text.strip(), setting)
+    try:
+        holder[key] = parse_json(text.strip()) if text.strip() else ""
+    except json.JSONDecodeError:
+        holder[key] = text.strip()
+    except ValueError as error:
+        raise RecipeError(f"--set {setting[:120]}: {error}.") from None
 
 
 def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
-    if isinstance(holder, dict) and part in holder:
-        return part
-    if isinstance(holder, list) and part.isdigit() and int(part) < len(holder):
-        return int(part)
     if isinstance(holder, dict):
-        raise RecipeError(f"--set {setting}: {place} has no field {part!r}; {near(part, list(holder))}")
+        if part not in holder:
+            raise RecipeError(f"--set {setting}: {place} has no field {part!r}, {near(part, list(holder))}")
+        return part
     if isinstance(holder, list):
-        raise RecipeError(f"--set {setting}: {place} is a list of {len(holder)}: take a number from 0 on, or set {place} as a whole.")
+        if not (part.isdigit() and int(part) < len(holder)):
+            raise RecipeError(f"--set {setting}: {place} is a list of {len(holder)}: take a number from 0 on, or set {place} as a whole.")
+        return int(part)
     raise RecipeError(f"--set {setting}: {place} is {json.dumps(holder)}, and has no fields: set {place} as a whole.")
-
-
-def _value(text: str, setting: str) -> Any:
-    try:
-        return parse_json(text) if text else text
-    except json.JSONDecodeError:
-        return text
-    except ValueError as error:
-        raise RecipeError(f"--set {setting[:120]}: {error}.") from None

@@ -1,7 +1,6 @@
-"""What no machine and no data can give a recipe: it is refused wherever the recipe is resolved, in the same words by every command.
+"""Checks of a recipe that need no machine and no data. Every command that resolves a recipe runs them.
 
-A field, a phase and a hand-off are refused as they are read (`Phase`, `Recipe`). What depends on this machine, on source files or on
-what was trained comes later, in `flows.checks` and `flows.declared`.
+`Phase` and `Recipe` check fields and hand-offs. Checks of this machine and of source files are in `flows.checks`.
 """
 
 from collections.abc import Iterable
@@ -18,13 +17,12 @@ from phasewise.trainer.data.mixture import check_shares
 
 
 def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse what is known to fail from the recipe alone.
+    """Reject a recipe that cannot run anywhere.
 
     Raises:
-        RecipeError: a component has no text that anything names, a block cannot express a mixture, answers are to be predicted of plain
-            text, or the tokenizer has no room for its tokens.
-        ConfigError: there is no such slice, no tokenizer in the folder that is named, or a chat template cannot be used.
-        DataError: the tokenizer lacks a token that documents or chat templates need, or has ids beyond the vocabulary.
+        RecipeError: a component without text, a mixture that blocks cannot express, answers of plain text, or too small a vocabulary.
+        ConfigError: an unknown slice, a missing tokenizer folder, or an unusable chat template.
+        DataError: the tokenizer lacks special tokens, or has ids beyond the vocabulary.
     """
     phases = list(phases)
     for phase in phases:
@@ -34,15 +32,16 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
     check_components(recipe)
     check_mixtures(recipe, phases)
     check_conversations(recipe, phases)
-    # Refuse a tokenizer that its documents cannot be written with. One of the hub is checked when it is fetched
+    # A tokenizer of the hub is checked after its download
     tokenizer = recipe.tokenizer
-    chats: list[ChatTemplate] = [template_of(how) for how in conversations_of(recipe).values()]
+    chats: list[ChatTemplate] = [template_of(how) for how in _conversations(recipe).values()]
     if tokenizer.name is None:
         special = {*tokenizer.special_tokens, *(token for chat in chats for token in chat.special_tokens)}
         if tokenizer.vocab_size < MIN_VOCAB_SIZE + len(special):
             raise RecipeError(
                 f"tokenizer.vocab_size: expected at least {MIN_VOCAB_SIZE + len(special)}, for 256 bytes and "
-                f"{MIN_VOCAB_SIZE - 256 + len(special)} special tokens, found {tokenizer.vocab_size}. Raise it, and that of every model."
+                f"{MIN_VOCAB_SIZE - 256 + len(special)} special tokens, found {tokenizer.vocab_size}. Raise it for the tokenizer and every "
+                "model."
             )
     elif names_folder(tokenizer.name):
         from phasewise.tasks.data.conversation_text import check_templates
@@ -53,8 +52,7 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
         check_templates(file, chats)
 
 
-def conversations_of(recipe: Recipe) -> dict[str, Conversation]:
-    """Component → how its records hold conversations; those of plain text, and those whose data are not public, are left out."""
+def _conversations(recipe: Recipe) -> dict[str, Conversation]:
     found = {name: source.conversation for name, source in recipe.sources.items()}
     for name in set(recipe.components) - set(found):
         entry = CATALOGUE.get(name)
@@ -64,36 +62,35 @@ def conversations_of(recipe: Recipe) -> dict[str, Conversation]:
 
 
 def check_components(recipe: Recipe) -> None:
-    """Refuse components that nothing names the text of.
+    """Reject components without text.
 
     Raises:
-        RecipeError: neither the recipe nor the catalogue has a source for one, or at a small scale a stand-in.
+        RecipeError: neither the recipe nor the catalogue has a source for a component, or a proxy data set is missing.
     """
-    without_own = [name for name in recipe.components if name not in recipe.sources]
-    if unknown := [name for name in without_own if name not in CATALOGUE]:
+    from_catalogue = [name for name in recipe.components if name not in recipe.sources]
+    if unknown := [name for name in from_catalogue if name not in CATALOGUE]:
         raise RecipeError(
-            f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source of its own "
-            'under `sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
+            f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source under "
+            '`sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
         )
-    if recipe.uses_stand_ins and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
+    if recipe.uses_stand_ins and (missing := [name for name in from_catalogue if CATALOGUE[name].stand_in is None]):
         raise RecipeError(
-            f"{recipe.name} draws from {', '.join(missing)}, which have no small stand-in: give each a source of its own under `sources` "
-            "in the recipe's file."
+            f"{recipe.name} draws from {', '.join(missing)}, which have no proxy data set: give each a source under `sources` in the "
+            "recipe's file."
         )
 
 
 def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse mixtures that blocks cannot express.
+    """Reject mixtures that blocks cannot express.
 
     Raises:
-        RecipeError: a component with a share has no sequence in a block, a block is further from a share than the phase's limit allows,
-            or a mixture starts off the block grid without a word.
+        RecipeError: a component has no sequence in a block, a share misses the phase's limit, or a mixture starts inside a block.
     """
     for phase in phases:
+        limits = phase.gates.data
         try:
             recipe.mixture_schedule(phase)
             for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
-                limits = phase.gates.data
                 points, percent = limits.max_share_error_points, limits.max_share_error_percent
                 check_shares(shares, phase.order, step=step, max_error_points=points, max_error_percent=percent)
         except ConfigError as error:
@@ -101,32 +98,31 @@ def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
 
 
 def check_conversations(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse phases that predict answers of what is no conversation, or whose chat template does not say what an answer is.
+    """Reject phases that predict answers of plain text, or of a chat template without marked answers.
 
-    Of a pinned cache its manifest says, when the cache is read; of data that are not public nobody can say.
+    Pinned caches are checked when they are read. Data that are not public are not checked.
 
     Raises:
         RecipeError: with the components.
         ConfigError: a chat template cannot be used.
     """
-    told = conversations_of(recipe)
-    closed = {
-        name for name in recipe.components if name not in recipe.sources and not recipe.uses_stand_ins and (CATALOGUE[name].source is None)
-    }
-    unsaid = {pin.component for pin in recipe.pins if pin.split == "train"} | closed
+    told = _conversations(recipe)
+    from_catalogue = [name for name in recipe.components if name not in recipe.sources]
+    unsaid = {pin.component for pin in recipe.pins if pin.split == "train"}
+    if not recipe.uses_stand_ins:
+        unsaid |= {name for name in from_catalogue if CATALOGUE[name].source is None}
     for phase in phases:
         if phase.loss_on == "all":
             continue
         drawn = [name for name in phase.components if name not in unsaid]
         if plain := [name for name in drawn if name not in told]:
             raise RecipeError(
-                f"phase {phase.name} of {recipe.run_name} has loss_on answers, so all it draws from must be conversations, and "
+                f"phase {phase.name} of {recipe.run_name} has loss_on answers: all its components must be conversations, and "
                 f"{', '.join(plain)} {'is' if len(plain) == 1 else 'are'} plain text: give each a source with a `conversation` under "
                 "`sources` in the recipe's file, or set loss_on to all."
             )
         if silent := [name for name in drawn if not template_of(told[name]).marks_answers]:
             raise RecipeError(
-                f"phase {phase.name} of {recipe.run_name} has loss_on answers, and the chat template of {', '.join(silent)} does not say "
-                "what an answer is: put {% generation %} … {% endgeneration %} around what the assistant writes, with the token that ends "
-                "its turn."
+                f"phase {phase.name} of {recipe.run_name} has loss_on answers, and the chat template of {', '.join(silent)} does not mark "
+                "answers: put {% generation %} … {% endgeneration %} around the assistant's text, with the token that ends its turn."
             )

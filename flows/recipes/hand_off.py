@@ -1,4 +1,4 @@
-"""What a hand-off changes between two phases, and how that is put in words."""
+"""Changes of a hand-off between two phases, as values and as text."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -10,18 +10,26 @@ from phasewise.flows.recipes.phase import Change, FromScratch, HandOff, Phase
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.config import LearningRateSegment, ModelConfig, Smebu, StatePart, value_in
 
+CARRIED = "carried"
+MAX_NAMED = 4
+BALANCING = {"balancing", "sequence_loss"}
+"""The fields of `Experts` that change no weight's shape."""
+DIGEST = re.compile("[0-9a-f]{64}")
+COMPARED_STABILITY: tuple[Change, ...] = ("z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step")
+Pair = tuple[str, str]
+
 
 def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:
-    """Refuse a hand-off that carries what there is not, or that draws rows of another length by the order of before.
+    """Reject a hand-off that carries missing state, or keeps the data order for rows of another length.
 
     Raises:
-        ValueError: with what to do.
+        ValueError: with the remedy.
     """
     if phase.model.seq_len != parent.model.seq_len and phase.order.first_step != start.step:
         raise ValueError(
-            f"phase {phase.name} has rows of {phase.model.seq_len:,} tokens, where those of {parent.name} have "
-            f"{parent.model.seq_len:,}: the same place is then another text, and some would come twice and some never. Its order must "
-            f"begin again, by order.first_step {start.step:,}; found {phase.order.first_step:,}"
+            f"phase {phase.name} has rows of {phase.model.seq_len:,} tokens, and {parent.name} has rows of {parent.model.seq_len:,}. In "
+            f"the parent's order, some text would come twice and some never: expected order.first_step {start.step:,}, found "
+            f"{phase.order.first_step:,}"
         )
     named = (*start.fresh, *(graft.part for graft in start.graft))
     if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in named:
@@ -34,11 +42,13 @@ def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:
             f"the hand-off {parent.name} → {phase.name} switches SMEBU on, and {parent.name} has no momentum of the routers' biases: name "
             "balancing in `fresh`. The biases themselves are carried"
         )
-    before, after = _expert_shapes(parent), _expert_shapes(phase)
+    fields = {"num_dense_layers", "num_experts", "num_shared", "d_expert"}
+    before, after = (one.model.experts and one.model.experts.model_dump(include=fields) for one in (parent, phase))
     if before != after:
+        was, now = (", ".join(f"{name} {one[name]:,}" for name in sorted(one)) if one else "no experts" for one in (before, after))
         raise ValueError(
-            f"the hand-off {parent.name} → {phase.name} must keep the experts' weights, found {_shapes_in_words(before)} before it and "
-            f"{_shapes_in_words(after)} after it: no weight of the parent has such a shape. Start the phase from scratch"
+            f"the hand-off {parent.name} → {phase.name} must keep the experts' weights, found {was} before it and {now} after it: no "
+            "weight of the parent has such a shape. Start the phase from scratch"
         )
 
 
@@ -46,50 +56,38 @@ def _has_momentum(phase: Phase) -> bool:
     return phase.model.experts is not None and isinstance(phase.model.experts.balancing, Smebu)
 
 
-def _expert_shapes(phase: Phase) -> dict[str, int] | None:
-    fields = {"num_dense_layers", "num_experts", "num_shared", "d_expert"}
-    return phase.model.experts.model_dump(include=fields) if phase.model.experts else None
-
-
-def _shapes_in_words(shapes: dict[str, int] | None) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in sorted(shapes.items())) if shapes else "no experts"
-
-
-CARRIED = "carried"
-MAX_NAMED = 4
-BALANCING = {"balancing", "sequence_loss"}
-"""The fields of `Experts` that change no weight's shape."""
-DIGEST = re.compile("[0-9a-f]{64}")
-Pair = tuple[str, str]
-
-
 def changes_between(
     parent: Phase, phase: Phase, *, drawn: Collection[str] = (), earlier: Collection[str] = ()
 ) -> dict[Change, tuple[object, object]]:
-    """What the hand-off changes: name → (before, after).
+    """The changes of a hand-off: name → (before, after).
 
-    A learning rate counts as changed where it jumps by more than 1 %. The state of the optimizer is its own and that of the rolling
-    windows; fresh gains of QK-norm come with a change of architecture. How the load on experts is balanced is no part of the architecture:
-    the rule, the weight of the sequence-wise loss, and where the rule's momentum comes from are `balancing`. Nor is the length of the rows:
-    it is `seq_len`, and the batch is then compared in tokens. The coverage changes where components that were drawn from go on in another
-    order: a place in it then means another row. It also changes where the order goes on and comes to a component that was drawn from
-    before the order began.
+    * `learning_rate`: a jump of more than 1 %.
+    * `optimizer_state`: the state of the optimizer and of the rolling windows. Fresh QK-norm gains belong to `architecture`.
+    * `balancing`: the balancing rule of experts, the weight of the sequence-wise loss, and the origin of the rule's momentum.
+    * `batch`: in tokens if `seq_len` changes.
+    * `coverage`: earlier components get a new order, so the same place is another row. It also changes if the order stays and reaches a
+      component from before the start of the order.
 
     Args:
-        drawn: the components that the lineage drew from before this phase.
-        earlier: those of them that it drew from before the order of the parent began, and not since.
+        drawn: the components of the lineage before the phase.
+        earlier: components of the steps before the parent's order started, and of no later step.
     """
     before, after = phase.start_step - 1, phase.start_step
-    rate_before, rate_after = value_in(segment_at(parent, before), after), value_in(segment_at(phase, after), after)
-    batches_after = tuple(dict.fromkeys(size for _, size in phase.batch.within(after, phase.stop_step)))
+    last, first = _segment_at(parent, before), _segment_at(phase, after)
+    rate_before, rate_after = value_in(last, after), value_in(first, after)
+    sizes_before = (parent.batch.at(before),)
+    sizes_after = tuple(dict.fromkeys(size for _, size in phase.batch.within(after, phase.stop_step)))
+    batches: tuple[object, object] = (sizes_before, sizes_after)
+    if parent.model.seq_len != phase.model.seq_len:
+        batches = _in_tokens(sizes_before, parent.model), _in_tokens(sizes_after, phase.model)
     ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
     ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
     compared: dict[Change, tuple[object, object]] = {
         "architecture": (_architecture(parent.model), _architecture(phase.model)),
         "rope": (parent.model.rope, phase.model.rope),
         "seq_len": (parent.model.seq_len, phase.model.seq_len),
-        "batch": _batch(parent, phase, parent.batch.at(before), batches_after),
-        "schedule": (_shape(segment_at(parent, before)), _shape(segment_at(phase, after))),
+        "batch": batches,
+        "schedule": (_shape(last), _shape(first)),
         "optimizer": (parent.optimizer, phase.optimizer),
         "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
         "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
@@ -98,11 +96,7 @@ def changes_between(
         "loss_on": (parent.loss_on, phase.loss_on),
         "coverage": _coverage(parent, phase, drawn, earlier),
         "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
-        "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
-        "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
-        "max_update_rms": (parent.stability.max_update_rms.at(before), phase.stability.max_update_rms.at(after)),
-        "max_update_norm": (parent.stability.max_update_norm.at(before), phase.stability.max_update_norm.at(after)),
-        "skip_step": (parent.stability.skip_step.at(before), phase.stability.skip_step.at(after)),
+        **{name: (getattr(parent.stability, name).at(before), getattr(phase.stability, name).at(after)) for name in COMPARED_STABILITY},
         "slice": (parent.slice.at(before), phase.slice.at(after)),
         "balancing": _balancing(parent, phase),
     }
@@ -113,17 +107,19 @@ def changes_between(
 
 
 def undeclared_changes(found: Mapping[Change, tuple[object, object]], start: HandOff) -> dict[Change, str]:
-    """What of the changes of a hand-off it does not declare, each in words."""
-    return {name: _described(name, *found[name]) for name in sorted(set(found) - set(start.declares))}
-
-
-def segment_at(phase: Phase, step: int) -> LearningRateSegment:
-    """The segment that update number `step` falls into."""
-    return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
+    """The undeclared changes of a hand-off, as text."""
+    described: dict[Change, str] = {}
+    for name in sorted(set(found) - set(start.declares)):
+        before, after = found[name]
+        described[name] = " → ".join(both_in_words(before, after))
+        if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
+            factor = max(before, after) / min(before, after)
+            described[name] += f", {factor:.3g} times {'higher' if after > before else 'lower'} in one step"
+    return described
 
 
 def both_in_words(before: object, after: object) -> Pair:
-    """Both values in words, of large ones only where they differ."""
+    """Both values as text. Of mappings and models, only differing fields."""
     was, now = _plain(before), _plain(after)
     if not (isinstance(was, dict) and isinstance(now, dict)):
         return _in_words(was), _in_words(now)
@@ -131,19 +127,19 @@ def both_in_words(before: object, after: object) -> Pair:
     return _named(was, differing), _named(now, differing)
 
 
-def _batch(parent: Phase, phase: Phase, before: int, after: tuple[int, ...]) -> tuple[object, object]:
-    if parent.model.seq_len == phase.model.seq_len:
-        return (before,), after
-    tokens = [size * phase.model.seq_len for size in after]
-    return f"{before * parent.model.seq_len:,} tokens", ", ".join(f"{size:,} tokens" for size in tokens)
+def _segment_at(phase: Phase, step: int) -> LearningRateSegment:
+    return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
+
+
+def _in_tokens(batches: tuple[int, ...], model: ModelConfig) -> str:
+    return ", ".join(f"{size * model.seq_len:,} tokens" for size in batches)
 
 
 def _coverage(parent: Phase, phase: Phase, drawn: Collection[str], earlier: Collection[str]) -> tuple[object, object]:
     whole = "each row once an epoch"
-    sides = (parent, phase)
-    orders = [one.order.model_dump(exclude={"cut_blocks"}) for one in sides]  # blocks decide how much was drawn before
-    goes_on = (orders[0], parent.packing, parent.model.seq_len) == (orders[1], phase.packing, phase.model.seq_len)
-    again = [name for name in phase.components if name in (earlier if goes_on else drawn)]
+    # The blocks decide how much was drawn before, not which rows
+    was, now = ((one.order.model_dump(exclude={"cut_blocks"}), one.packing, one.model.seq_len) for one in (parent, phase))
+    again = [name for name in phase.components if name in (earlier if was == now else drawn)]
     if not again:
         return whole, whole
     return whole, f"rows of {name_some(again, MAX_NAMED)} come again within their epoch, and others not at all"
@@ -164,14 +160,6 @@ def _balancing(parent: Phase, phase: Phase) -> tuple[object, object]:
     return (CARRIED, _origin(phase.start, "balancing")) if was == now else (was, now)
 
 
-def _described(name: Change, before: object, after: object) -> str:
-    was, now = both_in_words(before, after)
-    factor = ""
-    if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
-        factor = f", {max(before, after) / min(before, after):.3g} times {'higher' if after > before else 'lower'} in one step"
-    return f"{was} → {now}{factor}"
-
-
 def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
     if not isinstance(start, HandOff):
         return CARRIED
@@ -180,7 +168,6 @@ def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
 
 
 def _shape(segment: LearningRateSegment) -> str:
-    """A segment in a word or two: constant, linear decay, linear warm-up …"""
     if segment.kind == "constant":
         return "constant"
     return f"{segment.kind} {'decay' if segment.end < segment.start else 'warm-up'}"

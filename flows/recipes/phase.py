@@ -1,4 +1,4 @@
-"""What a phase is, and where it starts from: as data, every value absolute and resolved."""
+"""A phase and its start, as data. Every value is absolute."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ from phasewise.trainer.config import (
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 
 LOCAL_SLICE = "local"
-"""The slice that is this machine."""
+"""The slice name of this machine."""
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
     "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing", "packing", "loss_on",
@@ -41,11 +41,11 @@ Change = Literal[
 
 
 class Discrepancy(Frozen):
-    """Where the record's code and its retrospective differ. The recipe follows the code.
+    """A difference between the code and the retrospective of a published run. The recipe follows the code.
 
     Attributes:
-        severity: high changes what who repeats the run would do, medium is of lineage or documentation, low is of wording.
-        place: where both are to be found: file and line, issue, section.
+        severity: high if it changes a repetition of the run, medium for lineage and documentation, low for wording.
+        place: file and line, issue or section of both.
     """
 
     field: str
@@ -57,7 +57,7 @@ class Discrepancy(Frozen):
 
 
 class Note(Frozen):
-    """What no report of the record states, and what its code or this project has to say of it."""
+    """A fact about a field that no report states, from the published code or this project."""
 
     field: str
     text: str
@@ -72,7 +72,7 @@ class FromScratch(Frozen):
 
 
 class GraftFrom(Frozen):
-    """A part of the state that comes from another phase's checkpoint than the rest."""
+    """A part of the state from the checkpoint of a phase other than the parent."""
 
     part: StatePart
     phase: str
@@ -80,7 +80,7 @@ class GraftFrom(Frozen):
 
 
 class HandOff(Frozen):
-    """Where a phase starts from, and what it declares to change. What is neither `fresh` nor grafted is carried over."""
+    """The parent checkpoint and the declared changes of a phase. State that is neither `fresh` nor grafted is carried over."""
 
     parent: str
     step: int = Field(gt=0)
@@ -99,14 +99,14 @@ Start = Annotated[Annotated[FromScratch, Tag(SCRATCH)] | Annotated[HandOff, Tag(
 
 
 class EvaluationSettings(Frozen):
-    """What is measured at a phase's end, and the loss on held-out text while it trains.
+    """The evaluation at the end of a phase, and the held-out loss during training.
 
     Attributes:
-        benchmarks: those that are measured, and that the gate asks; of needles only where `gates.model.needle_error_rate` says so.
-        held_out_tokens: bounds the text of a component that bits per byte are measured on.
-        loss_every_steps: the loss is measured each so many steps; None is never.
-        loss_sequences: on so many rows of each component that the phase draws from.
-        renderings: test items that the model is asked to read under two renderings, and `gates.model.exposure_error_rate` judges.
+        benchmarks: measured at the end and judged by the gate. Needles are judged only with `gates.model.needle_error_rate`.
+        held_out_tokens: text of each component for bits per byte.
+        loss_every_steps: steps between measurements of the loss. None is never.
+        loss_sequences: rows of each component for the loss.
+        renderings: test items under two renderings, for `gates.model.exposure_error_rate`.
     """
 
     benchmarks: tuple[str, ...]
@@ -117,7 +117,7 @@ class EvaluationSettings(Frozen):
 
     @property
     def measured(self) -> Measured:
-        """What is measured at the phase's end."""
+        """The measurements at the end of the phase."""
         return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens, renderings=self.renderings)
 
     @field_validator("benchmarks")
@@ -128,7 +128,7 @@ class EvaluationSettings(Frozen):
 
 
 class Gates(Frozen):
-    """The limits of the judgements: of the data before a phase, of its training, and of its model after it."""
+    """The limits for the data before a phase, its training, and its model."""
 
     data: DataLimits
     health: HealthLimits
@@ -136,16 +136,16 @@ class Gates(Frozen):
 
 
 class Phase(Frozen):
-    """From its start to `stop_step`. Every schedule counts the steps of the lineage.
+    """Training from a start to `stop_step`. Every schedule counts the steps of the lineage.
 
     Attributes:
-        recovery: what is done where the loss is no number, or jumps; None stops the phase.
-        packing: how documents become rows: `chunk` cuts all of them, one after the other, into full rows; `pad` gives each a row of its
-            own; `greedy` fills rows with whole ones. The last two cut what is longer than a row, and pad.
-        loss_on: which tokens are predicted: all, or the answers of conversations alone.
-        branch: it is not of the main line, and is trained where it is named.
-        abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
-        schedule_goes_on: its last segment goes on after `stop_step`, for the phase that starts from its end: one cosine over two phases.
+        recovery: the reaction to a loss that is NaN or jumps. None stops the phase.
+        packing: `chunk` cuts all documents, one after the other, into full rows. `pad` gives each document a row, and `greedy` fills rows
+            with whole documents. `pad` and `greedy` cut documents that are longer than a row.
+        loss_on: predict all tokens, or only the answers of conversations.
+        branch: not on the main line. A branch is trained only if it is named.
+        abandoned: stopped before the end of its schedule.
+        schedule_goes_on: the last segment continues in the next phase, such as one cosine over two phases.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -174,12 +174,12 @@ class Phase(Frozen):
 
     @property
     def start_step(self) -> int:
-        """The step of the lineage at which this phase starts."""
+        """The step of the lineage at which the phase starts."""
         return self.start.step if isinstance(self.start, HandOff) else 0
 
     @property
     def parent(self) -> str | None:
-        """The phase that this one starts from."""
+        """The phase whose checkpoint the phase starts from."""
         return self.start.parent if isinstance(self.start, HandOff) else None
 
     @property
@@ -189,11 +189,11 @@ class Phase(Frozen):
 
     @property
     def components(self) -> tuple[str, ...]:
-        """What it draws from, sorted."""
+        """The components of all steps, sorted."""
         return tuple(sorted(self.drawn_in(self.start_step, self.stop_step)))
 
     def drawn_in(self, start_step: int, stop_step: int) -> frozenset[str]:
-        """The components that have a share at any of these steps."""
+        """The components with a share in a range of steps."""
         return frozenset(name for _, shares in self.mixture.within(start_step, stop_step) for name, share in shares.items() if share)
 
     @model_validator(mode="after")
@@ -210,40 +210,37 @@ class Phase(Frozen):
             check_segments_end(self.learning_rate, self.stop_step)
         if self.schedule_goes_on and not last.start_step < self.stop_step < last.end_step:
             raise ValueError(
-                f"phase {self.name} says schedule_goes_on, so its last segment must begin before step {self.stop_step} and end after "
-                f"it; found {last.start_step} → {last.end_step}. Let the segment go on, or take schedule_goes_on out"
+                f"phase {self.name} has schedule_goes_on: expected a last segment from before step {self.stop_step} to a later step, "
+                f"found {last.start_step} → {last.end_step}. Lengthen the segment, or take schedule_goes_on out"
             )
         if self.gates.health.max_violation is not None and self.model.experts is None:
             raise ValueError(
-                f"phase {self.name} limits how far its experts may be off their balance (gates.health.max_violation), and its model has "
-                "none: take the limit out"
+                f"phase {self.name} limits the balance of experts (gates.health.max_violation), and its model has no experts: take the "
+                "limit out"
             )
         check_lengths(self.name, self.evaluation.benchmarks, self.model.seq_len)
         if self.gates.model.needle_error_rate is not None and not needles_of(self.evaluation.benchmarks):
             raise ValueError(
-                f"phase {self.name} is asked to find needles (gates.model.needle_error_rate), and hides none: name them in "
+                f"phase {self.name} limits errors on needles (gates.model.needle_error_rate) without a needle: add one to "
                 f"evaluation.benchmarks, for example niah:{self.model.seq_len}, or take the limit out"
             )
         if (self.evaluation.renderings is None) != (self.gates.model.exposure_error_rate is None):
             raise ValueError(
-                f"phase {self.name} must have both or neither: items under two renderings (evaluation.renderings), and how often a "
-                "model that never saw them may be refused for how it reads them (gates.model.exposure_error_rate, for example 0.01)"
+                f"phase {self.name} must have both evaluation.renderings and gates.model.exposure_error_rate (for example 0.01), or neither"
             )
         if self.gates.model.min_answer_gain_nats is not None and self.loss_on != "answers":
             raise ValueError(
-                f"phase {self.name} must have loss_on answers to be asked how much likelier answers became (gates.model."
-                f"min_answer_gain_nats), found loss_on {self.loss_on}: take the limit out"
+                f"phase {self.name}: gates.model.min_answer_gain_nats needs loss_on answers, found loss_on {self.loss_on}. Take the limit "
+                "out"
             )
         self._has_what_it_declares()
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
             raise ValueError(
-                f"phase {self.name} cannot keep the checkpoint of step {late[0]} (checkpoints.at_steps): it has those of steps "
-                f"{self.start_step + 1} to {self.stop_step}"
+                f"phase {self.name}: checkpoints.at_steps must be in {self.start_step + 1} to {self.stop_step}, found {late[0]}"
             )
         return self
 
     def _has_what_it_declares(self) -> None:
-        """Refuse a part of the state that is declared and that no step of the phase has."""
         if not isinstance(self.start, HandOff):
             return
         stability, steps = self.stability, (self.start_step, self.stop_step)
@@ -258,9 +255,9 @@ class Phase(Frozen):
         declared = (*self.start.fresh, *(graft.part for graft in self.start.graft))
         for part in declared:
             if declared.count(part) > 1:
-                raise ValueError(f"the hand-off to {self.name} declares twice where its {part} comes from: make it fresh, or graft it once")
+                raise ValueError(f"the hand-off to {self.name} declares {part} twice: make it fresh, or graft it once")
             if not has[part]:
-                raise ValueError(f"the hand-off to {self.name} declares where its {part} comes from, and the phase has none: take it out")
+                raise ValueError(f"the hand-off to {self.name} declares {part}, and the phase has no such state: take it out")
 
 
 def _check_sizes(value: Any, place: tuple[str, ...]) -> None:
@@ -276,14 +273,14 @@ def _check_sizes(value: Any, place: tuple[str, ...]) -> None:
 
 MAX_COUNT = 2**31 - 1
 OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")
-"""What a phase never has from the one before it."""
+"""Fields that a phase never takes over from its parent."""
 
 
 def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:
-    """The phase that starts from another one's end and keeps its settings, but for those that are named.
+    """A phase that starts from the end of its parent and keeps the parent's settings, except for the given settings.
 
-    `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies, notes, steps whose
-    checkpoints are kept for others, that it was abandoned and that its schedule goes on are each phase's own.
+    `step`, `fresh` and `graft` belong to the hand-off. Discrepancies, notes, `checkpoints.at_steps`, `abandoned` and `schedule_goes_on`
+    are never taken over.
     """
     start: dict[str, Any] = {"parent": parent.name, "step": parent.stop_step, "fresh": (), "declares": declares}
     start |= {part: settings.pop(part) for part in ("step", "fresh", "graft") if part in settings}

@@ -1,6 +1,6 @@
-"""What is wrong with a recipe, in words: every problem, each with its field."""
+"""The problems of a recipe as text, each with its field."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -16,23 +16,32 @@ WORDS: Mapping[str, tuple[str, ...]] = {"declares": get_args(Change), "fresh": g
 
 
 def problems(error: ValidationError, raw: Any = None) -> str:
-    """All of them in one line, with its stop.
+    """All problems in one line, which ends with a stop.
 
     Args:
-        raw: the recipe that was refused, as JSON has it: its phases are then called by their names.
+        raw: the recipe as JSON, for the names of its phases.
     """
-    found = join_problems(error, of_field=lambda item: f"{_place(item, raw)}: {_said(item)}")
+
+    def described(item: ErrorDetails) -> str:
+        value: Any = item["input"]
+        names = [part for part in item["loc"] if isinstance(part, str)]
+        known = WORDS.get(names[-1]) if names else None
+        if item["type"] == "literal_error" and known and isinstance(value, str):
+            return f"{_path(item, raw)}: {value!r} is unknown, {near(value, known).removesuffix('.')}"
+        return f"{_path(item, raw)}: {state_problem(item)}"
+
+    found = join_problems(error, of_field=described)
     return found if found.endswith("?") else f"{found}."
 
 
-def near(name: str, known: "list[str] | tuple[str, ...]") -> str:
-    """Which known names are like this one, else which there are; with its stop."""
+def near(name: str, known: Sequence[str]) -> str:
+    """A question with similar known names, or a list of all known names."""
     alike = get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
 
 
-def _place(item: ErrorDetails, raw: Any) -> str:
-    """The field's dotted path, as `--set` takes it: without the kind of a start, and without the only entry of a value by steps."""
+def _path(item: ErrorDetails, raw: Any) -> str:
+    """The field's dotted path for `--set`, without the kind of a start and the only entry of a value by steps."""
     parts: list[str] = []
     at = raw
     for number, part in enumerate(item["loc"]):
@@ -47,12 +56,3 @@ def _place(item: ErrorDetails, raw: Any) -> str:
     if raw is not None and parts[-2:] == ["0", "1"] and len(parts) > 2:
         parts = parts[:-2]
     return ".".join(parts) or "recipe"
-
-
-def _said(item: ErrorDetails) -> str:
-    value: Any = item["input"]
-    names = [part for part in item["loc"] if isinstance(part, str)]
-    known = WORDS.get(names[-1]) if names else None
-    if item["type"] == "literal_error" and known and isinstance(value, str):
-        return f"{value!r} is none of its words; {near(value, known).removesuffix('.')}"
-    return state_problem(item)

@@ -1,7 +1,4 @@
-"""A recipe from a Python file, which is run for it.
-
-Code runs only where somebody named the file on the command line: within `allow_code`, which no flow of Prefect's UI or of a worker is.
-"""
+"""Recipes from Python files. The code of a file runs only within `allow_code`: commands allow it, flows in workers don't."""
 
 import contextlib
 import sys
@@ -24,7 +21,7 @@ _loaded: ContextVar[dict[Path, dict[str, Recipe]] | None] = ContextVar("loaded",
 
 @contextmanager
 def allow_code() -> Iterator[None]:
-    """Within it a recipe may be a Python file, and each file is run once. One within another changes nothing."""
+    """Allow Python files as recipes. Each file runs once, also in nested contexts."""
     if _loaded.get() is not None:
         yield
         return
@@ -36,19 +33,18 @@ def allow_code() -> Iterator[None]:
 
 
 def load_python(path: Path, wanted: str | None) -> Recipe:
-    """The recipe of a file: the module-level one of the name `wanted`, else the only one.
+    """The recipe with a name at the top level of a file. Without a name, the only recipe of the file.
 
     Raises:
-        ConfigError: there is no such file, or the file has no such recipe, none, or several.
-        RecipeError: the file must not be run here, or running it fails.
+        ConfigError: the file is missing, or no single recipe matches.
+        RecipeError: the file may not run here, fails, or has no recipe.
     """
     found = load_named(path)
     names = ", ".join(f"{path}:{name}" for name in found)
     if wanted is not None:
         if wanted not in found:
-            raise ConfigError(
-                f"{path} has no recipe called {wanted!r} at its top level; " + (f"it has {names}." if found else "it has none.")
-            )
+            others = f"The file has {names}." if found else "The file has no recipe."
+            raise ConfigError(f"{path} has no recipe called {wanted!r} at its top level. {others}")
         return found[wanted]
     if not found:
         raise RecipeError(f"{path} has no recipe: at its top level one value must be a `Recipe`, such as RECIPE = Recipe(name=…, …).")
@@ -58,17 +54,17 @@ def load_python(path: Path, wanted: str | None) -> Recipe:
 
 
 def load_named(path: Path) -> dict[str, Recipe]:
-    """Every recipe at the top level of a file, by the name that it has there. One may have several names.
+    """Name → recipe, for all names at the top level of a file.
 
     Raises:
-        ConfigError: there is no such file.
-        RecipeError: the file must not be run here, or running it fails.
+        ConfigError: the file is missing.
+        RecipeError: the file may not run here, or fails.
     """
     loaded = _loaded.get()
     if loaded is None:
         raise RecipeError(
-            f"{path} is code, and code runs only where `phasewise` is given the file on the command line. Here name a recipe or a .json "
-            f"file: `phasewise new {path.stem}.json --from {path}` writes one."
+            f"{path} is code, and code runs only if `phasewise` gets the file on the command line. Here name a recipe or a .json file. "
+            f"`phasewise new {path.stem}.json --from {path}` writes one."
         )
     place = path.resolve()
     if place not in loaded:
@@ -76,22 +72,20 @@ def load_named(path: Path) -> dict[str, Recipe]:
         module.__file__ = str(path)
         try:
             code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-            with _importing_beside(path.resolve().parent, module), contextlib.redirect_stdout(sys.stderr):
+            with _importing_from(place.parent, module), contextlib.redirect_stdout(sys.stderr):
                 exec(code, vars(module))
         except FileNotFoundError as error:
-            raise _no_file(path, error) from None
+            if error.filename == str(path) and not path.exists():
+                raise ConfigError(f"no such file: {path}") from None
+            raise _failure(path, error) from None
         except (Exception, SystemExit) as error:
-            raise _refusal(path, error) from None
-        loaded[place] = _recipes_of(module)
+            raise _failure(path, error) from None
+        loaded[place] = {name: value for name, value in vars(module).items() if isinstance(value, Recipe)}
     return loaded[place]
 
 
-def _recipes_of(module: ModuleType) -> dict[str, Recipe]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, Recipe)}
-
-
 @contextmanager
-def _importing_beside(folder: Path, module: ModuleType) -> Iterator[None]:
+def _importing_from(folder: Path, module: ModuleType) -> Iterator[None]:
     before, writes_none = set(sys.modules), sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.modules[module.__name__] = module
@@ -102,31 +96,25 @@ def _importing_beside(folder: Path, module: ModuleType) -> Iterator[None]:
         sys.dont_write_bytecode = writes_none
         sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
-            if name == module.__name__ or _lies_in(sys.modules[name], folder):
+            loaded: Any = sys.modules[name]
+            file = getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)
+            is_neighbour = file is not None and Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
+            if name == module.__name__ or is_neighbour:
                 del sys.modules[name]
         sys.path_importer_cache.pop(str(folder), None)
 
 
-def _lies_in(module: Any, folder: Path) -> bool:
-    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return file is not None and Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
-
-
-def _no_file(path: Path, error: FileNotFoundError) -> PhasewiseError:
-    return ConfigError(f"no such file: {path}") if error.filename == str(path) and not path.exists() else _refusal(path, error)
-
-
-def _refusal(path: Path, error: BaseException) -> RecipeError:
+def _failure(path: Path, error: BaseException) -> RecipeError:
     if isinstance(error, SyntaxError) and error.filename in (str(path), None):
         line = f", line {error.lineno}" if error.lineno else ""
         return RecipeError(f"{path}{line}: this is not Python: {error.msg}.")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}, line {lines[-1]}" if lines else str(path)
     if isinstance(error, ValidationError):
-        return RecipeError(f"{where}: {error.title} is refused: {problems(error)}")
+        return RecipeError(f"{where}: {error.title} is invalid: {problems(error)}")
     if isinstance(error, PhasewiseError):
         return RecipeError(f"{where}: {error}")
     if isinstance(error, OSError) and not lines:
         return RecipeError(f"{path} cannot be read: {error.strerror}.")
-    said = " ".join(str(error).split())
-    return RecipeError(f"{where}: {type(error).__name__}{f': {said}' if said else ''}. Running the file must give a `Recipe`.")
+    message = " ".join(str(error).split())
+    return RecipeError(f"{where}: {type(error).__name__}{f': {message}' if message else ''}. Running the file must give a `Recipe`.")

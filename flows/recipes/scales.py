@@ -2,46 +2,40 @@
 
 Rules of every scale:
 
-* the step axis is shorter by one divisor. A warm-up or a decay keeps a minimum of steps;
-* batches shrink by one factor, so their ratios stay;
-* windows of limits hold at most half of the steps of the shortest phase of the main line that uses one. The length is equal in all phases,
-  because a window is handed on. Required samples keep the recipe's share of the window;
-* the EMA averages over the same share of the steps, with a minimum;
-* a mixture may start inside a block. A share may differ by 1.5 sequences of the shortest stage, and one update of a phase may be a spike;
-* the held-out loss costs at most a twentieth of the phase's arithmetic (a forward pass is a third of an update, two thirds with an EMA);
-* checkpoints that other phases need are kept, otherwise the last one. Every phase runs on this machine unless a slice is named;
-* sources, accepted warnings, approvable checks, seeds, hand-offs, interventions and their limits stay. Pins do not, because a pinned cache
-  belongs to one tokenizer and scale.
+* The step axis is divided by one number. A warm-up or a decay keeps a minimum of steps.
+* Batches are multiplied by one factor, so their ratios stay.
+* Windows of limits hold at most half of the steps of the shortest main-line phase with windows, in all phases, because a window is handed
+  on. Required samples keep the recipe's share of the window.
+* The EMA averages over the same share of the steps, with a minimum.
+* A mixture may start inside a block. A share may differ by 1.5 sequences of the shortest stage. One update of a phase may be a spike.
+* The held-out loss costs at most a twentieth of the phase's arithmetic. A forward pass is a third of an update, two thirds with an EMA.
+* Only the last checkpoint and checkpoints for other phases stay. Every phase runs on this machine unless a slice is named.
+* Sources, waivers, seeds, hand-offs, interventions and their limits stay. Pinned caches don't, because they have one tokenizer and scale.
 
 Rules of proxy scale:
 
-* steps ÷ 1000, batch ÷ 512 and rows ÷ 32. Rows longer than the first rows of the lineage keep their ratio up to 8 times. Beyond, ratios
-  grow by a root. The batch keeps the recipe's tokens ÷ 512 ÷ 32. Lengths of documents shrink like rows;
-* two layers, 128 wide, with the recipe's ratios of kv heads and d_ff, in float32. A sparse model has eight layers with the
-  recipe's pattern of
-  dense, local and global layers, eight experts with two active, and the recipe's share of d_expert, at least 32;
-* a router bias can move by half of the score range within the main line. 0.5 / √d and √d of a sparse model stay. The limit on MaxVio is at
-  most 0.7 of its largest possible value;
-* learning rates stay. Blocks have 160 sequences, and a component with a smaller share gets one sequence per block from the
-  largest component;
-* benchmarks of lm-eval become the two benchmarks from held-out text, needles shrink like rows and have no limit, renderings are not read;
-* the tokenizer is trained on the main line's components, with the special tokens of all chat templates. RoPE's stretch starts at 1/32.
+* Steps ÷ 1000, batch ÷ 512 and rows ÷ 32. Rows longer than the first rows of the lineage keep their ratio up to 8 times. Beyond, ratios
+  grow by a root. The batch keeps the recipe's tokens ÷ 512 ÷ 32. Lengths of documents shrink like rows.
+* Two layers, 128 wide, with the recipe's ratios of kv heads and d_ff, in float32. A sparse model has eight layers with the recipe's pattern
+  of dense, local and global layers, eight experts with two active, and the recipe's share of d_expert, at least 32.
+* A router bias can move by half of the score range within the main line. 0.5 / √d and √d of a sparse model stay. The limit on MaxVio is at
+  most 0.7 of its largest possible value.
+* Learning rates stay. Blocks have 160 sequences. A component with a smaller share gets one sequence per block from the largest component.
+* lm-eval's benchmarks become two benchmarks from held-out text. Needles shrink like rows and have no limit. Renderings are not read.
+* The tokenizer is trained on the main line's components, with the special tokens of all chat templates. RoPE's stretch starts at 1/32.
 
 Rules of `130m`, `370m`, `1b` and `3b`:
 
-* parameters without embedding and head, of a sparse model the active ones. `sizes.py` selects width and depth;
-* 20 tokens a parameter over the longest lineage of the main line (Hoffmann et al., 2022, table 3), shared among phases as in the recipe;
-* batch by the square root of the tokens: the critical batch grows with the data by a power of 0.4 to 0.5, and hardly with the
-  model (Zhang et
-  al., 2024; Bergsma et al., 2025). The common divisor of the main line's batches becomes a power of two. Steps make up the
-  remaining factor;
-* learning rates times √(batch / full batch) · full width / width: Marin's rule `0.33 · √batch / hidden_dim`, and µP's width rule for Adam's
-  matrices (Yang et al., 2022). It applies to AdamC's peak;
-* a warm-up from step 0 takes at least 40 steps, 2 / (1 - β2) for β2 = 0.95 (Ma and Yarats, 2021). Other warm-ups and decays take
-  at least 4;
-* benchmark floors and needles have no limits, because no source states which benchmarks a model of this size can solve.
-  Comparisons with the
-  parent stay.
+* The size counts parameters without embedding and head, of a sparse model the active ones. `sizes.py` selects width and depth.
+* 20 tokens a parameter over the longest lineage of the main line (Hoffmann et al., 2022, table 3), shared among phases as in the recipe.
+* The batch grows with the square root of the tokens. The critical batch grows with the data by a power of 0.4 to 0.5, and hardly with the
+  model (Zhang et al., 2024, and Bergsma et al., 2025). The common divisor of the main line's batches becomes a power of two. Steps make up
+  the remaining factor.
+* Learning rates times √(batch / full batch) · full width / width: Marin's rule `0.33 · √batch / hidden_dim`, and µP's width rule for Adam's
+  matrices (Yang et al., 2022). The rule applies to AdamC's peak.
+* A warm-up from step 0 takes at least 40 steps, 2 / (1 - β2) for β2 = 0.95 (Ma and Yarats, 2021). Others take at least 4.
+* Benchmark floors and needles have no limits, because no source states which benchmarks a model of this size can solve. Comparisons with
+  the parent stay.
 """
 
 import math
@@ -132,9 +126,11 @@ class StepAxis(NamedTuple):
 
     def needed_steps(self, recipe: Recipe, phase: Phase) -> tuple[int, ...]:
         """The steps within a phase that other phases start or graft from."""
-        starts = [other.start for other in recipe.phases if isinstance(other.start, HandOff)]
-        taken = [(start.parent, start.step) for start in starts] + [(graft.phase, graft.step) for start in starts for graft in start.graft]
-        return tuple(sorted({self.steps(step) for name, step in taken if name == phase.name and step < phase.stop_step}))
+        taken: set[int] = set()
+        for start in [other.start for other in recipe.phases if isinstance(other.start, HandOff)]:
+            origins = [(start.parent, start.step), *((graft.phase, graft.step) for graft in start.graft)]
+            taken |= {self.steps(step) for name, step in origins if name == phase.name and step < phase.stop_step}
+        return tuple(sorted(taken))
 
     def max_window(self, recipe: Recipe) -> int:
         """The most steps of a window: half of the shortest phase with windows on the main line. Branches inherit full windows."""
@@ -153,7 +149,7 @@ class Rows(NamedTuple):
 
     Attributes:
         full, small: in the recipe and at proxy scale.
-        first, longest: first rows of the lineage and longest rows of the recipe. 0 stands for `full`.
+        first, longest: first rows of the lineage and longest rows of the recipe. 0 is `full`.
     """
 
     full: int
@@ -175,7 +171,7 @@ def proxy_rows(seq_len: int, first_seq_len: int, longest_seq_len: int | None = N
     """Rows of 1/32 of the length. Beyond `MAX_LONGER` first rows, ratios grow by a root: 1, 16 and 64 become 1, 4 and 8.
 
     Args:
-        longest_seq_len: longest rows of the recipe. None stands for `seq_len`.
+        longest_seq_len: longest rows of the recipe. None is `seq_len`.
     """
     most = (longest_seq_len or seq_len) / first_seq_len
     root = math.log(MAX_LONGER) / math.log(most) if most > MAX_LONGER else 1.0
@@ -202,12 +198,7 @@ class Scaling(NamedTuple):
 
 
 def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] = (), **fields: object) -> Phase:
-    """A phase by the rules of every scale.
-
-    Args:
-        keep_steps: steps with permanent checkpoints.
-        fields: values by the rules of one scale.
-    """
+    """A phase by the rules of every scale. `keep_steps` have permanent checkpoints, and `fields` follow the rules of one scale."""
     axis, stability = scaling.axis, phase.stability
 
     def window(limit: RollingLimit | None) -> RollingLimit | None:
@@ -236,9 +227,9 @@ def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] 
         "mixture": axis.by_steps(phase.mixture, lambda shares: shares),
         "order": phase.order.but(first_step=axis.steps(phase.order.first_step), cut_blocks=True),
         "stability": Stability(
-            max_grad_norm=axis.by_steps(stability.max_grad_norm, lambda norm: norm),
-            z_loss=axis.by_steps(stability.z_loss, lambda weight: weight),
-            max_update_rms=axis.by_steps(stability.max_update_rms, lambda rms: rms),
+            max_grad_norm=axis.by_steps(stability.max_grad_norm, lambda value: value),
+            z_loss=axis.by_steps(stability.z_loss, lambda value: value),
+            max_update_rms=axis.by_steps(stability.max_update_rms, lambda value: value),
             max_update_norm=axis.by_steps(stability.max_update_norm, window),
             skip_step=axis.by_steps(stability.skip_step, window),
             ema_decay=axis.by_steps(stability.ema_decay, ema),
@@ -380,11 +371,7 @@ def proxy_phase(
     min_balancing_rate: float = 0.0,
     rows: Rows | None = None,
 ) -> Phase:
-    """A phase at proxy scale.
-
-    Args:
-        rows: None stands for 1/32 of the phase's rows.
-    """
+    """A phase at proxy scale. `rows` None is 1/32 of the phase's rows."""
     lengths = rows or proxy_rows(phase.model.seq_len, phase.model.seq_len)
     scaling = Scaling(
         PROXY_AXIS,
@@ -397,6 +384,11 @@ def proxy_phase(
     buffer = None if phase.order.buffer_documents is None else min(phase.order.buffer_documents, BUFFER_DOCUMENTS)
     first_step = steps(phase.order.first_step)
     every = max(1, steps(phase.checkpoints.every_steps))
+    gates = scaled_gates(phase, scaling, max_spike_percent=1.0)
+    experts = scaling.model(phase.model).experts
+    limit = gates.health.max_violation
+    if limit is not None and experts is not None:
+        limit = min(limit, COLLAPSED_SHARE * (experts.num_experts / experts.num_active - 1))
     return scaled_phase(
         phase,
         scaling,
@@ -409,17 +401,10 @@ def proxy_phase(
             loss_every_steps=loss_every_steps(phase, scaling, loss_sequences=LOSS_SEQUENCES),
             loss_sequences=LOSS_SEQUENCES,
         ),
-        gates=_proxy_gates(phase, scaling),
+        gates=gates.but(
+            health=gates.health.but(max_violation=limit), model=gates.model.but(exposure_error_rate=None, needle_error_rate=None)
+        ),
     )
-
-
-def _proxy_gates(phase: Phase, scaling: Scaling) -> Gates:
-    gates = scaled_gates(phase, scaling, max_spike_percent=1.0)
-    experts = scaling.model(phase.model).experts
-    limit = gates.health.max_violation
-    if limit is not None and experts is not None:
-        limit = min(limit, COLLAPSED_SHARE * (experts.num_experts / experts.num_active - 1))
-    return gates.but(health=gates.health.but(max_violation=limit), model=gates.model.but(exposure_error_rate=None, needle_error_rate=None))
 
 
 def proxy_benchmarks(benchmarks: Sequence[str], rows: Rows) -> tuple[str, ...]:
@@ -430,12 +415,7 @@ def proxy_benchmarks(benchmarks: Sequence[str], rows: Rows) -> tuple[str, ...]:
 
 
 def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0, seq_len: int | None = None) -> ModelConfig:
-    """The model at proxy scale.
-
-    Args:
-        min_balancing_rate: least rate of router biases.
-        seq_len: None stands for 1/32 of the model's rows.
-    """
+    """The model at proxy scale, with a least rate of router biases. `seq_len` None is 1/32 of the model's rows."""
     scaling = model.rope.scaling
     small: dict[str, object] = {
         "vocab_size": VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""How large a model is, and the shape of a smaller one: parameters without embedding and head, of experts those that a token meets."""
+"""Model size and smaller shapes. Sizes count parameters without embedding and head, and only the active experts."""
 
 import math
 from typing import NamedTuple
@@ -7,13 +7,13 @@ from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.config import ModelConfig
 
 WIDTH_STEPS, FEED_FORWARD_STEP, EXPERT_STEP = (256, 128), 128, 32
-"""Widths are whole tiles. Steps of 256 make an even number of heads; those of 128 are taken where the others do not reach the size."""
+"""Widths are whole tiles. Steps of 256 give an even number of heads. Steps of 128 are used if no width of 256 reaches the size."""
 MAX_DISTANCE = 0.1
-"""How far a model may be from the size that is asked for."""
+"""Largest relative distance of a model from its target size."""
 
 
 class Shape(NamedTuple):
-    """What a smaller model has of its own; everything else of it is the recipe's."""
+    """The fields of a smaller model that differ from the recipe's model."""
 
     num_layers: int
     d_model: int
@@ -26,8 +26,8 @@ class Shape(NamedTuple):
     def of(self, model: ModelConfig) -> ModelConfig:
         """The model in this shape.
 
-        What is 1 / √d_model in a sparse model of this family stays so: the standard deviation that it begins with, and what its
-        embeddings are multiplied by. A dense model keeps its standard deviation.
+        Initial standard deviation and embedding scale of a sparse model stay proportional to 1 / √d_model and √d_model. A dense model
+        keeps its standard deviation.
         """
         fields = self._asdict()
         d_expert, layers_divisor = fields.pop("d_expert"), fields.pop("layers_divisor")
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 def body_parameters(model: ModelConfig) -> int:
-    """Parameters in the layers' matrices that a token is multiplied by: what `130m` counts. Norms, 0.01 % of them, are left out."""
+    """Parameters in the layers' matrices that a token is multiplied by. Norms, 0.01 % of them, are left out."""
     heads = model.head_dim * (2 * model.num_query_heads + 2 * model.num_kv_heads + model.num_query_heads * model.attention_gate)
     dense = 3 * model.d_ff
     if model.experts is None:
@@ -53,34 +53,28 @@ def body_parameters(model: ModelConfig) -> int:
 
 
 def shape_of(model: ModelConfig, target: int, name: str) -> Shape:
-    """The shape of the model with about so many parameters that is as deep for its width as the recipe's, as nearly as can be.
+    """The shape with about `target` parameters and nearly the recipe's ratio of width to depth.
 
-    Of all widths each with the number of layers that comes nearest to `target`: the one with the least sum of how far its size is off,
-    and, a quarter as heavy, how far its depth for its width is; both as logarithms.
+    Each width gets the number of layers nearest to `target`. The result has the least sum of |log size error| and a quarter of
+    |log ratio error|.
 
     Raises:
-        RecipeError: none comes within `MAX_DISTANCE` of the target; `name` is what is asked for.
+        RecipeError: no shape is within `MAX_DISTANCE` of the target. `name` names recipe and scale.
     """
     aspect = model.d_model / model.num_layers
+    group = model.global_attention_every or 1
 
     def off(shape: Shape) -> float:
         return abs(math.log(body_parameters(shape.of(model)) / target))
 
-    def distance(shape: Shape) -> float:
-        return off(shape) + abs(math.log(shape.d_model / shape.num_layers / aspect)) / 4
-
     for step in WIDTH_STEPS:
-        widths = range(step, model.d_model + 1, step)
-        near = [shape for width in widths if (shape := _deep_enough(model, width, target)) and off(shape) < math.log1p(MAX_DISTANCE)]
-        if near:
-            return min(near, key=distance)
+        deep_enough: list[Shape] = []
+        for width in range(step, model.d_model + 1, step):
+            shapes = [_shape(model, width, layers) for layers in range(group, model.num_layers + 1, group)]
+            deep_enough += [min(shapes, key=off)] if shapes else []
+        if near := [shape for shape in deep_enough if off(shape) < math.log1p(MAX_DISTANCE)]:
+            return min(near, key=lambda shape: off(shape) + abs(math.log(shape.d_model / shape.num_layers / aspect)) / 4)
     raise RecipeError(f"{name}: no model of this recipe's family has {target:,} parameters within {MAX_DISTANCE:.0%}. Take another scale.")
-
-
-def _deep_enough(model: ModelConfig, width: int, target: int) -> Shape | None:
-    group = model.global_attention_every or 1
-    shapes = [_shape(model, width, layers) for layers in range(group, model.num_layers + 1, group)]
-    return min(shapes, key=lambda shape: abs(math.log(body_parameters(shape.of(model)) / target)), default=None)
 
 
 def _shape(model: ModelConfig, width: int, layers: int) -> Shape:
@@ -88,13 +82,12 @@ def _shape(model: ModelConfig, width: int, layers: int) -> Shape:
     heads = max(1, round(model.num_query_heads * ratio))
     kv_wanted = heads * model.num_kv_heads / model.num_query_heads
     divisors = [kv for kv in range(1, heads + 1) if heads % kv == 0]
-    kv_heads = min(divisors, key=lambda kv: (abs(math.log(kv / kv_wanted)), kv))
     return Shape(
         num_layers=layers,
         d_model=width,
         d_ff=_rounded(model.d_ff * ratio, FEED_FORWARD_STEP),
         num_query_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=min(divisors, key=lambda kv: (abs(math.log(kv / kv_wanted)), kv)),
         d_expert=_rounded(model.experts.d_expert * ratio, EXPERT_STEP) if model.experts else None,
         layers_divisor=model.num_layers / layers,
     )

@@ -1,14 +1,16 @@
-"""The warnings that a recipe accepts, and the checks that people may let pass, held against its phases."""
+"""Accepted warnings and approvable checks of a recipe, checked against the limits of its phases."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from phasewise.flows.recipes.phase import Gates, Phase
 from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck
 
 if TYPE_CHECKING:
     from phasewise.validations.expectations.suites import Check
+
+Waiver = TypeVar("Waiver", AcceptedWarning, ApprovableCheck)
 
 
 def accepted_order(permutation: str, *, phases: Iterable[str] | None, reason: str, source: str) -> AcceptedWarning:
@@ -32,79 +34,63 @@ def accepted_without_cooldown(phases: Sequence[Phase], *, source: str) -> Accept
 
 def accepted_without_average(phases: Sequence[Phase]) -> AcceptedWarning:
     """A phase without a moving average has no gap to the average."""
-
-    def keeps_average(phase: Phase) -> bool:
-        return any(decay is not None for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step))
-
+    decays = {phase.name: phase.stability.ema_decay.within(phase.start_step, phase.stop_step) for phase in phases}
     return AcceptedWarning(
         table="health",
         check="expect_column_values_to_be_in_set",
         where={"measure": "ema_gap"},
-        phases=tuple(phase.name for phase in phases if not keeps_average(phase)),
+        phases=tuple(name for name, entries in decays.items() if all(decay is None for _, decay in entries)),
         reason="the recipe keeps no moving average in this phase",
         source="the phase's `stability`, from the experiment code",
     )
 
 
-def accepted_among(phases: Iterable[str], accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
-    """What of it is expected in these phases, each named for them alone; None stays every phase."""
-    there = frozenset(phases)
-    kept: list[AcceptedWarning] = []
-    for one in accepts:
-        left = None if one.phases is None else tuple(name for name in one.phases if name in there)
+def limited_to(phases: Iterable[str], waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
+    """The waivers of these phases, without the names of other phases. None in `phases` stays every phase."""
+    names = frozenset(phases)
+    kept: list[Waiver] = []
+    for one in waivers:
+        left = None if one.phases is None else tuple(name for name in one.phases if name in names)
         if left is None or left:
             kept.append(one.but(phases=left))
     return tuple(kept)
 
 
 def check_accepts(accepts: Sequence[AcceptedWarning], phases: Sequence[Phase]) -> None:
-    """Refuse to accept what stops a phase, what no phase is judged by, and the same twice.
-
-    A phase that is not there is passed over, so that a recipe cut out of another can keep the list.
+    """Reject duplicates, failures, and checks that judge no phase. Names of missing phases are ignored, for recipes without branches.
 
     Raises:
-        ValueError: with what can be accepted.
+        ValueError: with the warnings that can be accepted.
     """
     for number, one in enumerate(accepts):
-        if any((one.finding == other.finding and _share_a_phase(one, other)) for other in accepts[:number]):
+        if any(one.finding == other.finding and _share_a_phase(one, other) for other in accepts[:number]):
             raise ValueError(f"accepts has {one.words} more than once for the same phase")
-        there = [phase for phase in phases if one.phases is None or phase.name in one.phases]
-        _check_one(one, there or phases)
+        from phasewise.validations.expectations.waiver_rules import check_acceptable  # it imports pandas
 
-
-def approvable_among(phases: Iterable[str], approvable: Iterable[ApprovableCheck]) -> tuple[ApprovableCheck, ...]:
-    """What of it is about these phases, each named for them alone; None stays every phase."""
-    there = frozenset(phases)
-    kept: list[ApprovableCheck] = []
-    for one in approvable:
-        left = None if one.phases is None else tuple(name for name in one.phases if name in there)
-        if left is None or left:
-            kept.append(one.but(phases=left))
-    return tuple(kept)
+        check_acceptable(one, _checks_for(one, phases))
 
 
 def check_all_approvable(approvable: Sequence[ApprovableCheck], phases: Sequence[Phase]) -> None:
-    """Refuse what no person may let pass, what stops no phase, and the same twice. A phase that is not there is passed over.
+    """Reject duplicates, and checks that people may not approve or that stop no phase. Names of missing phases are ignored.
 
     Raises:
-        ValueError: with what can be listed.
+        ValueError: with the checks that can be listed.
     """
     for number, one in enumerate(approvable):
         if any((one.table, one.check) == (other.table, other.check) and _share_a_phase(one, other) for other in approvable[:number]):
             raise ValueError(f"approvable has {one.check} of table {one.table} more than once for the same phase")
-        there = [phase for phase in phases if one.phases is None or phase.name in one.phases] or phases
-        from phasewise.validations.expectations.waiver_rules import (
-            check_approvable,  # pandas, which a recipe that puts nothing to people does without
-        )
+        from phasewise.validations.expectations.waiver_rules import check_approvable  # it imports pandas
 
-        check_approvable(one, [check for limits in {phase.gates.model_dump_json() for phase in there} for check in _checks_within(limits)])
+        check_approvable(one, _checks_for(one, phases))
 
 
-def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
-    from phasewise.validations.expectations.waiver_rules import check_acceptable  # pandas, which a recipe that accepts nothing does without
+def _share_a_phase(one: Waiver, other: Waiver) -> bool:
+    return one.phases is None or other.phases is None or bool(set(one.phases) & set(other.phases))
 
-    checks = [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)]
-    check_acceptable(accepted, checks)
+
+def _checks_for(waiver: AcceptedWarning | ApprovableCheck, phases: Sequence[Phase]) -> "list[Check]":
+    named = [phase for phase in phases if waiver.phases is None or phase.name in waiver.phases] or phases
+    return [check for limits in {phase.gates.model_dump_json() for phase in named} for check in _checks_within(limits)]
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +100,3 @@ def _checks_within(gates_json: str) -> "tuple[Check, ...]":
     gates = Gates.model_validate_json(gates_json)
     limits = {"data": gates.data, "health": gates.health, "gate": gates.model}
     return tuple(check for suite in SUITES for check in checks_of(suite, limits[suite].model_dump(mode="json")))
-
-
-def _share_a_phase(one: AcceptedWarning | ApprovableCheck, other: AcceptedWarning | ApprovableCheck) -> bool:
-    return one.phases is None or other.phases is None or bool(set(one.phases) & set(other.phases))

@@ -1,7 +1,4 @@
-"""The words that a recipe is written with: everything that a recipe's file imports.
-
-`docs/how-to/recipe.md` shows a whole file. What a word leaves to a default is printed by `phasewise show` like any other value.
-"""
+"""Everything that a recipe file imports (example: `docs/how-to/recipe.md`). `phasewise show` prints all default values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,17 +50,16 @@ def llama(
     compute_dtype: str = "float32",
     **fields: Any,
 ) -> ModelConfig:
-    """A model of Llama 3's family by its shape.
+    """A model of the Llama 3 family.
 
     Args:
         vocab_size: at least the tokenizer's.
-        num_query_heads: as many as `d_model` has room for where only `head_dim` is given; 4 where neither is.
-        num_kv_heads: as many as there are query heads, where none is given.
-        head_dim: `d_model` divided by the number of query heads, where none is given.
-        d_ff: 3.5 times `d_model`, as in Llama 3 8B, where none is given.
-        rope: theta 10,000 without a stretch, where none is given.
-        fields: other fields of `ModelConfig`, such as `qk_norm`, `tied_head`, `sliding_window`.
-    """
+        num_query_heads: default `d_model / head_dim`, or 4 without `head_dim`.
+        num_kv_heads: default `num_query_heads`.
+        head_dim: default `d_model / num_query_heads`.
+        d_ff: default 3.5 · `d_model`, as in Llama 3 8B.
+        rope: default theta 10,000 without scaling.
+        fields: other fields of `ModelConfig`, such as `qk_norm`, `tied_head`, `sliding_window`."""
     heads = num_query_heads or (d_model // head_dim if head_dim else 4)
     shape: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -89,7 +85,7 @@ def llama(
 
 
 def qwen(*, num_layers: int, d_model: int, **fields: Any) -> ModelConfig:
-    """A model of Qwen 3's family: `llama` with norms on queries and keys. Takes what `llama` takes."""
+    """A model of the Qwen 3 family: `llama` with norms on queries and keys, and the arguments of `llama`."""
     return llama(num_layers=num_layers, d_model=d_model, qk_norm=True, **fields)
 
 
@@ -103,17 +99,16 @@ def afmoe(
     global_attention_every: int = 4,
     **fields: Any,
 ) -> ModelConfig:
-    """A sparse model of Trinity's family (AFMoE): experts behind a router, and what the family does besides.
+    """A sparse model of the Trinity family, AFMoE (Trinity Large report, §2).
 
-    Local layers with RoPE and a window, each so-manieth one global and without RoPE; norms on queries and keys, and before and after each
-    part of a layer; a sigmoid gate on what attention gives; embeddings times √d_model; weights of standard deviation 0.5 / √d_model, cut
-    off at three of them (Trinity Large report, §2).
+    Experts behind a router. Local layers with RoPE and a window, and every few layers a global layer without RoPE. Norms on queries and
+    keys, and before and after each part of a layer. A sigmoid gate after attention. Embeddings times √d_model. Initial weights with
+    standard deviation 0.5 / √d_model, truncated at three standard deviations.
 
     Args:
-        experts: how many there are, how large, and how the load on them is balanced.
-        sliding_window: how far local layers see; half of `seq_len` where it is not given.
-        fields: what `llama` takes, and other fields of `ModelConfig`.
-    """
+        sliding_window: default half of `seq_len`.
+        global_attention_every: layers per global layer.
+        fields: arguments of `llama`, and other fields of `ModelConfig`."""
     family: dict[str, Any] = {
         "qk_norm": True,
         "attention_gate": True,
@@ -130,39 +125,39 @@ Rates = tuple[LearningRateSegment, ...]
 
 
 def constant(start_step: int, end_step: int, rate: float) -> LearningRateSegment:
-    """One rate throughout."""
+    """A constant rate."""
     return LearningRateSegment(kind="constant", start_step=start_step, end_step=end_step, start=rate, end=rate)
 
 
 def linear(start_step: int, end_step: int, start: float, end: float) -> LearningRateSegment:
-    """From one rate to another in a straight line."""
+    """A straight line from `start` to `end`."""
     return LearningRateSegment(kind="linear", start_step=start_step, end_step=end_step, start=start, end=end)
 
 
 def cosine(start_step: int, end_step: int, start: float, end: float) -> LearningRateSegment:
-    """From one rate to another along half a wave of a cosine."""
+    """Half a period of a cosine from `start` to `end`."""
     return LearningRateSegment(kind="cosine", start_step=start_step, end_step=end_step, start=start, end=end)
 
 
 def inverse(start_step: int, end_step: int, start: float, end: float) -> LearningRateSegment:
-    """From one rate to another so that 1 / rate moves in a straight line."""
+    """A curve from `start` to `end` with linear 1 / rate."""
     return LearningRateSegment(kind="inverse", start_step=start_step, end_step=end_step, start=start, end=end)
 
 
 def cooldown(start_step: int, end_step: int, peak: float, floor: float = 0.0) -> Rates:
-    """A straight line down, for a phase that cools down from its first step to its last."""
+    """A straight line down over the whole phase."""
     return (linear(start_step, end_step, peak, floor),)
 
 
 def wsd(*, stop_step: int, warmup: int, decay: int, peak: float, floor: float = 0.0) -> Rates:
-    """Warm-up from 0, a stable rate, and a straight decay over the last `decay` steps; `decay=0` leaves that to the next phase."""
+    """Warm-up from 0, stable rate, and linear decay over the last `decay` steps. With `decay=0`, the next phase decays."""
     segments = [linear(0, warmup, 0.0, peak)] if warmup else []
     segments.append(constant(warmup, stop_step - decay, peak))
     return (*segments, *(cooldown(stop_step - decay, stop_step, peak, floor) if decay else ()))
 
 
 def wsd_s(*, stop_step: int, cycle: int, decay: int, warmup: int, peak: float, floor: float) -> Rates:
-    """Cycles of a plateau and an inverse decay, back to the peak without a warm-up (Wen et al., 2024); the first cycle warms up from 0."""
+    """Cycles of a plateau and an inverse decay, back to the peak without a warm-up (Wen et al., 2024). The first cycle warms up from 0."""
     segments = [linear(0, warmup, 0.0, peak)]
     for end in range(cycle, stop_step + 1, cycle):
         segments.append(constant(segments[-1].end_step, end - decay, peak))
@@ -189,26 +184,25 @@ HEALTH = HealthLimits(
 )  # fmt: skip
 WITHOUT_AVERAGE = HEALTH.but(max_ema_gap=None)
 FLOOR_ERROR_RATE = 0.01
-"""One in a hundred models that know nothing of what a benchmark asks may pass it."""
+"""Share of models without any knowledge of a benchmark that may pass it."""
 ANSWER_ERROR_RATE = 0.01
-"""One in a hundred checkpoints whose answers are no likelier than was asked may pass."""
+"""Share of checkpoints without the required answer gain that may pass."""
 FALSE_REFUSAL_RATE = 0.05
-"""One in twenty checkpoints that are as good as their parent may be refused by their scores, all benchmarks together."""
+"""Share of checkpoints as good as their parent that all benchmarks together may reject."""
 MAX_SCORE_FALL = 0.01
-"""A point. The record goes on where a phase loses less than that: MMLU .653 → .651 in Jellyfish's dessert (Marin 8B retrospective)."""
+"""One point. Marin continued after smaller losses: MMLU .653 → .651 in Jellyfish's dessert (Marin 8B retrospective)."""
 MAX_SCORE_RISE = 0.25
-"""What no phase of the record brings: GSM8K gains 0.102 in Jellyfish's dessert (.509 → .611), and Mantis is 0.144 above Bison, which was
-hurt (54.7, 69.1). At proxy scale next_word gains 0.17 in a phase. A leak of all answers goes beyond it; a smaller one can pass."""
+"""More than any published phase gains: GSM8K gains 0.102 in Jellyfish's dessert (.509 → .611), and Mantis is 0.144 above the damaged Bison
+(54.7, 69.1). At proxy scale, next_word gains 0.17 in a phase. A leak of all answers exceeds this limit, and a smaller leak can pass."""
 
 
 def text(url: str, *include: str, **fields: Any) -> Source:
-    """The text files below a folder as a component: `text("notes", "*.md", "*.txt")`.
+    """Text files of a folder as a component: `text("notes", "*.md", "*.txt")`.
 
     Args:
-        url: the folder, or an fsspec URL of one.
-        include: globs over paths below it, in which `*` crosses slashes; all files where none is given.
-        fields: other fields of `Source`, such as `format="jsonl"`, `text_key`, `conversation`, `exclude`, `filters`.
-    """
+        url: a folder, or an fsspec URL.
+        include: globs over relative paths, in which `*` matches slashes. Default: all files.
+        fields: other fields of `Source`, such as `format="jsonl"`, `text_key`, `conversation`, `exclude`, `filters`."""
     return Source.model_validate({"url": url, "include": include or ("*",), "format": "text", **fields})
 
 
@@ -218,18 +212,18 @@ def adamw(*, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95,
 
 
 def adamc(*, peak_learning_rate: float, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95, epsilon: float = 1e-8) -> AdamC:
-    """AdamW whose decay falls with the learning rate (Defazio, 2025); `peak_learning_rate` is that of the whole schedule."""
+    """AdamW with a decay that falls with the learning rate (Defazio, 2025). `peak_learning_rate` is the peak of the whole schedule."""
     adam = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
     return AdamC(kind="adamc", peak_learning_rate=peak_learning_rate, **adam)
 
 
 def nadamw(*, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95, epsilon: float = 1e-8) -> NAdamW:
-    """AdamW with Nesterov's momentum (Dozat, 2016)."""
+    """AdamW with Nesterov momentum (Dozat, 2016)."""
     return NAdamW(kind="nadamw", beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
 
 
 def muon(*, adam_learning_rate_scale: float, adam: AdamW | None = None, weight_decay: float = 0.1, momentum: float = 0.95) -> Muon:
-    """Muon for the matrices of the blocks, AdamW for the rest at the run's rate times `adam_learning_rate_scale` (Jordan et al., 2024)."""
+    """Muon for the matrices of the blocks, and AdamW at the rate times `adam_learning_rate_scale` for the rest (Jordan et al., 2024)."""
     return Muon(
         kind="muon",
         momentum=momentum,
@@ -251,11 +245,10 @@ def stability(
     max_update_norm: Steps[RollingLimit | None] | None = None,
     skip_step: RollingLimit | None = None,
 ) -> Stability:
-    """What keeps a run steady: gradients clipped at 1.0 where nothing else is said, and all else off.
+    """Limits and regularisation of a run. By default, gradients are clipped at norm 1, and all other settings are off.
 
     Args:
-        ema: decay of the moving average of the weights.
-    """
+        ema: decay of the moving average of the weights."""
     return Stability(
         max_grad_norm=max_grad_norm or always(1.0),
         max_update_rms=max_update_rms or always(None),
@@ -274,12 +267,12 @@ def evaluated(
     loss_sequences: int = 4,
     renderings: Renderings | None = None,
 ) -> EvaluationSettings:
-    """Benchmarks and held-out bits per byte at a phase's end; the loss on `loss_sequences` held-out rows a component while it trains.
+    """Benchmarks and held-out bits per byte at the end of a phase, and the held-out loss during training.
 
     Args:
-        held_out_tokens: how much text of each component bits per byte are measured on; None is all that is held out.
-        renderings: test items that are read under two renderings; `exposure_error_rate` of the gates goes with it.
-    """
+        held_out_tokens: text of each component for bits per byte. None is all held-out text.
+        loss_sequences: held-out rows of each component for the loss.
+        renderings: test items under two renderings, together with `exposure_error_rate` in `gates`."""
     return EvaluationSettings(
         benchmarks=tuple(benchmarks),
         held_out_tokens=held_out_tokens,
@@ -307,27 +300,24 @@ def gates(
     packing: PackingLimits | None = None,
     min_answer_gain_nats: float | None = None,
 ) -> Gates:
-    """What a phase must keep to: shares of its mixture, epochs, no leaked test items, a healthy loss, and a model that got no worse.
+    """The limits of a phase: mixture shares, epochs, leaked test items, a healthy loss, and a model that is not worse than the parent.
 
     Args:
-        max_increase_bits_per_byte: how far held-out bits per byte may lie above the parent's.
-        max_epochs: how often each row of a component may be seen since step 0; None is unlimited.
-        max_items: test items that may be found in the data of a component.
-        max_share_error_points: how far the share of a component may be off over a stretch of steps, in percentage points.
-        max_share_error_percent: how far it may be off in a block, in percent of itself; None is any.
-        max_left_out_percent: how much of a component's documents may be left out before that warns; None is any.
-        must_beat_baseline: each benchmark must show that the model is better than a dumb baseline.
-        false_refusal_rate: how often a model as good as its parent may be refused by its scores. None, with None for both of the next,
-            compares no scores.
-        max_score_fall, max_score_rise: how far a score may truly lie below and above the parent's, as a share of the items. A rise of None
-            is any.
-        exposure_error_rate: how often a model that never saw the items of `evaluated(renderings=…)` may be refused for how it reads them.
-        max_violation: how far the busiest expert may lastingly be above the mean load, as a share of it; for models with experts. None is
-            what `health` says.
-        health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
-        packing: how much of packed rows may be padding, how many documents may be cut, and how many tokens must be predicted.
-        min_answer_gain_nats: how much likelier answers must become than they were to the parent, in nats a token; with `loss_on` answers.
-    """
+        max_increase_bits_per_byte: of held-out text, relative to the parent.
+        max_epochs: epochs of each component since step 0. None is unlimited.
+        max_items: leaked test items in the data of a component.
+        max_share_error_points: error of a component's share over a stretch of steps, in percentage points.
+        max_share_error_percent: error of a share within a block, in percent of the share. None is unlimited.
+        max_left_out_percent: excluded documents of a component before a warning. None is unlimited.
+        must_beat_baseline: each benchmark must be better than a trivial baseline.
+        false_refusal_rate: probability that the scores reject a model as good as its parent. None, with None for `max_score_fall` and
+            `max_score_rise`, compares no scores.
+        max_score_fall, max_score_rise: true change of a score relative to the parent, as a share of the items. A rise of None is unlimited.
+        exposure_error_rate: probability that a model without exposure to the items of `evaluated(renderings=…)` is rejected.
+        max_violation: lasting excess of the busiest expert over the mean load, as a share of the mean load. None uses `health`.
+        health: limits on the training metrics. Default: `HEALTH` without the gap to a moving average.
+        packing: limits on padding, cut documents and predicted tokens of packed rows.
+        min_answer_gain_nats: gain in the likelihood of answers over the parent, in nats per token, with `loss_on` answers."""
     return Gates(
         data=DataLimits(
             max_share_error_points=max_share_error_points,
@@ -354,10 +344,9 @@ def gates(
 
 
 def order(*, seed: int = 0, permutation: str = "feistel", block_sequences: int = 32, **fields: Any) -> DataOrder:
-    """How sequences are drawn: one permutation a component; the counts of a mixture are exact in each block of `block_sequences`.
+    """The data order: a permutation per component, and exact counts of a mixture in each block of `block_sequences`.
 
-    A mixture may start inside a block, which is then cut short. With `buffer_documents`, rows are filled from buffers of documents.
-    """
+    A mixture may start inside a block, which is then cut short. `buffer_documents` fills rows from document buffers."""
     given = {"seed": seed, "permutation": permutation, "block_sequences": block_sequences, "cut_blocks": True, **fields}
     return DataOrder.model_validate(given)
 
@@ -365,7 +354,7 @@ def order(*, seed: int = 0, permutation: str = "feistel", block_sequences: int =
 def checkpoints(
     *, every_steps: int = 100, every_minutes: float | None = None, keep_all: bool = False, at_steps: Sequence[int] = ()
 ) -> CheckpointPolicy:
-    """One every `every_steps`, of which the last is kept, and those after `at_steps` and at the phase's end for ever."""
+    """A checkpoint every `every_steps`, of which the last one is kept. Checkpoints of `at_steps` and of the end stay."""
     return CheckpointPolicy(every_steps=every_steps, every_minutes=every_minutes, keep_all=keep_all, at_steps=tuple(at_steps))
 
 
@@ -380,14 +369,13 @@ def from_scratch(
     seed: int = 0,
     **fields: Any,
 ) -> Phase:
-    """The first phase: fresh weights from a seed. Later ones are `continued` from it.
+    """The first phase, with fresh weights from a seed. Later phases are `continued` from it.
 
     Args:
-        batch: sequences a step, of `model.seq_len` tokens each.
-        mixture: component → its share in percent; they sum to 100.
-        fields: any other field of `Phase`; `optimizer`, `order`, `stability`, `slice` (this machine), `checkpoints`, `evaluation` and
-            `gates` are those of the words of the same name where they are not given.
-    """
+        batch: sequences per step, of `model.seq_len` tokens.
+        mixture: component → share in percent, with a sum of 100.
+        fields: other fields of `Phase`. Defaults of `optimizer`, `order`, `stability`, `checkpoints`, `evaluation` and `gates` are the
+            functions of the same name, and the default slice is this machine."""
     others: dict[str, Any] = {
         "optimizer": adamw(),
         "order": order(),

@@ -10,7 +10,7 @@ from phasewise.flows.recipes.facts import Reported, results_of, sources_of
 from phasewise.flows.recipes.hand_off import both_in_words
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
-from phasewise.flows.recipes.waivers import accepted_among
+from phasewise.flows.recipes.waivers import limited_to
 from phasewise.flows.resolved import home_in_trial
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import ruling_at
@@ -137,7 +137,7 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
     """
     recipe, phases, chosen = load_shown(target, scale)
     described = describe_recipe(recipe) | {"full": load_written(split_target(target)[0]).scale == "full"}
-    described["accepts"] = [one.model_dump(mode="json") for one in accepted_among([phase.name for phase in phases], recipe.accepts)]
+    described["accepts"] = [one.model_dump(mode="json") for one in limited_to([phase.name for phase in phases], recipe.accepts)]
     if step is None:
         place, reported = home_in_trial(Home.at(home, reads_only=True), target, scale), results_of(recipe)
         place.look(recipe.run_name)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from phasewise.flows.cli.show import print_description
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.waivers import accepted_among
+from phasewise.flows.recipes.waivers import limited_to
 from phasewise.flows.show.describe import describe
 from phasewise.validations.waivers import AcceptedWarning, accepted_in
 
@@ -98,7 +98,7 @@ def test_the_same_is_accepted_once():
 def test_a_phase_that_is_not_there_accepts_nothing():
     recipe = with_accepts({**ORDER, "phases": ["ocelott"]})
     assert not any(accepted_in(phase.name, recipe.accepts) for phase in recipe.phases)
-    assert accepted_among(["ocelot"], recipe.accepts) == ()
+    assert limited_to(["ocelot"], recipe.accepts) == ()
 
 
 def test_show_prints_what_is_accepted_and_why(capsys: pytest.CaptureFixture[str]):
