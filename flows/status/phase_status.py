@@ -1,6 +1,7 @@
-"""What the home says about a recipe's phases, and whether it still holds: files are the truth, and everything here is read from them."""
+"""The status of a recipe's phases, read from the files of the home."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,6 @@ from phasewise.flows.recipes.recipe import scale_in_words
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.evaluation.phase_evaluation import evaluation_key, finished_evaluation
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.training.run_identity import (
@@ -46,24 +46,20 @@ from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople, a
 
 
 def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phase:
-    """The phase that was named.
-
-    Raises:
-        ConfigError: none was.
-    """
+    """The phase of a command that needs one, or ConfigError."""
     if phase is None:
         recipe = resolved.recipe
         names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
-        raise ConfigError(f"{needed_by} needs a phase, found the recipe {resolved.name}; there are {names}.")
+        raise ConfigError(f"{needed_by} needs a phase, found the recipe {resolved.name}. Its phases are {names}.")
     return phase
 
 
 def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, Any]]:
-    """The run of a phase and its result. The home is made ready to be written to, unless it is only read.
+    """The run of a phase and its result. Prepares the home for writing, unless it is read-only.
 
     Raises:
         ConfigError: as `Resolved.run`.
-        TrainingError: it is not trained on what the recipe gives now.
+        TrainingError: the phase is not trained with the current recipe.
     """
     if not resolved.home.reads_only:
         resolved.home.make_ready()
@@ -79,16 +75,16 @@ def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, 
 
 
 def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) -> None:
-    """Turn a verdict that does not let its phase go on into the error that ends it.
+    """Raise the error of a verdict that stops its phase.
 
     Args:
-        path: the verdict's file; what people decided of it is beside it.
-        approving: the command by which a person decides.
+        path: the file of the verdict, next to the decisions of people.
+        approving: the command for a decision.
 
     Raises:
-        WaitsForPerson: a person may let it pass, and nobody has decided yet; it says which command does.
-        VerdictError: it fails, in three lines: what is wrong and where, what was found against which limit, what to do; and where the
-            page of the verdict is, if it is served. Or it was rejected, with the reason and the name.
+        WaitsForPerson: a person may approve the failure, and has not decided yet.
+        VerdictError: a person rejected the verdict, or it fails. The message has a line each for the problem and its place, found value and
+            limit, and the remedy, with the address of the verdict's page if it is served.
     """
     ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     if ruling.lets_go_on:
@@ -105,20 +101,18 @@ def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) ->
 
 
 def approving_command(resolved: Resolved, phase: Phase) -> str:
-    """What to type so that the phase goes on, or is refused."""
+    """The command that approves or rejects a phase."""
     return f"`phasewise approve {resolved.recipe_name}/{phase.name} {resolved.options} --reason TEXT`, or the same with --reject"
 
 
 def why_not(verdict: Verdict, ruling: Ruling, path: str | Path) -> str:
-    """Why a verdict does not let its phase go on, to follow its name: `fails: next_word is at its baseline`."""
+    """The reason that a verdict stops its phase, after its name: `fails: next_word is at its baseline`."""
     worst = verdict.reasons[0].what if verdict.reasons else f"see {path}"
-    match ruling.state:
-        case "waits":
-            return f"waits for a person: {worst}{f' ({ruling.void})' if ruling.void else ''}"
-        case "rejected" if ruling.decision:
-            return f"was {ruling.decision.words}"
-        case _:
-            return f"fails: {worst}"
+    if ruling.state == "waits":
+        return f"waits for a person: {worst}{f' ({ruling.void})' if ruling.void else ''}"
+    if ruling.state == "rejected" and ruling.decision:
+        return f"was {ruling.decision.words}"
+    return f"fails: {worst}"
 
 
 State = Literal["done", "refused", "waits for a person", "not reached"]
@@ -126,14 +120,13 @@ Again = Literal["prepare", "judge", "train", "evaluate", "report"]
 
 
 class Finding(Frozen):
-    """One result of a phase, or of a recipe.
+    """The status of one result of a phase or a recipe.
 
     Attributes:
-        what: which result it is.
-        holds: whether it is there, for what is there now. A verdict that fails holds, too.
-        again: what must be done again, or for the first time; None where it holds.
-        why: in words, why it does not hold, or why it stops the phase; empty where all is well.
-        decided: who decided of a verdict, when and why; empty where nobody was asked.
+        holds: the result exists and is current. A current verdict may fail.
+        again: the work for a current result. None if the result holds.
+        why: reason that the result is missing, out of date, or stops the phase.
+        decided: decision of a person on a verdict, with name, time and reason.
     """
 
     what: str
@@ -145,13 +138,12 @@ class Finding(Frozen):
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase as the home has it; what is not there, or does not hold any more, is None.
+    """The results of a phase in the home. Missing and outdated results are None.
 
     Attributes:
-        findings: every result that was looked for, in the order in which they come about. After one that does not hold, what rests on it
-            is not looked for.
-        decisions: what follows from each of the verdicts and what people decided of it; None is that nobody decided.
-        asked: what follows from what its training asks a person, where that does not go on by it.
+        findings: all checked results, in the order of their making. Results after an outdated one are not checked.
+        decisions: rulings on the verdicts, with the decisions of people. None without decisions.
+        asked: the ruling on a question of the training that stops it.
     """
 
     phase: Phase
@@ -167,26 +159,26 @@ class PhaseRecord:
 
     @property
     def rulings(self) -> tuple[Ruling, ...]:
-        """What follows from each of the verdicts, with what people decided of it."""
+        """A ruling on each of `verdicts`."""
         if self.decisions is not None:
             return self.decisions
         return tuple(ruling_of(verdict.model_dump(mode="json"), None) for verdict in self.verdicts)
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What keeps the phase from being done, in words, first things first; empty where it is done."""
+        """The reasons that the phase is not done, first reason first."""
         return tuple(finding.why for finding in self.findings if finding.why)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Those that hold: of its data, its training and its model."""
+        """The current verdicts on data, training and model."""
         return tuple(verdict for verdict in (self.data_verdict, self.health_verdict, self.model_verdict) if verdict)
 
     @property
     def state(self) -> State:
-        """Done: trained on judged bytes and past its gates. Refused: a verdict fails, or people rejected it.
+        """`done`: trained on judged data, with passed gates. `refused`: a verdict fails, or a person rejected it.
 
-        A run that diverged waits for nobody: there is nothing to go on with.
+        A diverged run never waits for a person, because it has no checkpoint for the next phase.
         """
         asked = (self.asked,) if self.asked else ()
         stopped = [ruling.state for ruling in (*self.rulings, *asked) if not ruling.lets_go_on]
@@ -197,32 +189,40 @@ class PhaseRecord:
 
 
 def read_records(resolved: Resolved) -> list[PhaseRecord]:
-    """Every phase of the recipe, in order."""
+    """The records of all phases, in order."""
     return [read_record(resolved, phase) for phase in resolved.recipe.phases]
 
 
 def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
-    """One phase. A verdict holds where it was given for what is there now, within the limits that the recipe has now."""
+    """The record of a phase. A verdict is current if its inputs, limits and waivers are the recipe's."""
     recipe, home, plan = resolved.recipe, resolved.home, resolved.plan
     try:
         run = resolved.run(phase)
     except (TrainingError, CheckpointError) as error:
         return PhaseRecord(phase, None, None, None, None, None, None, (Finding(what="start", holds=False, again="train", why=str(error)),))
-    found = _Findings(accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase))
-    found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources, settings and code are now")
-    rests_on = _decided_by(resolved, phase, run)
-    data_verdict = found.verdict("data", as_path(run.verdict), _digests(run), phase.gates.data, rests_on)
+    found = Findings(accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase))
+    caches = [plan.components[name] for name in phase.components]
+    are_built = all(one.train.is_built and one.held_out.is_built for one in caches)
+    found.add("caches", are_built, "prepare", "its caches are missing for the current sources, settings and code")
+    rests_on: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    with suppress(DataError, TrainingError):
+        rests_on = decided_by(resolved, phase, run)
+    with suppress(PhasewiseError):
+        digests = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
+    data_verdict = found.verdict("data", as_path(run.verdict), digests, phase.gates.data, rests_on)
     result = finished_result(run, plan, resolved.digests)
     found.add("training", result is not None, "train", "" if result else why_not_trained(run, resolved.digests))
     if not result and is_begun(run, plan):
         found.question(home.question(recipe.run_name, phase.name))
     health_verdict = evaluation = model_verdict = None
     metrics, health = RunFolder.at(run.output).metrics, home.verdict(recipe.run_name, phase.name, "health")
-    if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # the training of a run that diverged is judged, too
+    if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # a diverged run has a verdict on its training
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
-        evaluation = _evaluation(run, result, plan, phase)
-        found.add("evaluation", evaluation is not None, "evaluate", "its last checkpoint is not evaluated as it would be now")
+        with suppress(PhasewiseError):
+            evaluation = finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.measured))
+        found.add("evaluation", evaluation is not None, "evaluate", "the evaluation of its last checkpoint is missing or out of date")
     if evaluation:
         judged = judged_by_gate(evaluation, parent_evaluation(resolved, phase))
         model_verdict = found.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
@@ -231,21 +231,19 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
 
 
 def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
-    """Why `finished_result` gives none, in words."""
+    """The reason that `finished_result` is None."""
     if has_result_of(as_path(run.output), run) and (damage := damage_of_finished(run, digests)):
         return f"its last checkpoint {damage} ({checkpoint_path(run.output, run.stop_step)})"
     if found := differences(run):
-        return f"it was trained as something else: {name_differences(found)}"
+        return f"it was trained with other settings: {name_differences(found)}"
     if read_result(as_path(run.output)) and (damage := damage_of_finished(run, digests)):
         return f"its last checkpoint {damage}"
     return "it is not trained to its end"
 
 
-def _are_built(phase: Phase, plan: DataPlan) -> bool:
-    return all(plan.components[name].train.is_built and plan.components[name].held_out.is_built for name in phase.components)
+class Findings:
+    """Collects the findings and rulings of one phase."""
 
-
-class _Findings:
     def __init__(self, accepts: Sequence[AcceptedWarning], asks_people: AsksPeople = NOBODY) -> None:
         self.all: list[Finding] = []
         self.rulings: list[Ruling] = []
@@ -254,13 +252,13 @@ class _Findings:
         self._asks_people = asks_people
 
     def add(self, what: str, holds: bool, again: Again, why: str) -> None:
-        """A result that holds or does not."""
+        """Add a result other than a verdict."""
         self.all.append(Finding(what=what, holds=holds, again=None if holds else again, why="" if holds else why))
 
     def verdict(
         self, what: str, path: Path, judged: Mapping[str, str], limits: Frozen, rests_on: Mapping[str, str] | None = None
     ) -> Verdict | None:
-        """The verdict in the file, if it holds; whether it lets the phase go on is in `rulings`."""
+        """Add the verdict of a file with its ruling. Returns the verdict if it is current."""
         name = f"verdict on its {what}"
         if not path.exists():
             self.add(name, False, "judge", f"there is no {name}")
@@ -274,65 +272,52 @@ class _Findings:
         if why := self._why_out_of_date(verdict, judged, rests_on or {}, limits):
             self.add(name, False, "judge", f"the {name} is out of date: {why}")
             return None
-        failure = "" if ruling.lets_go_on else f"the {name} {why_not(verdict, ruling, path)}"
-        decided = ruling.decision.words if ruling.decision else ""
-        self.all.append(Finding(what=name, holds=True, again=None, why=failure, decided=decided))
+        self._add_ruled(name, "" if ruling.lets_go_on else f"the {name} {why_not(verdict, ruling, path)}", ruling)
         self.rulings.append(ruling)
         return verdict
 
     def question(self, path: Path) -> None:
-        """What the training asks a person; once that is approved, it only has to go on."""
+        """Add an open question of the training. The training of an approved question continues."""
+        name = "question of its training"
         if not path.exists():
             return
         try:
             question, ruling = read_verdict(path), ruling_at(path)
         except VerdictError as error:
-            self.add("question of its training", False, "train", str(error))
+            self.add(name, False, "train", str(error))
             return
-        if ruling.lets_go_on:
-            return
-        why = f"its training {why_not(question, ruling, path)}"
+        if not ruling.lets_go_on:
+            self._add_ruled(name, f"its training {why_not(question, ruling, path)}", ruling)
+            self.asked = ruling
+
+    def _add_ruled(self, what: str, why: str, ruling: Ruling) -> None:
         decided = ruling.decision.words if ruling.decision else ""
-        self.all.append(Finding(what="question of its training", holds=True, again=None, why=why, decided=decided))
-        self.asked = ruling
+        self.all.append(Finding(what=what, holds=True, again=None, why=why, decided=decided))
 
     def _why_out_of_date(self, verdict: Verdict, judged: Mapping[str, str], rests_on: Mapping[str, str], limits: Frozen) -> str | None:
-        if why := _why_out_of_date(verdict, judged, rests_on, limits, self._accepts):
-            return why
+        if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
+            return "its inputs have changed"
+        if rests_on and not verdict.decided_by:
+            return f"it does not name its inputs ({', '.join(sorted(rests_on))})"
+        if changed := _differing(rests_on, verdict.decided_by):
+            return f"its inputs have changed ({', '.join(changed)})"
+        if changed := _differing(limits.model_dump(mode="json"), verdict.thresholds):
+            return f"it was measured against other limits ({', '.join(changed)})"
+        if expected(verdict.accepts) != expected(accepted_by(verdict.suite, self._accepts)):
+            return "the recipe accepted other warnings then"
+        if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
+            return f"the checks have changed (version {version}, not {verdict.suite_version})"
         if verdict.asks_people != asked_of_suite(self._asks_people, verdict.suite):
-            return "the recipe put other checks to people then"
+            return "the recipe asked people about other checks then"
         return None
 
 
-def _why_out_of_date(
-    verdict: Verdict, judged: Mapping[str, str], rests_on: Mapping[str, str], limits: Frozen, accepts: Sequence[AcceptedWarning]
-) -> str | None:
-    if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
-        return "it was given for something else than what is there now"
-    if rests_on and not verdict.decided_by:
-        return f"it does not say what it rests on ({', '.join(sorted(rests_on))})"
-    if verdict.decided_by != rests_on:
-        changed = sorted(name for name in {*rests_on, *verdict.decided_by} if rests_on.get(name) != verdict.decided_by.get(name))
-        return f"what it rests on has changed ({', '.join(changed)})"
-    now = limits.model_dump(mode="json")
-    if changed := sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name)):  # None is off
-        return f"it was measured against other limits ({', '.join(changed)})"
-    if expected(verdict.accepts) != expected(accepted_by(verdict.suite, accepts)):
-        return "the recipe accepted other warnings then"
-    if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
-        return f"the checks are others now (version {version}, not {verdict.suite_version})"
-    return None
-
-
-def _evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, phase: Phase) -> dict[str, Any] | None:
-    try:
-        return finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.measured))
-    except PhasewiseError:
-        return None
+def _differing(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
 
 
 def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None:
-    """What was measured at the end of the phase's parent; None for a first phase, where nothing was, and where it was of other weights."""
+    """The evaluation of the parent's final weights. None if the phase has no parent, or the evaluation is missing or of other weights."""
     if phase.parent is None:
         return None
     folder = resolved.home.run(resolved.recipe.run_name, phase.parent)
@@ -340,19 +325,5 @@ def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None
         evaluation = read_sealed(RunFolder(folder).evaluation)
     except (FileNotFoundError, NotAsWritten):
         return None
-    of_these = (read_result(folder) or {}).get("params_digest") == evaluation.get("params_digest")
-    return evaluation if of_these else None
-
-
-def _decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
-    try:
-        return decided_by(resolved, phase, run)
-    except (DataError, TrainingError):
-        return {}
-
-
-def _digests(run: RunConfig) -> dict[str, str]:
-    try:
-        return {name: read_manifest(folder).digest for name, folder in run.caches.items()}
-    except PhasewiseError:
-        return {}
+    is_of_final_weights = (read_result(folder) or {}).get("params_digest") == evaluation.get("params_digest")
+    return evaluation if is_of_final_weights else None

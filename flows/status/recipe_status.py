@@ -1,10 +1,10 @@
-"""Whether nothing is left to do: each phase done, the baselines measured, and the report one of what is there now."""
+"""The status of a whole recipe: its phases, baselines and report."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved
@@ -20,7 +20,7 @@ from phasewise.trainer.skipped_steps import read_roll_backs
 
 
 def status_of(records: Sequence[PhaseRecord]) -> Literal["passed", "stopped", "unfinished"]:
-    """Of the whole recipe. A phase that nobody has trained yet stops nothing."""
+    """The status of all phases together. An untrained phase stops nothing."""
     states = {record.state for record in records}
     if states <= {"done"}:
         return "passed"
@@ -28,7 +28,7 @@ def status_of(records: Sequence[PhaseRecord]) -> Literal["passed", "stopped", "u
 
 
 def headline(records: Sequence[PhaseRecord]) -> str:
-    """What happened, in a sentence."""
+    """The status of all phases in a sentence."""
     done = [record for record in records if record.state == "done"]
     if len(done) == len(records):
         every = {1: "The phase", 2: "Both phases"}.get(len(records), f"All {len(records)} phases")
@@ -42,7 +42,7 @@ def headline(records: Sequence[PhaseRecord]) -> str:
 
 KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
-"""The report names their versions."""
+"""Packages whose versions are in the report."""
 REPORTING = (
     "flows/recipes/facts.py",
     "flows/show/words.py",
@@ -64,20 +64,8 @@ def report_path(resolved: Resolved) -> Path:
     return resolved.home.report(resolved.recipe.run_name) / "report.html"
 
 
-def keys_path(resolved: Resolved) -> Path:
-    """What the report was made of, beside it."""
-    return report_path(resolved).with_name(KEYS_NAME)
-
-
-def report_keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
-    """Phase → digest of everything that the report says of it, and of the code that says it."""
-    tokenizer = resolved.recipe.tokenizer
-    makers = [tokenizer.name, tokenizer.vocab_size, _code(), {name: version(name) for name in PACKAGES}]
-    return {record.phase.name: digest_of_json([*makers, *_shown_of(record)]) for record in records}
-
-
 def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
-    """Whether nothing is left to do for these phases: every cache, every result, the baselines and the report."""
+    """Whether all caches and results of these phases, the baselines and the report are current."""
     try:
         is_built = resolved.plan.is_built
     except PhasewiseError:
@@ -87,10 +75,10 @@ def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
 
 
 def find_of_recipe(resolved: Resolved, records: Sequence[PhaseRecord]) -> tuple[Finding, ...]:
-    """The results of a recipe that are no phase's: its baselines, and its report."""
+    """The findings on the baselines and the report."""
     baselines = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
     why_report = why_no_report(resolved, records)
-    why_baselines = "" if read_baselines(baselines) else "the byte n-grams are not measured on the text as it is now"
+    why_baselines = "" if read_baselines(baselines) else "the byte n-grams are not measured on the current text"
     return (
         Finding(what="baselines", holds=not why_baselines, again="evaluate" if why_baselines else None, why=why_baselines),
         Finding(what="report", holds=not why_report, again="report" if why_report else None, why=why_report),
@@ -98,48 +86,56 @@ def find_of_recipe(resolved: Resolved, records: Sequence[PhaseRecord]) -> tuple[
 
 
 def seal_report(resolved: Resolved, records: Iterable[PhaseRecord]) -> None:
-    """Write down what the report was made of, and the digest of each of its files: last, when all are written."""
+    """Write the digests of the report's inputs and files, after all files."""
     folder = report_path(resolved).parent
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != KEYS_NAME and not path.name.startswith(".")]
     files = {path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}
-    write_sealed(keys_path(resolved), {"phases": report_keys(resolved, records), "files": files})
+    write_sealed(folder / KEYS_NAME, {"phases": _keys(resolved, records), "files": files})
 
 
 def why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
-    """Why the report does not hold, in words; empty if it does."""
-    if not report_path(resolved).exists():
+    """The reason that the report is missing or out of date. Empty if it is current."""
+    path = report_path(resolved)
+    if not path.exists():
         return "there is no report"
     try:
-        written = read_sealed(keys_path(resolved))
+        written = read_sealed(path.with_name(KEYS_NAME))
         phases, files = written["phases"], written["files"]
     except (FileNotFoundError, NotAsWritten, KeyError) as error:
-        return f"the report does not say what it was made of: {error}"
-    if changed := resolved.digests.changed(report_path(resolved).parent, files, keys_path(resolved)):
+        return f"the report does not name its inputs: {error}"
+    if changed := resolved.digests.changed(path.parent, files, path.with_name(KEYS_NAME)):
         return f"the report is out of date: {name_some(changed, 3)} changed after it was written"
     try:
-        others = [name for name, key in report_keys(resolved, records).items() if phases.get(name) != key]
+        others = [name for name, key in _keys(resolved, records).items() if phases.get(name) != key]
     except CheckpointError as error:
         return str(error)
-    return f"the report is out of date: {', '.join(others)} came out otherwise since than {KEYS_NAME} says" if others else ""
+    return f"the report is out of date: {KEYS_NAME} has other results of {', '.join(others)}" if others else ""
 
 
-def _shown_of(record: PhaseRecord) -> list[Any]:
-    verdicts = [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts]
-    found = [{name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)]
-    decided = [finding.decided for finding in record.findings if finding.decided]
-    return [
-        record.state,
-        *decided,
-        record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}),
-        verdicts,
-        *found,
-        *(read_roll_backs(record.run) if record.run else ()),
-        computed_of(record),
-    ]
+def _keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
+    """Phase → digest of its part of the report, and of the code that writes it."""
+    tokenizer = resolved.recipe.tokenizer
+    makers = [tokenizer.name, tokenizer.vocab_size, _code(), {name: version(name) for name in PACKAGES}]
+    keys: dict[str, str] = {}
+    for record in records:
+        results = [
+            {name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)
+        ]
+        shown = [
+            record.state,
+            *(finding.decided for finding in record.findings if finding.decided),
+            record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}),
+            [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts],
+            *results,
+            *(read_roll_backs(record.run) if record.run else ()),
+            computed_of(record),
+        ]
+        keys[record.phase.name] = digest_of_json([*makers, *shown])
+    return keys
 
 
 def computed_of(record: PhaseRecord) -> str:
-    """On what and how a phase was computed, in words; empty where it is not known from what it would start."""
+    """The hardware and execution of a phase as text. Empty without a run."""
     if record.run is None:
         return ""
     folder = as_path(record.run.output)
@@ -149,6 +145,5 @@ def computed_of(record: PhaseRecord) -> str:
 
 @cache
 def _code() -> list[str]:
-    """Digests of the code and of the pages that make a report."""
     pages = sorted(path.read_text(encoding="utf-8") for path in files_of(*LAID_OUT_BY))
     return [code_digest(*REPORTING), digest_of_json(pages)]

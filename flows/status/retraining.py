@@ -1,6 +1,6 @@
-"""Work that a change would set aside: what changed, and what it costs to do it again. Nobody loses a run without having said so."""
+"""Checks of earlier phases, and of trained work that a change would replace."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from phasewise.flows.recipes.phase import Phase
@@ -17,14 +17,16 @@ from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.verdict import read_verdict
 
 GATES = ("data", "health", "model")
+MAX_SECONDS_UNASKED = 600.0
+"""Except at full scale, shorter training is repeated without `--retrain`."""
 
 
 class ParentNotDone(VerdictError):
-    """A phase that another one rests on is not trained and judged yet, not as it would be now, or waits for a person; nothing refuses it.
+    """A phase needs an ancestor that is untrained, unjudged, out of date, or waits for a person. No verdict rejects the ancestor.
 
     Attributes:
-        parent: its name.
-        why: what is missing of it.
+        parent: name of the ancestor.
+        why: the missing result.
     """
 
     def __init__(self, message: str, parent: str, why: str) -> None:
@@ -33,99 +35,17 @@ class ParentNotDone(VerdictError):
         self.why = why
 
 
-def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
-    """Ask the verdicts of every phase that this one rests on, before anything is prepared for it.
-
-    First whether they are there and pass, which takes no time; then, where nothing is planned yet, whether they hold for the data and the
-    settings as they are now. A branch has data of its own that may not be there yet: its parent's plan does without.
-
-    Raises:
-        ParentNotDone: one is missing, or is out of date; it says which command mends it.
-        VerdictError: one fails.
-    """
-    before = check_verdicts(resolved, phase)
-    if before and not resolved.is_planned:
-        parents, _ = resolve_phase(resolved.recipe_name, before[-1].name, resolved.recipe.scale, str(resolved.home.root))
-        _check_hold(parents, phase, before)
-
-
-def check_verdicts(resolved: Resolved, phase: Phase) -> tuple[Phase, ...]:
-    """Whether the verdicts on all that a phase rests on are there and pass; nothing but them is read. Those phases.
-
-    Raises:
-        ParentNotDone, VerdictError: as `check_ancestors_passed`.
-    """
-    before = resolved.recipe.ancestors(phase)
-    for ancestor in before:
-        for gate in GATES:
-            _check_passes(resolved, phase, ancestor, gate)
-    return before
-
-
-def check_ancestors_hold(resolved: Resolved, phase: Phase) -> None:
-    """The same of the data as it is planned.
-
-    Raises:
-        ParentNotDone: a phase that this one rests on is not done.
-    """
-    _check_hold(resolved, phase, resolved.recipe.ancestors(phase))
-
-
-def phases_to_train(recipe: Recipe, last: Phase | None) -> tuple[Phase, ...]:
-    """All of the recipe, or the last one with everything that it rests on."""
-    return (*recipe.ancestors(last), last) if last else recipe.phases
-
-
-def _check_hold(resolved: Resolved, phase: Phase, before: tuple[Phase, ...]) -> None:
-    for ancestor in before:
-        record = read_record(resolved, ancestor)
-        if record.state != "done":
-            raise _not_done(resolved, phase, ancestor, record.lacks[0])
-
-
-def _check_passes(resolved: Resolved, phase: Phase, ancestor: Phase, gate: str) -> None:
-    path = resolved.home.verdict(resolved.recipe.run_name, ancestor.name, gate)
-    what = "training" if gate == "health" else gate
-    if not path.exists():
-        raise _not_done(resolved, phase, ancestor, f"there is no verdict on its {what}")
-    verdict = read_verdict(path)
-    ruling = ruling_at(path)
-    if ruling.lets_go_on:
-        return
-    why = f"the verdict on its {what} {why_not(verdict, ruling, path)}"
-    if ruling.state == "waits":
-        raise _not_done(resolved, phase, ancestor, why)
-    raise VerdictError(_words(resolved, phase, ancestor, why))
-
-
-def _not_done(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> ParentNotDone:
-    return ParentNotDone(_words(resolved, phase, ancestor, why), ancestor.name, why)
-
-
-def _words(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> str:
-    recipe = resolved.recipe
-    command = f"phasewise run {resolved.recipe_name}/{ancestor.name} {resolved.options}"
-    return (
-        f"{recipe.run_name}/{phase.name} rests on {ancestor.name}, which is not done: {why}.\n"
-        f"  to do: `{command}` does what is missing of it and judges it again."
-    )
-
-
-MAX_SECONDS_UNASKED = 600.0
-"""At any scale but full, less training than this is done again without being asked for."""
-
-
 class WouldReplace(PhasewiseError):
-    """A change would set trained work aside, and nobody said that it may."""
+    """A change would replace trained work without `--retrain`."""
 
 
 class Replaced(NamedTuple):
-    """A phase whose checkpoints would be passed over.
+    """A phase whose checkpoints would be replaced.
 
     Attributes:
-        step: the newest whole checkpoint that is there.
-        why: what changed.
-        tokens, seconds: what training it again takes, at the speed of before; None where that is not known.
+        step: of the newest complete checkpoint.
+        why: the change.
+        tokens, seconds: the work of training again, at the measured speed. None without a measurement.
     """
 
     phase: str
@@ -135,16 +55,76 @@ class Replaced(NamedTuple):
     seconds: float | None
 
     def __str__(self) -> str:
-        return f"{self.phase}, trained to step {self.step:,}: {self.why} ({self.tokens:,} tokens, {_time(self.seconds)})"
+        duration = "duration unknown" if self.seconds is None else about(self.seconds)
+        return f"{self.phase}, trained to step {self.step:,}: {self.why} ({self.tokens:,} tokens, {duration})"
+
+
+def phases_to_train(recipe: Recipe, last: Phase | None) -> tuple[Phase, ...]:
+    """All phases of the recipe, or one phase with its ancestors."""
+    return (*recipe.ancestors(last), last) if last else recipe.phases
+
+
+def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
+    """Check the verdicts of all ancestors before the data of a phase are prepared.
+
+    Fast checks come first: the verdicts exist and pass. If no plan exists yet, the verdicts must also be current in the plan of the parent,
+    because the data of a branch may be missing.
+
+    Raises:
+        ParentNotDone: a verdict is missing or out of date. The message has the remedy.
+        VerdictError: a verdict fails.
+    """
+    before = check_verdicts(resolved, phase)
+    if before and not resolved.is_planned:
+        parents, _ = resolve_phase(resolved.recipe_name, before[-1].name, resolved.recipe.scale, str(resolved.home.root))
+        _check_hold(parents, phase, before)
+
+
+def check_verdicts(resolved: Resolved, phase: Phase) -> tuple[Phase, ...]:
+    """Check that the verdicts of all ancestors exist and pass. Returns the ancestors, and raises as `check_ancestors_passed`."""
+    before = resolved.recipe.ancestors(phase)
+    for ancestor in before:
+        for gate in GATES:
+            path = resolved.home.verdict(resolved.recipe.run_name, ancestor.name, gate)
+            what = "training" if gate == "health" else gate
+            if not path.exists():
+                raise _not_done(resolved, phase, ancestor, f"there is no verdict on its {what}")
+            verdict, ruling = read_verdict(path), ruling_at(path)
+            if ruling.lets_go_on:
+                continue
+            error = _not_done(resolved, phase, ancestor, f"the verdict on its {what} {why_not(verdict, ruling, path)}")
+            raise error if ruling.state == "waits" else VerdictError(str(error))
+    return before
+
+
+def check_ancestors_hold(resolved: Resolved, phase: Phase) -> None:
+    """Check that all ancestors are done with the current plan. Raises ParentNotDone."""
+    _check_hold(resolved, phase, resolved.recipe.ancestors(phase))
+
+
+def _check_hold(resolved: Resolved, phase: Phase, before: tuple[Phase, ...]) -> None:
+    for ancestor in before:
+        record = read_record(resolved, ancestor)
+        if record.state != "done":
+            raise _not_done(resolved, phase, ancestor, record.lacks[0])
+
+
+def _not_done(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> ParentNotDone:
+    command = f"phasewise run {resolved.recipe_name}/{ancestor.name} {resolved.options}"
+    message = (
+        f"{resolved.recipe.run_name}/{phase.name} needs {ancestor.name}, which is not done: {why}.\n"
+        f"  to do: `{command}` completes it and judges it again."
+    )
+    return ParentNotDone(message, ancestor.name, why)
 
 
 def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced, ...]:
-    """The phases of which something is trained that does not hold any more, and those that start from them."""
+    """The phases with outdated checkpoints, and phases that start from them."""
     found: dict[str, Replaced] = {}
     for phase in phases:
         try:
             run = resolved.run(phase)
-        except TrainingError:  # its parent is not trained: nothing is known of what it would start from
+        except TrainingError:  # the parent is not trained, so the phase has no start to compare
             continue
         step = last_saved_step(run)
         if step is None:
@@ -155,7 +135,7 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
         elif finished_result(run, digests=resolved.digests) or is_begun(run):
             continue
         else:
-            why = name_differences(differences(run)) or "its folder does not say as what it was trained"
+            why = name_differences(differences(run)) or "its folder does not record its settings"
         rows = [row for row in read_metrics(RunFolder.at(run.output).metrics) if row.get("step_seconds")]
         took = sum(row["step_seconds"] for row in rows)
         trained = sum(row["tokens"] for row in rows)
@@ -164,53 +144,35 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
 
 
 def check_retrain(retrain: Collection[str], phases: Iterable[Phase]) -> None:
-    """Refuse names that are none of the phases.
-
-    Raises:
-        ConfigError: with the names that there are.
-    """
+    """Reject unknown phase names with ConfigError."""
     names = [phase.name for phase in phases]
     if unknown := sorted(set(retrain) - set(names)):
-        raise ConfigError(f"--retrain names {', '.join(unknown)}, and what is trained here is {', '.join(names)}.")
+        raise ConfigError(f"--retrain names {', '.join(unknown)}: expected phases of this run ({', '.join(names)}).")
 
 
-def check_replaced(resolved: Resolved, found: Collection[Replaced], retrain: Collection[str]) -> None:
-    """Refuse to set work aside, unless it is named, or it rests on what is named, or there is little of it.
+def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str]) -> None:
+    """Raise WouldReplace for replaced work, except for little work, phases in `retrain` and their descendants."""
+    recipe = resolved.recipe
 
-    Args:
-        retrain: the phases that may be trained again.
+    def rests_on(phase: str, others: Iterable[str]) -> bool:
+        return not {one.name for one in recipe.ancestors(recipe.phase(phase))}.isdisjoint(others)
 
-    Raises:
-        WouldReplace: work would be set aside.
-    """
     seconds = [one.seconds for one in found]
-    is_little = resolved.recipe.scale != "full" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
-    unasked = [one for one in found if not _is_named(resolved, one.phase, retrain)]
+    is_little = recipe.scale != "full" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
+    unasked = [one for one in found if one.phase not in retrain and not rests_on(one.phase, retrain)]
     if not unasked or is_little:
         return
-    first = [one.phase for one in unasked if not any(_rests_on(resolved, one.phase, other.phase) for other in unasked)]
+    names = [one.phase for one in unasked]
+    first = [name for name in names if not rests_on(name, names)]
     command = f"phasewise run {resolved.name} {resolved.options}"
     lines = "\n".join(f"  {one}" for one in unasked)
     raise WouldReplace(
-        f"{resolved.recipe.run_name} is not what was trained here, and to train it would set work aside:\n{lines}\n"
-        f"  to do: take the change back, or say that it may: `{command} {' '.join(f'--retrain {name}' for name in first)}`. "
-        "What was trained before is kept beside it."
+        f"{recipe.run_name} differs from the trained recipe, and training it would replace work:\n{lines}\n"
+        f"  to do: undo the change, or allow it: `{command} {' '.join(f'--retrain {name}' for name in first)}`. Replaced work is archived."
     )
 
 
 def say_replaced(found: Iterable[Replaced]) -> None:
-    """One line about each phase that is trained again, before it is."""
+    """Log a line about each phase that is trained again."""
     for one in found:
         say(f"trained again: {one}")
-
-
-def _is_named(resolved: Resolved, phase: str, retrain: Collection[str]) -> bool:
-    return phase in retrain or any(_rests_on(resolved, phase, name) for name in retrain)
-
-
-def _rests_on(resolved: Resolved, phase: str, other: str) -> bool:
-    return other in {one.name for one in resolved.recipe.ancestors(resolved.recipe.phase(phase))}
-
-
-def _time(seconds: float | None) -> str:
-    return "nobody measured how long" if seconds is None else about(seconds)

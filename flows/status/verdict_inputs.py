@@ -1,8 +1,4 @@
-"""What a hand-off changes: what the recipe says of parent and phase, held against what the parent was really trained as.
-
-The parent's `run.json` says as what it was trained; the contract in its checkpoint says in which order its data came, by which version of
-the permutation, and which bytes they were. A recipe that was edited after the parent was trained is found out so.
-"""
+"""Inputs of the verdict on the data of a phase, with the changes of its hand-off."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,18 +19,20 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import MixtureShares, RunConfig, Steps, without_added
 from phasewise.trainer.config.run import ADDED_LATER
 from phasewise.trainer.data.loader import Loader, compared_by, with_contents
-from phasewise.trainer.data.packing import DrawnRows
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
+TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
+ROWS = ("packing", "loss_on")
+"""Newer fields. Older runs lack them, and the digests of older verdicts have no default values of them."""
+COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "packing_version", "loss_on"}
 
 
 def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
-    """Name → digest: the order in which the rows are drawn, the test items that are looked for, how much of a source may be unreadable, and
-    the hand-off where there is one.
+    """Input → digest, of a verdict on data: the order of rows, the test items, the limits on unreadable records, and the hand-off.
 
     Raises:
-        DataError: a held-out cache is not there.
-        TrainingError: what the parent was trained as does not read.
+        DataError: a held-out cache is missing.
+        TrainingError: the run file of the parent is invalid.
     """
     settings = run.model_dump(mode="json", include=set(IN_ORDER))
     rows = without_added({"packing": run.packing, "loss_on": run.loss_on})
@@ -44,13 +42,18 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
         "unreadable": unreadable_key(phase, resolved.plan),
     }
     if earlier := drawn_earlier(resolved.recipe, phase):
-        found["drawn before the order began"] = digest_of_json({name: _in_tokens(rows) for name, rows in earlier.items()})
-    if not isinstance(phase.start, HandOff) or run.start is None:
-        hand_off = None
-    else:
+        counts: dict[str, object] = {}
+        for name, drawn_rows in earlier.items():
+            in_tokens = all(one.packing == "chunk" for one in drawn_rows)
+            counts[name] = sum(one.places for one in drawn_rows) if in_tokens else drawn_rows
+        found["drawn before the order began"] = digest_of_json(counts)
+    if isinstance(phase.start, HandOff) and run.start is not None:
         run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
         parent = _as_trained(resolved.recipe.phase(phase.start.parent), run_file)
-        compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - _plain_rows(one)) for one in (parent, phase)}
+        compared: dict[str, Any] = {}
+        for one in (parent, phase):
+            defaults = {name for name in ROWS if getattr(one, name) == ADDED_LATER[name]}
+            compared[one.name] = one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - defaults)
         drawn = resolved.recipe.drawn_before(phase)
         decided = {
             "declared": _declared(resolved.recipe, phase.start),
@@ -58,39 +61,32 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
             "drawn": sorted(drawn.ever),
             "start": run.decisive["start"],
         }
-        hand_off = digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
-    return found if hand_off is None else {**found, "hand-off": hand_off}
-
-
-def _in_tokens(rows: tuple[DrawnRows, ...]) -> int | tuple[DrawnRows, ...]:
-    return sum(one.places for one in rows) if all(one.packing == "chunk" for one in rows) else rows
+        found["hand-off"] = digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
+    return found
 
 
 def unreadable_key(phase: Phase, plan: DataPlan) -> str:
-    """Digest of how much of each source may be unreadable, or without text."""
+    """Digest of the limits on unreadable records and records without text."""
     sources = {name: plan.components[name].source for name in phase.components}
     return digest_of_json({name: [source.max_bad_fraction, source.max_empty_fraction] for name, source in sources.items()})
 
 
-TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
-ROWS = ("packing", "loss_on")
-"""What came later: a run of before does not say it, and no key of before has it."""
-COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "packing_version", "loss_on"}
-
-
 class HandOffFacts(NamedTuple):
-    """What `validations.evidence.hand_off.hand_off_evidence` makes its table of."""
+    """The declared and the found changes of a hand-off. `declared` is None for a phase from scratch."""
 
     declared: tuple[str, ...] | None
     found: dict[str, Pair]
 
 
 def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts:
-    """What the phase declares and what it changes, in words; for a phase from scratch, that there is nothing to declare.
+    """The changes of a hand-off as text, relative to the trained parent.
+
+    `run.json` of the parent has its settings. The contract in its checkpoint has data order, permutation version and data. Changes of the
+    recipe after the parent's training are found as well.
 
     Raises:
-        CheckpointError: the parent's checkpoint is not there.
-        TrainingError: what the parent was trained as does not read.
+        CheckpointError: the parent's checkpoint is missing.
+        TrainingError: the run file of the parent is invalid.
         DataError: a cache of the phase cannot be read.
     """
     if not isinstance(phase.start, HandOff) or run.start is None:
@@ -102,10 +98,6 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
     contract = with_contents(read_about(checkpoint)["contract"], run)
     return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
-
-
-def _plain_rows(phase: Phase) -> set[str]:
-    return {name for name in ROWS if getattr(phase, name) == ADDED_LATER[name]}
 
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
@@ -120,40 +112,31 @@ def _as_trained(parent: Phase, run_file: Path) -> Phase:
         return parent.but(**{name: trained.get(name, ADDED_LATER[name]) if name in ROWS else trained[name] for name in TRAINED_AS})
     except (KeyError, ValidationError) as error:
         raise TrainingError(
-            f"{run_file} must say as what phase {parent.name} was trained, and does not read so ({in_one_line(error)}): train "
-            f"{parent.name} again."
+            f"{run_file} must have the settings of phase {parent.name}, and is invalid ({in_one_line(error)}): train {parent.name} again."
         ) from None
 
 
 def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], start_step: int) -> dict[str, Pair]:
-    """What differs between the data order contract of the parent's checkpoint and that of the phase, name → before and after.
+    """The differences between the data order contracts of the parent's checkpoint and of the phase, name → before and after.
 
-    The schedules of batch and mixture are compared up to the hand-off, where they must be the same: what the phase believes of the past
-    decides which rows it draws next. The components are compared where both have them; how many rows each has follows from its bytes and
-    from the model's `seq_len`. What else is in a contract must be equal.
+    Batches and mixtures are compared up to the hand-off, because the past decides the next rows. Components are compared if both contracts
+    have them, without their number of rows. All other fields must be equal.
     """
-    found: dict[str, Pair] = {}
-    batch = (Steps[int].model_validate(contract["batch"]).within(0, start_step) for contract in (before, after))
-    mixture = (Steps[MixtureShares].model_validate(contract["mixture"]).within(0, start_step) for contract in (before, after))
-    for name, (was, now) in (("batches so far", batch), ("mixtures so far", mixture)):
-        if was != now:
-            found[name] = both_in_words(dict(was), dict(now))
+    contracts = (before, after)
+
+    def packing(contract: Mapping[str, Any]) -> str:
+        kind, version = contract["packing"], contract.get("packing_version")
+        return "chunk" if kind == "buffer" else kind if version is None else f"{kind}, version {version}"
+
+    pairs: dict[str, list[Any]] = {
+        "batches so far": [dict(Steps[int].model_validate(one["batch"]).within(0, start_step)) for one in contracts],
+        "mixtures so far": [dict(Steps[MixtureShares].model_validate(one["mixture"]).within(0, start_step)) for one in contracts],
+    }
     for component in sorted(before["components"].keys() & after["components"].keys()):
-        caches = [contract["components"][component] for contract in (before, after)]
-        was, now = (cache[compared_by(*caches)] for cache in caches)
-        if was != now:
-            found[f"data of {component}"] = both_in_words(was, now)
-    for name, of_contract in (("packing", _packing_in), ("loss_on", lambda contract: contract.get("loss_on", ADDED_LATER["loss_on"]))):
-        was, now = of_contract(before), of_contract(after)
-        if was != now:
-            found[name] = both_in_words(was, now)
+        caches = [one["components"][component] for one in contracts]
+        pairs[f"data of {component}"] = [cache[compared_by(*caches)] for cache in caches]
+    pairs["packing"] = [packing(one) for one in contracts]
+    pairs["loss_on"] = [one.get("loss_on", ADDED_LATER["loss_on"]) for one in contracts]
     others = [name for name in {**before, **after} if name not in COMPARED_OTHERWISE]
-    order = [{name: contract.get(name) for name in others} for contract in (before, after)]
-    if order[0] != order[1]:
-        found["order"] = both_in_words(*order)
-    return found
-
-
-def _packing_in(contract: Mapping[str, Any]) -> str:
-    kind, version = contract["packing"], contract.get("packing_version")
-    return "chunk" if kind == "buffer" else kind if version is None else f"{kind}, version {version}"
+    pairs["order"] = [{name: one.get(name) for name in others} for one in contracts]
+    return {name: both_in_words(was, now) for name, (was, now) in pairs.items() if was != now}

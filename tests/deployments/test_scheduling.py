@@ -117,7 +117,7 @@ def test_a_phase_waits_for_its_parent_without_a_process_and_ends_with_the_reason
     refuse(up, "kestrel", "data")
     state = final_state(up, run)
     assert (state["type"], ask(up, f"flow_runs/{run}")["run_count"]) == ("FAILED", 2)
-    assert "marin-8b-proxy/ocelot rests on kestrel, which is not done: the verdict on its data fails: it is spoiled." in state["message"]
+    assert "marin-8b-proxy/ocelot needs kestrel, which is not done: the verdict on its data fails: it is spoiled." in state["message"]
     errors = wait_for(up, "the reason in its log", lambda: [line for line in logs_of(up, run) if "it is spoiled" in line])
     assert errors[0] == state["message"]
     assert not [line for line in logs_of(up, run) if "Traceback" in line]

@@ -176,7 +176,7 @@ def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
     before = trained_files(home)
     ended = in_turn.train_phase(changed, "ocelot", home)
     assert ended.returncode == 1
-    refusal = "tiny-proxy/ocelot rests on kestrel, which is not done: the verdict on its training is out of date: it was measured against"
+    refusal = "tiny-proxy/ocelot needs kestrel, which is not done: the verdict on its training is out of date: it was measured against"
     assert f"ParentNotDone: {refusal} other limits (spike_window)." in ended.errors
     assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.errors
     assert trained_files(home) == before

@@ -8,7 +8,7 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.describe import verdict_here
 from phasewise.flows.status import retraining
-from phasewise.flows.status.phase_status import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict means, without training a phase
+from phasewise.flows.status.phase_status import Findings
 from phasewise.flows.status.retraining import check_ancestors_passed
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
@@ -97,7 +97,7 @@ def test_the_record_says_who_decided_and_waits_again_once_the_verdict_changes(ph
     limits = RECIPE.phase("qk-norm").gates.model
 
     def found(asks: AsksPeople = ASKS) -> tuple[list[str], str, str]:
-        findings = _Findings((), asks)
+        findings = Findings((), asks)
         findings.verdict("model", path, {"evaluation": "a" * 64}, limits)
         (one,) = findings.all
         return [ruling.state for ruling in findings.rulings], one.why, one.decided
@@ -107,7 +107,7 @@ def test_the_record_says_who_decided_and_waits_again_once_the_verdict_changes(ph
     states, why, decided = found()
     assert (states, why) == (["approved"], "")
     assert decided.startswith("approved by Ada on ")
-    assert found(AsksPeople())[:2] == ([], "the verdict on its model is out of date: the recipe put other checks to people then")
+    assert found(AsksPeople())[:2] == ([], "the verdict on its model is out of date: the recipe asked people about other checks then")
     changed = read_json(path)
     changed["reasons"][0]["found"] = "p = 0.9"
     write_sealed(path, changed)

@@ -33,18 +33,18 @@ def written(folder: Path, *benchmarks: str) -> str:
     [
         (
             ("bananas",),
-            r"benchmarks: nothing knows the benchmark 'bananas': there is no bananas, only .* piqa, .*; known are word_order, next_word",
+            r"benchmarks: nothing knows the benchmark 'bananas': there is no bananas, only .* piqa, .*\. known are word_order, next_word",
         ),
-        (("next_word", "piqa"), "behind a colon it must say the number of examples in the prompt, as in piqa:0"),
-        (("next_word", "piqa:07"), "behind a colon it must say the number"),
-        (("wsc273:1",), "it has no split for examples, only wsc273:0 can be asked"),
+        (("next_word", "piqa"), "expected the number of examples in the prompt after a colon, as in piqa:0"),
+        (("next_word", "piqa:07"), "expected the number"),
+        (("wsc273:1",), "it has no split for examples, only wsc273:0 is possible"),
         (("humaneval:0",), "it runs programs that the model writes"),
-        ((), "at least one benchmark must be named, found none"),
-        (("niah:128",), "at least one benchmark must be named beside needles, found none"),
-        (("next_word", "niah"), "'niah' must say the tokens of its text behind a colon, 64 or more, as in niah:4096"),
-        (("next_word", "niah:8"), "'niah:8' must say the tokens"),
-        (("next_word", "niah_written:0128"), "must say the tokens"),
-        (("next_word", "niah:100000"), r"cannot be asked niah:100000 .* its rows have \d+ tokens, and the needle would be cut off"),
+        ((), "expected at least one benchmark, found none"),
+        (("niah:128",), "expected at least one benchmark in addition to needles, found none"),
+        (("next_word", "niah"), "'niah': expected the tokens of its text after a colon, 64 or more, as in niah:4096"),
+        (("next_word", "niah:8"), "'niah:8': expected the tokens"),
+        (("next_word", "niah_written:0128"), "expected the tokens"),
+        (("next_word", "niah:100000"), r"cannot measure niah:100000 .* its rows have \d+ tokens, and the needle would be cut off"),
         (("next_word", "next_word"), "must be named once, found next_word, next_word"),
     ],
 )
@@ -101,5 +101,5 @@ def test_no_proxy_is_asked_to_find_needles_and_who_asks_must_hide_some() -> None
     phase = load_record("trinity-nano", "full").phase("context-extension")
     asks = phase.gates.but(model=phase.gates.model.but(needle_error_rate=0.01))
     assert proxy_phase(phase.but(gates=asks)).gates.model.needle_error_rate is None
-    with pytest.raises(ValueError, match=r"phase phase-2 is asked to find needles .*, and hides none: name them in evaluation.benchmarks"):
+    with pytest.raises(ValueError, match=r"phase phase-2 limits errors on needles .* without a needle: add one to evaluation.benchmarks"):
         load_record("trinity-nano", "full").phase("phase-2").but(gates=asks)

@@ -86,7 +86,7 @@ def test_a_recipe_that_was_edited_after_its_parent_was_trained_is_found_out(trai
     assert declared is not None
     assert "order" not in declared
     write_json(path, {})
-    with pytest.raises(TrainingError, match=r"run\.json must say as what phase kestrel was trained"):
+    with pytest.raises(TrainingError, match=r"run\.json must have the settings of phase kestrel"):
         hand_off_facts(PROXY, OCELOT, run)
 
 

@@ -8,8 +8,8 @@ import pytest
 from phasewise.flows.recipes import load_record
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.phase_status import (
+    Findings,
     PhaseRecord,
-    _Findings,  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
     parent_evaluation,
 )
 from phasewise.tasks.home import Home
@@ -40,7 +40,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def held(path: Path, accepts: Sequence[AcceptedWarning], max_items: int = 0, cache: str = "ab" * 32) -> tuple[bool, list[str]]:
     """Whether the verdict holds for a recipe with these, and what is said where it does not."""
-    found = _Findings(accepts)
+    found = Findings(accepts)
     verdict = found.verdict("data", path, {"math": cache}, Limits(max_items=max_items))
     return verdict is not None, [finding.why for finding in found.all if finding.why]
 

@@ -95,7 +95,7 @@ def with_mixture(shares: dict[str, float]) -> Recipe:
 def test_a_component_that_nobody_knows_is_refused(home: Home):
     with pytest.raises(ConfigError, match="marin-8b draws from fineweb, webtext, which flows/recipes/catalogue does not name") as refusal:
         check_sources(with_mixture({"webtext": 50, "fineweb": 25, "flan": 25}), home)
-    assert "give each a source of its own under `sources`" in str(refusal.value)
+    assert "give each a source under `sources`" in str(refusal.value)
 
 
 @pytest.mark.parametrize("scale", ["proxy", "full"])
@@ -195,7 +195,7 @@ def test_answers_of_plain_text_or_of_a_template_that_does_not_mark_them_are_refu
     with pytest.raises(RecipeError, match=r"phase sft of marin-8b-proxy has loss_on answers.* and smoltalk is plain text: give each"):
         check_conversations(plain, [plain.phase("sft")])
     unmarked = conversing(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}")
-    with pytest.raises(RecipeError, match=r"the chat template of smoltalk does not say what an answer is: put \{% generation %\}"):
+    with pytest.raises(RecipeError, match=r"the chat template of smoltalk does not mark answers: put \{% generation %\}"):
         check_conversations(unmarked, [unmarked.phase("sft")])
     failing = conversing(tmp_path, "{% for message in messages %}{{ message.contents }}{% endfor %}")
     (tmp_path / "a.jsonl").write_text("{}")

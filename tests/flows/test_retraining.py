@@ -71,7 +71,7 @@ def test_a_graft_is_rested_on_too(judged_home: Home):
     recipe = Recipe.model_validate(raw)
     assert [phase.name for phase in recipe.ancestors(recipe.phase("mantis"))] == ["phase-1", "qk-norm", "bison"]
     assert refusal(judged_home, recipe).startswith(
-        "marin-32b-proxy/mantis rests on bison, which is not done: there is no verdict on its data."
+        "marin-32b-proxy/mantis needs bison, which is not done: there is no verdict on its data."
     )
 
 
@@ -81,8 +81,8 @@ def test_every_verdict_of_the_lineage_is_asked(judged_home: Home, phase: str, ga
     judge(judged_home, phase, gate, REASON)
     found = refusal(judged_home)
     assert found == (
-        f"marin-32b-proxy/mantis rests on {phase}, which is not done: the verdict on its {what} fails: next_word is at its baseline.\n"
-        f"  to do: `phasewise run marin-32b/{phase} --scale proxy --home {judged_home.root}` does what is missing of it "
+        f"marin-32b-proxy/mantis needs {phase}, which is not done: the verdict on its {what} fails: next_word is at its baseline.\n"
+        f"  to do: `phasewise run marin-32b/{phase} --scale proxy --home {judged_home.root}` completes it "
         "and judges it again."
     )
     judged_home.verdict("marin-32b-proxy", phase, gate).unlink()
@@ -189,7 +189,7 @@ def test_more_is_refused_and_so_is_what_nobody_timed_and_anything_at_full_scale(
     with pytest.raises(WouldReplace) as refused:
         check_replaced(resolved_from(recipe, home), found, ())
     lines = str(refused.value).splitlines()
-    assert lines[0] == "tiny-proxy is not what was trained here, and to train it would set work aside:"
+    assert lines[0] == "tiny-proxy differs from the trained recipe, and training it would replace work:"
     assert lines[1].startswith("  kestrel, trained to step 40: stability.max_grad_norm[0][1]: 1.0 → 0.5; ")
     assert lines[2].startswith("  ocelot, trained to step 52: it starts from kestrel")
     assert f"`phasewise run tiny --scale proxy --home {home.root} --retrain kestrel`" in lines[3]
@@ -208,5 +208,5 @@ def test_who_is_named_takes_what_starts_from_it_along(home: Home):
     with pytest.raises(WouldReplace) as refused:
         check_replaced(resolved_from(recipe, home), found, ["ocelot"])
     assert "ocelot" not in str(refused.value)
-    with pytest.raises(ConfigError, match="--retrain names kestral, and what is trained here is kestrel, ocelot"):
+    with pytest.raises(ConfigError, match=r"--retrain names kestral: expected phases of this run \(kestrel, ocelot"):
         check_retrain(["kestral"], RECIPE.phases)

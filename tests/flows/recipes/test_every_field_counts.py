@@ -54,8 +54,8 @@ MOVES = {
 REFUSED = {
     ">.kind": "expected tags",
     "adam.kind": "Input should be 'adamw'",
-    "order.first_step": "must begin at step 0",
-    "schedule_goes_on": "must begin before step",
+    "order.first_step": "expected order.first_step 0",
+    "schedule_goes_on": "expected a last segment from before step",
     "renderings.answer": "must have the field other with text",
     "<HandOff>.declares": "declares z_loss, and changes no such thing",
     "sources.revision": "a revision belongs to a Hugging Face data set",
@@ -64,8 +64,8 @@ REFUSED = {
     "approvable.table": "expect_epochs_within_limit",
     "full scale": "so far only this machine can be trained on",
     "proxy phases.slice": "so far only this machine can be trained on",
-    "full tokenizer.components": "is taken as it is",
-    "full tokenizer.special_tokens": "has the special tokens that it has",
+    "full tokenizer.components": "only a tokenizer with name null is trained",
+    "full tokenizer.special_tokens": "only a trained tokenizer takes special tokens",
 }
 """The end of a field, behind a scale where only that one refuses → a part of the reason."""
 

@@ -93,26 +93,26 @@ def of_pins(*changes: dict[str, Any]) -> Edit:
         (lambda raw: first(raw).pop("optimizer"), "kestrel.optimizer: expected a value, found none"),
         (
             lambda raw: raw["tokenizer"].update(components=["flan"]),
-            "tokenizer: components are what a tokenizer is trained on, and meta-llama",
+            "tokenizer: components: only a tokenizer with name null is trained, found meta-llama",
         ),
         (
             lambda raw: first(raw)["checkpoints"].update(at_steps=[660_001]),
-            r"cannot keep the checkpoint of step 660001 \(checkpoints.at_steps\): it has those of steps 1 to 660000",
+            "checkpoints.at_steps must be in 1 to 660000, found 660001",
         ),
         (
             lambda raw: raw["phases"][1]["start"].update(fresh=["ema", "ema"]),
-            "the hand-off to ocelot declares twice where its ema comes from: make it fresh, or graft it once",
+            "the hand-off to ocelot declares ema twice: make it fresh, or graft it once",
         ),
         (lambda raw: raw.update(phases=[]), "phases: expected at least 1, found 0"),
         (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"kestrel.x: .*; phoenix.x: .*; deeper-starling.x: "),
         (
             of_source("flan", format="markdown"),
-            "the source of flan names the text_key 'body', and a file of the format markdown",
+            "the source of flan names the text_key 'body': a file of the format markdown",
         ),
-        (of_source("flam"), r"recipe: sources names flam, which no phase draws from; they draw from algebraic_stack, "),
+        (of_source("flam"), r"recipe: sources names flam: expected components of the phases \(algebraic_stack, "),
         (of_source("flan", txt_key="x"), r"sources\.flan\.txt_key: there is no such field"),
         (of_source("flan", revision="abc"), r"sources\.flan: a revision belongs to a Hugging Face data set"),
-        (of_pins({"component": "flam"}), r"recipe: pins names flam, which no phase draws from"),
+        (of_pins({"component": "flam"}), r"recipe: pins names flam: expected components of the phases"),
         (of_pins({}, {"url": "elsewhere"}), r"recipe: pins names the cache of flan \(train\) more than once"),
         (of_pins({"digest": "G" * 64}), r"pins\.0\.digest: expected a text like"),
         (of_pins({"split": "test"}), r"pins\.0\.split: expected 'train' or 'held_out', found 'test'"),
@@ -157,5 +157,5 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes | No
 def test_a_target_is_loaded():
     recipe, phase = load_target("marin-8b", "proxy")
     assert (recipe, phase) == (load_recipe("marin-8b", "proxy"), None)
-    with pytest.raises(ConfigError, match="marin-8b has no phase 'kestral'; it has kestrel, ocelot, jellyfish"):
+    with pytest.raises(ConfigError, match="marin-8b has no phase 'kestral'. Its phases are kestrel, ocelot, jellyfish"):
         load_target("marin-8b/kestral", "proxy")

@@ -85,7 +85,7 @@ COME_TOGETHER: dict[Change, tuple[Change, ...]] = {
 
 
 def undeclared(parent: str, phase: str, change: str) -> str:
-    return rf"the hand-off {parent} → {phase} makes (a change|changes) that it does not declare\. (.*; )?{change}: .* → "
+    return rf"the hand-off {parent} → {phase} makes (a change|changes) that it does not declare\. (.*, and )?{change}: .* → "
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -143,8 +143,8 @@ def test_state_that_is_not_carried_is_declared(start: dict[str, Any], change: Ch
 @pytest.mark.parametrize(
     ("phase", "step", "message"),
     [
-        ("nobody", 90, "mantis grafts rolling from nobody, which is no phase before it"),
-        ("mantis", 170, "grafts rolling from mantis, which is no phase before it"),
+        ("nobody", 90, "mantis grafts rolling from nobody, which is not an earlier phase"),
+        ("mantis", 170, "grafts rolling from mantis, which is not an earlier phase"),
         ("qk-norm", 70, "grafts rolling from step 70 of qk-norm, a step it never has: it trains steps 80 → 160; phase-1 had it"),
     ],
 )
@@ -240,7 +240,7 @@ def test_schedules_of_a_lineage_are_those_of_its_phases(recipe: Recipe):
         ({"name": "Jelly fish"}, "name"),
         ({"model__num_kv_heads": 5}, "num_query_heads must be a multiple of num_kv_heads"),
         ({"model__d_modle": 5}, "Extra inputs are not permitted"),
-        ({"start__fresh": ["rolling"]}, "the hand-off to jellyfish declares where its rolling comes from, and the phase has none"),
+        ({"start__fresh": ["rolling"]}, "the hand-off to jellyfish declares rolling, and the phase has no such state"),
     ],
 )  # fmt: skip
 def test_an_impossible_phase_is_refused(change: dict[str, Any], message: str):
@@ -299,9 +299,7 @@ def test_a_window_that_grows_with_the_rows_is_architecture():
 
 
 def test_the_order_begins_again_with_rows_of_another_length():
-    with pytest.raises(
-        ValidationError, match=r"longer has rows of 512 tokens, where those of first have 128.*order\.first_step 40; found 0"
-    ):
+    with pytest.raises(ValidationError, match=r"longer has rows of 512 tokens, and first has rows of 128.*order\.first_step 40, found 0"):
         of_rows(longer(order=order(), declares=("seq_len", "mixture")))
 
 
@@ -353,7 +351,7 @@ def test_epochs_count_what_was_drawn_before_the_order_began():
 
 def test_a_length_bias_of_nobody_s_component_is_refused():
     bias = LengthBias(floor=0.1, ceiling=0.9, full_tokens=100)
-    with pytest.raises(ValidationError, match="length_bias names nobody, which no phase draws from"):
+    with pytest.raises(ValidationError, match="length_bias names nobody: expected components of the phases"):
         of_rows(longer(), length_bias={"nobody": bias})
     assert of_rows(longer(), length_bias={"books": bias}).with_branch(None).length_bias == {"books": bias}
 
@@ -456,5 +454,5 @@ def test_a_schedule_may_go_on_in_the_next_phase_where_that_is_said():
 
 
 def test_a_schedule_that_ends_is_not_said_to_go_on():
-    with pytest.raises(ValidationError, match=r"says schedule_goes_on, so its last segment must begin before step 40 .* found 0 → 40"):
+    with pytest.raises(ValidationError, match=r"has schedule_goes_on: expected a last segment from before step 40 .* found 0 → 40"):
         going_on(end=40, schedule_goes_on=True)

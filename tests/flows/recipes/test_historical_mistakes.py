@@ -67,7 +67,7 @@ def floored(phase: dict[str, Any]) -> None:
             "come again within their epoch, and others not at all. Name coverage in `declares`, or take it back",
         )),
         (EIGHT_B, "jellyfish", point_at_kestrel, (
-            "phase jellyfish starts from step 738376 of kestrel, a step it never has: it trains steps 0 → 660000; ocelot had it",
+            "phase jellyfish starts from step 738376 of kestrel, a step it never has: it trains steps 0 → 660000. Step 738376 is in ocelot",
         )),
         (THIRTY_TWO_B, "muon", lambda phase: phase["start"].update(step=77_097), (
             "phase muon starts from step 77097 of phase-1, which keeps no checkpoint there: name it in its checkpoints.at_steps",

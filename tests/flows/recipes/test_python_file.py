@@ -92,10 +92,10 @@ def test_one_of_several_is_named(write: Write):
         ("import sys\n\nsys.exit(3)\n", "line 3: SystemExit: 3"),
         ("import no_such_module\n", "line 1: ModuleNotFoundError"),
         ("x = 1\n", "has no recipe: at its top level"),
-        (MINE.replace("stop_step=60", 'stop_step="soon"'), "line 9: Phase is refused: stop_step: expected a whole number, found 'soon'"),
-        (MINE.replace('("schedule",)', '("shedule",)'), "start.declares.0: 'shedule' is none of its words; did you mean schedule?"),
-        (MINE.replace('("schedule",)', "()"), "line 10: Recipe is refused: recipe: the hand-off warm-up → cooldown makes a change that"),
-        (MINE.replace('name="mine"', 'name="marin-8b"'), "calls its recipe marin-8b, and that is a recipe of this project"),
+        (MINE.replace("stop_step=60", 'stop_step="soon"'), "line 9: Phase is invalid: stop_step: expected a whole number, found 'soon'"),
+        (MINE.replace('("schedule",)', '("shedule",)'), "start.declares.0: 'shedule' is unknown, did you mean schedule?"),
+        (MINE.replace('("schedule",)', "()"), "line 10: Recipe is invalid: recipe: the hand-off warm-up → cooldown makes a change that"),
+        (MINE.replace('name="mine"', 'name="marin-8b"'), "calls its recipe marin-8b, which is a recipe of this project"),
         ("open('nowhere')\n", "line 1: FileNotFoundError"),
         ("\0", "this is not Python"),
     ],
@@ -110,13 +110,13 @@ def test_a_mistake_is_one_line_with_its_place(write: Write, text: str, said: str
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (".", "is a folder, and a recipe is a .py or a .json file. In it are mine.py"),
-        ("mine.yaml", "is no recipe: a recipe is a .py or a .json file, and there is no such file"),
-        ("notes.txt", "is no recipe: a recipe is a .py or a .json file. "),
+        (".", "is a folder, and a recipe is a .py or a .json file. Files in it are mine.py"),
+        ("mine.yaml", "is not a recipe: a recipe is a .py or a .json file, and the file does not exist"),
+        ("notes.txt", "is not a recipe: a recipe is a .py or a .json file. "),
         ("/nowhere/mine", "no such file: /nowhere/mine. A recipe is a .py or a .json file"),
         (
             "marin-8",
-            "no recipe is called 'marin-8'; there are marin-8b, marin-32b, trinity-nano, trinity-mini, trinity-large, and any recipe in "
+            "no recipe is called 'marin-8'. Names are marin-8b, marin-32b, trinity-nano, trinity-mini, trinity-large, or "
             "a .py or .json file. Did you mean marin-8b",
         ),
         ("mine.json:MINE", "a .json file is one recipe"),
@@ -160,9 +160,7 @@ def test_a_file_runs_once_in_a_command_and_prints_nothing_there(write: Write, tm
 def test_code_does_not_run_where_nobody_named_the_file(write: Write, tmp_path: Path):
     touched = tmp_path / "touched"
     path = write(MINE + f"open({str(touched)!r}, 'w').close()\n")
-    with pytest.raises(
-        RecipeError, match=r"code runs only where `phasewise` is given the file on the command line.*phasewise new mine.json"
-    ):
+    with pytest.raises(RecipeError, match=r"code runs only if `phasewise` gets the file on the command line.*phasewise new mine.json"):
         load_written(path)
     assert not touched.exists()
     data = write(load(path).model_dump_json(), "data.json")

@@ -215,7 +215,7 @@ def test_a_phase_that_would_have_no_step_is_refused():
 
 def test_only_a_recipe_of_full_size_has_scales():
     own = FULL["marin-8b"].but(scale="own")
-    with pytest.raises(RecipeError, match="sizes of its own"):
+    with pytest.raises(RecipeError, match="sizes of its author"):
         at_scale(own, "370m", "mine")
     with pytest.raises(RecipeError, match="is written at proxy scale: it has no 370m scale, which is computed from the full one"):
         at_scale(load_record("marin-8b", "proxy"), "370m", "marin-8b")
