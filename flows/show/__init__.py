@@ -1,1 +1,1 @@
-"""What `phasewise show` says of a recipe: described as data in one set of files, printed for people in another."""
+"""Recipes for `phasewise show`: as data (`describe`, `cost`, `difference`), and printed (`pages`, `words`)."""

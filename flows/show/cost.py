@@ -1,10 +1,9 @@
-"""What the main line of a recipe takes: parameters, tokens, steps, arithmetic, and on a slice that is named days and chip-hours."""
+"""The cost of a recipe's main line: parameters, tokens, steps, FLOPs, and on a slice days and chip-hours."""
 
 from typing import Any
 
 from rich.console import Console
 
-from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
@@ -15,37 +14,27 @@ Takes = dict[str, Any]
 
 
 def describe_takes(recipe: Recipe, slice_name: str | None, home: Home) -> Takes:
-    """Sums over the main line, or where there is none over all phases.
-
-    Raises:
-        ConfigError: no slice is called so.
-    """
+    """Sums over the main line. A recipe without a main line has sums over all phases. Raises ConfigError for an unknown slice."""
     from phasewise.flows.recipes.sizes import body_parameters
+    from phasewise.trainer.flops import step_flops
     from phasewise.trainer.model.params import count_active_parameters, count_parameters
 
     phases = recipe.main_line or recipe.phases
     model = phases[0].model
-    batches = [entry for phase in phases for entry in phase.batch.within(phase.start_step, phase.stop_step)]
     found: Takes = {
         "body_parameters": body_parameters(model),
         "parameters": count_parameters(model),
         "active_parameters": count_active_parameters(model),
         "tokens": sum(phase.tokens for phase in phases),
         "steps": sum(phase.stop_step - phase.start_step for phase in phases),
-        "batch": [list(entry) for entry in batches],
-        "flops": sum(_flops(phase) for phase in phases),
+        "batch": [list(entry) for phase in phases for entry in phase.batch.within(phase.start_step, phase.stop_step)],
+        "flops": sum(
+            step_flops(phase.model, 1).total * sequences_between(phase.batch, phase.start_step, phase.stop_step) for phase in phases
+        ),
         "on": None,
     }
-    return found if slice_name is None else found | {"on": _on_slice(phases, slice_name, home)}
-
-
-def _flops(phase: Phase) -> int:
-    from phasewise.trainer.flops import step_flops
-
-    return step_flops(phase.model, 1).total * sequences_between(phase.batch, phase.start_step, phase.stop_step)
-
-
-def _on_slice(phases: tuple[Phase, ...], slice_name: str, home: Home) -> Takes:
+    if slice_name is None:
+        return found
     from phasewise.tasks.preflight.launcher import preflight_setup
     from phasewise.tasks.preflight.slices import find_slice
 
@@ -55,14 +44,19 @@ def _on_slice(phases: tuple[Phase, ...], slice_name: str, home: Home) -> Takes:
     places = {"days": 2, "chip_hours": 0}
     sums = {name: None if refused else to_places(sum(report[name] for report in reports), places[name]) for name in places}
     most = max((report["gib_per_chip"]["peak"] or 0.0 for report in reports), default=0.0)
-    return {"slice": where.name, "chips": where.chips, "estimated": True, "refused": refused, "gib_per_chip": most or None, **sums}
+    found["on"] = {"slice": where.name, "chips": where.chips, "estimated": True, "refused": refused, "gib_per_chip": most or None, **sums}
+    return found
 
 
 def print_takes(takes: Takes, console: Console) -> None:
-    """One or two lines below the table."""
+    """One or two lines below the table of phases."""
     size = f"{tokens(takes['body_parameters'])} parameters without embedding and head"
-    size += f" that a token meets ({tokens(takes['parameters'])} in all)" if _is_sparse(takes) else f" ({tokens(takes['parameters'])} with)"
-    steps = f"{tokens(takes['tokens'])} tokens in {takes['steps']:,} steps of {_batches(takes)} sequences"
+    is_sparse = takes["parameters"] != takes["active_parameters"]
+    size += f" that a token meets ({tokens(takes['parameters'])} in all)" if is_sparse else f" ({tokens(takes['parameters'])} with)"
+    sizes = [size for _, size in takes["batch"]]
+    changes = [size for number, size in enumerate(sizes) if number == 0 or sizes[number - 1] != size]
+    batches = " → ".join(f"{size:,}" for size in changes)
+    steps = f"{tokens(takes['tokens'])} tokens in {takes['steps']:,} steps of {batches} sequences"
     console.print(f"Takes: {size}; {steps}; {takes['flops']:.2g} FLOPs.")
     if (on := takes["on"]) is None:
         return
@@ -73,13 +67,3 @@ def print_takes(takes: Takes, console: Console) -> None:
         f"On {on['slice']}: {small(on['days'], 2)} days, {small(on['chip_hours'], 0)} chip-hours, up to {on['gib_per_chip']:.1f} GiB a "
         "chip. Estimated, not compiled: preflight says more."
     )
-
-
-def _is_sparse(takes: Takes) -> bool:
-    return takes["parameters"] != takes["active_parameters"]
-
-
-def _batches(takes: Takes) -> str:
-    sizes = [size for _, size in takes["batch"]]
-    changes = [size for number, size in enumerate(sizes) if number == 0 or sizes[number - 1] != size]
-    return " → ".join(f"{size:,}" for size in changes)

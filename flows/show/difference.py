@@ -1,4 +1,4 @@
-"""What two phases differ in: every field with both values."""
+"""The differences between two phases: every field with both values."""
 
 from typing import Any, cast
 
@@ -17,13 +17,10 @@ ABSENT = "not there"
 
 
 def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> dict[str, Any]:
-    """The fields in which two phases differ. Either may be of another recipe, as `RECIPE/PHASE`; the target's is meant else.
+    """The differing fields of two phases. A name is a phase of the target, or `RECIPE/PHASE`. Raises ConfigError for unknown names.
 
-    Values that change at steps are compared stage by stage, because two phases rarely begin at the same step: `mixture 2.flan` is the share
-    of flan in a phase's second mixture.
-
-    Raises:
-        ConfigError: no such recipe or phase.
+    Values by steps are compared stage by stage, because two phases rarely start at the same step. `mixture 2.flan` is the share of flan in
+    the second mixture of a phase.
     """
     recipe_name = split_target(target)[0]
     described: list[dict[str, Any]] = []
@@ -32,65 +29,59 @@ def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> di
         recipe = load_record(of, scale, phase)
         described.append(describe_phase(recipe, recipe.phase(phase or "")))
     first, second = (fields_of(one) for one in aligned(described[0], described[1]))
-    differing = [field for field in {**first, **second} if first.get(field, ABSENT) != second.get(field, ABSENT)]
-    groups = list(dict.fromkeys(_group(field) for field in differing))
-    differing.sort(key=lambda field: groups.index(_group(field)))
-    fields = [{"field": field, "values": [first.get(field), second.get(field)]} for field in differing]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for field in {**first, **second}:
+        if first.get(field, ABSENT) != second.get(field, ABSENT):
+            group = field.partition(".")[0].removesuffix(" from step")
+            groups.setdefault(group, []).append({"field": field, "values": [first.get(field), second.get(field)]})
+    fields = [one for group in groups.values() for one in group]
     return {"recipe": recipe_name, "scale": scale, "phases": list(names), "fields": fields}
 
 
-def _group(field: str) -> str:
-    return field.partition(".")[0].removesuffix(" from step")
-
-
 def aligned(first: Any, second: Any) -> tuple[Any, Any]:
-    """Both with as many stages: where one has fewer, its last value goes on, from no step of its own."""
+    """Both values with equal numbers of stages. Missing stages repeat the last value, without a step."""
     if isinstance(first, dict) and isinstance(second, dict):
         pairs = {name: aligned(first[name], second[name]) for name in first if name in second}
         return {**first, **{name: pair[0] for name, pair in pairs.items()}}, {**second, **{name: pair[1] for name, pair in pairs.items()}}
     if _is_by_steps(first) and _is_by_steps(second):
-        length = max(len(cast(list[Any], first)), len(cast(list[Any], second)))
-        return _lengthened(cast(list[Any], first), length), _lengthened(cast(list[Any], second), length)
+        length = max(len(first), len(second))
+        padded = [entries + [[None, entries[-1][1]]] * (length - len(entries)) for entries in (first, second)]
+        return padded[0], padded[1]
     return first, second
 
 
-def _lengthened(entries: list[Any], length: int) -> list[Any]:
-    return entries + [[None, entries[-1][1]]] * (length - len(entries))
-
-
 def fields_of(phase: dict[str, Any]) -> dict[str, Any]:
-    """Path → value of every single value of a described phase; stages and segments are counted from 1."""
+    """Path → value, for all values of a described phase. Stages and segments count from 1."""
     found: dict[str, Any] = {}
+
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, part in value.items():
+                add(f"{path}.{name}", part)
+        elif _is_by_steps(value):
+            for stage_number, (step, part) in enumerate(value, 1):
+                stage = f"{path} {stage_number}" if len(value) > 1 else path
+                if stage_number > 1:
+                    found[f"{stage} from step"] = step
+                add(stage, part)
+        elif path == "learning_rate":
+            for segment_number, segment in enumerate(value, 1):
+                add(f"{path} {segment_number}", segment)
+        else:
+            found[path] = value
+
     for name, value in phase.items():
         if name not in NOT_COMPARED:
-            _add(found, name, value)
+            add(name, value)
     return found
 
 
-def _add(found: dict[str, Any], path: str, value: Any) -> None:
-    if isinstance(value, dict):
-        for name, part in value.items():
-            _add(found, f"{path}.{name}", part)
-    elif _is_by_steps(value):
-        for number_of_stage, (step, part) in enumerate(value, 1):
-            stage = f"{path} {number_of_stage}" if len(value) > 1 else path
-            if number_of_stage > 1:
-                found[f"{stage} from step"] = step
-            _add(found, stage, part)
-    elif path == "learning_rate":
-        for number_of_segment, segment in enumerate(value, 1):
-            _add(found, f"{path} {number_of_segment}", segment)
-    else:
-        found[path] = value
-
-
 def _is_by_steps(value: Any) -> bool:
-    """`[[step, value], …]`."""
     return isinstance(value, list) and bool(value) and all(isinstance(entry, list) for entry in cast(list[Any], value))
 
 
 def print_difference(description: dict[str, Any]) -> None:
-    """For people: a line a field."""
+    """A line per field."""
     console = Console(highlight=False)
     first, second = description["phases"]
     console.print(f"{first} and {second} of {description['recipe']} {scale_in_words(description['scale'])}", style="bold", markup=False)

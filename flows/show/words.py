@@ -1,4 +1,4 @@
-"""Settings of a phase as a person reads them. How a single value is written is in `trainer/base/wording.py`."""
+"""Settings of a phase as text. `trainer/base/wording.py` has the text of single values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,28 +9,33 @@ Values = dict[str, str]
 
 
 def describe_model(phase: dict[str, Any]) -> Values:
-    """What a phase's page says of its model, a line a part."""
+    """The model of a phase, a line for each part."""
     model = phase["model"]
-    # All weights; of a sparse model also those that a token meets
-    active = f", of which a token meets {phase['active_parameters']:,}" if phase["model"]["experts"] else ""
+    active = f", of which a token meets {phase['active_parameters']:,}" if model["experts"] else ""
+    cut_off = f", cut off at {number(model['initializer_cutoff'])} of them" if model["initializer_cutoff"] else ""
+    post_norms = "; before and after each part of a layer" if model["post_norms"] else ""
+    reach = "within documents" if model["attend_within_documents"] else "over the whole row, whatever documents are in it"
+    if model["sliding_window"] is not None:
+        reach += f", {model['sliding_window']:,} positions back"
+    if model["global_attention_every"] is not None:
+        reach += f"; in every {model['global_attention_every']}th layer all positions, without RoPE"
     return {
         "parameters": f"{phase['parameters']:,}{active}",
         "shape": f"{model['num_layers']} layers, d_model {model['d_model']:,}, d_ff {model['d_ff']:,}",
-        **experts_in_words(model),
+        **_experts(model),
         "heads": f"{model['num_query_heads']} query, {model['num_kv_heads']} kv, head_dim {model['head_dim']}",
         "vocabulary, sequence": f"{model['vocab_size']:,} tokens, {model['seq_len']:,} positions",
         "RoPE": rope_in_words(model["rope"]) + (", in local layers only" if model["global_attention_every"] else ""),
-        "norms": norms_in_words(model),
+        "norms": f"RMS, epsilon {number(model['rms_norm_epsilon'])}; QK-norm {in_words(model['qk_norm'])}{post_norms}",
         "precision": f"weights float32, compute {model['compute_dtype']}; attention in float32 {in_words(model['float32_attention'])}",
-        "attention": attention_in_words(model),
-        "initial standard deviation": number(model["initializer_std"]) + _cut_off(model),
+        "attention": f"{reach}; gated" if model["attention_gate"] else reach,
+        "initial standard deviation": number(model["initializer_std"]) + cut_off,
         **({"embeddings are multiplied by": number(model["embedding_scale"])} if model["embedding_scale"] != 1 else {}),
         "head tied to the embedding": in_words(model["tied_head"]),
     }
 
 
-def experts_in_words(model: dict[str, Any]) -> Values:
-    """How many there are, which layers have them, and how the load on them is balanced; nothing of a dense model."""
+def _experts(model: dict[str, Any]) -> Values:
     experts = model["experts"]
     if experts is None:
         return {}
@@ -45,38 +50,17 @@ def experts_in_words(model: dict[str, Any]) -> Values:
     }
 
 
-def norms_in_words(model: dict[str, Any]) -> str:
-    """Which there are."""
-    post = "; before and after each part of a layer" if model["post_norms"] else ""
-    return f"RMS, epsilon {number(model['rms_norm_epsilon'])}; QK-norm {in_words(model['qk_norm'])}{post}"
-
-
-def attention_in_words(model: dict[str, Any]) -> str:
-    """How far a position sees, in which layers, and whether a gate follows."""
-    reach = "within documents" if model["attend_within_documents"] else "over the whole row, whatever documents are in it"
-    window, every = model["sliding_window"], model["global_attention_every"]
-    if window is not None:
-        reach += f", {window:,} positions back"
-    if every is not None:
-        reach += f"; in every {every}th layer all positions, without RoPE"
-    return f"{reach}; gated" if model["attention_gate"] else reach
-
-
-def _cut_off(model: dict[str, Any]) -> str:
-    return f", cut off at {number(model['initializer_cutoff'])} of them" if model["initializer_cutoff"] else ""
-
-
 def model_in_words(model: dict[str, Any]) -> str:
-    """The shape in one line."""
+    """The shape of a model in one line."""
     norms = f"RMS norms of epsilon {number(model['rms_norm_epsilon'])}{', QK-norm' if model['qk_norm'] else ''}"
     heads = f"{model['num_query_heads']} query and {model['num_kv_heads']} kv heads of {model['head_dim']}"
-    sparse = f", {'; '.join(f'{name} {value}' for name, value in experts_in_words(model).items())}"
+    sparse = f", {'; '.join(f'{name} {value}' for name, value in _experts(model).items())}"
     shape = f"{model['num_layers']} layers, d_model {model['d_model']:,}, d_ff {model['d_ff']:,}, {heads}, {norms}"
     return f"{shape}{sparse}" if model["experts"] else shape
 
 
 def rope_in_words(rope: dict[str, Any]) -> str:
-    """Its base and its stretch."""
+    """Base and scaling of RoPE."""
     stretch = f"Llama 3's scaling: {in_words(rope['scaling'])}" if rope["scaling"] else "no scaling"
     return f"theta {number(rope['theta'])}, {stretch}"
 
@@ -89,12 +73,12 @@ def by_steps(entries: list[list[Any]]) -> str:
 
 
 def arrows(entries: list[list[Any]]) -> str:
-    """The same without the steps: `8,192 → 7,680 → 8,192`."""
+    """A value that changes at steps, without the steps: `8,192 → 7,680 → 8,192`."""
     return " → ".join(in_words(value) for _, value in entries)
 
 
 def rate_ends(segments: list[dict[str, Any]], start_step: int, stop_step: int) -> str:
-    """A learning rate from → to in four digits, with the highest between where it rises above both."""
+    """First and last learning rate, with a higher rate between them, in four digits."""
     from phasewise.trainer.config import LearningRateSegment, turns_of
 
     turns = turns_of(tuple(map(LearningRateSegment.model_validate, segments)), start_step, stop_step)
@@ -102,12 +86,12 @@ def rate_ends(segments: list[dict[str, Any]], start_step: int, stop_step: int) -
 
 
 def shares(mixture: dict[str, float]) -> str:
-    """Every share, the largest first."""
+    """All shares, largest first."""
     return ", ".join(f"{name} {share:.2f} %" for name, share in sorted(mixture.items(), key=lambda item: -item[1]))
 
 
 def mixture_in_a_word(entries: list[list[Any]]) -> str:
-    """The family with the most text, such as all of `nemotron_…`, and its share; where that changes, from stage to stage."""
+    """The largest family of components, such as all of `nemotron_…`, and its share in each stage."""
     found: list[tuple[str, int]] = []
     for _, mixture in entries:
         families: dict[str, float] = {}
@@ -123,7 +107,7 @@ def mixture_in_a_word(entries: list[list[Any]]) -> str:
 
 
 def packing_in_words(packing: str) -> str:
-    """How documents become rows."""
+    """The packing of documents into rows."""
     return {
         "chunk": "chunk: documents one after the other, cut into full rows",
         "pad": "pad: each document in a row of its own, cut after the row's length",
@@ -132,19 +116,19 @@ def packing_in_words(packing: str) -> str:
 
 
 def loss_in_words(loss_on: str) -> str:
-    """Which tokens are predicted."""
+    """The predicted tokens."""
     return {"all": "all tokens", "answers": "answers alone"}[loss_on]
 
 
 def rows_in_words(packing: str, loss_on: str) -> str:
-    """Both, where they are not those of most phases; else nothing."""
+    """Packing and predicted tokens. Empty for the defaults."""
     if (packing, loss_on) == ("chunk", "all"):
         return ""
     return f"packing {packing}, loss on {loss_in_words(loss_on)}"
 
 
 def bias_in_words(bias: Mapping[str, Any]) -> str:
-    """How the documents of a component are taken by their length."""
+    """The selection of documents by length."""
     seed = f", seed {bias['seed']}" if bias["seed"] else ""
     return (
         f"{100 * bias['ceiling']:g} % from {bias['full_tokens']:,} tokens on, of shorter ones in proportion to their length, and at least "

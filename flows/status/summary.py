@@ -1,4 +1,4 @@
-"""A recipe's record as people and scripts read it: the JSON of `phasewise run`, the table at its end, the report."""
+"""The results of a recipe: the JSON of `phasewise run`, and the contents of the report."""
 
 import math
 import platform
@@ -39,16 +39,27 @@ from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.outcomes import sum_counts, verdicts_in_words
 from phasewise.validations.verdict import Verdict, unused_of
 
+COMPARISONS = ("rises", "falls")
+"""Evidence tables with a row per benchmark that was measured with the same settings in the parent. Both have the same difference."""
+NOT_ALIKE = "measured otherwise than its parent"
+AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expect_no_spike_to_be_led_by_updates"}
+"""Checks whose failure may come from the batch of one step."""
+AT_STEP = re.compile(r"step (\d+)")
+MEASURES = ("score", "loss")
+"""Kinds of published results that measure a model."""
+VERDICT_WORDS = {"done": "passed", "refused": "failed", "waits for a person": "waits for a person", "not reached": None}
+Row = Mapping[str, Any]
+
 
 class MacroMean(NamedTuple):
-    """Of one phase, and of its averaged weights; None where it was not measured."""
+    """Macro bits per byte of the trained and of the averaged weights. None if not measured."""
 
     trained: float | None
     averaged: float | None
 
 
 def shared_components(evaluations: Sequence[Mapping[str, Any] | None]) -> tuple[Component, ...]:
-    """The components on which all phases that were evaluated were measured, where some were measured on others as well; else none."""
+    """The common components of all evaluations. Empty if all evaluations have the same components."""
     measured = [set(evaluation["bits_per_byte"]) for evaluation in evaluations if evaluation and evaluation.get("bits_per_byte")]
     if not measured or all(names == measured[0] for names in measured):
         return ()
@@ -56,7 +67,7 @@ def shared_components(evaluations: Sequence[Mapping[str, Any] | None]) -> tuple[
 
 
 def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]) -> MacroMean:
-    """Of one phase: over the shared components, or else over its own. Of averaged weights only the mean over all is kept."""
+    """The mean over the shared components, or without any over all. Averaged weights have a mean over all components only."""
     if not evaluation:
         return MacroMean(None, None)
     values = evaluation.get("bits_per_byte", {})
@@ -65,120 +76,90 @@ def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]
     return MacroMean(sum(values[name] for name in shared) / len(shared), None)
 
 
-COMPARISONS = ("falls", "rises")
-"""Tables of a gate with a row for each benchmark that was measured alike in both. The difference is the same in both tables."""
-NOT_ALIKE = "measured otherwise than its parent"
-
-Row = Mapping[str, Any]
-
-
 def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]:
-    """A row a benchmark, and one for macro bits per byte; none where the phase is not evaluated.
+    """A row for each benchmark, and a row for macro bits per byte.
 
     Args:
-        folder: of the evidence tables of the phase's gate. They count where its verdict holds, and where they have the evaluation's values.
+        folder: evidence tables of the phase's gate. They are used if the verdict is current and the values equal the evaluation's.
     """
     evaluation = record.evaluation
     if evaluation is None:
         return ()
-    has_parent = record.phase.parent is not None
-    tables = _Tables(folder) if record.model_verdict else None
-    benchmarks = tuple(_benchmark(result, tables, has_parent=has_parent) for result in evaluation.get("results", []))
-    return (*benchmarks, *([_macro(evaluation, tables, has_parent=has_parent)] if "macro_bits_per_byte" in evaluation else []))
+    tables: dict[str, dict[str, Row]] = {}
+    for name in ("benchmarks", "bits_per_byte", "needles", "comparable", *COMPARISONS):
+        path = folder / f"{name}.parquet"
+        tables[name] = {}
+        if record.model_verdict and record.phase.parent is not None and path.exists():
+            import pandas as pd  # slow to import
+
+            rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
+            tables[name] = {str(row["name"]): row for row in rows}
+    measured = [_benchmark(result, tables) for result in evaluation.get("results", [])]
+    if "macro_bits_per_byte" in evaluation:
+        measured.append(_macro(evaluation, tables["bits_per_byte"].get(MACRO)))
+    return tuple(measured)
 
 
-class _Tables:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.benchmarks, self.bits_per_byte = self._rows("benchmarks"), self._rows("bits_per_byte")
-        self.needles = self._rows("needles")
-        rows = [self._rows(name) for name in reversed(COMPARISONS)]
-        self.compared = {name: row for table in rows for name, row in table.items()}
-        self.comparable = self._rows("comparable")
-
-    def _rows(self, name: str) -> dict[str, Row]:
-        path = self._folder / f"{name}.parquet"
-        if not path.exists():
-            return {}
-        import pandas as pd  # `phasewise show` does without
-
-        rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
-        return {str(row["name"]): row for row in rows}
+def _benchmark(result: Row, tables: Mapping[str, Mapping[str, Row]]) -> MeasuredReport:
+    what, value = f"{result['benchmark']} {result['metric']}", float(result["value"])
+    needle, row = tables["needles"].get(what), tables["benchmarks"].get(what)
+    compared = {name: row for table in COMPARISONS for name, row in tables[table].items()}
+    fields: dict[str, Any] = {}
+    if needle and needle["value"] == value:
+        fields = {"not_compared": str(needle["why_not"])} if needle["why_not"] else _against(value, needle)
+    elif row and row["value"] == value and what in compared:
+        fields = _against(value, compared[what])
+    elif row and row["value"] == value:
+        comparable = tables["comparable"].get(what, {})
+        fields = {"not_compared": str(comparable.get("differs") or comparable.get("why_not") or NOT_ALIKE)}
+    known = {"stderr": _known(result.get("stderr")), "floor": _known(result.get("baseline"))}
+    return MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields})
 
 
-def _benchmark(result: Row, tables: _Tables | None, *, has_parent: bool) -> MeasuredReport:
-    what = f"{result['benchmark']} {result['metric']}"
-    value = float(result["value"])
-    found = MeasuredReport(
-        what=what, higher_is_better=True, value=value, stderr=_known(result.get("stderr")), floor=_known(result.get("baseline"))
-    )
-    if tables and has_parent and (needle := tables.needles.get(what)) and needle["value"] == value:
-        return _but(found, **({"not_compared": str(needle["why_not"])} if needle["why_not"] else _against(value, needle)))
-    row = tables.benchmarks.get(what) if tables else None
-    if tables is None or row is None or not has_parent or row["value"] != value:
-        return found
-    compared = tables.compared.get(what)
-    if compared is None:
-        said = tables.comparable.get(what, {})
-        return _but(found, not_compared=str(said.get("differs") or said.get("why_not") or NOT_ALIKE))
-    return _but(found, **_against(value, compared))
-
-
-def _macro(evaluation: Row, tables: _Tables | None, *, has_parent: bool) -> MeasuredReport:
-    value = float(evaluation["macro_bits_per_byte"])
-    row = tables.bits_per_byte.get(MACRO) if tables else None
-    if row is None or not has_parent or _known(row["parent"]) is None:
-        return MeasuredReport(what=MACRO, higher_is_better=False, value=value)
+def _macro(evaluation: Row, row: Row | None) -> MeasuredReport:
+    unrelated = MeasuredReport(what=MACRO, higher_is_better=False, value=float(evaluation["macro_bits_per_byte"]))
+    if row is None or _known(row["parent"]) is None:
+        return unrelated
     components = evaluation["bits_per_byte"]
     shared = [name for name in str(row["components"]).split(", ") if name in components]
-    expected = sum(components[name] for name in shared) / len(shared) if shared else math.nan
-    if not math.isclose(expected, row["value"], rel_tol=1e-9):  # a table of another evaluation
-        return MeasuredReport(what=MACRO, higher_is_better=False, value=value)
-    only = f", of the {plural(len(shared), 'component')} that its parent was measured on"
-    what = MACRO if len(shared) == len(components) else f"{MACRO}{only}"
-    return _but(MeasuredReport(what=what, higher_is_better=False, value=expected), **_against(expected, row))
+    value = sum(components[name] for name in shared) / len(shared) if shared else math.nan
+    if not math.isclose(value, row["value"], rel_tol=1e-9):  # the table is of another evaluation
+        return unrelated
+    only = "" if len(shared) == len(components) else f", of the {plural(len(shared), 'component')} that its parent was measured on"
+    return MeasuredReport.model_validate({"what": f"{MACRO}{only}", "higher_is_better": False, "value": value, **_against(value, row)})
 
 
 def _against(value: float, row: Row) -> dict[str, Any]:
-    parent = _known(row.get("parent"))
-    difference = _known(row.get("difference"))
+    parent, difference, low, high, smallest = (
+        _known(row.get(name)) for name in ("parent", "difference", "low", "high", "smallest_detectable")
+    )
     if difference is None and parent is not None:
         difference = value - parent
-    low, high = (_known(row.get(end)) for end in ("low", "high"))
-    smallest = _known(row.get("smallest_detectable"))
     interval = (low, high) if low is not None and high is not None else None
     return {"parent": parent, "difference": difference, "interval": interval, "smallest_effect": smallest}
-
-
-def _but(found: MeasuredReport, **fields: Any) -> MeasuredReport:
-    return MeasuredReport.model_validate({**dict(found), **fields})
 
 
 def _known(value: Any) -> float | None:
     return None if value is None or value != value else float(value)
 
 
-AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expect_no_spike_to_be_led_by_updates"}
-"""What may come from the batch of one step."""
-AT_STEP = re.compile(r"step (\d+)")
-MEASURES = ("score", "loss")
-"""Kinds of what the record reported that are figures of a model."""
-VERDICT_WORDS = {"done": "passed", "refused": "failed", "waits for a person": "waits for a person", "not reached": None}
-
-
 def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict[str, Any]:
-    """One phase in the shape of `phasewise run --json`; what was not measured is null.
+    """A phase in the shape of `phasewise run --json`. Values without a measurement are null.
 
-    `steps` counts updates, also those that a roll-back passed over; `passed_over` names these, counted from 0. `bits_per_byte` is the mean
-    over components, on held-out text; `standing` is `verdict` with its warnings.
+    `steps` counts updates, also updates that a roll-back skipped. `passed_over` lists skipped updates, from 0. `bits_per_byte` is the mean
+    over components of held-out text. `standing` is `verdict` with its warnings.
 
     Args:
-        shared: as of `flows.macro_mean.macro_mean`.
+        shared: components of the mean, as in `macro_mean`.
     """
     phase = record.phase
     result = record.result or {}
     macro = macro_mean(record.evaluation, shared)
     counts = sum_counts(verdict.counts for verdict in record.verdicts)
+    deciders = sorted({ruling.decision.who for ruling in record.rulings if ruling.decision})
+    standing = VERDICT_WORDS[record.state]
+    if record.state == "done":
+        standing = f"let pass by {' and '.join(deciders)}" if deciders else counts.standing_words
     return {
         "name": phase.name,
         "start_step": phase.start_step,
@@ -191,10 +172,15 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
         "bits_per_byte": macro.trained,
         "ema_bits_per_byte": macro.averaged,
         "verdict": VERDICT_WORDS[record.state],
-        "standing": _standing_words(record),
+        "standing": standing,
         "checks": counts.model_dump(),
         "verdicts": [
-            {"subject": verdict.subject, "told": verdict.counts.words, "decided": decided_of(ruling), **verdict.counts.model_dump()}
+            {
+                "subject": verdict.subject,
+                "told": verdict.counts.words,
+                "decided": ruling.decision.words if ruling.decision else None,
+                **verdict.counts.model_dump(),
+            }
             for verdict, ruling in zip(record.verdicts, record.rulings, strict=True)
         ],
         "checkpoint": result.get("checkpoint"),
@@ -202,21 +188,8 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
     }
 
 
-def decided_of(ruling: Ruling) -> str | None:
-    """Who let the verdict pass or rejected it, when and why; None where nobody was asked."""
-    return ruling.decision.words if ruling.decision else None
-
-
-def _standing_words(record: PhaseRecord) -> str | None:
-    if record.state != "done":
-        return VERDICT_WORDS[record.state]
-    deciders = sorted({ruling.decision.who for ruling in record.rulings if ruling.decision})
-    counts = sum_counts(verdict.counts for verdict in record.verdicts)
-    return f"let pass by {' and '.join(deciders)}" if deciders else counts.standing_words
-
-
 def run_summary(resolved: Resolved) -> dict[str, Any]:
-    """The whole recipe in the shape of `phasewise run --json`. `bits_per_byte_over`: see `flows.macro_mean`."""
+    """A recipe in the shape of `phasewise run --json`. `bits_per_byte_over` has the components of `shared_components`."""
     recipe = resolved.recipe
     report = report_path(resolved)
     records = read_records(resolved)
@@ -241,28 +214,9 @@ def _baselines(resolved: Resolved) -> dict[str, float]:
     return read_baselines(path) or {}
 
 
-def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
-    """The report's contents, from what the home has."""
-    recipe = resolved.recipe
-    shared = shared_components([record.evaluation for record in records])
-    return Report(
-        recipe=recipe.name,
-        scale=recipe.scale,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        status=status_of(records),
-        headline=headline(records),
-        parameters=_count_parameters(recipe.phases[-1]),
-        phases=tuple(_phase_report(resolved, record, shared) for record in records),
-        macro_over=shared,
-        baselines=_baselines(resolved),
-        unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
-        facts=_facts(resolved),
-    )
-
-
 def write_recipe_report(resolved: Resolved) -> None:
-    """Write the report of a recipe again, with the Data Docs of every verdict that holds."""
-    from phasewise.tasks.report.task import publish_report  # it imports Prefect, which `phasewise show` does without
+    """Write the report of a recipe, with the Data Docs of all current verdicts."""
+    from phasewise.tasks.report.task import publish_report  # it imports Prefect
 
     records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]
@@ -272,28 +226,59 @@ def write_recipe_report(resolved: Resolved) -> None:
 
 
 def refresh_report(resolved: Resolved) -> None:
-    """Write the report again where it is not one of what is there now: a decision changes what it says, and trains nothing."""
+    """Write the report again if it is out of date, for example after a decision."""
     records = read_records(resolved)
     if why_no_report(resolved, records):
         write_recipe_report(resolved)
 
 
+def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
+    """The contents of the report."""
+    from phasewise.trainer.model.params import count_parameters  # it imports JAX
+
+    recipe, first = resolved.recipe, resolved.recipe.phases[0]
+    shared = shared_components([record.evaluation for record in records])
+    order = f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences"
+    buffers = {phase.name: phase.order.buffer_documents for phase in recipe.phases if phase.order.buffer_documents}
+    limit = first.evaluation.held_out_tokens
+    held_out = f"{f'at most {limit:,}' if limit else 'all'} tokens"
+    facts = {
+        "tokenizer": recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split",
+        "data order": "; ".join([order, *(f"{name} from buffers of {documents:,} documents" for name, documents in buffers.items())]),
+        "held-out text": f"{held_out} of each of {plural(len(resolved.plan.components), 'component')}",
+        "home": str(resolved.home.root),
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+    }
+    return Report(
+        recipe=recipe.name,
+        scale=recipe.scale,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        status=status_of(records),
+        headline=headline(records),
+        parameters=count_parameters(recipe.phases[-1].model),
+        phases=tuple(_phase_report(resolved, record, shared) for record in records),
+        macro_over=shared,
+        baselines=_baselines(resolved),
+        unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
+        facts=facts,
+    )
+
+
 def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Component]) -> PhaseReport:
-    recipe = resolved.recipe
-    home = resolved.home
-    trace = f"phasewise trace {resolved.recipe_name}/{record.phase.name} {resolved.options}"
-    phase = record.phase
-    result = record.result or {}
-    evaluation = record.evaluation or {}
+    recipe, home, phase = resolved.recipe, resolved.home, record.phase
+    trace = f"phasewise trace {resolved.recipe_name}/{phase.name} {resolved.options}"
+    result, evaluation = record.result or {}, record.evaluation or {}
     macro = macro_mean(record.evaluation, shared)
     rows = read_metrics(RunFolder.at(record.run.output).metrics) if record.run and record.result else []
-    data_path, health_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "health", "model"))
-    verdicts = (
-        ("data", record.data_verdict, data_path),
-        ("training", record.health_verdict, health_path),
-        ("gate", record.model_verdict, model_path),
-    )
-    rulings = dict(zip(map(id, record.verdicts), record.rulings, strict=True))
+    gates = (("data", "data"), ("training", "health"), ("gate", "model"))
+    paths = {name: home.verdict(recipe.run_name, phase.name, gate) for name, gate in gates}
+    verdicts = (record.data_verdict, record.health_verdict, record.model_verdict)
+    rulings = iter(record.rulings)  # one for each verdict that is not None
+    spent = read_time_breakdown(home.run(recipe.run_name, phase.name))
+    taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
+    reads = [rows_in_words(phase.packing, phase.loss_on)]
+    reads += [f"documents of {name} by their length: {bias_in_words(bias.model_dump(mode='json'))}" for name, bias in taken]
     return PhaseReport(
         name=phase.name,
         start_step=phase.start_step,
@@ -306,34 +291,35 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         routing=routing_of(rows, phase.gates.health.max_violation),
         final_loss=result.get("final_loss"),
         mixture=_realised_mixture(recipe, phase),
-        reads=_reads(recipe, phase),
+        reads=tuple(filter(None, reads)),
         bits_per_byte=evaluation.get("bits_per_byte", {}),
         macro_bits_per_byte=macro.trained,
         ema_macro_bits_per_byte=macro.averaged,
-        benchmarks=tuple(_benchmark_report(found) for found in evaluation.get("results", [])),
-        measured=measured_of(record, home.verdict(recipe.run_name, phase.name, "model").with_suffix("")),
+        benchmarks=tuple(
+            BenchmarkReport(**{name: found[name] for name in BenchmarkReport.model_fields}) for found in evaluation.get("results", [])
+        ),
+        measured=measured_of(record, paths["gate"].with_suffix("")),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
         parent=phase.parent,
-        verdicts=tuple(_verdict_report(name, verdict, rulings[id(verdict)], path, trace) for name, verdict, path in verdicts if verdict),
+        verdicts=tuple(
+            _verdict_report(name, verdict, next(rulings), str(path), trace)
+            for (name, path), verdict in zip(paths.items(), verdicts, strict=True)
+            if verdict
+        ),
         state=record.state,
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
-        roll_backs=_roll_backs(record),
+        roll_backs=tuple(
+            RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by)
+            for one in (read_roll_backs(record.run) if record.run else [])
+        ),
         computed=computed_of(record),
-        spent=words_of(spent) if (spent := read_time_breakdown(home.run(recipe.run_name, phase.name))) else "",
-    )
-
-
-def _roll_backs(record: PhaseRecord) -> tuple[RollBackReport, ...]:
-    found = read_roll_backs(record.run) if record.run else []
-    return tuple(
-        RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by) for one in found
+        spent=words_of(spent) if spent else "",
     )
 
 
 def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[RecordReport, ...]:
-    """What the record reported of a phase, whose run was at full scale. Of a smaller run its scores and losses: the report says that they
-    are not to be compared. A recipe with sizes of its own has no record."""
+    """The published results of a phase. Scales below `full` get only scores and losses, and recipes of scale `own` none."""
     if recipe.scale == "own":
         return ()
     found = (
@@ -353,56 +339,16 @@ def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str
     return tuple(stages)
 
 
-def _benchmark_report(found: dict[str, Any]) -> BenchmarkReport:
-    return BenchmarkReport(**{name: found[name] for name in ("benchmark", "metric", "value", "baseline", "stderr")})
-
-
 def _verdict_report(name: str, verdict: Verdict, ruling: Ruling, path: str, trace: str) -> VerdictReport:
-    decided = decided_of(ruling) or ""
+    decided = ruling.decision.words if ruling.decision else ""
     reasons = tuple(f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons)
     accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
-    said = (f"{decided[:1].upper()}{decided[1:]}.",) if decided else ()
-    fields = {"counts": verdict.counts, "reasons": (*said, *reasons), "accepted": accepted, "path": path}
+    first = (f"{decided[:1].upper()}{decided[1:]}.",) if decided else ()
+    fields = {"counts": verdict.counts, "reasons": (*first, *reasons), "accepted": accepted, "path": path}
     return VerdictReport.model_validate({"name": name, **fields, "ruling": ruling.state, "decided": decided})
 
 
 def what_trained_there(reason: Reason, trace: str) -> str:
-    """For a spike: the command that shows the batch of its worst step."""
+    """The command that shows the batch of a spike's worst step."""
     step = AT_STEP.fullmatch(reason.where) if reason.expectation in AT_A_BATCH else None
     return f" What trained there: {trace} --step {step[1]}" if step else ""
-
-
-def _facts(resolved: Resolved) -> dict[str, str]:
-    recipe = resolved.recipe
-    components = len(resolved.plan.components)
-    tokenizer = recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split"
-    first = recipe.phases[0]
-    order = f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences"
-    with_buffer = [(phase.name, phase.order.buffer_documents) for phase in recipe.phases if phase.order.buffer_documents]
-    buffered = [f"{name} from buffers of {documents:,} documents" for name, documents in with_buffer]
-    return {
-        "tokenizer": tokenizer,
-        "data order": "; ".join([order, *buffered]),
-        "held-out text": _held_out(first, components),
-        "home": str(resolved.home.root),
-        "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
-    }
-
-
-def _reads(recipe: Recipe, phase: Phase) -> tuple[str, ...]:
-    taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
-    by_length = [f"documents of {name} by their length: {bias_in_words(bias.model_dump(mode='json'))}" for name, bias in taken]
-    return tuple(filter(None, [rows_in_words(phase.packing, phase.loss_on), *by_length]))
-
-
-def _held_out(phase: Phase, components: int) -> str:
-    """How much text of each component is measured on."""
-    limit = phase.evaluation.held_out_tokens
-    return f"{f'at most {limit:,}' if limit else 'all'} tokens of each of {plural(components, 'component')}"
-
-
-def _count_parameters(phase: Phase) -> int:
-    from phasewise.trainer.model.params import count_parameters
-
-    return count_parameters(phase.model)

@@ -51,7 +51,7 @@ def test_no_number_is_cut(show: Show, recipe: str, width: int):
 
 
 def test_the_first_line_says_the_scale_and_where_the_record_s_numbers_are(show: Show):
-    assert show("marin-8b", "--scale", "proxy").splitlines()[0] == "marin-8b at proxy scale; --scale full has the record's own numbers"
+    assert show("marin-8b", "--scale", "proxy").splitlines()[0] == "marin-8b at proxy scale; --scale full has the published numbers"
     assert show("marin-8b", "--scale", "full").splitlines()[0] == "marin-8b at full scale"
 
 
@@ -76,7 +76,7 @@ def test_it_says_what_this_home_has_found(show: Show, tmp_path: Path):
     assert states["phoenix"]["state"] is None
     assert "ocelot refused here: 9 items of a benchmark are in it" in show("marin-8b", "--scale", "proxy", "--home", home.root)
     assert json.loads(show("marin-8b", "--scale", "full", "--home", home.root, "--json"))["phases"][0]["verdict"]["state"] is None
-    last = "Verdicts as they were last given."
+    last = "These are the last verdicts."
     assert (last in show("marin-8b", "--home", home.root), last in show("marin-8b", "--scale", "full", "--home", home.root)) == (
         True,
         False,
