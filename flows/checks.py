@@ -1,4 +1,4 @@
-"""What this machine and the source files refuse before work starts. What the recipe alone refuses is in `flows.recipes.feasibility`."""
+"""Checks of this machine and the source files, before work starts. `flows.recipes.feasibility` checks the recipe."""
 
 from collections.abc import Iterable
 
@@ -17,39 +17,31 @@ from phasewise.trainer.base.errors import ConfigError, DataError, RecipeError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse phases that ask for something that would not happen.
-
-    Raises:
-        RecipeError: a phase names a benchmark whose items are not here, or items of two renderings that are not there or tell nothing.
-    """
+    """Raise RecipeError for missing benchmark items, and for missing or useless items of two renderings."""
     for phase in phases:
         check_benchmarks(recipe, phase)
-        _check_renderings(recipe, phase)
+        if phase.evaluation.renderings is not None:
+            try:
+                check_renderings(phase.evaluation.renderings)
+            except DataError as error:
+                raise RecipeError(f"the gate of phase {phase.name} of {recipe.run_name} cannot judge it: {error}") from None
 
 
 def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
-    """Refuse a phase whose gate would have to do without a benchmark that it names.
-
-    Raises:
-        RecipeError: no folder of benchmarks is named, or it lacks what one needs.
-    """
+    """Raise RecipeError if the folder of benchmarks is unset, or lacks items of the phase's gate."""
     if not (labels := real_of(phase.evaluation.benchmarks)):
         return
-    from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second, which the made ones do without
+    from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second
 
     try:
         gate_key(labels)
     except ConfigError as error:
-        instead = "" if recipe.uses_stand_ins else " Or use --scale proxy, whose benchmarks are made from held-out text."
-        raise RecipeError(f"phase {phase.name} of {recipe.run_name} cannot be judged by its gate: {error}{instead}") from None
+        instead = "" if recipe.uses_stand_ins else " Or use --scale proxy, with benchmarks from held-out text."
+        raise RecipeError(f"the gate of phase {phase.name} of {recipe.run_name} cannot judge it: {error}{instead}") from None
 
 
 def check_needles(plan: DataPlan, phase: Phase) -> None:
-    """Refuse needles in texts that have no room for them, once the phase's tokenizer is there.
-
-    Raises:
-        ConfigError: with the least length.
-    """
+    """Raise ConfigError if a text is too short for its needles. The tokenizer of the phase must exist."""
     if labels := needles_of(phase.evaluation.benchmarks):
         from phasewise.tasks.data.tokenizer import load_tokenizer
         from phasewise.tasks.evaluation.gate_benchmarks import check_room
@@ -57,22 +49,13 @@ def check_needles(plan: DataPlan, phase: Phase) -> None:
         check_room(phase.name, labels, load_tokenizer(plan.tokenizer))
 
 
-def _check_renderings(recipe: Recipe, phase: Phase) -> None:
-    if phase.evaluation.renderings is None:
-        return
-    try:
-        check_renderings(phase.evaluation.renderings)
-    except DataError as error:
-        raise RecipeError(f"phase {phase.name} of {recipe.run_name} cannot be judged by its gate: {error}") from None
-
-
 def check_sources(recipe: Recipe, home: Home) -> None:
-    """Refuse sources that cannot be read, and chat templates that fail at any conversation.
+    """Check that sources can be read, and that chat templates render a made-up conversation.
 
     Raises:
         RecipeError: as `flows.plan.sources_of`.
-        ConfigError: a chat template cannot be used.
-        DataError: a component has no files, or a chat template fails at a conversation that is made up.
+        ConfigError: an unusable chat template.
+        DataError: a component without files, or a chat template that fails.
     """
     sources = sources_of(recipe, home)
     for source in sources.values():
@@ -85,21 +68,20 @@ def check_sources(recipe: Recipe, home: Home) -> None:
 
 
 def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse phases that cannot be trained from here.
+    """Check that phases can train from this machine.
 
     Raises:
-        RecipeError: a phase needs a slice that is not here, and no launcher for one is chosen.
-        ConfigError: there is no such launcher.
+        RecipeError: a phase needs a slice, this machine is another slice, and no launcher for slices is set.
+        ConfigError: an unknown launcher.
     """
-    has_slices = chosen_kind() != LOCAL_SLICE
+    if chosen_kind() != LOCAL_SLICE:
+        return
     for phase in phases:
-        names = [name for _, name in phase.slice.within(phase.start_step, phase.stop_step)]
-        for name in () if has_slices else names:
+        for _, name in phase.slice.within(phase.start_step, phase.stop_step):
             if name != LOCAL_SLICE and not _is_here(name):
                 instead = f'give it the slice "{LOCAL_SLICE}"' if recipe.scale == "own" else "use --scale proxy"
                 raise RecipeError(
-                    f"phase {phase.name} of {recipe.run_name} needs the slice {name}, and so far only this machine can be trained on: "
-                    f"{instead}."
+                    f"phase {phase.name} of {recipe.run_name} needs the slice {name}, and only this machine can train: {instead}."
                 )
 
 

@@ -1,4 +1,4 @@
-"""A trained phase → a folder that `transformers` reads, in the home."""
+"""Trained phase → model folder for `transformers`, in the home."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,18 +30,18 @@ def export_phase(
     generation_prompt: GenerationPrompt | None = None,
     settings: Settings = (),
 ) -> None:
-    """Write a phase's weights to a folder of the home: safetensors, config, tokenizer, model card. What is there already is kept.
+    """Write the weights of a phase to a folder of the home: safetensors, config, tokenizer, model card. An existing export is kept.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
-        phase: Name of one of its phases, trained.
-        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
-        home: Folder of everything; PHASEWISE_HOME if not given.
-        weights: The last; `ema`, their moving average; or `average`, the mean of the last checkpoints that are kept.
-        average_of: How many checkpoints, where the weights are `average`.
-        dtype: Type of what is written.
-        generation_prompt: Of a chat template that opens no answer when asked for one: `add` what does, or `none`, leave it.
-        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
+        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
+        phase: Name of a trained phase.
+        scale: `proxy`, `full`, or `own` for a recipe with this scale.
+        home: Folder of all data and results. Default: PHASEWISE_HOME.
+        weights: `last`, `ema` (the moving average), or `average` (the mean of the last kept checkpoints).
+        average_of: Number of checkpoints for `average`.
+        dtype: Type of the written weights.
+        generation_prompt: For a chat template without a generation prompt: `add` one, or keep the template with `none`.
+        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     from phasewise.flows.cli.publish import export_target
     from phasewise.tasks.report.placing import export_name, is_placed, place

@@ -1,11 +1,11 @@
-"""From a recipe to what the rooms below need: sources for the data, a run for the trainer."""
+"""The parts of a recipe for other rooms: sources and caches for the data, a run for the trainer, setups for preflight."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.feasibility import check_components
-from phasewise.flows.recipes.phase import FromScratch, GraftFrom, HandOff, Phase
+from phasewise.flows.recipes.phase import LOCAL_SLICE, FromScratch, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, scale_in_words
 from phasewise.flows.token_budget import budgets_of
 from phasewise.tasks.data.digests import KnownDigests
@@ -13,6 +13,7 @@ from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.stand_ins import StandIn, stand_in_source
 from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.plan import Setup, step_shape
 from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.trainer.base.errors import RecipeError, TrainingError
 from phasewise.trainer.base.run_folder import read_result
@@ -21,27 +22,26 @@ from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
-    """Each component's source: the recipe's own if it has one, else its stand-in where the scale has stand-ins, else the real data set.
+    """Component → its source in the recipe, or its proxy data set or real data set, depending on the scale.
 
     Raises:
         RecipeError: a component has no source, or its real data are not public.
     """
     check_components(recipe)
-    without_own = [name for name in recipe.components if name not in recipe.sources]
-    if not recipe.uses_stand_ins and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
-        raise RecipeError(
-            f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public: there is nothing "
-            "to read. Give each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
-        )
-    found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
-    others = {name: source for name, source in found.items() if source is not None}
     if recipe.uses_stand_ins:
-        others = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
-    return {**others, **recipe.sources}
+        proxies = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
+        return {**proxies, **recipe.sources}
+    found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
+    if closed := [name for name, source in found.items() if source is None]:
+        raise RecipeError(
+            f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public. Give each a source "
+            "under `sources` in a recipe's file, or use --scale proxy, which has proxy data sets."
+        )
+    return {**{name: source for name, source in found.items() if source is not None}, **recipe.sources}
 
 
 def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
-    """What must be collected from this installation first. Nothing that the recipe has a source for; nothing where real data are read."""
+    """The proxy data sets of components without a source in the recipe. Empty at scales with real data."""
     if not recipe.uses_stand_ins:
         return {}
     found = {name: CATALOGUE[name].stand_in for name in recipe.components if name not in recipe.sources}
@@ -49,11 +49,7 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
 
 
 def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None) -> DataPlan:
-    """Every cache that the recipe needs, from its sources as they are now.
-
-    Args:
-        digests: the contents of files as this command knows them; None is what the home keeps of earlier commands.
-    """
+    """All caches of the recipe, from its current sources. `digests` None uses the digests in the home."""
     sources = sources_of(recipe, home)
     tokenizer = recipe.tokenizer
     return plan_data(
@@ -80,18 +76,22 @@ def build_run(
     held_out: Mapping[str, Path] | None = None,
     needs_parent: bool = True,
 ) -> RunConfig:
-    """The phase as the trainer wants it, with the schedules of its whole lineage.
+    """The run of a phase for the trainer, with the schedules of its lineage.
 
     Args:
         caches: component → folder of its training cache.
-        held_out: component → folder of its held-out cache; None measures no loss on held-out text while the phase trains.
-        needs_parent: without it the run says nothing of the weights that it starts from, and can be read, but not trained.
+        held_out: component → folder of its held-out cache. None measures no held-out loss during training.
+        needs_parent: if False, the run has no start checkpoint, and can be read but not trained.
 
     Raises:
-        TrainingError: its parent is not trained yet.
+        TrainingError: the parent is not trained yet.
     """
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
+    evaluation, every = None, phase.evaluation.loss_every_steps
+    if held_out is not None and every is not None:
+        folders = {name: str(held_out[name]) for name in phase.components}
+        evaluation = LossEvaluation(every_steps=every, sequences=phase.evaluation.loss_sequences, caches=folders)
     return RunConfig(
         recipe=recipe.name,
         scale=recipe.scale,
@@ -117,34 +117,24 @@ def build_run(
         output=str(home.run(recipe.run_name, phase.name)),
         execution=ONE_DEVICE,
         instrumentation=phase.instrumentation,
-        evaluation=_loss_evaluation(phase, held_out),
+        evaluation=evaluation,
     )
 
 
-def _loss_evaluation(phase: Phase, held_out: Mapping[str, Path] | None) -> LossEvaluation | None:
-    every = phase.evaluation.loss_every_steps
-    if held_out is None or every is None:
-        return None
-    caches = {name: str(held_out[name]) for name in phase.components}
-    return LossEvaluation(every_steps=every, sequences=phase.evaluation.loss_sequences, caches=caches)
-
-
 def start_of(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
-    """The weights that the phase starts from, as they are now; None where it starts from scratch.
+    """The current start checkpoint of a phase. None for a phase from scratch.
 
     Raises:
-        TrainingError: its parent is not trained yet.
+        TrainingError: the parent is not trained yet.
     """
     if not isinstance(phase.start, HandOff):
         return None
     checkpoint, digest = _checkpoint_of(recipe, phase, phase.start.parent, phase.start.step, home)
-    grafts = tuple(_graft(recipe, phase, graft, home) for graft in phase.start.graft)
-    return StartFrom(checkpoint=checkpoint, params_digest=digest, fresh=phase.start.fresh, graft=grafts)
-
-
-def _graft(recipe: Recipe, phase: Phase, graft: GraftFrom, home: Home) -> Graft:
-    checkpoint, digest = _checkpoint_of(recipe, phase, graft.phase, graft.step, home)
-    return Graft(part=graft.part, checkpoint=checkpoint, params_digest=digest)
+    grafts: list[Graft] = []
+    for graft in phase.start.graft:
+        grafted, graft_digest = _checkpoint_of(recipe, phase, graft.phase, graft.step, home)
+        grafts.append(Graft(part=graft.part, checkpoint=grafted, params_digest=graft_digest))
+    return StartFrom(checkpoint=checkpoint, params_digest=digest, fresh=phase.start.fresh, graft=tuple(grafts))
 
 
 def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: Home) -> tuple[str, str]:
@@ -158,3 +148,27 @@ def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: H
     from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
 
     return str(checkpoint), saved_params_digest(checkpoint)
+
+
+def setups_of(phases: Iterable[Phase], slice_name: str | None = None) -> list[Setup]:
+    """The setups of phases on slices other than this machine, in order. A setup has one slice, one batch and one compiled step.
+
+    Args:
+        slice_name: the slice of all phases, in place of the recipe's slices.
+    """
+    setups: list[Setup] = []
+    for phase in phases:
+        starts = sorted({step for values in (phase.slice, phase.batch) for step, _ in values.within(phase.start_step, phase.stop_step)})
+        stretches: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):
+            found = stretches.setdefault((slice_name or phase.slice.at(start), phase.batch.at(start)), [])
+            if found and found[-1][1] == start:
+                found[-1] = (found[-1][0], stop)
+            else:
+                found.append((start, stop))
+        setups += [
+            Setup(phase=phase.name, slice=name, stretches=tuple(found), step=step_shape(phase, batch))
+            for (name, batch), found in stretches.items()
+            if name != LOCAL_SLICE
+        ]
+    return setups

@@ -1,15 +1,15 @@
-"""Does a phase fit the slices that it names? Its step is compiled for them, here, without a TPU."""
+"""Compiles the step of each phase for its slices, on this machine, without a TPU."""
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from phasewise.flows.plan import setups_of
 from phasewise.flows.prefect.flow_decorator import door
 from phasewise.flows.recipes import split_target
 from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
-from phasewise.flows.setups import setups_of
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError
 
@@ -20,24 +20,24 @@ class DoesNotFit(PhasewiseError):
 
 @door(name="preflight", flow_run_name="preflight {recipe} ({scale})")
 def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None, settings: Settings = ()) -> None:
-    """Compile the step of every setup for its slice: memory, arithmetic, networks, projected time. Fails where a setup does not fit.
+    """Compile the step of every setup for its slice: memory, arithmetic, networks, projected time. Fails if a setup does not fit.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
-        phase: Name of one of its phases; all of them if not given.
-        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
-            At proxy scale every phase is on this machine, and there is nothing to compile.
-        home: Folder of everything; PHASEWISE_HOME if not given.
-        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
+        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
+        phase: Name of a phase. Default: all phases.
+        scale: `proxy`, `full`, or `own` for a recipe with this scale.
+            At proxy scale, every phase runs on this machine, and nothing is compiled.
+        home: Folder of all data and results. Default: PHASEWISE_HOME.
+        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     name = f"{split_target(recipe)[0]}/{phase}" if phase else recipe
     resolved, chosen = resolve(name, scale, home)
     wanted = resolved.recipe
     setups = setups_of([chosen] if chosen else wanted.phases)
     if not setups:
-        say(f"{name}: on this machine; there is nothing to compile")
+        say(f"{name}: on this machine, nothing to compile")
         return
-    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports jax, which a phase on this machine is spared
+    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports JAX
 
     resolved.home.make_ready()
     preflight_task = task(task_run_name="preflight {setup.words}", cache_policy=NO_CACHE)(preflight_setup)

@@ -8,15 +8,15 @@ from phasewise.flows.resolved import resolve
 
 @door(name="prepare-data", flow_run_name="prepare data of {recipe} ({scale})")
 def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
-    """Build every token cache that the recipe needs and that is not there yet.
+    """Build all missing token caches of a recipe.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
-        scale: `proxy` runs on this machine in minutes; `own` is for a recipe that is run as it is written; `full` reads the real data sets.
-        home: Folder of everything; PHASEWISE_HOME if not given.
-        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
+        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
+        scale: `proxy` takes minutes on this machine, `full` reads the real data sets, `own` is for a recipe with this scale.
+        home: Folder of all data and results. Default: PHASEWISE_HOME.
+        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
-    from phasewise.tasks.data.cluster import one_cluster  # Dask: a phase whose data is prepared is spared it
+    from phasewise.tasks.data.cluster import one_cluster  # it imports Dask
     from phasewise.tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
     from phasewise.tasks.evaluation.task import make_benchmarks
 

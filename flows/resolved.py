@@ -1,6 +1,6 @@
-"""A recipe as one command finds it: recipe, home, sources and plan are worked out once here, and handed down.
+"""A recipe in a home, resolved once by a command and handed down: recipe, home, sources and plan.
 
-Flows call each other by names, because Prefect keeps those as a run's parameters. Within one process the same names are the same value.
+Flows call each other by names, because Prefect stores names as the parameters of a run. Within a process, equal names are the same value.
 """
 
 import os
@@ -35,11 +35,14 @@ from phasewise.trainer.config import RunConfig, StartFrom
 from phasewise.trainer.config.run import BIND_THE_RESULT, MAY_CHANGE
 from phasewise.trainer.process.environment import check_usual
 
+OF_DATA = {"tokenizer", "sources", "pins", "max_tokens", "length_bias"}
+"""Fields of a recipe that decide its caches."""
+SOURCES = "the sources"
+
 
 class RecipeOrigin(Frozen):
-    """The file that a recipe was read from, on this machine, and what makes it another recipe: its phases, and where its own text is.
-
-    All else may be edited, also in a copy: what it changes is trained again, and `run` says so.
+    """The file of a recipe, with the names of its phases and the addresses of its text. Copies with the same phases and text are the same
+    recipe, and all other fields may be edited.
     """
 
     file: str
@@ -48,7 +51,7 @@ class RecipeOrigin(Frozen):
 
 
 def origin_of(name: str, written: Recipe, home: Home) -> RecipeOrigin | None:
-    """The origin of a recipe in a file; None of one of this project, and of the copies that `phasewise up` keeps in its home."""
+    """The origin of a recipe in a file. None for recipes of this project, and for the copies of `phasewise up` in its home."""
     file = FILE.fullmatch(name)
     if file is None or not home.is_local:
         return None
@@ -63,56 +66,40 @@ def origin_of(name: str, written: Recipe, home: Home) -> RecipeOrigin | None:
 
 
 def check_name_free(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> None:
-    """Refuse a recipe whose name another file of this home has. A file that is gone was moved.
-
-    Raises:
-        RecipeError: the home has runs from another file that is still there.
-    """
+    """Raise RecipeError if runs in the home belong to another file with this recipe name. A missing file counts as moved."""
     if origin is None:
         return
     try:
-        found = RecipeOrigin.model_validate(read_json(_place(recipe, home)))
+        found = RecipeOrigin.model_validate(read_json(_origin_path(recipe, home)))
     except (OSError, ValueError, ValidationError):
         return
-    is_same = (found.phases, found.urls) == (origin.phases, origin.urls)
-    if is_same or _stem(found) == _stem(origin) or not _path(found).exists():
+    (path, stem), (_, own_stem) = _path_and_stem(found), _path_and_stem(origin)
+    if (found.phases, found.urls) == (origin.phases, origin.urls) or stem == own_stem or not path.exists():
         return
     raise RecipeError(
-        f"the name {recipe.name} is taken in the home {home.root}: its runs are of {found.file}, and {origin.file} is another recipe. Give "
-        "it another `name`, or its own --home."
+        f"the name {recipe.name} is taken in the home {home.root}: its runs are of {found.file}, and {origin.file} is another recipe. "
+        "Change `name`, or give another --home."
     )
 
 
 def keep_origin(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> None:
-    """Write which file the home's runs of a recipe come from."""
+    """Write the file of a recipe's runs to the home."""
     if origin is not None:
-        write_json(_place(recipe, home), origin.model_dump(mode="json"))
+        write_json(_origin_path(recipe, home), origin.model_dump(mode="json"))
 
 
-def _place(recipe: Recipe, home: Home) -> Path:
+def _origin_path(recipe: Recipe, home: Home) -> Path:
     return home.root / "recipes" / f"{recipe.run_name}.json"
 
 
-def _path(origin: RecipeOrigin) -> Path:
+def _path_and_stem(origin: RecipeOrigin) -> tuple[Path, str]:
     found = FILE.fullmatch(origin.file)
-    return Path(found["path"] if found else origin.file)
-
-
-def _stem(origin: RecipeOrigin) -> str:
-    path = _path(origin)
-    return f"{path.with_suffix('')}{origin.file[len(str(path)) :] if path.suffix == '.py' else ''}"
-
-
-OF_DATA = {"tokenizer", "sources", "pins", "max_tokens", "length_bias"}
-"""Fields of a recipe that decide its caches."""
+    path = Path(found["path"] if found else origin.file)
+    return path, f"{path.with_suffix('')}{origin.file[len(str(path)) :] if path.suffix == '.py' else ''}"
 
 
 def home_in_trial(home: Home, target: str, scale: Scale) -> Home:
-    """The home with the folders of the trial that the settings in force make of a recipe; itself without settings.
-
-    Raises:
-        ConfigError: as `flows.recipes.load_record`.
-    """
+    """The home with the trial folders of the current settings. Raises ConfigError as `flows.recipes.load_record`."""
     if not settings_in_force():
         return home
     name, _ = split_target(target)
@@ -121,42 +108,37 @@ def home_in_trial(home: Home, target: str, scale: Scale) -> Home:
 
 
 def with_trial(home: Home, recipe: Recipe, changed: Recipe) -> Home:
-    """The home in which each phase that settings change has a folder named by what it and its ancestors train as.
+    """The home with a trial folder for each phase whose training settings change, named by settings and ancestors.
 
-    How a phase is executed, evaluated and judged makes no trial: it stays the same run.
+    Changes of execution, evaluation and gates keep the folder, because they change no training.
     """
-    keys = ((phase.name, _key(changed, phase)) for phase in changed.phases)
     before = {phase.name: _key(recipe, phase) for phase in recipe.phases}
-    return replace(home, trials=tuple((name, f"{name}-trial-{key[:8]}") for name, key in keys if key != before[name]))
+    keys = {phase.name: _key(changed, phase) for phase in changed.phases}
+    return replace(home, trials=tuple((name, f"{name}-trial-{key[:8]}") for name, key in keys.items() if key != before[name]))
 
 
 def _key(recipe: Recipe, phase: Phase) -> str:
     recipe = recipe.with_branch(phase.name)
-    lineage = [_trained_as(one) for one in (*recipe.ancestors(phase), phase)]
-    return digest_of_json([recipe.model_dump(mode="json", include=OF_DATA), recipe.components, lineage])
-
-
-def _trained_as(phase: Phase) -> dict[str, Any]:
     free = {path.partition(".")[0] for path in MAY_CHANGE} - {*BIND_THE_RESULT, "start"}
-    settings = phase.model_dump(mode="json", include=RunConfig.model_fields.keys() - free)
-    settings["start"].pop("declares", None)
-    return {"name": phase.name, **settings}
-
-
-SOURCES = "the sources"
+    lineage: list[dict[str, Any]] = []
+    for one in (*recipe.ancestors(phase), phase):
+        settings = one.model_dump(mode="json", include=RunConfig.model_fields.keys() - free)
+        settings["start"].pop("declares", None)
+        lineage.append({"name": one.name, **settings})
+    return digest_of_json([recipe.model_dump(mode="json", include=OF_DATA), recipe.components, lineage])
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What is trained, and where.
+    """A recipe at a scale in a home.
 
     Attributes:
-        name: `RECIPE`, or `RECIPE/PHASE` where the phase is a branch: by this name every flow finds the same.
-        recipe: the main line, and of the branches those that lead to the phase.
-        full: the same at full scale; None where the recipe is written at proxy scale.
-        settings: what `--set` changes in it.
-        origin: the file that it comes from, where it is not one of this project.
-        digests: the contents of source files as this command knows them.
+        name: `RECIPE`, or `RECIPE/PHASE` for a branch. Flows resolve this name to the same value.
+        recipe: the main line, and the branch to the phase.
+        full: the recipe at full scale. None if it is written at another scale.
+        settings: changes from `--set`.
+        origin: the file of the recipe. None for recipes of this project.
+        digests: digests of source files, kept for the whole command.
     """
 
     name: str
@@ -172,23 +154,23 @@ class Resolved:
 
     @property
     def recipe_name(self) -> str:
-        """What it was asked for by, without a phase."""
+        """The name without a phase."""
         return split_target(self.name)[0]
 
     @property
     def options(self) -> str:
-        """What a command line needs to find the same again."""
+        """The options of a command line for the same recipe and home."""
         given = "".join(f" --set {shlex.quote(one)}" for one in self.settings)
         return f"--scale {self.recipe.scale} --home {self.home.root}{given}"
 
     @cached_property
     def stand_ins(self) -> dict[str, StandIn]:
-        """What is collected from this installation first."""
+        """The proxy data sets of the recipe."""
         return stand_ins_of(self.recipe)
 
     @cached_property
     def plan(self) -> DataPlan:
-        """Every cache that the recipe needs, from its sources as they were found when it was first asked for.
+        """All caches of the recipe, for its sources at the time of the first access.
 
         Raises:
             ConfigError: a component has no source.
@@ -196,35 +178,36 @@ class Resolved:
         """
         return data_plan(self.recipe, self.home, digests=self.digests)
 
-    def items_key(self, phase: Phase) -> str:
-        """Digest of what the phase must not train on, as it was when it was first asked for.
+    @property
+    def is_planned(self) -> bool:
+        """Whether `plan` exists already."""
+        return "plan" in self.__dict__
 
-        Raises:
-            ConfigError, DataError: as `tasks.validation.scan_caches.items_key`.
-        """
+    @property
+    def is_prepared(self) -> bool:
+        """Whether every cache is built."""
+        return not missing_stand_ins(self.stand_ins, self.home.sources) and self.plan.is_built
+
+    def look_again(self) -> None:
+        """Forget the plan after sources were written."""
+        self.__dict__.pop("plan", None)
+        self._runs.clear()
+        self._items.clear()
+
+    def items_key(self, phase: Phase) -> str:
+        """Digest of the test items of a phase, at the time of the first call. Raises as `tasks.validation.scan_caches.items_key`."""
         from phasewise.tasks.validation.scan_caches import items_key  # it imports the scan
 
         if phase.components not in self._items:
             self._items[phase.components] = items_key(self.plan, phase.components)
         return self._items[phase.components]
 
-    def look_again(self) -> None:
-        """Forget what was planned: sources were written."""
-        self.__dict__.pop("plan", None)
-        self._runs.clear()
-        self._items.clear()
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the plan was asked for already."""
-        return "plan" in self.__dict__
-
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
-        """Hold the home for one run, as `Home.held`, and keep what it does where the home is.
+        """Lock the home for a run, and upload results to a home on a store.
 
         Raises:
-            ConfigError: another process holds it.
+            ConfigError: another process has the lock.
             TakenOver, StorageError: as `Home.kept`.
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
@@ -233,12 +216,7 @@ class Resolved:
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
-        """Within it, what is written beside a recipe's work is kept where the home is. Of a home on this machine nothing is held.
-
-        Raises:
-            ConfigError: another process works in the home on a store, or it cannot be written.
-            TakenOver, StorageError: as `Home.kept`.
-        """
+        """Upload small results to a home on a store, with `held`. A home on this machine is not locked. Raises as `held`."""
         if self.home.is_local:
             yield
             return
@@ -247,11 +225,7 @@ class Resolved:
             yield
 
     def run(self, phase: Phase) -> RunConfig:
-        """The phase as the trainer wants it, built once for the weights that it starts from.
-
-        Raises:
-            TrainingError: its parent is not trained yet.
-        """
+        """The run of a phase for the trainer, built once per start checkpoint. Raises TrainingError if the parent is not trained."""
         start = start_of(self.recipe, phase, self.home)
         if (phase.name, start) not in self._runs:
             plan = self.plan
@@ -260,10 +234,10 @@ class Resolved:
         return self._runs[phase.name, start]
 
     def check(self, phases: Iterable[Phase]) -> None:
-        """Refuse, before anything is made, what can be known to fail; each phase is checked once.
+        """Check before any work that phases can run here, each phase once.
 
         Raises:
-            ConfigError: a phase needs a slice, or names a benchmark that nothing measures; or a variable of jax would make another run.
+            ConfigError: a missing slice or benchmark, or an environment variable of JAX that changes the run.
             DataError: a component has no files.
         """
         check_usual(os.environ)
@@ -274,19 +248,10 @@ class Resolved:
         self.check_sources()
 
     def check_sources(self) -> None:
-        """Refuse, once, sources that cannot be read.
-
-        Raises:
-            ConfigError, DataError: as `flows.checks.check_sources`.
-        """
+        """Check the sources once, as `flows.checks.check_sources`."""
         if SOURCES not in self._checked:
             check_sources(self.recipe, self.home)
             self._checked.add(SOURCES)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether every cache is there."""
-        return not missing_stand_ins(self.stand_ins, self.home.sources) and self.plan.is_built
 
 
 @dataclass(frozen=True)
@@ -329,7 +294,7 @@ _found: ContextVar[_Found | None] = ContextVar("found", default=None)
 
 @contextmanager
 def resolving_once() -> Iterator[None]:
-    """Within it the same names resolve once, to what is found then. One within another changes nothing."""
+    """Resolve equal names once within the outermost context, to one value."""
     if _found.get() is not None:
         yield
         return
@@ -343,29 +308,24 @@ def resolving_once() -> Iterator[None]:
 def resolve(
     target: str, scale: Scale, home: str | None, *, reads_only: bool = False, has_weights: bool = False
 ) -> tuple[Resolved, Phase | None]:
-    """What `RECIPE[/PHASE]` names, and the phase if one is named. Nothing is made, and the sources are not looked at yet.
+    """The recipe of `RECIPE[/PHASE]`, and the phase if one is named. Nothing is written, and no source is read.
 
     Args:
-        home: as `Home.at` takes it, with `reads_only`.
-        has_weights: where the home is only read, and on a store: whether the checkpoints of the phase are brought here, too.
+        home, reads_only: as in `Home.at`.
+        has_weights: download the checkpoints of the phase from a read-only home on a store.
 
     Raises:
-        ConfigError: no such recipe, phase or home.
+        ConfigError: an unknown recipe, phase or home.
     """
-    found = (_found.get() or _Found()).resolve(target, scale, Home.at(home, reads_only=reads_only))
+    resolved, phase = (_found.get() or _Found()).resolve(target, scale, Home.at(home, reads_only=reads_only))
     if reads_only:
-        phase = found[1]
-        place = found[0].home
-        place.look(found[0].recipe.run_name, weights_of=place.folder_of(phase.name) if phase and has_weights else None)
-    return found
+        place = resolved.home
+        place.look(resolved.recipe.run_name, weights_of=place.folder_of(phase.name) if phase and has_weights else None)
+    return resolved, phase
 
 
 def resolve_phase(recipe: str, phase: str, scale: Scale, home: str | None, *, reads_only: bool = False) -> tuple[Resolved, Phase]:
-    """A phase of a recipe, which may be named `RECIPE/BRANCH`: then its ancestors are found in that.
-
-    Raises:
-        ConfigError: as `resolve`.
-    """
+    """A phase of a recipe, or of `RECIPE/BRANCH` with the ancestors of the branch. Raises ConfigError as `resolve`."""
     resolved, _ = resolve(recipe, scale, home, reads_only=reads_only)
     if phase not in {one.name for one in resolved.recipe.phases}:
         resolved, _ = resolve(f"{split_target(recipe)[0]}/{phase}", scale, home, reads_only=reads_only)

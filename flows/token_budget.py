@@ -1,8 +1,7 @@
-"""How much text a recipe draws from each component, what is therefore read of it, and whether what was read is enough."""
+"""Token budgets: the text that a recipe draws from each component, the part of the files to read, and whether it was enough."""
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple
 
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe
@@ -15,38 +14,36 @@ from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
-    """Component → tokens that are drawn from it, at most, since an order began: of a lineage whose order goes on, by all its phases.
+    """Component → most tokens that an order draws from its start, over all phases with this order.
 
     Args:
-        phases: None is all of the recipe.
+        phases: None is all phases of the recipe.
     """
     needs: dict[str, int] = {}
     for phase in recipe.phases if phases is None else phases:
-        order = phase.order
-        schedule = recipe.mixture_schedule(phase)
-        for name, sequences in schedule.realised(order.first_step, phase.stop_step).items():
+        drawn = recipe.mixture_schedule(phase).realised(phase.order.first_step, phase.stop_step)
+        for name, sequences in drawn.items():
             needs[name] = max(needs.get(name, 0), sequences * phase.model.seq_len)
     return needs
 
 
 def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, tuple[DrawnRows, ...]]:
-    """Component → the rows that the lineage drew from it before the order of a phase began; nothing where that is step 0."""
+    """Component → rows of the lineage before the start of the phase's order."""
     drawn: dict[str, tuple[DrawnRows, ...]] = {}
-    lineage = recipe.lineage(phase)
-    for part, child in pairwise(lineage):
+    for part, child in pairwise(recipe.lineage(phase)):
         stop = min(child.start_step, phase.order.first_step)
-        if stop > part.start_step:
-            schedule = recipe.mixture_schedule(part)
-            for name, sequences in schedule.realised(part.start_step, stop).items():
-                if sequences and name in phase.components:
-                    drawn[name] = (*drawn.get(name, ()), DrawnRows(sequences, part.model.seq_len, part.packing))
+        if stop <= part.start_step:
+            continue
+        for name, sequences in recipe.mixture_schedule(part).realised(part.start_step, stop).items():
+            if sequences and name in phase.components:
+                drawn[name] = (*drawn.get(name, ()), DrawnRows(sequences, part.model.seq_len, part.packing))
     return dict(sorted(drawn.items()))
 
 
 def budgets_of(recipe: Recipe) -> dict[str, int]:
-    """Component → tokens of which a part of its files will do; nothing where everything is read.
+    """Component → tokens to read, with `max_tokens` and at the scales between proxy and full. Otherwise empty: everything is read.
 
-    That is so where the recipe has a `max_tokens`, and at every scale between. One that is never drawn from has a budget of one token.
+    A component without any draws has a budget of one token.
     """
     if recipe.max_tokens is None and recipe.scale not in BETWEEN:
         return {}
@@ -55,49 +52,43 @@ def budgets_of(recipe: Recipe) -> dict[str, int]:
 
 
 def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> None:
-    """Refuse budgeted caches that hold less than is drawn: their text would be repeated, and the recipe does not say so.
+    """Reject budgeted caches with less text than the phases draw, because the text would be repeated against the recipe.
 
-    Of packed rows the rows are counted: some have padding, and what is longer than a row is cut. A component of which everything is read is
-    repeated as the recipe has it: how often, its verdict says.
+    Packed phases compare rows, because rows have padding and long documents are cut. Components without a budget may repeat, and the
+    verdict on the data judges their epochs.
 
     Raises:
-        DataError: with every such component, and the budget that would do.
+        DataError: with the components, and a sufficient budget.
     """
     phases = list(phases)
-    full = needed_tokens(recipe, [phase for phase in phases if phase.packing == "chunk"])
-    asked = [(name, Needed(need, "tokens", None)) for name, need in sorted(full.items())]
-    asked += [one for phase in phases if phase.packing != "chunk" for one in _needed_rows(recipe, phase)]
     short, ratios = list[str](), list[float]()
-    for name, needed in asked:
+
+    def compare(name: str, drawn: int, packed: Phase | None) -> None:
         component = plan.components[name]
         budget = component.listing.budget
         if budget is None or component.train.pin or not component.train.is_built:
-            continue
-        folder, phase = component.train.folder, needed.packed_in
-        if phase is None:
-            found = read_manifest(folder).tokens
+            return
+        if packed is None:
+            found, unit = read_manifest(component.train.folder).tokens, "tokens"
         else:
-            found = RowsOfTokens(TokenCache.open(folder), phase.packing, phase.model.seq_len).num_rows
-        if found < needed.drawn:
-            ratios.append(needed.drawn / max(found, 1))
-            short.append(f"{name} has {found:,} {needed.unit} to train on, from {budget.words}, and {needed.drawn:,} are drawn")
+            rows = RowsOfTokens(TokenCache.open(component.train.folder), packed.packing, packed.model.seq_len)
+            found, unit = rows.num_rows, f"rows of {packed.name}"
+        if found < drawn:
+            ratios.append(drawn / max(found, 1))
+            short.append(f"{name} has {found:,} {unit} to train on, from {budget.words}, and {drawn:,} are drawn")
+
+    full = needed_tokens(recipe, [phase for phase in phases if phase.packing == "chunk"])
+    for name, tokens in sorted(full.items()):
+        compare(name, tokens, None)
+    for phase in phases:
+        if phase.packing != "chunk":
+            drawn = recipe.mixture_schedule(phase).realised(phase.order.first_step, phase.stop_step)
+            for name, count in sorted(drawn.items()):
+                if name in phase.components:
+                    compare(name, count, phase)
     if short:
         enough = round(1.1 * max(ratios) * sum(budgets_of(recipe).values()))
         raise DataError(
-            f"less was read than is trained on: {'; '.join(short)}. Its text would be repeated, which the recipe does not say. Prepare the "
-            f"data with --max-tokens {enough}, and train with the same; what is there is kept."
+            f"less was read than is trained on: {', '.join(short)}. The text would be repeated, against the recipe. Prepare the data with "
+            f"--max-tokens {enough}, and train with the same option. Existing caches are kept."
         )
-
-
-class Needed(NamedTuple):
-    """How much is drawn of a component: tokens, or rows of the phase that packs them."""
-
-    drawn: int
-    unit: str
-    packed_in: Phase | None
-
-
-def _needed_rows(recipe: Recipe, phase: Phase) -> list[tuple[str, Needed]]:
-    schedule = recipe.mixture_schedule(phase)
-    drawn = schedule.realised(phase.order.first_step, phase.stop_step)
-    return [(name, Needed(count, f"rows of {phase.name}", phase)) for name, count in sorted(drawn.items()) if name in phase.components]

@@ -1,4 +1,4 @@
-"""One phase: judge its data, train it, judge how it trained, evaluate it, pass its gate."""
+"""One phase: verdict on the data, training, verdict on the training, evaluation, verdict of the gate."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ from prefect.artifacts import create_table_artifact
 
 from phasewise.flows.checks import check_needles
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
+from phasewise.flows.plan import setups_of
 from phasewise.flows.prefect.approvals import asking_people, take_answers
 from phasewise.flows.prefect.dependency_wait import or_wait, wake_others
 from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
@@ -15,7 +16,6 @@ from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve_phase
-from phasewise.flows.setups import setups_of
 from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass, read_record
 from phasewise.flows.status.retraining import (
     check_ancestors_hold,
@@ -29,18 +29,17 @@ from phasewise.flows.status.summary import phase_summary, refresh_report, write_
 from phasewise.flows.validate_data import validate_data
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.attempts import PlannedSegment
-from phasewise.tasks.training.execution import CPU, Machine, execution_here, in_words, machine_here
+from phasewise.tasks.training.execution import CPU, execution_here, in_words, machine_here
 from phasewise.tasks.training.run_identity import last_saved_step, note_changed_plan
 from phasewise.tasks.training.task import train
 from phasewise.tasks.validation.task import ask_about_training, health_gate
-from phasewise.trainer.base.errors import ConfigError, TrainingDiverged, VerdictError, WaitsForPerson
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingDiverged, VerdictError, WaitsForPerson
 from phasewise.trainer.config import Execution
 from phasewise.validations.waivers import accepted_in
 
 
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:
-    """The run of a phase with the execution of its slice; where the slice changes on the way, of each of them, in order. All are planned
-    before any trains. It says what each computes on, and what of an earlier plan changed.
+    """The run of a phase with the execution of each of its slices, in order. Logs the hardware, and changes of an earlier plan.
 
     Raises:
         ConfigError: no plan fits.
@@ -56,14 +55,15 @@ def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ..
     )
     for one in found:
         until = "" if one.run.until_step is None else f", to step {one.run.until_step:,}"
-        say(f"{phase.name}: trains on {_words(one, machine)}{until}")
+        is_here = one.slice_name == LOCAL_SLICE or machine != CPU or one.slice_name.startswith("cpu-")
+        say(f"{phase.name}: trains on {in_words(one.run, machine) if is_here else one.slice_name}{until}")
     saved = last_saved_step(run)
     note_changed_plan(next(one.run for one in found if saved is None or saved < one.run.last_step or one is found[-1]))
     return found
 
 
 def slices_of(phase: Phase) -> list[tuple[int, str]]:
-    """The step from which the phase is on a slice, and its name; neighbours that are the same are one."""
+    """First step and name of each slice of a phase, without repeats."""
     found: list[tuple[int, str]] = []
     for step, name in phase.slice.within(phase.start_step, phase.stop_step):
         if not found or found[-1][1] != name:
@@ -72,17 +72,17 @@ def slices_of(phase: Phase) -> list[tuple[int, str]]:
 
 
 def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | None:
-    """The execution that preflight reports for the phase on one of its slices; None on this machine. What was compiled before is read.
+    """The execution of a phase on a slice, from preflight. None on this machine. Compiled plans are reused.
 
-    The plan is that of the largest batch there. Its parts of the batch must divide all others: from an older checkpoint the slice trains
-    updates of before, too.
+    The plan of the largest batch is used. Its micro-batches must divide all batches of the phase, because a slice that starts from an older
+    checkpoint trains earlier updates as well.
 
     Raises:
-        ConfigError: no plan fits, or that of the largest batch fits no other one.
+        ConfigError: no plan fits, or the plan does not divide a batch.
     """
     if slice_name == LOCAL_SLICE:
         return None
-    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports jax, which a phase on this machine is spared
+    from phasewise.tasks.preflight.launcher import preflight_setup  # it imports JAX
 
     setups = [setup for setup in setups_of([phase]) if setup.slice == slice_name]
     report = preflight_setup(max(setups, key=lambda setup: setup.step.batch_sequences), resolved.home)
@@ -101,15 +101,8 @@ def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | No
     return execution
 
 
-def _words(planned: PlannedSegment, machine: Machine) -> str:
-    name = planned.slice_name
-    if name == LOCAL_SLICE or machine != CPU or name.startswith("cpu-"):
-        return in_words(planned.run, machine)
-    return name
-
-
 REFUSALS = (VerdictError, TrainingDiverged)
-"""What ends a phase and its descendants, and nothing else."""
+"""Errors that stop a phase and its descendants, and no other phase."""
 
 
 @door(name="train-phase", flow_run_name="train {recipe}/{phase} ({scale})")
@@ -117,16 +110,16 @@ REFUSALS = (VerdictError, TrainingDiverged)
 def train_phase(
     recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, retrain: bool = False, settings: Settings = ()
 ) -> None:
-    """Train a phase, once its parent is trained. What is done already is not done again.
+    """Train a phase after its parent. Finished work is reused.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
-        phase: Name of one of its phases.
-        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
-        home: Folder of everything; PHASEWISE_HOME if not given.
-        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
-        retrain: It may be trained again though it is trained: its data or settings changed. Without it that is refused, except for less
-            than ten minutes of training at proxy scale.
+        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
+        phase: Name of a phase.
+        scale: `proxy`, `full`, or `own` for a recipe with this scale.
+        home: Folder of all data and results. Default: PHASEWISE_HOME.
+        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
+        retrain: Train a phase again after a change of its data or settings. Less than ten minutes of training at proxy scale need no
+            permission.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.check([chosen])
@@ -147,24 +140,25 @@ def train_phase(
             replaced = find_replaced(resolved, [chosen])
             check_replaced(resolved, replaced, ())
             say_replaced(replaced)
+        refusal: PhasewiseError | None = None
         try:
             train_judged(resolved, chosen)
-        except REFUSALS:
-            write_recipe_report(resolved)
-            wake_others(resolved.home)
-            raise
+        except REFUSALS as error:
+            refusal = error
         write_recipe_report(resolved)
         wake_others(resolved.home)
+        if refusal:
+            raise refusal
 
 
 def train_judged(resolved: Resolved, phase: Phase) -> None:
-    """Judge the data, train, judge the training, judge the model; the first verdict that fails ends it.
+    """Judge the data, train, judge the training, and judge the model, up to the first failing verdict.
 
     Raises:
-        ConfigError: the phase hides needles in texts that have no room for them.
+        ConfigError: a text is too short for its needles.
         VerdictError: a verdict fails.
-        WaitsForPerson: a verdict, or the training itself, asks a person.
-        TrainingDiverged: the loss is no number any more; the verdict on the training says where.
+        WaitsForPerson: a verdict or the training asks a person.
+        TrainingDiverged: the loss is NaN. The verdict on the training has the step.
     """
     recipe = resolved.recipe
     home = str(resolved.home.root)

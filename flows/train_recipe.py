@@ -1,6 +1,6 @@
-"""A whole recipe: data, then phase by phase, gate by gate, then the report."""
+"""A whole recipe: data, phases with gates, and the report."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from phasewise.flows.prefect.approvals import asking_people, take_answers
 from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
@@ -27,16 +27,16 @@ def train_recipe(
     retrain: tuple[str, ...] = (),
     settings: Settings = (),
 ) -> None:
-    """Train every phase of a recipe in order. A phase that is refused stops its descendants, not its siblings.
+    """Train all phases of a recipe in order. A failed gate stops the descendants of its phase, not its siblings.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
-        scale: `proxy` runs on this machine in minutes; `own` is for a recipe that is run as it is written; `full` is the real thing.
-        home: Folder of everything; PHASEWISE_HOME if not given.
-        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
-        up_to: Train only this phase and its ancestors. A branch is trained only where it is named here.
-        retrain: Phases that may be trained again, with those that start from them, though they are trained: their data or settings
-            changed. Without it that is refused, except for less than ten minutes of training at proxy scale.
+        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
+        scale: `proxy` takes minutes on this machine, `full` is the published size, `own` is for a recipe with this scale.
+        home: Folder of all data and results. Default: PHASEWISE_HOME.
+        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
+        up_to: Train only this phase and its ancestors. A branch is trained only if it is named here.
+        retrain: Trained phases whose data or settings changed, and that may be trained again with their descendants. Less than ten minutes
+            of training at proxy scale need no permission.
     """
     resolved, last = resolve(f"{recipe}/{up_to}" if up_to else recipe, scale, home)
     phases = phases_to_train(resolved.recipe, last)
@@ -56,20 +56,19 @@ def train_recipe(
         raise next((one for one in refusals.values() if isinstance(one, WaitsForPerson)), next(iter(refusals.values())))
 
 
-def train_phases(resolved: Resolved, phases: Iterable[Phase], home: str | None, retrain: Collection[str]) -> dict[str, PhasewiseError]:
-    """Train the phases whose ancestors passed, those in `retrain` again where need be; the refusal of each that did not."""
-    recipe = resolved.recipe
+def train_phases(resolved: Resolved, phases: Sequence[Phase], home: str | None, retrain: Collection[str]) -> dict[str, PhasewiseError]:
+    """Train phases in order, without descendants of rejected phases. Returns phase → error of the rejected phases."""
     refusals: dict[str, PhasewiseError] = {}
     unreachable: set[str] = set()
-    every = list(phases)
-    for place, phase in enumerate(every, start=1):
-        say(f"phase {place} of {len(every)}: {phase.name}, steps {phase.start_step:,} to {phase.stop_step:,}")
-        if missing := [before.name for before in recipe.ancestors(phase) if before.name in unreachable]:
+    for number, phase in enumerate(phases, start=1):
+        say(f"phase {number} of {len(phases)}: {phase.name}, steps {phase.start_step:,} to {phase.stop_step:,}")
+        if missing := [before.name for before in resolved.recipe.ancestors(phase) if before.name in unreachable]:
             unreachable.add(phase.name)
-            say(f"{phase.name}: not trained, because {missing[-1]} is not there to start from")
+            say(f"{phase.name}: not trained, because {missing[-1]} is missing")
             continue
+        again = phase.name in retrain
         try:
-            train_phase(resolved.name, phase.name, recipe.scale, home, retrain=phase.name in retrain, settings=resolved.settings)
+            train_phase(resolved.name, phase.name, resolved.recipe.scale, home, retrain=again, settings=resolved.settings)
         except REFUSALS as refusal:
             refusals[phase.name] = refusal
             unreachable.add(phase.name)

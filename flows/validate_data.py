@@ -1,4 +1,4 @@
-"""Evidence → verdict, for the data of one phase."""
+"""Evidence → verdict, for the data of a phase."""
 
 from phasewise.flows.prefect.flow_decorator import door, this_run
 from phasewise.flows.recipes.assignments import Settings
@@ -14,38 +14,32 @@ from phasewise.validations.waivers import accepted_in
 
 @door(name="validate-data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
 def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
-    """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails where the verdict does.
+    """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails if the verdict fails.
 
-    Refused before that where a budget was too small: what was read of a component is less than the phase draws.
+    Caches with less text than the phase draws, because of a token budget, are rejected first.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
-        phase: Name of one of its phases.
-        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
-        home: Folder of everything; PHASEWISE_HOME if not given.
-        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
+        recipe: Name of a recipe, or path of a JSON recipe file. Python files run only from the command line.
+        phase: Name of a phase.
+        scale: `proxy`, `full`, or `own` for a recipe with this scale.
+        home: Folder of all data and results. Default: PHASEWISE_HOME.
+        settings: Changes of the recipe for a trial, as PHASE.FIELD=VALUE, like `--set`.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()
     with resolved.kept(this_run()):
-        # Judge what a phase would train on
-        run = resolved.run(chosen)
-        plan = resolved.plan
-        check_enough(resolved.recipe, plan, [chosen])
-        facts = hand_off_facts(resolved.recipe, chosen, run)
-        hand_off = hand_off_evidence(facts.declared, facts.found)
-        rests_on = decided_by(resolved, chosen, run)
-        accepts = accepted_in(chosen.name, resolved.recipe.accepts)
-        asks = resolved.recipe.asks_people_in(chosen)
+        run, plan, wanted = resolved.run(chosen), resolved.plan, resolved.recipe
+        check_enough(wanted, plan, [chosen])
+        facts = hand_off_facts(wanted, chosen, run)
         verdict = data_gate(
             run,
             plan,
             chosen.gates.data,
             resolved.home,
-            hand_off=hand_off,
-            rows_before=drawn_earlier(resolved.recipe, chosen),
-            decided_by=rests_on,
-            accepts=accepts,
-            asks_people=asks,
+            hand_off=hand_off_evidence(facts.declared, facts.found),
+            rows_before=drawn_earlier(wanted, chosen),
+            decided_by=decided_by(resolved, chosen, run),
+            accepts=accepted_in(chosen.name, wanted.accepts),
+            asks_people=wanted.asks_people_in(chosen),
         )
         raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))

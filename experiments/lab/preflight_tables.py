@@ -9,8 +9,8 @@ import click
 import numpy as np
 
 from phasewise.flows.cli.preflight import HEADINGS, cells, setup_line
+from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes import load_recipe, load_record
-from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.estimate import FLOAT32_BYTES, Table, count_weights, kept_a_token, state_bytes
 from phasewise.tasks.preflight.launcher import examine, preflight_setup, versions

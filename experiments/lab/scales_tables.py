@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
+from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
-from phasewise.flows.setups import setups_of
 from phasewise.flows.show.cost import describe_takes
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.launcher import examine

@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from phasewise.flows.cli.terminal import print_table
-from phasewise.flows.plan import build_run
+from phasewise.flows.plan import build_run, setups_of
 from phasewise.flows.recipes import load_target, load_written, split_target
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
-from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError

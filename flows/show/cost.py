@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.console import Console
 
+from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.setups import setups_of
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.wording import small, to_places, tokens
 from phasewise.trainer.config import sequences_between

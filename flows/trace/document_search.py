@@ -1,4 +1,4 @@
-"""Which documents a question of `phasewise trace` is about: by id, by source file, by text. What was searched is counted."""
+"""Document search of `phasewise trace`: by id, by source file, or by text."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from phasewise.trainer.data.manifest import SPLITS, Split
 
 MIN_PREFIX = 8
 MAX_SEARCHED_DOCUMENTS = 2_000_000
-"""Indices of so many documents in all are read whole and checked, which takes about a second; of more, what may hold the answer."""
+"""Up to this number of documents, indices are read whole and checked, in about a second. Larger caches read only likely shards."""
 MAX_TOKENS_INSIDE = 20_000_000
-"""Documents are searched for a passage without being asked where all caches together have no more tokens: a few seconds."""
+"""Up to this number of tokens in all caches, documents are searched for passages by default, in a few seconds."""
 
 
 class FoundDocument(NamedTuple):
-    """A document, and the tokens that are asked for."""
+    """A document, and the requested tokens."""
 
     component: Component
     split: Split
@@ -35,18 +35,18 @@ class FoundDocument(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its tokens are asked for."""
+        """Whether all tokens of the document are requested."""
         return self.asked == whole(self.document)
 
 
 @dataclass(frozen=True)
 class Search:
-    """What was found, and in how much.
+    """The result of a search.
 
     Attributes:
-        components, documents: what was searched, in both splits.
-        inside: whether documents were searched for a passage; None where no text was asked for.
-        remarks: what was not searched, and what else a reader must know.
+        components, documents: numbers of searched components and documents, in both splits.
+        inside: whether documents were searched for a passage. None for a search without text.
+        remarks: limits of the search.
     """
 
     found: tuple[FoundDocument, ...]
@@ -57,85 +57,81 @@ class Search:
 
 
 def find_by_id(traced: Traced, prefix: str) -> Search:
-    """Documents by the beginning of their id.
-
-    Raises:
-        ConfigError: it is too short.
-        DataError: no cache has such a document.
-    """
+    """Find documents by the start of their id. Raises ConfigError for a short prefix, and DataError without a result."""
     if len(prefix) < MIN_PREFIX:
-        raise ConfigError(f"a document is named by at least the first {MIN_PREFIX} characters of its id, found {prefix!r}.")
+        raise ConfigError(f"--document: expected at least the first {MIN_PREFIX} characters of an id, found {prefix!r}.")
     found = _each(traced, lambda component, index: _named(traced, component, index, (prefix,)))
-    return _search(traced, found, f"document {prefix}")
+    if not found:
+        raise DataError(_nothing(traced, f"document {prefix}"))
+    return _search(traced, found)
 
 
 def find_by_file(traced: Traced, path: str) -> Search:
-    """Documents by their source file: its name as the index has it, or its whole path or URL.
-
-    Raises:
-        DataError: no cache has a document of it.
-    """
-    found = _each(traced, lambda component, index: index.of_file(_name_in(traced, component, path), checks_all=_is_small(traced)))
-    try:
-        return _search(traced, found, f"document of a file {path}")
-    except DataError as error:
-        raise DataError(f"{error} {_about_file(traced, path)}") from None
+    """Find documents by their source file: its name in the index, its path or its URL. Raises DataError without a result."""
+    is_small = _documents(traced) <= MAX_SEARCHED_DOCUMENTS
+    found = _each(traced, lambda component, index: index.of_file(_name_in(traced, component, path), checks_all=is_small))
+    if found:
+        return _search(traced, found)
+    nothing = _nothing(traced, f"document of a file {path}")
+    manifests = {component: traced.indices["train"][component].cache.manifest for component in traced.components}
+    for component, manifest in manifests.items():
+        if any(file.name == _name_in(traced, component, path) for file in manifest.sources):
+            left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items() if count)
+            raise DataError(f"{nothing} {component} read the file, and left all of it out. The component left out: {left_out or 'none'}.")
+    last = path.rpartition("/")[2]
+    meant = [f"{m.component}: {file.name}" for m in manifests.values() for file in m.sources if file.name.rpartition("/")[2] == last][:3]
+    hint = f"Did you mean {' or '.join(meant)}? Use this name." if meant else "No component was read from such a file."
+    raise DataError(f"{nothing} {hint}")
 
 
 def find_by_text(traced: Traced, path: Path, *, inside: bool) -> Search:
-    """Documents by their text: those that are the text, and those that hold it.
+    """Find documents that equal a text or contain it.
 
-    A document is the text where its id is the digest of it, normalised as the component's documents are, with or without the line end at
-    its end or the space around it. It holds the text where its bytes hold those of the normalised text without the space around it.
+    A document equals the text if its id is the digest of the normalised text, with or without the final line end or surrounding space. A
+    document contains the text if its bytes contain the stripped, normalised text.
 
     Args:
-        inside: documents are searched for the text however many there are.
+        inside: search for passages in any number of documents.
 
     Raises:
-        ConfigError: the file cannot be read, or is no text.
+        ConfigError: the file cannot be read, or is not text.
         DataError: no cache has the text.
     """
-    text = _read_text(path)
-    found = _each(traced, lambda component, index: _named(traced, component, index, ids_of_text(text, index.cache.manifest)))
-    tokens = sum(index.cache.manifest.tokens for split in SPLITS for index in traced.indices[split].values())
-    if inside or tokens <= MAX_TOKENS_INSIDE:
-        whole_ones = {(one.component, one.document.id) for one in found}
-        held = [one for one in _holding(traced, text) if (one.component, one.document.id) not in whole_ones]
-        if not (found or held):
-            raise DataError(f"{_nothing(traced, f'text of {path}')} {_as_one_text(path, text)}")
-        return _search(traced, [*found, *held], "", inside=True)
-    not_searched = f"whether longer documents hold it was not asked: they have {tokens:,} tokens. --inside reads them all."
-    if not found:
-        raise DataError(f"{_nothing(traced, f'document that is the text of {path}')} And {not_searched} {_as_one_text(path, text)}")
-    return _search(traced, found, "", inside=False, remarks=(f"These documents are the text; {not_searched}",))
-
-
-def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} must be text in UTF-8, and is not.") from None
+        raise ConfigError(f"{path}: expected text in UTF-8. Convert the file.") from None
     if not text.strip():
-        raise ConfigError(f"{path} has no text to look for.")
-    return text
+        raise ConfigError(f"{path}: expected text, found none.")
+    found = _each(traced, lambda component, index: _named(traced, component, index, ids_of_text(text, index.cache.manifest)))
+    tokens = sum(index.cache.manifest.tokens for split in SPLITS for index in traced.indices[split].values())
+    if inside or tokens <= MAX_TOKENS_INSIDE:
+        whole_ones = {(one.component, one.document.id) for one in found}
+        found += [one for one in _holding(traced, text) if (one.component, one.document.id) not in whole_ones]
+        if not found:
+            raise DataError(f"{_nothing(traced, f'text of {path}')} {_as_one_text(path, text)}")
+        return _search(traced, found, inside=True)
+    not_searched = f"Longer documents with {tokens:,} tokens were not searched for the text. --inside reads all of them."
+    if not found:
+        raise DataError(f"{_nothing(traced, f'document that is the text of {path}')} {not_searched} {_as_one_text(path, text)}")
+    return _search(traced, found, inside=False, remarks=(f"These documents are the text. {not_searched}",))
 
 
 def _as_one_text(path: Path, text: str) -> str:
+    def is_object(line: str) -> bool:
+        try:
+            return isinstance(parse_json(line), dict)
+        except ValueError:
+            return False
+
     lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > 1 and all(map(_is_json_object, lines[:2])):
-        advice = f"its {len(lines):,} lines are JSON: put the text of one of them, without the JSON around it, into a file of its own"
+    if len(lines) > 1 and all(map(is_object, lines[:2])):
+        advice = f"its {len(lines):,} lines are JSON. Put the text of one line, without the JSON around it, into a file"
     else:
-        advice = "if it has several documents, or line ends that they have not, put a passage of one line into a file of its own"
-    return f"All of {path} was looked for as one text; {advice}."
-
-
-def _is_json_object(line: str) -> bool:
-    try:
-        return isinstance(parse_json(line), dict)
-    except ValueError:
-        return False
+        advice = "if it has several documents, or other line ends, put a passage of one line into a file"
+    return f"The search took {path} as one text: {advice}."
 
 
 def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Located]]) -> list[FoundDocument]:
@@ -148,11 +144,13 @@ def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Locate
 
 
 def _named(traced: Traced, component: Component, index: DocumentIndex, prefixes: tuple[str, ...]) -> list[Located]:
-    manifest, plan = index.cache.manifest, traced.plan and traced.plan.components[component]
-    has_digests = plan and plan.documents.is_built and manifest.key == plan.cache(manifest.split).key
-    if _is_small(traced) or not (plan and has_digests):
+    manifest, plan = index.cache.manifest, traced.plan
+    if _documents(traced) <= MAX_SEARCHED_DOCUMENTS or plan is None:
         return index.named(prefixes)
-    shards = {shard for prefix in prefixes for shard in shards_with(plan.documents.folder, prefix, manifest, traced.plan.digests)}  # pyright: ignore[reportOptionalMemberAccess]  # `plan` is of it
+    planned = plan.components[component]
+    if not planned.documents.is_built or manifest.key != planned.cache(manifest.split).key:
+        return index.named(prefixes)
+    shards = {shard for prefix in prefixes for shard in shards_with(planned.documents.folder, prefix, manifest, plan.digests)}
     return index.named(prefixes, sorted(shards))
 
 
@@ -162,10 +160,9 @@ def _holding(traced: Traced, text: str) -> Iterator[FoundDocument]:
             cache = traced.indices[split][component].cache
             decoder = traced.text_of(component)
             if decoder is None or not decoder.is_exact:
+                why = "their tokenizer is not in this home" if decoder is None else "their tokenizer does not keep every byte"
                 raise DataError(
-                    f"documents of {component} cannot be searched for a text: "
-                    + ("their tokenizer is not in this home" if decoder is None else "their tokenizer does not keep every byte")
-                    + ". Name the document by --document or --source-file."
+                    f"documents of {component} cannot be searched for a text: {why}. Name the document by --document or --source-file."
                 )
             wanted = normalized(text.strip(), cache.manifest).encode()
             for shard in range(len(cache.manifest.shards)):
@@ -180,41 +177,24 @@ def _holding(traced: Traced, text: str) -> Iterator[FoundDocument]:
 def _name_in(traced: Traced, component: Component, path: str) -> str:
     source = traced.plan and traced.plan.components[component].source
     roots = [source.root, source.url] if source else [str(traced.indices["train"][component].cache.manifest.source.get("url", ""))]
-    places = [path] if "://" in path else [path, str(Path(path).absolute())]
+    paths = [path] if "://" in path else [path, str(Path(path).absolute())]
     for root in filter(None, roots):
-        for place in places:
-            if place.startswith(f"{root.rstrip('/')}/"):
-                return place[len(root.rstrip("/")) + 1 :]
+        for one in paths:
+            if one.startswith(f"{root.rstrip('/')}/"):
+                return one[len(root.rstrip("/")) + 1 :]
     return path
 
 
-def _about_file(traced: Traced, path: str) -> str:
-    manifests = {component: traced.indices["train"][component].cache.manifest for component in traced.components}
-    for component, manifest in manifests.items():
-        if any(file.name == _name_in(traced, component, path) for file in manifest.sources):
-            left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items() if count)
-            return f"{component} read the file, and left all of it out; of the whole component were left out: {left_out or 'none'}."
-    last = path.rpartition("/")[2]
-    meant = [f"{m.component}: {file.name}" for m in manifests.values() for file in m.sources if file.name.rpartition("/")[2] == last][:3]
-    return f"Was {' or '.join(meant)} meant? Name it as it is here." if meant else "No component was read from such a file."
-
-
-def _search(traced: Traced, found: list[FoundDocument], what: str, *, inside: bool | None = None, remarks: tuple[str, ...] = ()) -> Search:
-    if not found:
-        raise DataError(_nothing(traced, what))
+def _search(traced: Traced, found: list[FoundDocument], *, inside: bool | None = None, remarks: tuple[str, ...] = ()) -> Search:
     return Search(tuple(found), len(traced.components), _documents(traced), inside, remarks)
 
 
 def _nothing(traced: Traced, what: str) -> str:
     phases = ", ".join(one.phase.name for one in traced.phases)
     return (
-        f"there is no {what} in the caches of {phases}: searched were {_documents(traced):,} documents of "
-        f"{len(traced.components)} components, those held out among them."
+        f"there is no {what} in the caches of {phases}: searched were {_documents(traced):,} documents of {len(traced.components)} "
+        "components, with held-out documents."
     )
-
-
-def _is_small(traced: Traced) -> bool:
-    return _documents(traced) <= MAX_SEARCHED_DOCUMENTS
 
 
 def _documents(traced: Traced) -> int:

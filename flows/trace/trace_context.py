@@ -1,6 +1,6 @@
-"""What `phasewise trace` asks: the phases with their order, and the caches with their indices. Nothing is made, and no run is needed."""
+"""The phases of a trace with their data order, and the caches with their indices. A trace needs no run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 
 from phasewise.flows.plan import build_run
 from phasewise.flows.recipes.phase import Phase
-from phasewise.flows.recipes.recipe import SCALES, Recipe, Scale
+from phasewise.flows.recipes.recipe import SCALES, Scale
 from phasewise.flows.resolved import Resolved, resolve
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer import TokenText
@@ -35,10 +35,11 @@ Trained = Literal["as traced", "otherwise", "not here"]
 
 
 class TrainedOrder(NamedTuple):
-    """Whether a run in the home had this order of the data, and what of it was other; nothing where no run was begun.
+    """The comparison of a phase's data order with the run in the home.
 
     Attributes:
-        passed_over: the updates that the run passed over with their data: of them nothing was trained.
+        differs: differing parts of the order.
+        passed_over: updates that the run skipped with their data.
     """
 
     trained: Trained
@@ -46,11 +47,170 @@ class TrainedOrder(NamedTuple):
     passed_over: SkippedSteps = NOTHING
 
 
-def _words(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    if name != "components" or name not in was:
-        return [name.replace("_", " ")]
-    before, after = was[name], now[name]
-    return [f"the cache of {one}" for one in sorted({*before, *after}) if _is_other(before.get(one), after.get(one))]
+@dataclass(frozen=True)
+class TracedPhase:
+    """A phase with the places of its rows. `stop_step` is earlier than the phase's own if the lineage leaves the phase earlier."""
+
+    phase: Phase
+    stop_step: int
+    order: TracedOrder
+    trained: TrainedOrder
+    rows: Mapping[Component, RowsOfTokens]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self.phase.model.seq_len
+
+    def runs_of(self, component: Component, draws: Draws) -> Runs:
+        """The tokens of draws of one component, row by row."""
+        if not self.order.from_caches:
+            return self.order.runs_of(component, draws)
+        first = self.rows[component].firsts(draws.row)
+        return Runs(np.arange(len(first)), np.zeros_like(first), first, first + self.rows[component].used(draws.row))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The traced phases, oldest first, and their caches.
+
+    Attributes:
+        plan: caches for the current sources, settings and code. None if the sources cannot be read.
+        remarks: limits of the answer.
+    """
+
+    resolved: Resolved
+    phases: tuple[TracedPhase, ...]
+    indices: Mapping[Split, Mapping[Component, DocumentIndex]]
+    plan: DataPlan | None
+    remarks: tuple[str, ...]
+    _texts: dict[str, TokenText | None] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """The components of the phases, sorted."""
+        return tuple(sorted(self.indices["train"]))
+
+    def text_of(self, component: Component) -> TokenText | None:
+        """The decoder of a component's tokens. None if the tokenizer is not in the home."""
+        manifest = self.indices["train"][component].cache.manifest
+        wanted = manifest.tokenizer_digest
+        if wanted not in self._texts:
+            paths = [self.plan.tokenizer] if self.plan else []
+            paths += sorted((self.resolved.home.root / "tokenizers").glob("*/tokenizer.json"))
+            path = next((path for path in paths if path.exists() and digest_of_file(path) == wanted), None)
+            self._texts[wanted] = TokenText(path, manifest) if path else None
+        return self._texts[wanted]
+
+
+def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool) -> Traced:
+    """The named phase, with its lineage unless `only_phase`. A target without a phase is the main line. Nothing is written.
+
+    Raises:
+        ConfigError: an unknown recipe or phase.
+        DataError: a missing or incomplete cache.
+    """
+    resolved, phase = resolve(target, scale, home, reads_only=True)
+    recipe = resolved.recipe
+    if phase is None:
+        parts = [(one, one.stop_step) for one in recipe.phases]
+    elif only_phase:
+        parts = [(phase, phase.stop_step)]
+    else:
+        parts = [*((one, child.start_step) for one, child in pairwise(recipe.lineage(phase))), (phase, phase.stop_step)]
+    try:
+        plan, why = resolved.plan, ""
+    except PhasewiseError as error:
+        plan, why = None, str(error)
+    folders: dict[Split, dict[Component, Path]] = {split: {} for split in SPLITS}
+    others: list[str] = []
+    missing: list[str] = []
+    for name in sorted({name for part, stop in parts for name in part.drawn_in(part.start_step, stop)}):
+        found = {split: plan.components[name].cache(split) for split in SPLITS} if plan else {}
+        paths = {split: cache.folder for split, cache in found.items() if cache.is_built}
+        if len(paths) < len(SPLITS):
+            paths = {split: path for split in SPLITS if (path := _only_cache(resolved, name, split))}
+            others.append(name)
+            if len(paths) < len(SPLITS) or not (plan is None or _was_trained_on(resolved, name, paths["train"])):
+                missing.append(name)
+        for split, path in paths.items():
+            folders[split][name] = path
+    if missing:
+        because = f" ({why})" if why else ""
+        raise DataError(
+            f"a trace reads the token caches, and {resolved.home.root} has no cache of {name_some(missing, 5)} for the current sources, "
+            f"settings and code{because}. `phasewise data prepare {target} --scale {recipe.scale} --home {resolved.home.root}` builds them."
+        )
+    remarks: list[str] = []
+    if others:
+        reason = f"the sources cannot be read ({why})" if why else "sources, settings or code have changed since"
+        remarks.append(f"The caches of {', '.join(others)} are the only ones in this home, and may be out of date: {reason}.")
+    maps = build_maps()
+    indices: dict[Split, dict[Component, DocumentIndex]] = {
+        split: {name: DocumentIndex(TokenCache.open(path, maps)) for name, path in folders[split].items()} for split in SPLITS
+    }
+    phases = tuple(_traced(resolved, part, stop, indices["train"]) for part, stop in parts)
+    away = [one.phase.name for one in phases if one.trained.trained == "not here"]
+    for other in SCALES:
+        names = [name for name in away if RunFolder(resolved.home.run(f"{recipe.name}-{other}", name)).run_file.exists()]
+        if names and other != recipe.scale:
+            here = f"This home has {', '.join(names)} trained at {other} scale, and this is {recipe.scale} scale"
+            remarks.append(f"{here}: --scale {other} traces that run.")
+    return Traced(resolved, phases, indices, plan, tuple(remarks))
+
+
+def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | None:
+    for pin in resolved.recipe.pins:
+        if (pin.component, pin.split) == (name, split):
+            return as_path(pin.url) if (as_path(pin.url) / MANIFEST_NAME).exists() else None
+    found = sorted((resolved.home.root / "tokens" / name).glob(f"{split}-*/{MANIFEST_NAME}"))
+    return found[0].parent if len(found) == 1 else None
+
+
+def _was_trained_on(resolved: Resolved, name: Component, folder: Path) -> bool:
+    runs = (read_run(resolved.home.run(resolved.recipe.run_name, phase.name)) for phase in resolved.recipe.phases)
+    return any(run.caches.get(name, "").rstrip("/").endswith(f"/{folder.name}") for run in runs if run)
+
+
+def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[Component, DocumentIndex]) -> TracedPhase:
+    schedule = resolved.recipe.mixture_schedule(phase)
+    drawn = schedule.realised(phase.start_step, stop_step)
+    laid = {name: RowsOfTokens(indices[name].cache, phase.packing, phase.model.seq_len, indices[name]) for name in drawn}
+    rows = {name: of_tokens.num_rows for name, of_tokens in laid.items()}
+    for name, count in rows.items():
+        if not count:
+            tokens = indices[name].cache.manifest.tokens
+            raise DataError(f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all.")
+    has_buffer = phase.order.buffer_documents is not None
+    buffered = {name: BufferedComponent(name, laid[name].cache, phase.order, phase.model.seq_len) for name in rows if has_buffer}
+    batch = resolved.recipe.batch_of_lineage(phase)
+    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered)
+    return TracedPhase(phase, stop_step, order, _trained(resolved, phase, indices), laid)
+
+
+def _trained(resolved: Resolved, phase: Phase, indices: Mapping[Component, DocumentIndex]) -> TrainedOrder:
+    recipe = resolved.recipe
+    if not RunFolder(resolved.home.run(recipe.run_name, phase.name)).run_file.exists():
+        return TrainedOrder("not here")
+    if missing := sorted(set(phase.components) - set(indices)):
+        return TrainedOrder("otherwise", tuple(f"the cache of {name}" for name in missing))
+    folders = {name: indices[name].cache.folder for name in phase.components}
+    run = build_run(recipe, phase, resolved.home, folders, needs_parent=False)
+    folder = as_path(run.output)
+    if not RunFolder(folder).run_file.exists():
+        return TrainedOrder("not here")
+    now = Loader(run).contract()
+    was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
+    if was is None:
+        return TrainedOrder("otherwise", ("the run file in its folder is invalid",))
+    differs: list[str] = []
+    for name in changed_since(was, now, run):
+        if name != "components" or name not in was:
+            differs.append(name.replace("_", " "))
+            continue
+        before, after = was[name], now[name]
+        differs += [f"the cache of {one}" for one in sorted({*before, *after}) if _is_other(before.get(one), after.get(one))]
+    return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), read_skipped_steps(folder))
 
 
 def _is_other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
@@ -93,191 +253,3 @@ def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | N
         "mixture": written.mixture.model_dump(mode="json"),
         "components": components,
     }
-
-
-Folders = dict[Split, dict[Component, Path]]
-Indices = dict[Split, dict[Component, DocumentIndex]]
-
-
-@dataclass(frozen=True)
-class TracedPhase:
-    """A phase, and where each of its sequences is. `stop_step` is before the phase's own where the lineage leaves it earlier."""
-
-    phase: Phase
-    stop_step: int
-    order: TracedOrder
-    trained: TrainedOrder
-    rows: Mapping[Component, RowsOfTokens]
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a row."""
-        return self.phase.model.seq_len
-
-    def runs_of(self, component: Component, draws: Draws) -> Runs:
-        """The tokens of these draws of one component, row by row."""
-        if not self.order.from_caches:
-            return self.order.runs_of(component, draws)
-        first = self.rows[component].firsts(draws.row)
-        return Runs(np.arange(len(first)), np.zeros_like(first), first, first + self.rows[component].used(draws.row))
-
-
-@dataclass(frozen=True)
-class Traced:
-    """Phases that are asked, oldest first, and the caches that they draw from.
-
-    Attributes:
-        plan: the caches as sources, settings and code demand them now; None where the sources cannot be read.
-        remarks: what a reader must know to believe the answer.
-    """
-
-    resolved: Resolved
-    phases: tuple[TracedPhase, ...]
-    indices: Mapping[Split, Mapping[Component, DocumentIndex]]
-    plan: DataPlan | None
-    remarks: tuple[str, ...]
-    _texts: dict[str, TokenText | None] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """What the phases draw from, sorted."""
-        return tuple(sorted(self.indices["train"]))
-
-    def text_of(self, component: Component) -> TokenText | None:
-        """What makes text of a component's tokens; None where their tokenizer is not in the home."""
-        manifest = self.indices["train"][component].cache.manifest
-        wanted = manifest.tokenizer_digest
-        if wanted not in self._texts:
-            places = [self.plan.tokenizer] if self.plan else []
-            places += sorted((self.resolved.home.root / "tokenizers").glob("*/tokenizer.json"))
-            path = next((path for path in places if path.exists() and digest_of_file(path) == wanted), None)
-            self._texts[wanted] = TokenText(path, manifest) if path else None
-        return self._texts[wanted]
-
-
-def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool) -> Traced:
-    """The phase that the target names, alone or with its lineage; every phase of the main line where it names none.
-
-    Raises:
-        ConfigError: no such recipe or phase.
-        DataError: a cache is not there, or not whole.
-    """
-    resolved, phase = resolve(target, scale, home, reads_only=True)
-    recipe = resolved.recipe
-    if phase is None:
-        parts = [(one, one.stop_step) for one in recipe.phases]
-    elif only_phase:
-        parts = [(phase, phase.stop_step)]
-    else:
-        lineage = recipe.lineage(phase)
-        parts = [*((one, child.start_step) for one, child in pairwise(lineage)), (phase, phase.stop_step)]
-    names = sorted({name for part, stop in parts for name in part.drawn_in(part.start_step, stop)})
-    try:
-        plan, why = resolved.plan, ""
-    except PhasewiseError as error:
-        plan, why = None, str(error)
-    folders: Folders = {split: {} for split in SPLITS}
-    others: list[str] = []
-    missing: list[str] = []
-    for name in names:
-        found: dict[Split, Path | None] = {split: _built(plan, name, split) for split in SPLITS}
-        if not all(found.values()):
-            found = {split: _only_cache(resolved, name, split) for split in SPLITS}
-            others.append(name)
-        train = found["train"]
-        if not (train and found["held_out"] and (name not in others or plan is None or _was_trained_on(resolved, name, train))):
-            missing.append(name)
-        for split, folder in found.items():
-            if folder:
-                folders[split][name] = folder
-    if missing:
-        raise DataError(_refusal(resolved, missing, target, why))
-    remarks = [_remark(others, why)] if others else []
-    maps = build_maps()
-    indices: Indices = {
-        split: {name: DocumentIndex(TokenCache.open(folder, maps)) for name, folder in folders[split].items()} for split in SPLITS
-    }
-    phases = tuple(_traced(resolved, part, stop, indices["train"]) for part, stop in parts)
-    return Traced(resolved, phases, indices, plan, (*remarks, *_scale_remarks(resolved, phases)))
-
-
-def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[Component, DocumentIndex]) -> TracedPhase:
-    recipe = resolved.recipe
-    schedule = recipe.mixture_schedule(phase)
-    drawn = schedule.realised(phase.start_step, stop_step)
-    laid = {name: RowsOfTokens(indices[name].cache, phase.packing, phase.model.seq_len, indices[name]) for name in drawn}
-    rows = {name: of_tokens.num_rows for name, of_tokens in laid.items()}
-    for name, count in rows.items():
-        if not count:
-            tokens = indices[name].cache.manifest.tokens
-            raise DataError(
-                f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all: nothing trains."
-            )
-    has_buffer = phase.order.buffer_documents is not None
-    buffered = {name: BufferedComponent(name, laid[name].cache, phase.order, phase.model.seq_len) for name in rows if has_buffer}
-    order = TracedOrder(schedule, recipe.batch_of_lineage(phase), phase.start_step, stop_step, rows, buffered)
-    return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices), laid)
-
-
-def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[Component, DocumentIndex]) -> TrainedOrder:
-    if not RunFolder(resolved.home.run(recipe.run_name, phase.name)).run_file.exists():
-        return TrainedOrder("not here")
-    if missing := sorted(set(phase.components) - set(indices)):
-        return TrainedOrder("otherwise", tuple(f"the cache of {name}" for name in missing))
-    folders = {name: indices[name].cache.folder for name in phase.components}
-    # Compare the order of a run as it would be now with what its folder says of the run that was begun there
-    run = build_run(recipe, phase, resolved.home, folders, needs_parent=False)
-    folder = as_path(run.output)
-    if not RunFolder(folder).run_file.exists():
-        return TrainedOrder("not here")
-    passed_over = read_skipped_steps(folder)
-    now = Loader(run).contract()
-    was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
-    if was is None:
-        return TrainedOrder("otherwise", ("the run that is written there does not read",))
-    differs = [words for name in changed_since(was, now, run) for words in _words(name, was, now)]
-    return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), passed_over)
-
-
-def _built(plan: DataPlan | None, name: Component, split: Split) -> Path | None:
-    cache = plan.components[name].cache(split) if plan else None
-    return cache.folder if cache and cache.is_built else None
-
-
-def _was_trained_on(resolved: Resolved, name: Component, folder: Path) -> bool:
-    runs = (read_run(resolved.home.run(resolved.recipe.run_name, phase.name)) for phase in resolved.recipe.phases)
-    return any(run.caches.get(name, "").rstrip("/").endswith(f"/{folder.name}") for run in runs if run)
-
-
-def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | None:
-    for pin in resolved.recipe.pins:
-        if (pin.component, pin.split) == (name, split):
-            return as_path(pin.url) if (as_path(pin.url) / MANIFEST_NAME).exists() else None
-    found = sorted((resolved.home.root / "tokens" / name).glob(f"{split}-*/{MANIFEST_NAME}"))
-    return found[0].parent if len(found) == 1 else None
-
-
-def _refusal(resolved: Resolved, missing: list[str], target: str, why: str) -> str:
-    command = f"phasewise data prepare {target} --scale {resolved.recipe.scale} --home {resolved.home.root}"
-    because = f" ({why})" if why else ""
-    return (
-        f"what trains is read from the token caches, and {resolved.home.root} has none of {name_some(missing, 5)} as sources, settings "
-        f"and code are now{because}. `{command}` builds them."
-    )
-
-
-def _remark(names: list[str], why: str) -> str:
-    reason = f"the sources cannot be read ({why})" if why else "sources, settings or code have changed since"
-    return f"The caches of {', '.join(names)} are the only ones in this home, and nobody can say that they are those of now: {reason}."
-
-
-def _scale_remarks(resolved: Resolved, phases: Iterable[TracedPhase]) -> list[str]:
-    recipe = resolved.recipe
-    away = [one.phase.name for one in phases if one.trained.trained == "not here"]
-    remarks: list[str] = []
-    for other in SCALES:
-        names = [name for name in away if RunFolder(resolved.home.run(f"{recipe.name}-{other}", name)).run_file.exists()]
-        if names and other != recipe.scale:
-            found = f"This home has {', '.join(names)} trained at {other} scale, and this is {recipe.scale} scale"
-            remarks.append(f"{found}: --scale {other} traces that run.")
-    return remarks

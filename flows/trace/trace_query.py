@@ -1,4 +1,4 @@
-"""The answers of `phasewise trace`: what an update trained on, and where documents train."""
+"""Queries of `phasewise trace`: the training data of an update, and the updates that train on a document."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from phasewise.trainer.data.packing import counted_before
 from phasewise.trainer.data.trace import Draws
 
 MAX_TEXTS = 1000
-"""So many pieces get an excerpt; an answer with more names the others without."""
+"""Pieces with an excerpt. Further pieces have no text."""
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 64, 200
 
 
@@ -26,14 +26,13 @@ class Trained:
     """Tokens of one document in one row of one update.
 
     Attributes:
-        step: as metrics and verdicts count: after this update so many were applied.
-        row: the row in the batch, before the batch is cut into parts and shared by hosts.
-        epoch: passes over the component that were completed before.
-        cache_row: which row of the component's cache it is; None where a document buffer filled the row.
-        buffer_row: which row of its pass the buffer filled; None where the row is one of the cache.
-        at: where in the row its tokens begin.
-        offset: where in the document they begin, in tokens; the token that begins the document is number 0.
-        tokens: how many there are.
+        step: number of applied updates after this update, as in metrics and verdicts.
+        row: row of the batch, before micro-batches and hosts.
+        epoch: completed passes over the component.
+        cache_row: row of the component's cache. None for a row from a document buffer.
+        buffer_row: row of the pass through the buffer. None for a row of the cache.
+        at: position of the first token in the row.
+        offset: position of the first token in the document. The token that begins the document is number 0.
     """
 
     phase: str
@@ -49,7 +48,7 @@ class Trained:
     tokens: int
 
     def as_json(self, text: str | None, predicted: int) -> dict[str, Any]:
-        """In the shape of `phasewise trace --json`; `predicted` is how many of the tokens the loss counted."""
+        """The shape of `phasewise trace --json`. `predicted` is the number of tokens in the loss."""
         return {
             "phase": self.phase,
             "step": self.step,
@@ -70,7 +69,7 @@ class Trained:
 
 
 class Asked(NamedTuple):
-    """A document of a training cache, and the tokens `[first, stop)` of the cache that are asked for: all of it, or a passage."""
+    """A document of a training cache, and the requested tokens `[first, stop)` of the cache."""
 
     document: Located
     first: int
@@ -83,15 +82,20 @@ def whole(document: Located) -> Asked:
 
 
 def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -> list[Trained]:
-    """What the update that makes `step` trains on, row by row; one row where that is given. Nothing where the run passed over the update.
+    """The training data of the update to `step`, row by row, or of one row. Empty for a skipped update.
 
     Raises:
         ConfigError: the phase has no such step, or the batch no such row.
     """
-    _check_step(traced, phase, step)
+    first, last = phase.phase.start_step + 1, phase.stop_step
+    if not first <= step <= last:
+        recipe = traced.resolved.recipe
+        others = [one.name for one in recipe.phases if one.start_step < step <= one.stop_step]
+        hint = f". Step {step} is in {' and '.join(others)}" if others else ""
+        raise ConfigError(f"{phase.phase.name} trains steps {first} to {last} at {recipe.scale} scale, found step {step}{hint}.")
     size = phase.order.batch.at(step - 1)
     if row is not None and row >= size:
-        raise ConfigError(f"step {step} of {phase.phase.name} has a batch of {size} rows, 0 to {size - 1}; found row {row}.")
+        raise ConfigError(f"step {step} of {phase.phase.name} has rows 0 to {size - 1}, found row {row}.")
     if step - 1 in phase.trained.passed_over:
         return []
     draws = phase.order.of_update(step - 1, row)
@@ -103,37 +107,41 @@ def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -
         for piece in traced.indices["train"][name].covering(runs.first, runs.stop):
             at = int(runs.at[piece.of]) + piece.first - int(runs.first[piece.of])
             found.append(_trained(phase, name, mine, int(runs.draw[piece.of]), piece, at=at))
-    return sorted(found, key=_place)
+    return sorted(found, key=lambda one: (one.step, one.row, one.at))
 
 
 def trains_at(traced: Traced, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
-    """Where these documents of a component train, phase by phase."""
+    """The updates that train on documents of a component, phase by phase."""
     for phase in traced.phases:
         yield from _in_phase(phase, component, asked)
 
 
 def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
-    """The text of each piece's first tokens, for the first `MAX_TEXTS` of them; None where there is no tokenizer.
+    """The text of the first tokens of the first `MAX_TEXTS` pieces. None without a tokenizer.
 
     Raises:
-        DataError: the tokens are not those of the documents that the index names.
+        DataError: index and tokens don't match.
     """
     texts: list[str | None] = [None] * len(found)
     numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: one[1].component)
     for component, group in groupby(numbered, key=lambda one: one[1].component):
         members = list(group)
         cache, text = traced.indices["train"][component].cache, traced.text_of(component)
-        for (number, one), tokens in zip(members, _read_tokens(cache, [one for _, one in members]), strict=True):
-            check_begins(cache, one, tokens)
+        read = [np.empty(one.tokens, np.int32) for _, one in members]
+        fetch(
+            [part for (_, one), out in zip(members, read, strict=True) for part in cache.read_piece(one.document.first + one.offset, out)]
+        )
+        for (number, one), tokens in zip(members, read, strict=True):
+            _check_begins(cache, one, tokens)
             texts[number] = text and _shortened(text.excerpt(tokens[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
     return texts
 
 
 def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
-    """Of each piece, how many tokens are predicted, as `ComponentRows.targets` has it: never the first of a row, nor of a packed document.
+    """The number of predicted tokens of each piece, as in `ComponentRows.targets`: without the first of a row or of a packed document.
 
     Raises:
-        DataError: answers are predicted, and a cache does not say which tokens are theirs.
+        DataError: answers are predicted, and a cache does not mark them.
     """
     phases = {one.phase.name: one.phase for one in traced.phases}
     counts = [one.tokens - int(one.at == 0 or (one.offset == 0 and phases[one.phase].packing != "chunk")) for one in found]
@@ -149,25 +157,18 @@ def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
     return counts
 
 
-def _read_tokens(cache: TokenCache, found: Sequence[Trained]) -> list[np.ndarray]:
-    tokens = [np.empty(one.tokens, np.int32) for one in found]
-    fetch([wanted for one, out in zip(found, tokens, strict=True) for wanted in cache.read_piece(one.document.first + one.offset, out)])
-    return tokens
-
-
-def check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
-    """A document's first token is the one that begins documents, and no other of its tokens is."""
+def _check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
     begins, expected = np.flatnonzero(tokens == cache.manifest.begin_of_text).tolist(), [0] if one.offset == 0 else []
     if begins != expected:
         raise DataError(
-            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} where it begins and nowhere "
-            f"else, found it at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens do not belong "
-            "together. Delete the folder and run `phasewise data prepare`."
+            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} only at its start, found it "
+            f"at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens don't match. Delete the folder "
+            "and run `phasewise data prepare`."
         )
 
 
 def tokens_trained(found: Iterable[Trained]) -> int:
-    """How many different tokens of one document these pieces hold."""
+    """The number of different tokens of one document in these pieces."""
     last = count = 0
     for one in sorted(found, key=lambda one: one.offset):
         stop = one.offset + one.tokens
@@ -227,20 +228,6 @@ def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int
         offset=piece.first - piece.document.first,
         tokens=piece.stop - piece.first,
     )
-
-
-def _place(one: Trained) -> tuple[int, int, int]:
-    return one.step, one.row, one.at
-
-
-def _check_step(traced: Traced, phase: TracedPhase, step: int) -> None:
-    first, last = phase.phase.start_step + 1, phase.stop_step
-    if first <= step <= last:
-        return
-    recipe = traced.resolved.recipe
-    others = [one.name for one in recipe.phases if one.start_step < step <= one.stop_step]
-    hint = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} step {step}" if others else ""
-    raise ConfigError(f"{phase.phase.name} trains steps {first} to {last} at {recipe.scale} scale, found step {step}{hint}.")
 
 
 def _shortened(text: str, *, is_whole: bool) -> str:

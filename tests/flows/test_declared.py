@@ -16,7 +16,7 @@ from phasewise.flows.train_phase import train_phase
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, needles_of
 from phasewise.trainer.base.errors import ConfigError
 
-NOT_NAMED = r"phase .* cannot be judged by its gate: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"
+NOT_NAMED = r"the gate of phase .* cannot judge it: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"
 NO_EXAMPLES = r"the gate asks piqa:1, and .* lacks its files: no split for its 1 shots: no file piqa/train.jsonl"
 
 

@@ -144,5 +144,5 @@ def test_parts_that_do_not_divide_another_batch_are_refused(recipe: str, tmp_pat
 
 def test_a_slice_that_is_not_here_is_refused_before_work(recipe: str, tmp_path: Path):
     resolved = resolved_at(recipe, tmp_path, "*.slice=2x h100-8")
-    with pytest.raises(ConfigError, match="needs the slice 2x h100-8, and so far only this machine can be trained on"):
+    with pytest.raises(ConfigError, match="needs the slice 2x h100-8, and only this machine can train"):
         resolved.check(resolved.recipe.phases)

@@ -1,6 +1,6 @@
 from experiments.lab.preflight_tables import size_table, time_table
+from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
-from phasewise.flows.setups import setups_of
 from phasewise.tasks.preflight.plan import Plan
 from phasewise.tasks.preflight.report import Report, refused_report, report_of
 from phasewise.tasks.preflight.search import Found

@@ -41,7 +41,7 @@ SETTINGS: dict[str, tuple[int, str]] = {
     'cooldown.mixture={"all":100}': (1, "declares mixture, and changes no such thing"),
     # what the whole cannot be
     '*.slice=nix': (2, "no slice is called 'nix'"),
-    "*.loss_on=answers": (1, "has loss_on answers, so all it draws from must be conversations, and all is plain text"),
+    "*.loss_on=answers": (1, "has loss_on answers: all its components must be conversations, and all is plain text"),
     'cooldown.mixture={"all":99.99,"best":0.01}': (1, "a block of 32 has none of best (0.01 %)"),
     'cooldown.mixture={"all":40,"best":30,"unknown":30}': (1, "mine draws from unknown, which flows/recipes/catalogue does not name"),
     "recipe.tokenizer.vocab_size=10": (1, "tokenizer.vocab_size: expected at least 258, for 256 bytes and 2 special tokens, found 10"),
@@ -152,7 +152,7 @@ def test_a_setting_that_cannot_be_is_refused(phasewise: Run, mine: str, setting:
     [
         *(("mine.json", setting, *SETTINGS[setting]) for setting in OF_EACH_KIND),
         ("typo.json", "", 1, "warm-up.stop_stpe: there is no such field"),
-        ("marin-7b", "", 2, "no recipe is called 'marin-7b'; there are marin-8b"),
+        ("marin-7b", "", 2, "no recipe is called 'marin-7b'. Names are marin-8b"),
     ],
 )
 @pytest.mark.usefixtures("mine")
@@ -171,7 +171,7 @@ def test_every_command_refuses_in_the_same_words_before_anything_is_made(
 
 def test_an_unknown_phase_is_refused_by_every_command_in_the_same_words(phasewise: Run, tmp_path: Path):
     for _, result in sentences(phasewise, "marin-8b", "", [(command, "{recipe}/kestral") for command in BY_PHASE]):
-        assert_refused(result, 2, "marin-8b has no phase 'kestral'; it has kestrel, ocelot")
+        assert_refused(result, 2, "marin-8b has no phase 'kestral'. Its phases are kestrel, ocelot")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine.json").mkdir()
     assert_refused(phasewise("show", "mine.json"), 2, "mine.json is a folder")

@@ -1,8 +1,8 @@
 from itertools import pairwise
 
+from phasewise.flows.plan import setups_of
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.setups import setups_of, step_shape
-from phasewise.tasks.preflight.plan import Plan, spec_for
+from phasewise.tasks.preflight.plan import Plan, spec_for, step_shape
 from phasewise.tasks.preflight.slices import find_slice
 
 

@@ -10,12 +10,11 @@ import pytest
 from pydantic import BaseModel, RootModel, ValidationError
 
 from phasewise.flows.checks import check_declared, check_slices
-from phasewise.flows.plan import build_run, data_plan
+from phasewise.flows.plan import build_run, data_plan, setups_of
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.feasibility import check_mixtures
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.setups import setups_of
 from phasewise.flows.status.verdict_inputs import unreadable_key
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.source import Source
@@ -62,8 +61,8 @@ REFUSED = {
     "accepts.table": "expect_order_to_mix",
     "accepts.check": "expect_bananas",
     "approvable.table": "expect_epochs_within_limit",
-    "full scale": "so far only this machine can be trained on",
-    "proxy phases.slice": "so far only this machine can be trained on",
+    "full scale": "only this machine can train",
+    "proxy phases.slice": "only this machine can train",
     "full tokenizer.components": "only a tokenizer with name null is trained",
     "full tokenizer.special_tokens": "only a trained tokenizer takes special tokens",
 }

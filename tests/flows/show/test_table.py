@@ -96,7 +96,7 @@ def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path:
     write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
     loose = verdict(True, kestrel.gates.model) | {"thresholds": {}}
     write_json(home.verdict("marin-8b-proxy", "kestrel", "model"), loose)
-    assert verdict_here(recipe, kestrel, home) == {"state": "out of date", "why": "its verdict on model was given within other limits"}
+    assert verdict_here(recipe, kestrel, home) == {"state": "out of date", "why": "its verdict on model has other limits"}
 
 
 def test_nothing_is_made_in_a_home_that_is_not_there(show: Show, tmp_path: Path):

@@ -16,7 +16,7 @@ from tests.validations.evidence.health.simulated import LIMITS
 @pytest.mark.parametrize(
     ("phase", "step", "said"),
     [
-        ("ocelot", 40, "ocelot trains steps 41 to 52 at proxy scale, found step 40; kestrel has step 40."),
+        ("ocelot", 40, "ocelot trains steps 41 to 52 at proxy scale, found step 40. Step 40 is in kestrel."),
         ("kestrel", 0, "kestrel trains steps 1 to 40 at proxy scale, found step 0."),
         ("third", 61, "third trains steps 53 to 60 at proxy scale, found step 61."),
     ],
@@ -34,7 +34,7 @@ def test_without_caches_it_says_how_to_make_them(world: World, tmp_path: Path, c
     assert not (tmp_path / "nowhere").exists()
     (manifest,) = (copied.home.root / "tokens/flan").glob("held_out-*/manifest.json")
     manifest.unlink()
-    assert "has none of flan" in copied.invoke("/ocelot", "--step", "41")[2]
+    assert "has no cache of flan" in copied.invoke("/ocelot", "--step", "41")[2]
 
 
 def test_to_ask_makes_nothing(copied: World):
@@ -83,4 +83,4 @@ def test_the_checks_that_a_batch_may_fail_are_named_as_verdicts_name_them():
 
 
 def test_a_row_beyond_the_batch_is_refused(world: World):
-    assert "step 41 of ocelot has a batch of 6 rows, 0 to 5; found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]
+    assert "step 41 of ocelot has rows 0 to 5, found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.setups import step_shape
-from phasewise.tasks.preflight.plan import Setup
+from phasewise.tasks.preflight.plan import Setup, step_shape
 from phasewise.tasks.preflight.report import check_region, reads_between, region_of
 from phasewise.trainer.base.errors import ConfigError
 from tests.stores.emulator import the_emulator
