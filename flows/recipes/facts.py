@@ -1,7 +1,6 @@
-"""Facts about the published runs: results, differences between code and reports, notes, and the source of each value.
+"""Facts about the published runs, from YAML files next to the recipes: results, discrepancies, notes, and the source of each value.
 
-Facts are data: YAML files next to the recipes. A row names its phases by patterns of `RECIPE/PHASE`. `library_values.yaml` has the
-values that a published run left to a library, with the commit of the library.
+A row names its phases by patterns of `RECIPE/PHASE`. `library_values.yaml` has values that a run left to a library at a commit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +25,7 @@ FACTS = {
     "trinity-large": "trinity/trinity.yaml",
 }
 SCALED = "computed by the rules of the {scale} scale (docs/reference/recipe.md), or set for this run"
-CHANGED = "not the record's value: set for this run"
+CHANGED = "not the published value: set for this run"
 Evidence = Literal["default", "absent", "exists", "argument", "literal", "never_calls"]
 Plain = bool | int | float | str | None
 

@@ -1,1 +1,1 @@
-"""What the recipes of Marin 8B and 32B share, and the branches of the 8B."""
+"""The recipes of Marin 8B with its branches and of Marin 32B, with shared settings and mixtures."""

@@ -2,7 +2,7 @@
 
 Branches: the trials of phase 2, a flat end of Bison, and two branches of this project that test the order of sorted data.
 
-Values come from the experiment code (exp1295, 1380, 1388, 1390, 1395, 1529) as it was run. `marin_32b.yaml` lists differences from the
+Values come from the executed experiment code (exp1295, 1380, 1388, 1390, 1395, 1529). `marin_32b.yaml` lists differences from the
 retrospective, notes, published results, and the source of each value. Tokens: 2.679 T + 2.684 T + 1.074 T = 6.437 T.
 """
 
@@ -34,7 +34,7 @@ from phasewise.trainer.config import (
 PEAK = 7e-4
 FLOOR = 7e-5
 NOMINAL_STEPS = 1_000_000
-"""Phase 1's schedule was written for so many: a warm-up over 1 % of them, and a decay from step 600,000 on that was never reached."""
+"""Steps of phase 1's schedule: a warm-up over 1 % of them, and a decay from step 600,000 that was never reached."""
 LAST_GOOD_STEP = 77_096
 UPDATE_NORM_LIMIT = RollingLimit(window=128, min_samples=64, sigmas=2.0)
 SKIP_STEP_LIMIT = RollingLimit(window=128, min_samples=64, sigmas=6.0)

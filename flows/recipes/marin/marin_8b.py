@@ -1,6 +1,6 @@
-"""Marin 8B, "Tootsie": Kestrel → Ocelot → Jellyfish → Phoenix → Starling → Deeper Starling, and the branches beside this line.
+"""Marin 8B, "Tootsie": Kestrel → Ocelot → Jellyfish → Phoenix → Starling → Deeper Starling, and the branches.
 
-Values come from the experiment code (exp600 and the experiments that it names) as it was run. `marin_8b.yaml` lists differences from the
+Values come from the executed experiment code (exp600 and the experiments that it names). `marin_8b.yaml` lists differences from the
 retrospective, notes, published results, and the source of each value.
 """
 

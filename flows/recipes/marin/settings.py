@@ -24,14 +24,14 @@ ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.
 ORDER = DataOrder(seed=0, permutation="linear", block_sequences=2048)
 
 LOSS_SEQUENCES = 64
-"""Rows of each component; the record's cadence, on this project's held-out split in place of its 16 and more outside sets."""
+"""Rows of each component. The cadence is the published one, on held-out text instead of 16 and more outside sets."""
 HEALTH = words.HEALTH.but(max_spike_percent=0.1)
 
 
 def llama(
     *, num_layers: int, d_model: int, d_ff: int, num_query_heads: int, rope: Rope = LLAMA3_ROPE, qk_norm: bool = False
 ) -> ModelConfig:
-    """Llama 3's family at the record's sequence length; with QK-norm it is Qwen 3's."""
+    """The Llama 3 family at the published sequence length. With QK-norm, the Qwen 3 family."""
     return words.llama(
         num_layers=num_layers,
         d_model=d_model,
@@ -48,15 +48,15 @@ def llama(
 
 
 def evaluated(*, loss_every_steps: int, benchmarks: tuple[str, ...] = CORE_BENCHMARKS) -> EvaluationSettings:
-    """The loss on held-out text so often, and these benchmarks at the end."""
+    """The held-out loss during training, and benchmarks at the end."""
     return words.evaluated(loss_every_steps=loss_every_steps, benchmarks=benchmarks, held_out_tokens=None, loss_sequences=LOSS_SEQUENCES)
 
 
 def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_items: int = 0, **more: Any) -> Gates:
-    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor.
+    """Shares within one point, and within a quarter of their value. No leaked item. Benchmarks above the floor.
 
     Args:
-        more: any other limit of `flows.recipes.words.gates`.
+        more: further limits of `words.gates`.
     """
     return words.gates(
         max_increase_bits_per_byte=max_increase_bits_per_byte,

@@ -1,1 +1,1 @@
-"""What the three recipes of Trinity share: settings, mixtures, notes, sources and reported results."""
+"""The recipes of Trinity Nano, Mini and Large, with shared settings and mixtures."""

@@ -109,7 +109,7 @@ PHASE_3 = continued(
     evaluation=PHASE_2.evaluation.but(benchmarks=(*PHASE_2.evaluation.benchmarks, f"niah:{SEQ_LEN}")),
 )
 
-#   extension  117 B / 134,217,728 tokens a step = 872 steps of 512 sequences, to step 139,701; the cosine goes on to a twentieth
+#   extension  117 B / 134,217,728 tokens a step = 872 steps of 512 sequences, to step 139,701. The cosine ends at a twentieth
 END_4 = END_3 + extension_steps(PHASE_3)
 CONTEXT_EXTENSION = context_extension(PHASE_3, seq_len=SEQ_LEN_LONG, learning_rate=(cosine(END_3, END_4, FLOOR, FLOOR / 2),))
 

@@ -1,8 +1,7 @@
-"""The mixtures of Trinity. Their shares are not published: these are this project's, within what is.
+"""The mixtures of Trinity. The report has only sums (§3.1), and the shares are this project's.
 
-Weights are trillions of tokens of the whole mix (Trinity Large report, §3.1), of which the phases sum to what the report says: 7, 1.8 and
-1.2 of 10 (Nano and Mini), and 13, 4 and 3 of 20 (Large). Large's synthetic text sums to the report's 6.5 of web, 1 of other languages and
-0.8 of code over its phases. From phase to phase there is less web, and more code, mathematics and science, as the report says.
+Weights are trillions of tokens. Phases sum to 7, 1.8 and 1.2 of 10 (Nano and Mini), and to 13, 4 and 3 of 20 (Large). Large's synthetic
+text sums to 6.5 of web, 1 of other languages and 0.8 of code. Later phases have less web, and more code, mathematics and science.
 """
 
 from collections.abc import Mapping
@@ -39,7 +38,7 @@ SMALL_MIX: tuple[Mapping[str, float], ...] = (
         "stem_trinity_synthetic": 0.07,
     },
 )
-"""Of Nano and Mini: AFM-4.5B's data with much more mathematics and code."""
+"""Nano and Mini: AFM-4.5B's data with much more mathematics and code."""
 LARGE_MIX: tuple[Mapping[str, float], ...] = (
     {
         "web_trinity": 4.5,
@@ -88,10 +87,10 @@ LONG_MIX: Mapping[str, float] = {
     "instruction_trinity_long": 0.10,
     "mathematics_trinity_long": 0.05,
 }
-"""Of the extension of the context, for all three models: the kinds are the report's (§3.5), the shares this project's."""
+"""The context extension of all three models. The report has the kinds (§3.5), and the shares are this project's."""
 
 SMALL_MIXTURES = tuple(percent(weights) for weights in SMALL_MIX)
 LARGE_MIXTURES = tuple(percent(weights) for weights in LARGE_MIX)
 LONG_MIXTURE = percent(LONG_MIX)
 LENGTH_BIAS = {"pretraining_trinity_long": LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)}
-"""Of the text of pre-training that the extension draws from again: 1 % of its shortest documents, 90 % from 128 K tokens on (§3.5)."""
+"""Pre-training text in the context extension: 1 % of the shortest documents, 90 % from 128 K tokens (§3.5)."""
