@@ -190,7 +190,7 @@ def test_a_flow_that_a_worker_opens_refuses_code(in_turn: InTurn, tmp_path: Path
     touched.unlink()
     ended = in_turn.train_phase(path, "ocelot", tmp_path / "home")
     assert ended.returncode == 1
-    assert "code runs only where `phasewise` is given the file on the command line" in ended.errors
+    assert "code runs only if `phasewise` gets the file on the command line" in ended.errors
     assert not touched.exists()
 
 
