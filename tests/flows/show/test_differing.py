@@ -80,5 +80,5 @@ def test_the_files_and_revision_of_a_component():
 
 
 def test_an_unknown_component_is_refused_with_those_that_are_like_it():
-    with pytest.raises(ConfigError, match="did you mean finemath_3_plus"):
+    with pytest.raises(ConfigError, match="Did you mean finemath_3_plus"):
         describe_component("marin-8b", "full", "finemath-3")
