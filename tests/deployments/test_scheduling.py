@@ -39,7 +39,7 @@ print("at work", flush=True)
 sys.stdin.read()
 """
 """The process of a flow run, as far as others can see."""
-REFUSAL = "--set kestrel.nonsense=1: kestrel has no field 'nonsense'; did you mean notes?"
+REFUSAL = "--set kestrel.nonsense=1: kestrel has no field 'nonsense', did you mean notes?"
 
 
 def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up) -> None:

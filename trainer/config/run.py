@@ -48,10 +48,24 @@ MAY_CHANGE = (
     "learning_rate",  # compared at every update before the checkpoint
     "stop_step",  # not before the checkpoint
     "until_step",
-    "execution",
-    "instrumentation",
+    *(
+        f"execution.{name}"  # changes the computation of an update, not its result
+        for name in (
+            "mesh",
+            "remat",
+            "attention",
+            "expert_kernel",
+            "microbatch_sequences",
+            "loss_chunk_tokens",
+            "stall_seconds",
+            "step_stall_seconds",
+            "save_stall_seconds",
+            "restore_stall_seconds",
+        )
+    ),
+    *(f"instrumentation.{name}" for name in ("layer_norms_every", "tensorboard", "wandb")),
     "evaluation",
-    "checkpoints",
+    *(f"checkpoints.{name}" for name in ("every_steps", "every_minutes", "keep_all", "at_steps")),
     "verdict",  # a path: the trainer reads the verdict at each start
     "output",
     "caches",  # paths: the data order contract of a checkpoint has the content
@@ -59,8 +73,8 @@ MAY_CHANGE = (
     "start.checkpoint",  # a path: `start.params_digest` binds the weights
     "start.graft[].checkpoint",
 )
-"""Fields (including fields below them) that may change in a resume, because they do not decide earlier updates. Other and new fields
-bind a checkpoint: the trainer refuses to resume with another value (`trainer.checkpoints.checkpointer`)."""
+"""Fields that may change in a resume, because they do not decide earlier updates. All other fields bind a checkpoint, including new
+fields: the trainer refuses to resume with another value (`trainer.checkpoints.checkpointer`)."""
 BIND_THE_RESULT = ("learning_rate", "stop_step", "checkpoints")
 """Fields that may change in a resume and bind a finished result: after a change, a launcher trains again."""
 MAX_CHARACTERS = 60
