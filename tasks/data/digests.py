@@ -66,9 +66,13 @@ class KnownDigests:
         `entry`: metadata from a current listing of the store. None requests them. Raises OSError if the file is unreadable.
         """
         entry = entry or store_entry(url)
-        if entry is not None and entry.digest and entry.size_bytes is not None:
-            if self.home is None or not as_path(url).is_relative_to(self.home.root):
-                return Content(entry.size_bytes, entry.digest)
+        if (
+            entry is not None
+            and entry.digest
+            and entry.size_bytes is not None
+            and not (self.home is not None and as_path(url).is_relative_to(self.home.root))
+        ):
+            return Content(entry.size_bytes, entry.digest)
         with self._lock:
             lock = self._one_at_a_time[str(url)]
         with lock:
