@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 64_400,
-    "files": 345,
+    "lines": 57_500,
+    "files": 320,
     "small files with one importer": 15,
-    "functions per 100 lines of code": 8.9,
+    "functions per 100 lines of code": 7.9,
     "lines of experiments": 8_100,
-    "lines of tests": 50_000,
+    "lines of tests": 49_600,
 }
 """Of product code, but for the last two."""
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|Users|work)/\.?\w+")
