@@ -213,21 +213,25 @@ def _tar_members(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Membe
 
 
 def _tar_member(file: WatchedFile, archive: tarfile.TarFile, info: tarfile.TarInfo) -> Member:
-    def read(size: int) -> bytes:
-        try:
-            return content.read(size)
-        except tarfile.ReadError as error:
-            raise FileFault("truncated", f"the file ends inside this member: {error}") from error
+    def read(size: int) -> bytes:  # `extractfile` loses the bytes before a cut
+        nonlocal position
+        stream.seek(position)
+        found = stream.read(min(size, end - position))
+        if not found and position < end:
+            raise FileFault("truncated", "the file ends inside this member")
+        position += len(found)
+        return found
 
     def refuse() -> io.RawIOBase:
         raise FileFault("unreadable", f"a tar member of type {info.type!r}, whose bytes are not there as they are")
 
     name = _shown(info.name)
+    stream: Any = archive.fileobj
+    position, end = info.offset_data, info.offset_data + info.size
     if info.issym() or info.islnk():
         return Member(name, refuse, "a link within its archive")
     if info.isdev():
         return Member(name, refuse, "a device or a pipe, of which the archive has the name alone")
     if info.type not in FILES or info.issparse():
         return Member(name, refuse)
-    content: Any = archive.extractfile(info)
     return Member(name, partial(Measured, file, read))

@@ -134,8 +134,8 @@ class _ParquetTable:
             rows = max(1, min(most, BATCH_BYTES * group.num_rows // max(1, held)))
             nulls: dict[str, int] = {}
             for chunk in _chunks(group):
-                has_count = chunk.is_stats_set and chunk.statistics is not None and chunk.statistics.has_null_count
-                nulls.setdefault(chunk.path_in_schema, chunk.statistics.null_count if has_count else 0)
+                statistics = chunk.statistics if chunk.is_stats_set else None
+                nulls.setdefault(chunk.path_in_schema, statistics.null_count if statistics and statistics.has_null_count else 0)
             filled = [name for name in watched if nulls.get(name, group.num_rows) < group.num_rows]
             for batch in readers[indices].iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
                 yield batch, filled

@@ -41,10 +41,14 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(  # imported macros see only globals
-        marks={**MARKS, "waiting": wording.MISSING}, kinds=KIND_WORDS, gate_words=GATE_WORDS, open_failures=OPEN_FAILURES,
-        shown_cases=SHOWN_CASES,
-    )  # fmt: skip
+    constants: dict[str, Any] = {
+        "marks": {**MARKS, "waiting": wording.MISSING},
+        "kinds": KIND_WORDS,
+        "gate_words": GATE_WORDS,
+        "open_failures": OPEN_FAILURES,
+        "shown_cases": SHOWN_CASES,
+    }
+    made.globals.update(constants)  # imported macros see only globals
     formats = ("count", "decimal", "moment", "percent", "rate", "signed", "tokens")
     made.filters.update({name: getattr(wording, name) for name in formats})
     made.filters.update(

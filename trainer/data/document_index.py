@@ -1,6 +1,6 @@
 """The documents of a token cache, from the Parquet index next to each shard. Only row groups of interest are read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -84,10 +84,10 @@ class DocumentIndex:
                     first, stop = max(document.first, start + int(begin[number])), document.first + document.length
                     yield Piece(int(which[number]), document, first, min(stop, start + int(end[number])))
 
-    def named(self, prefixes: tuple[str, ...]) -> list[Located]:
-        """Return the documents whose id has any of these prefixes."""
+    def named(self, prefixes: tuple[str, ...], shards: Iterable[int] | None = None) -> list[Located]:
+        """Return the documents whose id has any of these prefixes, in `shards` or in all shards."""
         found: list[Located] = []
-        for shard in range(len(self.cache.manifest.shards)):
+        for shard in range(len(self.cache.manifest.shards)) if shards is None else shards:
             for group in range(self._num_groups(shard)):
                 ids = self._read(shard, group, ["id"])["id"]
                 matches = [np.flatnonzero(np.asarray(pc.starts_with(ids, prefix))) for prefix in prefixes]

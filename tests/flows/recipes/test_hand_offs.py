@@ -260,13 +260,13 @@ def test_qk_norm_is_not_switched_on_without_its_weights():
 RATE = wsd(stop_step=40, warmup=4, decay=0, peak=1e-3)
 MODEL = llama(num_layers=2, d_model=64, seq_len=128, sliding_window=32)
 FIRST = from_scratch(name="first", stop_step=40, model=MODEL, learning_rate=RATE, batch=8, mixture={"web": 100}, order=order())
-DECLARED = ("seq_len", "order", "mixture")
+DECLARED_ROWS = ("seq_len", "order", "mixture")
 
 
 def longer(parent: Phase = FIRST, name: str = "longer", **changes: Any) -> Phase:
     start = parent.stop_step
     settings: dict[str, Any] = {
-        "declares": DECLARED,
+        "declares": DECLARED_ROWS,
         "model": MODEL.but(seq_len=512),
         "batch": 2,
         "mixture": {"books": 100},
@@ -282,7 +282,7 @@ def of_rows(*phases: Phase, **fields: Any) -> Recipe:
 
 def test_longer_rows_are_a_change_of_their_own():
     made = of_rows(longer())
-    assert set(made.changes_of(made.phase("longer"))) == set(DECLARED)
+    assert set(made.changes_of(made.phase("longer"))) == set(DECLARED_ROWS)
     with pytest.raises(ValidationError, match=r"does not declare\. seq_len: 128 → 512\. Name seq_len in `declares`"):
         of_rows(longer(declares=("order", "mixture")))
 
@@ -290,7 +290,7 @@ def test_longer_rows_are_a_change_of_their_own():
 def test_the_same_number_of_rows_is_another_batch_where_they_are_longer():
     with pytest.raises(ValidationError, match=r"does not declare\. batch: 1,024 tokens → 4,096 tokens\."):
         of_rows(longer(batch=8))
-    assert "batch" in of_rows(longer(batch=8, declares=(*DECLARED, "batch"))).changes_of(longer(batch=8))
+    assert "batch" in of_rows(longer(batch=8, declares=(*DECLARED_ROWS, "batch"))).changes_of(longer(batch=8))
 
 
 def test_a_window_that_grows_with_the_rows_is_architecture():
@@ -319,11 +319,11 @@ def test_text_from_before_a_parent_s_order_is_declared_where_the_order_begins_ag
     middle = longer()
     short = {"model": MODEL, "batch": 8, "mixture": {"web": 100}}
     with pytest.raises(ValidationError, match=r"longer → last makes a change that it does not declare\. coverage: "):
-        of_rows(middle, longer(middle, name="last", declares=DECLARED, **short))
+        of_rows(middle, longer(middle, name="last", declares=DECLARED_ROWS, **short))
 
 
 def test_tokens_of_a_lineage_are_those_of_each_phase():
-    made = of_rows(longer(batch=4, declares=(*DECLARED, "batch")))
+    made = of_rows(longer(batch=4, declares=(*DECLARED_ROWS, "batch")))
     phase = made.phase("longer")
     assert made.tokens_before(phase, 0) == 0
     assert made.tokens_before(phase, 40) == FIRST.tokens == 40 * 8 * 128
@@ -332,7 +332,7 @@ def test_tokens_of_a_lineage_are_those_of_each_phase():
 
 
 def test_what_was_drawn_before_the_order_began_is_counted_in_tokens_of_then():
-    middle = longer(mixture={"web": 50, "books": 50}, declares=(*DECLARED, "coverage"))
+    middle = longer(mixture={"web": 50, "books": 50}, declares=(*DECLARED_ROWS, "coverage"))
     last = longer(middle, name="last", declares=(), model=middle.model, order=middle.order, mixture=middle.mixture)
     made = of_rows(middle, last)
     assert drawn_earlier(made, made.phase("first")) == {}

@@ -13,6 +13,7 @@ from phasewise.tasks.data.tokenizer import END_OF_TEXT
 from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, differing_fields, opening_answers, tokenizer_files
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.model.hugging_face import TokenizerFiles
 from phasewise.trainer.model.hugging_face_config import to_hugging_face
 from tests.tasks.data.conversation_worlds import layout, made_conversations, write_caches, write_source
 
@@ -20,6 +21,11 @@ RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def eos_ids(written: TokenizerFiles) -> int | list[int]:
+    stops = {written.end_of_text, *written.ends_of_turns}
+    return written.end_of_text if len(stops) == 1 else sorted(stops)
+
+
 def test_every_changed_field_of_a_folder_of_the_model_is_named(recipe: str, tmp_path: Path) -> None:
     model = load_recipe(recipe, "proxy").phases[-1].model
     written = {**to_hugging_face(model, "float32"), "bos_token_id": 1}
@@ -42,7 +48,7 @@ def exported(folder: Path, template: str) -> tuple[dict[str, str], list[int] | i
     (folder / "out").mkdir()
     for name, content in written.files.items():
         (folder / "out" / name).write_bytes(content)
-    return json.loads(written.files["tokenizer_config.json"]), written.ends["eos_token_id"], folder / "out"
+    return json.loads(written.files["tokenizer_config.json"]), eos_ids(written), folder / "out"
 
 
 @pytest.mark.parametrize(("template", "turn_end"), [("marin", "<|eot_id|>"), ("trinity", "<|im_end|>"), (WITHOUT_BEGIN, END_OF_TEXT)])
@@ -72,7 +78,7 @@ def test_plain_text_has_none(tmp_path: Path):
     written = tokenizer_files(tmp_path / "tokenizer" / "tokenizer.json", 128)
     assert set(written.files) == {"tokenizer.json", "tokenizer_config.json"}
     assert "chat_template" not in json.loads(written.files["tokenizer_config.json"])
-    assert written.ends == {"bos_token_id": 0, "eos_token_id": 1}
+    assert (written.begin_of_text, eos_ids(written)) == (0, 1)
 
 
 CHATML = """

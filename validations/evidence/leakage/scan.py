@@ -210,10 +210,10 @@ class _Scanner:
         if len(text) > self._room_bytes:
             self._room, self._room_bytes = room_for(len(text)), len(text)
         words = split_words(text, self._room)
-        count = int(find_seeds(words.hashes, *self._seeds, *self._found))
+        count = int(find_seeds(*[words.hashes, *self._seeds, *self._found]))
         if count > len(self._pairs):
             self._make_candidate_room(count + count // 4)
-            find_seeds(words.hashes, *self._seeds, *self._found)
+            find_seeds(*[words.hashes, *self._seeds, *self._found])
         if not count:
             return []
         documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
