@@ -13,7 +13,7 @@ from phasewise.flows.site.address import GATES, Links
 from phasewise.flows.site.metrics import Metrics
 from phasewise.flows.site.shelf import Damaged, PhaseFiles, Set, Shelf
 from phasewise.flows.status.phase_status import PhaseRecord, read_record
-from phasewise.tasks.report.html import GATE_WORDS, clipped, environment
+from phasewise.tasks.report.html import CHECKING, GATE_WORDS, clipped, environment
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.outcomes import sum_counts
@@ -22,7 +22,6 @@ from phasewise.validations.verdict import Verdict
 
 Kind = Literal["passed", "warned", "failed", "active", "waiting"]
 MARKS: dict[Kind, str] = {"passed": "✓", "warned": "!", "failed": "✗", "active": "●", "waiting": "○"}
-CHECKING = "States come from files. A check for outdated results is running and takes a few seconds."
 UNKNOWN = (
     "This installation lacks the recipe, so states come only from files. The current sources, code and limits are not checked against them."
 )

@@ -24,6 +24,8 @@ STYLE_SHEET = "style.css"
 OPEN_FAILURES = 3
 """Unfolded failures of a verdict."""
 CLIPPED_CHARACTERS = 600
+CHECKING = "States come from files. A check for outdated results is running and takes a few seconds."
+"""A page with this note loads itself again."""
 GATE_WORDS = {"data": "data", "health": "training", "model": "model"}
 """Gate → subject."""
 SIGNS = {"text-success": ("passed", "✓ passes"), "text-warning": ("warned", "! not checked"), "text-danger": ("failed", "✗ fails")}
@@ -47,6 +49,7 @@ def environment() -> jinja2.Environment:
         "gate_words": GATE_WORDS,
         "open_failures": OPEN_FAILURES,
         "shown_cases": SHOWN_CASES,
+        "checking": CHECKING,
     }
     made.globals.update(constants)  # imported macros see only globals
     formats = ("count", "decimal", "moment", "percent", "rate", "signed", "tokens")

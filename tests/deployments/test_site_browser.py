@@ -12,8 +12,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from phasewise.deployments.site import create_app
 from phasewise.flows.site.export import write_site
 from phasewise.flows.site.shelf import Set, Shelf
-from phasewise.flows.site.site import CHECKING, Site
+from phasewise.flows.site.site import Site
 from phasewise.tasks.home import Home
+from phasewise.tasks.report.html import CHECKING
 from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
 from tests.ports import free_port

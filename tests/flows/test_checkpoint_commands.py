@@ -164,7 +164,7 @@ def test_a_suite_that_cannot_be_measured_is_refused(suite: Run, phasewise: Run, 
     assert "--benchmarks, --tokenizer needs --suite" in as_written(without)
     assert_refused(suite("--suite", "kore"), 2, "--suite must be one of core, core+mmlu,", "found 'kore'")
     (tmp_path / "model").mkdir()
-    assert_refused(phasewise("evaluate model --suite core"), 2, "and is neither")
+    assert_refused(phasewise("evaluate model --suite core"), 2, "expected a checkpoint with about/ and state/")
     (tmp_path / "model" / "config.json").write_text("{}")
     assert_refused(phasewise("evaluate model --suite core --weights ema"), 2, "has one set of weights: leave out --weights ema")
 
@@ -349,7 +349,7 @@ def test_a_phase_that_is_not_trained_or_whose_tokenizer_lacks_a_token_is_not_exp
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("marin-8b", "out"), "export needs a phase, found the recipe marin-8b; there are marin-8b/kestrel"),
+        (("marin-8b", "out"), "export needs a phase, found the recipe marin-8b. Its phases are marin-8b/kestrel"),
         (("marin-8b/kestrel", "gs://bucket/out"), "must be on this machine, found gs://bucket/out"),
     ],
 )

@@ -167,7 +167,9 @@ def test_what_is_not_trained_here_is_neither_run_nor_evaluated(phasewise: Run, t
     for target in ("marin-8b", "marin-8b/starling"):
         assert_refused(phasewise("run", target, "--scale", "full"), 1, "needs the slice 2x v5e-256", "use --scale proxy")
     assert list(tmp_path.iterdir()) == []
-    assert_refused(phasewise("evaluate", "marin-8b"), 2, "evaluate needs a phase, found the recipe marin-8b; there are marin-8b/kestrel")
+    assert_refused(
+        phasewise("evaluate", "marin-8b"), 2, "evaluate needs a phase, found the recipe marin-8b. Its phases are marin-8b/kestrel"
+    )
     assert_refused(phasewise("evaluate", "marin-8b/kestrel", "--home", tmp_path / "home"), 1)
 
 

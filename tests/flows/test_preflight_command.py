@@ -102,7 +102,7 @@ def test_the_flow_compiles_nothing_at_proxy_scale_and_fails_where_a_setup_does_n
     flow.preflight.fn("marin-8b", "kestrel", "proxy", None)
     assert said == ["marin-8b/kestrel: on this machine, nothing to compile"]
     unfit = {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
-    monkeypatch.setattr("phasewise.tasks.preflight.launcher.preflight_setup", lambda *_: unfit)
+    monkeypatch.setattr("phasewise.tasks.preflight.launcher.preflight_setup", lambda setup, home: unfit)
     monkeypatch.setattr(flow, "create_table_artifact", lambda *_, **__: None)
     silent = temporary_settings({PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW: "ignore"})  # the task runs outside a flow run
     with silent, pytest.raises(flow.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):

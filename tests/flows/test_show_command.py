@@ -59,7 +59,7 @@ def test_show_at_a_step(phasewise: Run, step: int, name: str, rate: float, batch
 
 @pytest.mark.parametrize(("target", "step"), [("marin-8b", 1_420_001), ("marin-8b/kestrel", 660_001), ("marin-8b/ocelot", 0)])
 def test_show_at_a_step_that_is_not_trained_is_refused(phasewise: Run, target: str, step: int):
-    assert_refused(phasewise("show", target, "--scale", "full", "--at", step), 2, f"no phase of {target} trains at step {step}; there are")
+    assert_refused(phasewise("show", target, "--scale", "full", "--at", step), 2, f"no phase of {target} trains at step {step}. Phases are")
 
 
 @pytest.mark.parametrize("scale", ["full", "proxy"])

@@ -54,7 +54,7 @@ def test_the_report_has_what_the_routers_of_each_trained_phase_did(tmp_path: Pat
     monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
     rows = [{"step": 1, **ROW}, {"step": 2, **ROW, "expert_load/1/0": 0.75, "expert_load/1/1": 0.25}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run: Any = SimpleNamespace(output=str(tmp_path), last_step=1)
+    run: Any = SimpleNamespace(output=str(tmp_path), last_step=1, batch=RECIPE.phases[0].batch)
     done: dict[str, Any] = {"final_loss": 1.0}
     first, second = RECIPE.phases[:2]
     records = [PhaseRecord(first, run, None, None, done, None, None), PhaseRecord(second, None, None, None, None, None, None)]

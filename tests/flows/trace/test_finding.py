@@ -107,8 +107,8 @@ def test_the_rest_that_fills_no_row_is_said_to_train_nowhere(world: World):
         ([], 2, "ask one thing"),
         (["--step", "3", "--document", "0123456789"], 2, "ask one thing"),
         (["--step", "3"], 2, "a step is one of a phase"),
-        (["--row", "3", "--document", "0123456789"], 2, "--row is a row of a step"),
-        (["--inside", "--document", "0123456789"], 2, "--inside looks for a text"),
+        (["--row", "3", "--document", "0123456789"], 2, "--row needs --step"),
+        (["--inside", "--document", "0123456789"], 2, "--inside needs --text"),
     ],
 )
 def test_nothing_found_is_a_refusal_that_counts_what_was_searched(world: World, tmp_path: Path, arguments: list[str], code: int, said: str):
