@@ -27,8 +27,10 @@ def modules_used_by(paths: set[str], room: str) -> set[str]:
     """Modules of the room that the files import."""
     trees = [ast.parse((identity.HOUSE / path).read_text()) for path in paths]
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith(room)]
-    whole = {f"{node.module}.{alias.name}" for node in imports if node.module == room for alias in node.names}
-    return whole | {str(node.module) for node in imports if node.module != room}
+    named = {(str(node.module), f"{node.module}.{alias.name}") for node in imports for alias in node.names}
+    return {
+        name if (identity.HOUSE / f"{name.removeprefix('phasewise.').replace('.', '/')}.py").exists() else module for module, name in named
+    }
 
 
 def names_of(paths: set[str]) -> set[str]:
