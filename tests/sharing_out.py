@@ -8,10 +8,8 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 
 TESTS = Path(__file__).parent
 OPERATED = (
-    "deployments/test_browser.py",
-    "deployments/test_approving.py",
+    "deployments/test_asking.py",
     "deployments/test_scheduling.py",
-    "deployments/test_surviving.py",
     "deployments/test_operations.py",
     "deployments/test_strangers.py",
 )
