@@ -177,7 +177,8 @@ def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff) -> tu
     if phase.schedule_goes_on:
         values["schedule_goes_on"] = ("True", True)
     fresh = tuple(part for part in start.fresh if part in ("ema", "qk_norm", "optimizer"))
-    given = {name: value for name, (_, value) in values.items()} | {"name": phase.name, "stop_step": phase.stop_step, "fresh": fresh}
+    settings = {name: value for name, (_, value) in values.items()}
+    given: dict[str, Any] = settings | {"name": phase.name, "stop_step": phase.stop_step, "fresh": fresh}
     declares = tuple(changes_between(parent, continued(parent, declares=(), **given), drawn={"all", "best"}))
     origin = f", fresh={_tuple(map(_quoted, fresh))}" if fresh else ""
     head = f'{_constant(phase.name)} = continued(\n    {_constant(parent.name)}, name="{phase.name}", stop_step={phase.stop_step}{origin},'

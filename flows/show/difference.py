@@ -44,8 +44,9 @@ def aligned(first: Any, second: Any) -> tuple[Any, Any]:
         pairs = {name: aligned(first[name], second[name]) for name in first if name in second}
         return {**first, **{name: pair[0] for name, pair in pairs.items()}}, {**second, **{name: pair[1] for name, pair in pairs.items()}}
     if _is_by_steps(first) and _is_by_steps(second):
+        stages: list[Any] = [first, second]
         length = max(len(first), len(second))
-        padded = [entries + [[None, entries[-1][1]]] * (length - len(entries)) for entries in (first, second)]
+        padded = [entries + [[None, entries[-1][1]]] * (length - len(entries)) for entries in stages]
         return padded[0], padded[1]
     return first, second
 

@@ -126,8 +126,10 @@ def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool
     others: list[str] = []
     missing: list[str] = []
     for name in sorted({name for part, stop in parts for name in part.drawn_in(part.start_step, stop)}):
-        found = {split: plan.components[name].cache(split) for split in SPLITS} if plan else {}
-        paths = {split: cache.folder for split, cache in found.items() if cache.is_built}
+        paths: dict[Split, Path] = {}
+        for split in SPLITS:
+            if plan and (cache := plan.components[name].cache(split)).is_built:
+                paths[split] = cache.folder
         if len(paths) < len(SPLITS):
             paths = {split: path for split in SPLITS if (path := _only_cache(resolved, name, split))}
             others.append(name)

@@ -20,12 +20,12 @@ from tests.tasks.data.conversation_worlds import layout, made_conversations, wri
 RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
 def eos_ids(written: TokenizerFiles) -> int | list[int]:
     stops = {written.end_of_text, *written.ends_of_turns}
     return written.end_of_text if len(stops) == 1 else sorted(stops)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_changed_field_of_a_folder_of_the_model_is_named(recipe: str, tmp_path: Path) -> None:
     model = load_recipe(recipe, "proxy").phases[-1].model
     written = {**to_hugging_face(model, "float32"), "bos_token_id": 1}

@@ -101,7 +101,7 @@ class Jax:
 )
 def test_a_stop_is_agreed_on_at_the_next_update(monkeypatch: pytest.MonkeyPatch, steps: list[int], heard_before: int):
     jax = Jax()
-    monkeypatch.setattr(distributed, "_asked", itertools.count(1))
+    monkeypatch.setattr(distributed, "_stop_requests", itertools.count(1))
     monkeypatch.setattr(distributed.multihost_utils, "reached_preemption_sync_point", jax.reached)
     for number, step in enumerate(steps):
         if number == heard_before:
