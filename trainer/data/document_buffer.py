@@ -75,7 +75,9 @@ class DocumentBuffer:
         self._lock = threading.Lock()
 
     def row(self, number: int) -> Pieces:
-        """Return the pieces of a row of this pass, from 0 to `num_rows` - 1."""
+        """Return the pieces of a row of this pass, from 0 to `num_rows` - 1. Raises DataError for another row."""
+        if not 0 <= number < self.num_rows:
+            raise DataError(f"a pass of {self.num_rows} rows has no row {number}.")
         with self._lock:
             window = self._window(number // WINDOW_ROWS)
         inside = slice(*np.searchsorted(window.row, [number, number + 1]).tolist())

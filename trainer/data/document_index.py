@@ -16,6 +16,7 @@ from phasewise.trainer.data.cache import INDEX_BUFFER_BYTES, TokenCache
 
 COLUMNS = ["id", "source_file", "offset", "length"]
 INDICES_OPEN = 256
+REMEDY = "Delete its folder and run `phasewise data prepare`."
 
 
 class Located(NamedTuple):
@@ -152,20 +153,22 @@ class DocumentIndex:
         return self._open_once(shard).read_row_group(group, columns=columns)
 
     def _open(self, shard: int) -> pq.ParquetFile:
-        path = self.cache.folder / f"{self.cache.manifest.shards[shard].name}.parquet"
+        written = self.cache.manifest.shards[shard]
+        path = self.cache.folder / f"{written.name}.parquet"
         try:
             if self.cache.is_local:
                 return pq.ParquetFile(str(path), memory_map=True)
             return pq.ParquetFile(path.open("rb"), buffer_size=INDEX_BUFFER_BYTES, pre_buffer=False)
         except FileNotFoundError:
-            raise DataError(f"the index of a shard is gone: {path}. Delete its folder and run `phasewise data prepare`.") from None
+            check_file(path, written.index_digest, REMEDY)
+            raise
         except pa.ArrowInvalid as error:
-            raise DataError(f"{path} does not read as Parquet: {error}. Delete its folder and run `phasewise data prepare`.") from None
+            raise DataError(f"{path} does not read as Parquet: {error}. {REMEDY}") from None
 
     def _check(self, shard: int) -> None:
         if shard in self._checked:
             return
         written = self.cache.manifest.shards[shard]
         path = self.cache.folder / f"{written.name}.parquet"
-        check_file(path, written.index_digest, "Delete its folder and run `phasewise data prepare`.")
+        check_file(path, written.index_digest, REMEDY)
         self._checked.add(shard)

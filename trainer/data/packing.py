@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import LossOn, PackingKind
 from phasewise.trainer.data.cache import TokenCache, TokenRange
 from phasewise.trainer.data.document_index import DocumentIndex
@@ -190,6 +191,8 @@ def pack(kind: PackingKind, lengths: Int[np.ndarray, " n"], *, seq_len: int) -> 
 
     Each row has the first `seq_len` tokens of whole documents: of one for `pad`, of as many as fit for `greedy`.
     """
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any() or seq_len < 1:
+        raise DataError(f"expected one length from 0 per document and seq_len from 1, found {lengths.dtype} {lengths} and {seq_len}.")
     lengths = lengths.astype(np.int64)
     document = np.flatnonzero(lengths)
     length = np.minimum(lengths[document], seq_len)

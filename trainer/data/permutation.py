@@ -51,6 +51,8 @@ class Permutation:
 
     def _map(self, numbers: np.ndarray, *, inverse: bool) -> np.ndarray:
         array = np.asarray(numbers)
+        if array.dtype.kind not in "iu":
+            raise DataError(f"A {self.kind} permutation of {self.length} needs integers, found {array.dtype}: convert them first.")
         flat = array.astype(np.int64, copy=False).ravel()
         if flat.size and flat.view(np.uint64).max() >= self.length:  # as an unsigned number a negative one is the largest
             found = array.flat[int(flat.view(np.uint64).argmax())]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data import document_buffer
 from phasewise.trainer.data.document_buffer import DocumentBuffer, Pieces
 from phasewise.trainer.data.permutation import Permutation, derive_key
@@ -128,6 +129,12 @@ def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overla
     assert len(which) == len(expected)
     assert set(zip(which.tolist(), found.row.tolist(), found.start.tolist(), found.first.tolist(), strict=True)) == expected
     assert max(Counter((row, at) for _, row, at, _ in expected).values()) > 1
+
+
+@pytest.mark.parametrize("number", [-1, 10_000])
+def test_a_row_that_is_not_there_is_refused(lengths: list[int], number: int):
+    with pytest.raises(DataError, match=rf"has no row {number}"):
+        buffer_of(lengths, seq_len=32, low=16).row(number)
 
 
 def test_a_run_without_a_buffer_does_not_import_the_compiler():

@@ -74,9 +74,7 @@ def test_documents_are_found_by_id_and_by_file(groups_of_three: Path):
     cache = TokenCache.open(groups_of_three)
     index, every = DocumentIndex(cache), located(cache)
     assert index.named(("shard-00001 1",)) == [one for one in every if one.id.startswith("shard-00001 1")]
-    assert index.named(("shard-00000 7", "shard-00001 7")) == [
-        one for one in every if one.id.endswith(" 7") or one.id[:13] in ("shard-00000 7", "shard-00001 7")
-    ]
+    assert index.named(("shard-00000 7", "shard-00001 7"), [1]) == [one for one in every if one.id == "shard-00001 7"]
     assert index.of_file("file-2") == [one for one in every if one.file == "file-2"]
     assert index.of_file("file-22") == []
 
@@ -112,7 +110,7 @@ def test_an_index_that_was_changed_or_is_gone_is_refused_by_every_question(cache
     with pytest.raises(DataError, match=r"shard-00001.parquet"):
         ask(DocumentIndex(cache))
     path.unlink()
-    with pytest.raises(DataError, match=r"the index of a shard is gone|found nothing"):
+    with pytest.raises(DataError, match=r"shard-00001\.parquet was changed .* found nothing"):
         ask(DocumentIndex(cache))
 
 

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -91,6 +91,12 @@ def conversation(length: int, first: int, rng: np.random.Generator) -> Conversat
     """A document with different tokens and up to two answers, one of which may end with its last token but one."""
     edges = sorted(rng.choice(np.arange(1, length), min(4, 2 * ((length - 1) // 2)), replace=False).tolist())
     return np.array([BEGIN, *range(first, first + length - 2), END], np.uint16), list(zip(edges[::2], edges[1::2], strict=True))
+
+
+@pytest.mark.parametrize(("lengths", "seq_len"), [([3, -1], 4), ([3.0], 4), ([[3, 4]], 4), ([3], 0)])
+def test_what_are_no_lengths_is_refused(lengths: list[Any], seq_len: int):
+    with pytest.raises(DataError, match="expected one length from 0 per document"):
+        pack("pad", np.array(lengths), seq_len=seq_len)
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,17 @@ def test_an_index_outside_is_refused(kind: Kind, number: int):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_integer_is_refused(kind: Kind):
+    permutation = Permutation(kind, length=61, key=5)
+    with pytest.raises(DataError, match="needs integers, found float64"):
+        permutation(np.array([1.0]))
+    with pytest.raises(DataError, match="needs integers, found bool"):
+        permutation(np.array([True]))
+    with pytest.raises(DataError, match="found 18446744073709551615"):
+        permutation(np.array([2**64 - 1], np.uint64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("length", "key"), [(0, 1), (-5, 1), (2**40 + 1, 1), (10, -1), (10, 2**64)])
 def test_an_impossible_length_or_key_is_refused(kind: Kind, length: int, key: int):
     with pytest.raises(DataError, match=f"found {key if length == 10 else length}"):
