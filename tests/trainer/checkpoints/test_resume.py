@@ -171,6 +171,8 @@ def test_every_field_of_a_run_binds_its_checkpoints_or_is_named_among_those_that
     every = {(one, name) for one in models_in(RunConfig) for name in one.model_fields if name != "root"}
     parents = {(one, name) for one, name in every if any(models_in(one.model_fields[name].annotation))}
     assert every - parents - classified == set(), "these fields of a run have no other valid value in this test: give them one"
+    sections = {name for name, field in RunConfig.model_fields.items() if any(models_in(field.annotation))}
+    assert sections & set(MAY_CHANGE) == {"evaluation", "learning_rate"}, "name the fields of a section: a new field binds by default"
 
 
 @pytest.mark.parametrize("at", range(4))
