@@ -41,10 +41,10 @@ def test_every_target_follows_exactly_its_own_text(drawn: list[tuple[list[int], 
 
 
 @settings(max_examples=30, deadline=None)
-@given(TEXTS, st.randoms())
-def test_the_order_of_windows_changes_no_row(drawn: list[tuple[list[int], int]], random: Random) -> None:
+@given(TEXTS, st.integers(0, 99))
+def test_the_order_of_windows_changes_no_row(drawn: list[tuple[list[int], int]], seed: int) -> None:
     windows = windows_of(drawn)
-    shuffled = random.sample(range(len(windows)), len(windows))
+    shuffled = Random(seed).sample(range(len(windows)), len(windows))
     before, after = (lay_out(some, 512) for some in (windows, [windows[number] for number in shuffled]))
     for one, other in zip(before, after, strict=True):
         for left, right in zip(one.arrays(slice(0, len(one)), len(one)), other.arrays(slice(0, len(other)), len(other)), strict=True):
