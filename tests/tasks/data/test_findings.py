@@ -101,10 +101,10 @@ TALLIES = st.lists(
 
 
 @settings(deadline=None)
-@given(TALLIES, st.randoms())
-def test_tallies_add_up_in_any_order(tallies: list[Tally], rng: random.Random):
+@given(TALLIES, st.integers(0, 99))
+def test_tallies_add_up_in_any_order(tallies: list[Tally], seed: int):
     total = reduce(add, tallies, Tally())
-    shuffled = rng.sample(tallies, len(tallies))
+    shuffled = random.Random(seed).sample(tallies, len(tallies))
     assert reduce(lambda sum_, tally: tally + sum_, shuffled, Tally()) == total
     assert total.documents == sum(tally.documents for tally in tallies) == sum(total.bad_documents.values())
     assert all(sum(sample.reason == reason for sample in total.samples) <= MAX_SAMPLES for reason in total.reasons)
