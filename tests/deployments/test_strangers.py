@@ -194,10 +194,7 @@ def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pyte
         data = listening(os.getpid(), "data", but=up.process.pid)
     assert data
     found |= data
-    assert {what for what, _ in found} >= {
-        "up: phasewise.flows.prefect.server_process",
-        "up: phasewise.deployments.site",
-    }
+    assert {what for what, _ in found} >= {"up: phasewise.flows.prefect.server_process", "up: phasewise.deployments.site"}
     assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 

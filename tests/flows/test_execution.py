@@ -83,10 +83,7 @@ def test_a_slice_gives_the_plan_that_preflight_found(recipe: str, tmp_path: Path
         run = planned.run
     assert [setup.slice for setup in asked] == ["cpu-2"]
     assert run.execution == PLAN
-    assert said == [
-        "kestrel: the plan for cpu-2: blocks computed again",
-        "kestrel: trains on 2 × CPU, float32, XLA attention",
-    ]
+    assert said == ["kestrel: the plan for cpu-2: blocks computed again", "kestrel: trains on 2 × CPU, float32, XLA attention"]
 
 
 def test_an_estimated_plan_says_so(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):

@@ -7,11 +7,7 @@ import pytest
 
 from phasewise.flows.recipes import load_record
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.status.phase_status import (
-    Findings,
-    PhaseRecord,
-    parent_evaluation,
-)
+from phasewise.flows.status.phase_status import Findings, PhaseRecord, parent_evaluation
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import read_sealed, write_sealed

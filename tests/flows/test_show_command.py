@@ -31,14 +31,6 @@ def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
         assert [phase["stop_step"] for phase in shown["phases"] if not phase["branch"]] == [660, 740, 820, 1320, 1400, 1420]
 
 
-def test_show_of_one_phase(phasewise: Run):
-    (phase,) = read(phasewise("show", "marin-8b/phoenix", "--scale", "full", "--json"))["phases"]
-    assert phase["name"] == "phoenix"
-    assert [step for step, _ in phase["mixture"]] == [820_000, 822_000]
-    assert phase["batch"] == [[820_000, 3072]]
-    assert phase["stability"]["z_loss"] == [[820_000, None]]
-
-
 @pytest.mark.parametrize(
     ("step", "name", "rate", "batch", "tokens"),
     [
@@ -83,10 +75,3 @@ def test_people_read_the_same(phasewise: Run, command: str, scale: str):
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"marin-8b at {scale} scale" in result.stdout
     assert all(name in result.stdout for name in PHASES)
-
-
-def test_people_read_what_is_in_force_at_a_step(phasewise: Run):
-    result = phasewise("show", "marin-8b", "--scale", "full", "--at", 821_000)
-    assert result.exit_code == 0
-    assert "phoenix" in result.stdout
-    assert "dclm_baseline 25.65 %" in " ".join(result.stdout.split())

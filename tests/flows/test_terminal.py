@@ -39,12 +39,6 @@ def test_nothing_is_cut_and_no_word_broken(width: int, box: bool) -> None:
         assert re.search(rf"(?<!\S){re.escape(word)}(?!\S)", text), word
 
 
-def test_a_wide_terminal_has_a_line_a_row_and_a_narrow_one_a_line_a_cell() -> None:
-    assert [line for line in shown(200).splitlines() if "deeper-starling" in line and WORDS in line]
-    lines = [line.rstrip() for line in shown(40).splitlines()[:4]]
-    assert lines == ["marin-8b", "deeper-starling", "  tokens: 12,700,000,000,000", "  learning rate: 1.7e-3 → 1.7e-4"]
-
-
 SUMMARY: dict[str, Any] = {
     "recipe": "marin-8b",
     "scale": "proxy",

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from phasewise.flows.cli.show import print_description
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.waivers import limited_to
 from phasewise.flows.show.describe import describe
 from phasewise.validations.waivers import AcceptedWarning, accepted_in
 
@@ -93,12 +92,6 @@ def test_the_same_is_accepted_once():
     for twice in ([ORDER, in_kestrel], [in_kestrel, {**in_kestrel, "reason": "another"}]):
         with pytest.raises(ValidationError, match="where permutation = linear more than once for the same phase"):
             with_accepts(*twice)
-
-
-def test_a_phase_that_is_not_there_accepts_nothing():
-    recipe = with_accepts({**ORDER, "phases": ["ocelott"]})
-    assert not any(accepted_in(phase.name, recipe.accepts) for phase in recipe.phases)
-    assert limited_to(["ocelot"], recipe.accepts) == ()
 
 
 def test_show_prints_what_is_accepted_and_why(capsys: pytest.CaptureFixture[str]):

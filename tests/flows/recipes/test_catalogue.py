@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from phasewise.flows.recipes import NAMES, load_recipe, load_record
-from phasewise.flows.recipes.catalogue import CATALOGUE, CRAWL_BAD_FRACTION
-from phasewise.tasks.data.filters import FieldFilter, TextFilter
+from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.tasks.data.listing import selects
 from phasewise.tasks.data.stand_ins import NearDuplicates, StandIn, collect, text_of
 from phasewise.trainer.base.identity import digest_of_json
@@ -19,41 +17,10 @@ from phasewise.validations.evidence.caches import names_like_tests
 PUBLIC = {name: data.source for name, data in CATALOGUE.items() if data.source is not None}
 TRINITY = set(CATALOGUE) - set(PUBLIC)
 
-DATASETS = {
-    "mlfoundations/dclm-baseline-1.0@a3b142c": {"dclm_baseline"},
-    "bigcode/starcoderdata@9fc30b5": {"starcoderdata"},
-    "EleutherAI/proof-pile-2@901a927": {"proofpile_2"},
-    "HuggingFaceTB/finemath@8f233cf": {"finemath_3_plus"},
-    "common-pile/stackv2_edu_filtered@c354dbe": {"stackv2_edu_python"},
-    "allenai/dolmino-mix-1124@bb54cab": {
-        "dolmino_dclm", "dolmino_pes2o", "dolmino_stackexchange", "dolmino_wiki", "flan", "all_math", "all_math_9d507c",
-        "dolmino_codesearchnet", "dolmino_math_synth", "dolmino_gsm8k", "dolmino_mathcoder2", "dolmino_metamath", "dolmino_tiny_gsm_mind",
-        "dolmino_tulu_math",
-    },
-    "LLM360/MegaMath@3cbc6461": {
-        "megamath_web", "megamath_web_by_folder", "megamath_web_pro", "megamath_text_code_block", "megamath_translated_code", "megamath_qa",
-    },
-    "marin-community/ar5iv-no-problem-markdown": {"arxiv_markdownified"},
-    "marin-community/wikipedia-markdown": {"wikipedia_markdown"},
-    "marin-community/stackexchange-markdown": {"stackexchange_custom"},
-    "marin-community/datashop-science-qa": {"medu_science_qa"},
-    "TIGER-Lab/AceCode-89K@0361e95": {"acecode_89k"},
-    "bespokelabs/Bespoke-Stratos-17k@9e9adba": {"bespoke_stratos_17k"},
-    "cognitivecomputations/dolphin-r1@f6ac651": {"dolphin_r1_nonreasoning", "dolphin_r1_reasoning"},
-    "facebook/natural_reasoning@99eea5d": {"natural_reasoning"},
-    "open-r1/OpenThoughts-114k-math@2db609d": {"openthoughts_114k_math"},
-    "HuggingFaceTB/smoltalk@2c849df": {"smoltalk"},
-    "allenai/tulu-3-sft-mixture@55e9fd6": {"tulu_3_sft_mixture"},
-    "PrimeIntellect/verifiable-math-problems@2ad7c92": {"verifiable_math_problems"},
-}  # fmt: skip
-DOLMA = {"dolma_pes2o", "dolma_arxiv", "dolma_stackexchange", "dolma_wiki", "megawika", "open_web_math", "algebraic_stack", "dolma_flan"}
-NEMOTRON = {name for name in CATALOGUE if name.startswith("nemotron_")}
-MEGAMATH = DATASETS["LLM360/MegaMath@3cbc6461"]
 INSTRUCTION = {
     "acecode_89k", "bespoke_stratos_17k", "dolphin_r1_nonreasoning", "dolphin_r1_reasoning", "natural_reasoning",
     "openthoughts_114k_math", "smoltalk", "tulu_3_sft_mixture", "verifiable_math_problems",
 }  # fmt: skip
-UNUSED = {"dolmino_tiny_gsm_mind", "instruction_trinity"}  # a part of all_math that no mixture names, and what no phase trains on yet
 
 FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # component: names as the data set has them, of which all must be taken; and names of which none must
@@ -125,33 +92,6 @@ def test_it_is_the_catalogue_that_was_reviewed():
     assert digest_of_json(data)[:12] == "a185f885b778"
 
 
-def test_it_has_every_component_of_the_recipes_and_those_of_later_ones():
-    of_recipes = {name for recipe in NAMES for name in load_record(recipe, "full").components}
-    assert set(CATALOGUE) == of_recipes | UNUSED
-    assert [len(load_recipe(recipe, "full").components) for recipe in NAMES] == [28, 25, 13, 13, 14]
-    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION), len(TRINITY)) == (68, 7, 9, 15)
-
-
-def test_every_source_is_where_the_record_has_it_at_its_revision():
-    hub = {name: source.root.removeprefix("hf://datasets/") for name, source in PUBLIC.items() if source.url.startswith("hf:")}
-    assert {dataset: {name for name in hub if hub[name] == dataset} for dataset in hub.values()} == DATASETS
-    others = {name: source.url for name, source in PUBLIC.items() if name not in hub}
-    assert {name for name, url in others.items() if url == "https://olmo-data.org/dolma-v1_7"} == DOLMA
-    assert set(others) == DOLMA | NEMOTRON
-    assert {others[name] for name in NEMOTRON} == {"https://data.commoncrawl.org"}
-    root = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
-    globs = [glob for name in NEMOTRON for glob in PUBLIC[name].include]
-    assert sorted(glob.removeprefix(root).removesuffix("/*CC-MAIN-*.jsonl.zstd") for glob in globs) == [
-        "quality=high/kind=actual",
-        "quality=high/kind=synthetic",
-        "quality=low/kind=actual",
-        "quality=low/kind=synthetic",
-        "quality=medium-high/kind=actual",
-        "quality=medium-low/kind=actual",
-        "quality=medium/kind=actual",
-    ]
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_its_globs_take_the_training_files_and_nothing_else(name: str):
     source = PUBLIC[name]
@@ -160,47 +100,6 @@ def test_its_globs_take_the_training_files_and_nothing_else(name: str):
     assert names_like_tests(left)
     assert bool(names_like_tests(taken)) == (name == "all_math_9d507c")
     assert [file for file in (*taken, *left) if selects(source, file)] == taken
-
-
-def test_text_keys_and_filters_are_the_records():
-    keys = {name: source.text_key for name, source in PUBLIC.items() if source.text_key != "text"}
-    assert keys == {"starcoderdata": "content"}
-    filters = {name: source.filters for name, source in PUBLIC.items() if source.filters}
-    assert set(filters) == {"stackv2_edu_python", "wikipedia_markdown"}
-    (extension,) = filters["stackv2_edu_python"]
-    assert isinstance(extension, FieldFilter)
-    assert (extension.key, {value.lstrip(".") for value in extension.keep}) == ("metadata.extension", {"py", "pyw", "pyi"})
-    thresholds = [one for one in filters["wikipedia_markdown"] if isinstance(one, TextFilter)]
-    assert [(one.measure, one.min, one.max) for one in thresholds] == [
-        ("digit_percent", None, 50), ("words", 70, None), ("special_percent", None, 50),
-    ]  # fmt: skip
-
-
-def test_only_crawled_text_may_have_bad_lines():
-    assert {name for name, source in PUBLIC.items() if source.max_bad_fraction} == {
-        "dclm_baseline", "dolmino_dclm", "open_web_math", "finemath_3_plus", "megamath_web", "megamath_web_by_folder", "megamath_web_pro",
-        *NEMOTRON,
-    }  # fmt: skip
-    assert {source.max_bad_fraction for source in PUBLIC.values()} == {0, CRAWL_BAD_FRACTION}
-
-
-def test_conversations_have_the_layout_of_their_set_and_so_have_their_stand_ins():
-    layouts = {name: source.conversation for name, source in PUBLIC.items() if source.conversation}
-    assert set(layouts) == INSTRUCTION
-    assert {name: how.columns for name, how in layouts.items()} == {
-        "acecode_89k": ("question", "inferences"),
-        "bespoke_stratos_17k": ("system", "conversations"),
-        "dolphin_r1_nonreasoning": ("messages",),
-        "dolphin_r1_reasoning": ("messages", "answer"),
-        "natural_reasoning": ("question", "responses"),
-        "openthoughts_114k_math": ("messages",),
-        "smoltalk": ("messages",),
-        "tulu_3_sft_mixture": ("messages",),
-        "verifiable_math_problems": ("prompt", "gold_standard_solution"),
-    }
-    stand_ins = {name: data.stand_in.conversation for name, data in CATALOGUE.items() if data.stand_in and data.stand_in.conversation}
-    assert {name: how for name, how in stand_ins.items() if name not in TRINITY} == layouts
-    assert {name: how.template for name, how in stand_ins.items() if name in TRINITY} == {"instruction_trinity": "trinity"}
 
 
 # ── stand-ins ──

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from phasewise.flows.recipes import NAMES, facts, load_record
-from phasewise.flows.recipes.facts import FACTS, LibraryValue, leaves_of, library_values, results_of, rules_of, sources_of
+from phasewise.flows.recipes.facts import FACTS, LibraryValue, leaves_of, library_values, rules_of, sources_of
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.show.describe import describe
@@ -159,36 +159,6 @@ def test_a_value_that_was_inherited_is_seen():
 
 
 # ── reported results ──
-
-
-@pytest.mark.parametrize(
-    ("recipe", "phase", "what", "expected"),
-    [
-        ("marin-8b", "jellyfish", "MMLU (5-shot)", 65.3),
-        ("marin-8b", "starling", "GSM8K", 67.854),
-        ("marin-8b", "deeper-starling", "average", 66.6),
-        ("marin-32b", "phase-1", "steps in or after a spike, of 2,500", 130),
-        ("marin-32b", "bison", "GSM8K", 54.71),
-        ("marin-32b", "mantis", "mean reciprocal rank", 0.44),
-        ("marin-32b", "necromancy", "training loss where it settled", 1.975),
-        ("trinity-large", "context-extension", "GPQA Diamond (5-shot)", 43.94),
-    ],
-)
-def test_a_printed_figure(recipe: str, phase: str, what: str, expected: float):
-    found = [one for one in results_of(load_record(recipe, "full"))[phase] if one.what == what and not isinstance(one.value, str)]
-    assert [one.value for one in found] == [expected]
-
-
-def test_every_phase_of_a_main_line_has_results():
-    for recipe in ("marin-8b", "marin-32b"):
-        record = load_record(recipe, "full")
-        assert {phase.name for phase in record.main_line} <= set(results_of(record))
-    found = {name: set(results_of(load_record(name, "full"))) for name in NAMES if name.startswith("trinity")}
-    assert found == {
-        "trinity-nano": {"phase-1"},
-        "trinity-mini": {"phase-1"},
-        "trinity-large": {"phase-1", "phase-3", "context-extension", "first-runs"},
-    }
 
 
 def test_the_printed_ranks_and_averages_follow_from_the_printed_table():

@@ -1,6 +1,5 @@
 """Trinity's recipes: sizes, tokens, steps and rates as the report has them, and what of it stays at proxy scale."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from phasewise.flows.plan import sources_of, stand_ins_of
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
 from phasewise.flows.recipes.scales import proxy_model
-from phasewise.flows.recipes.trinity.mixtures import LARGE_MIX, SMALL_MIX
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import RecipeError
@@ -72,34 +70,6 @@ def test_rates_at_the_ends_and_between(name: str, step: int, expected: float):
     assert rate(name, step) == pytest.approx(expected, rel=1e-4)
 
 
-def test_one_cosine_spans_two_phases_of_large_without_a_jump():
-    for recipes, end in ((FULL, 119_830), (PROXY, 120)):
-        second, third = (recipes["trinity-large"].phase(name) for name in ("phase-2", "phase-3"))
-        assert second.learning_rate == third.learning_rate
-        assert learning_rate_at(second.learning_rate, end) == learning_rate_at(third.learning_rate, end)
-        assert (second.schedule_goes_on, third.schedule_goes_on) == (True, False)
-
-
-def test_the_first_runs_of_large_are_before_all_six_changes():
-    before, after = (FULL["trinity-large"].phase(name) for name in ("first-runs", "phase-1"))
-    was, now = before.model.experts, after.model.experts
-    assert was and was.balancing and now and now.balancing  # noqa: PT018  # types
-    assert (before.branch, before.abandoned, before.parent) == (True, True, None)
-    assert (was.balancing.kind, now.balancing.kind) == ("sign", "smebu")
-    assert (was.num_dense_layers, now.num_dense_layers) == (3, 6)
-    assert (was.sequence_loss, now.sequence_loss) == (0.0, 1e-4)
-    assert (before.stability.z_loss.at(0), after.stability.z_loss.at(0)) == (None, 1e-6)
-    assert (before.model.attend_within_documents, after.model.attend_within_documents) == (False, True)
-    assert any("MXFP8" in note.text for note in before.notes)
-
-
-def test_mixtures_sum_to_what_the_report_prints():
-    assert [sum(mix.values()) for mix in SMALL_MIX] == pytest.approx([7, 1.8, 1.2])
-    assert [sum(mix.values()) for mix in LARGE_MIX] == pytest.approx([13, 4, 3])
-    synthetic = {"web_trinity_synthetic": 6.5, "multilingual_trinity_synthetic": 1.0, "code_trinity_synthetic": 0.8}
-    assert {name: sum(mix[name] for mix in LARGE_MIX) for name in synthetic} == pytest.approx(synthetic)
-
-
 def test_sources_of_one_s_own_take_the_place_of_closed_data(tmp_path: Path):
     mine = Source(url=str(tmp_path), include=("*.jsonl",), format="jsonl")
     full, proxy = FULL["trinity-mini"], PROXY["trinity-mini"]
@@ -111,24 +81,6 @@ def test_sources_of_one_s_own_take_the_place_of_closed_data(tmp_path: Path):
         sources_of(some, Home.open(str(tmp_path / "home")))
     whole = full.but(sources=dict.fromkeys(full.components, mine))
     assert sources_of(whole, Home.open(str(tmp_path / "home"))) == dict.fromkeys(full.components, mine)
-
-
-@pytest.mark.parametrize("name", TRINITY)
-def test_the_proxy_keeps_the_structure(name: str):
-    full, small = (scale[name].phase("phase-1").model for scale in (FULL, PROXY))
-    was, now = full.experts, small.experts
-    assert was and was.balancing and now and now.balancing  # noqa: PT018  # types
-    assert (small.num_layers, small.d_model, now.num_dense_layers, small.global_attention_every) == (8, 128, 1, 4)
-    assert (now.num_experts, now.num_active, now.num_shared) == (8, 2, 1)
-    steps = PROXY[name].main_line[-1].stop_step
-    assert now.balancing == was.balancing.but(rate=max(was.balancing.rate, 0.5 / steps))
-    assert (now.balancing.rate == was.balancing.rate) == (steps >= 500)
-    assert (now.sequence_loss, now.route_scale) == (was.sequence_loss, was.route_scale)
-    assert now.d_expert / 128 == was.d_expert / full.d_model
-    assert (small.sliding_window, small.seq_len) == (full.seq_len // 64, full.seq_len // 32)
-    assert (small.post_norms, small.attention_gate, small.qk_norm, small.initializer_cutoff) == (True, True, True, 3.0)
-    assert small.embedding_scale == pytest.approx(math.sqrt(128))
-    assert small.initializer_std == pytest.approx(0.5 / math.sqrt(128))
 
 
 def test_narrow_experts_are_widened_and_plain_embeddings_stay_plain():
@@ -153,11 +105,3 @@ def test_the_extension_changes_rows_and_data_and_nothing_else(name: str, seq_len
     assert phase.model.seq_len == (seq_len if scale == "full" else 8 * before.model.seq_len)
     assert phase.batch.at(phase.start_step) * phase.model.seq_len == before.batch.at(before.stop_step - 1) * before.model.seq_len
     assert phase.order == before.order.but(first_step=phase.start_step)
-
-
-def test_the_extension_s_documents_are_taken_by_length_which_shrinks_with_the_rows():
-    for name in TRINITY:
-        (full,), (small,) = (list(scale[name].length_bias.values()) for scale in (FULL, PROXY))
-        rows = [scale[name].phase("context-extension").model.seq_len for scale in (FULL, PROXY)]
-        assert (full.floor, full.ceiling, full.full_tokens) == (small.floor, small.ceiling, 131_072) == (0.01, 0.9, 131_072)
-        assert small.full_tokens / rows[1] == full.full_tokens / rows[0]

@@ -28,16 +28,6 @@ def test_bison_and_mantis():
     assert not [field for field in found if field.startswith(("learning_rate", "optimizer", "model", "stability", "batch"))]
 
 
-def test_kestrel_and_ocelot():
-    found = fields("marin-8b", "kestrel", "ocelot")
-    assert found["model.rope.theta"] == [10_000, 500_000]
-    assert found["stability.ema_decay"] == [None, 0.995]
-    assert found["slice"] == ["2x v5e-256", "v4-2048"]
-    assert found["batch 2"] == [1024, 3072]
-    assert found["batch 2 from step"] == [None, 660_001]
-    assert "batch 1" not in found
-
-
 def test_a_phase_does_not_differ_from_itself():
     assert fields("marin-8b", "phoenix", "phoenix") == {}
 

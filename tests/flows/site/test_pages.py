@@ -84,17 +84,8 @@ def test_every_link_of_every_page_leads_to_a_file_beside_it(written: Path) -> No
     assert count > 100
 
 
-def test_the_addresses_are_those_of_the_server(written: Path) -> None:
-    wanted = "", "search", "zoo/own", "zoo/own/lion", "zoo/own/lion/model", "zoo/own/tiger/data", "compare/zoo/own/lion/with/zoo/own/tiger"
-    assert [path for path in wanted if not (written / path / "index.html").is_file()] == []
-    assert (written / "-/docs" / RUN_NAME / "index.html").is_file()
 
 
-def test_no_page_names_the_folder_of_the_home_but_what_was_judged_there(written: Path, finished_home: Home) -> None:
-    root = str(finished_home.root)
-    assert [
-        path for path, text in pages_of(written).items() if root in text and not path.endswith(("/data/index.html", "/health/index.html"))
-    ] == []
 
 
 def test_somebody_elses_folder_is_left_alone(own_home: Home, tmp_path: Path) -> None:
@@ -147,10 +138,6 @@ def record(*why: str) -> PhaseRecord:
     return PhaseRecord(load_recipe("marin-8b", "proxy").phases[0], None, None, None, None, None, None, findings)
 
 
-def test_files_say_how_far_a_phase_came(own_home: Home) -> None:
-    words = {name: state_of(files_of(own_home, name), None).word for name in ("lion", "tiger", "puma")}
-    assert words == {"lion": "done", "tiger": "refused", "puma": "half trained"}
-    assert in_words(state_of(files_of(own_home, name), None) for name in ("lion", "puma", "lion")) == "2 done, 1 half trained"
 
 
 def test_what_does_not_hold_any_more_is_out_of_date_and_a_refusal_keeps_its_reason(own_home: Home) -> None:
@@ -309,11 +296,6 @@ def verdict(site: Site, name: str, gate: str = "data", **asked: object) -> str:
     return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, gate, Asked(**asked))  # pyright: ignore[reportArgumentType]  # as a test writes them
 
 
-def test_every_recipe_of_the_home_is_on_the_first_page_with_its_states(site: Site) -> None:
-    said = text_of(pages.home_page(site, Links("")))
-    assert "zoo own" in said
-    assert "3 phases: 1 done, 1 half trained, 1 refused" in said
-    assert "is stale" in said
 
 
 def test_a_recipe_leads_from_its_first_sentence_to_the_verdict_that_refuses(site: Site) -> None:
@@ -427,10 +409,6 @@ def test_search_finds(site: Site, text: str, found: str) -> None:
     assert re.search(rf"<td>{found}</td>", pages.search_page(site, Links("search"), text))
 
 
-@pytest.mark.parametrize("text", ["zoo", "zoo/own/none", "zoo/half/lion", "../own/lion", "zoo/own/lion/data"])
-def test_a_phase_that_is_not_there_is_refused(site: Site, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"RECIPE/SCALE/PHASE|does not exist"):
-        pages.compare_page(site, Links("compare"), "zoo/own/lion", text)
 
 
 def test_a_known_recipe_shows_its_plan_before_it_begins(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 
 from phasewise.flows.cli import trace as command
-from phasewise.flows.status.summary import AT_A_BATCH, what_trained_there
+from phasewise.flows.status.summary import what_trained_there
 from phasewise.tasks.home import Home
 from phasewise.validations.expectations.judging import Reason
-from phasewise.validations.expectations.suites import HEALTH_SUITE, checks_of
 from tests.flows.trace.world import World
-from tests.validations.evidence.health.simulated import LIMITS
 
 
 @pytest.mark.parametrize(
@@ -76,10 +74,6 @@ def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture
 def test_a_spike_in_a_report_names_the_command_that_shows_its_batch(expectation: str, where: str, said: str):
     reason = Reason(expectation=expectation, severity="warning", what="", found="", limit="", where=where, what_to_do="")
     assert what_trained_there(reason, "phasewise trace marin-8b/phoenix") == said
-
-
-def test_the_checks_that_a_batch_may_fail_are_named_as_verdicts_name_them():
-    assert {check.name for check in checks_of(HEALTH_SUITE, LIMITS.model_dump(mode="json"))} >= AT_A_BATCH
 
 
 def test_a_row_beyond_the_batch_is_refused(world: World):

@@ -55,17 +55,6 @@ def test_backward_finds_every_row_and_nothing_else(world: World, forward: Counte
     assert backward == forward
 
 
-def test_files_find_the_same_rows_as_documents(world: World, forward: Counter[Piece]):
-    rows = [key(row) for row in world.ask(source_file="one/text.jsonl")["rows"]] + [
-        key(row) for row in world.ask(source_file="two/text.jsonl")["rows"]
-    ]
-    assert Counter(rows) == forward
-    (flan,) = [name for name in (world.recipe.parent / "text").iterdir() if name.name == "flan"]
-    of_path = world.ask(source_file=str(flan / "one/text.jsonl"))
-    assert {row["component"] for row in of_path["rows"]} == {"flan"}
-    assert [key(row) for row in of_path["rows"]] == [row for row in forward if row[3] == "flan"]
-
-
 def test_one_row_is_that_row_of_the_step(world: World):
     whole = world.ask("/ocelot", step=50)["rows"]
     assert [row for number in range(6) for row in world.ask("/ocelot", step=50, row=number)["rows"]] == whole
@@ -150,19 +139,6 @@ def test_the_tokens_of_every_packed_row_are_those_that_the_loader_gives(packed: 
     for step, batch in batches.items():
         np.testing.assert_array_equal(filled[step], batch.segment_ids != 0)
     assert not all(part.all() for part in filled.values())
-
-
-def test_backward_finds_every_packed_row_and_nothing_else(packed: World, forward_packed: Counter[Piece]):
-    backward: Counter[Piece] = Counter()
-    cut = 0
-    for component in {piece[3] for piece in forward_packed}:
-        for one, tokens in packed.documents(component).items():
-            answer = packed.ask("/third", document=one)
-            backward.update(key(row) for row in answer["rows"] if row["phase"] == "third")
-            (found,) = [found for found in answer["documents"] if found["component"] == component]
-            cut += bool(found["rows"]) and found["tokens_trained"] < len(tokens)
-    assert backward == forward_packed
-    assert cut, "a document is longer than a row"
 
 
 def test_of_each_row_it_says_how_many_tokens_are_predicted(packed: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -63,12 +63,7 @@ def traced_recipe(sources: Path) -> Recipe:
         "mixture": [[0, {"flan": 100.0}]],
         "branch": True,
     }
-    buffered: dict[str, Any] = {
-        **third,
-        "name": "buffered",
-        "order": {**third["order"], "buffer_documents": 3},
-        "branch": True,
-    }
+    buffered: dict[str, Any] = {**third, "name": "buffered", "order": {**third["order"], "buffer_documents": 3}, "branch": True}
     for phase in (second, third, branch, buffered):
         phase["order"] = dict(phase["order"]) | {"cut_blocks": True}
     second["checkpoints"] = {**second["checkpoints"], "at_steps": [45]}
