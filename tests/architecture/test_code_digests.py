@@ -14,7 +14,6 @@ IN_THEIR_FOLDER = {"sandbox.py", "sandbox_child.py"}
 
 
 def missing_sources(code: str) -> list[str]:
-    """The names of source files in a module that match no file."""
     constants = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     names = [name for name in constants if SOURCE.fullmatch(name) and name not in IN_THEIR_FOLDER]
     return [name for name in names if not any(any(folder.glob(name)) for folder in FOLDERS)]

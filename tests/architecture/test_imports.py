@@ -1,5 +1,3 @@
-"""The arrows of the house, read from the imports of its five packages: `docs/explanation/architecture.md` draws them."""
-
 import ast
 import subprocess
 import sys

@@ -50,7 +50,6 @@ OTHERS: dict[str, str] = {
 
 
 def parsers_in(source: str) -> set[str]:
-    """The calls that parse text by themselves."""
     called = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     methods = {one.attr for one in called if isinstance(one, ast.Attribute) and one.attr in METHODS}
     return methods | ({ast.unparse(one) for one in called} & PARSERS)

@@ -1,5 +1,3 @@
-"""Every link between pages leads to a file that is there, and to a heading that it has."""
-
 import re
 from pathlib import Path
 
@@ -17,7 +15,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """The links of a page that lead nowhere."""
     found: list[str] = []
     for name, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         target = page.parent / name if name else page

@@ -18,7 +18,6 @@ NOT_OF_A_RUN = {
 
 
 def names_in(source: str) -> set[str]:
-    """The names of a run's files that a module writes as text of its own."""
     nodes = list(ast.walk(ast.parse(source)))
     found = {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in NAMES - WORDS}
     texts = [node for node in nodes if isinstance(node, ast.JoinedStr)]

@@ -28,7 +28,6 @@ def long_functions(source: str) -> list[str]:
 
 
 def tracked_files() -> list[Path]:
-    """What would be committed; where there is no git, everything that is not hidden."""
     if (ROOT / ".git").exists() and shutil.which("git"):
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -59,7 +58,6 @@ def code_lines(source: str) -> int:
 
 
 def house(files: dict[str, str]) -> dict[str, float]:
-    """The figures that BUDGET limits, of files by path."""
     code = sum(code_lines(source) for source in files.values())
     functions = sum(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for source in files.values() for node in ast.walk(ast.parse(source))

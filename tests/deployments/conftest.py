@@ -17,7 +17,6 @@ UNHURRIED = Path(__file__).with_name("unhurried")
 
 @pytest.fixture(scope="session")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of their files: `long`, `short`, `asking` and `asked-too`, `spiking`; `bison` holds test items."""
     folder = tmp_path_factory.mktemp("recipes")
     write_long_recipe(folder)
     write_short_recipe(folder)

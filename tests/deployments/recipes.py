@@ -20,7 +20,6 @@ def write_long_recipe(folder: Path) -> Path:
 
 
 def write_short_recipe(folder: Path) -> Path:
-    """Two phases that each train in a moment."""
     raw = tiny_recipe().model_dump(mode="json")
     for phase in raw["phases"]:
         phase["gates"]["data"]["max_epochs"] = None
@@ -28,14 +27,12 @@ def write_short_recipe(folder: Path) -> Path:
 
 
 def write_asking_recipe(folder: Path, name: str) -> Path:
-    """The data are drawn more often than their limit, which a person may let pass."""
     raw = _one_phase(folder, ASKING_STEPS, ASKING_STEPS)
     raw["phases"][0]["gates"]["data"]["max_epochs"] = 0.001
     return _write(folder, name, {**raw, "approvable": [EPOCHS]})
 
 
 def write_spiking_recipe(folder: Path) -> Path:
-    """The loss jumps on text of another kind, and the recovery asks a person."""
     raw = _one_phase(folder, SPIKING_STEPS, 10)
     rng = random.Random(7)
     noise = folder / "sources" / "noise"

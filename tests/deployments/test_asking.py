@@ -46,15 +46,12 @@ AWAY_SECONDS = 25.0
 
 
 class Asked(NamedTuple):
-    """Runs of two phases that wait for a person, and what the webhook was told of the first."""
-
     runs: dict[str, str]
     messages: list[dict[str, Any]]
 
 
 @contextmanager
 def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Its address, and what is posted to it."""
     posted: list[dict[str, Any]] = []
 
     class Endpoint(BaseHTTPRequestHandler):
@@ -73,7 +70,6 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def register(up: Up, block: str) -> int:
-    """Name a block twice; how many automations there are."""
 
     async def twice() -> int:
         async with get_client() as client:
@@ -120,7 +116,6 @@ def asked(up: Up) -> Asked:
 
 @pytest.fixture(scope="module")
 def again(up: Up, asked: Asked) -> Up:
-    """Everything was killed at once, and is up again."""
     assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
     up.start()
     return up
@@ -142,6 +137,7 @@ def test_a_block_that_is_not_there_is_refused(up: Up):
         register(up, "custom-webhook/nobody")
 
 
+@pytest.mark.long
 def test_what_waits_outlives_server_and_worker(asked: Asked, again: Up):
     for name, run in asked.runs.items():
         state = state_of(again, run)
@@ -153,44 +149,44 @@ def test_what_waits_outlives_server_and_worker(asked: Asked, again: Up):
 
 
 @pytest.mark.parametrize("given", [{"approve": True, "reason": " ", "who": "Ada"}, {"approve": True, "reason": "fine"}, {}])
-def test_a_decision_without_reason_or_name_is_not_taken(asked: Asked, again: Up, given: dict[str, Any]):
-    answer = ask(again, f"flow_runs/{asked.runs['asking']}/resume", {"run_input": given})
+def test_a_decision_without_reason_or_name_is_not_taken(asked: Asked, up: Up, given: dict[str, Any]):
+    answer = ask(up, f"flow_runs/{asked.runs['asking']}/resume", {"run_input": given})
     assert answer["status"] == "REJECT"
-    assert state_of(again, asked.runs["asking"])["name"] == "Suspended"
+    assert state_of(up, asked.runs["asking"])["name"] == "Suspended"
 
 
-def test_a_phase_that_is_approved_is_trained_and_reported_with_the_name(asked: Asked, again: Up):
+def test_a_phase_that_is_approved_is_trained_and_reported_with_the_name(asked: Asked, up: Up):
     run, answer = asked.runs["asking"], {"approve": True, "reason": "six steps do no harm", "who": "Ada"}
-    assert ask(again, f"flow_runs/{run}/resume", {"run_input": answer})["status"] == "ACCEPT"
-    state = final_state(again, run)
+    assert ask(up, f"flow_runs/{run}/resume", {"run_input": answer})["status"] == "ACCEPT"
+    state = final_state(up, run)
     assert state["type"] == "COMPLETED", state["message"]
-    decided = json.loads(decision_path(again.home / "verdicts" / "asking-proxy" / "kestrel" / "data.json").read_text())
+    decided = json.loads(decision_path(up.home / "verdicts" / "asking-proxy" / "kestrel" / "data.json").read_text())
     latest = decided["latest"]
     assert (latest["approves"], latest["reason"], latest["who"], decided["before"]) == (True, "six steps do no harm", "Ada", [])
-    assert metrics_steps(again, "asking") == list(range(1, ASKING_STEPS + 1))
-    assert "Approved by Ada on " in (again.home / "reports" / "asking-proxy" / "report.html").read_text()
+    assert metrics_steps(up, "asking") == list(range(1, ASKING_STEPS + 1))
+    assert "Approved by Ada on " in (up.home / "reports" / "asking-proxy" / "report.html").read_text()
 
 
-def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(asked: Asked, again: Up, recipes: Path):
+def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(asked: Asked, up: Up, recipes: Path):
     target = f"{recipes / 'asked-too.json'}/kestrel"
     command = [sys.executable, "-m", "phasewise.flows.cli.main", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
-    settings = {**environment(), **again.settings}
-    done = subprocess.run([*command, "--home", str(again.home)], env=settings, capture_output=True, text=True, check=False)
+    settings = {**environment(), **up.settings}
+    done = subprocess.run([*command, "--home", str(up.home)], env=settings, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "asked-too/proxy/kestrel data: rejected by Grace: too often",
         "The flow run 'train asked-too/kestrel (proxy)' resumes.",
     ]
-    state = final_state(again, asked.runs["asked-too"])
+    state = final_state(up, asked.runs["asked-too"])
     assert state["type"] == "FAILED"
     assert "asked-too/proxy/kestrel data was rejected by Grace on " in state["message"]
-    assert not (again.home / "runs" / "asked-too-proxy").exists()
+    assert not (up.home / "runs" / "asked-too-proxy").exists()
 
 
-def test_no_secret_is_written_anywhere(asked: Asked, again: Up):
-    found = [path for path in again.home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+def test_no_secret_is_written_anywhere(asked: Asked, up: Up):
+    found = [path for path in up.home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert found == []
-    assert any(path.suffix == ".db" for path in (again.home / "prefect").iterdir())
+    assert any(path.suffix == ".db" for path in (up.home / "prefect").iterdir())
 
 
 @pytest.mark.long
@@ -258,7 +254,6 @@ def trains_without_a_server(up: Up, seconds: float) -> None:
 
 
 def catches_up(up: Up, run: str) -> None:
-    """The UI shows what was trained without it, and that the run is at work."""
 
     def answers() -> bool:
         try:

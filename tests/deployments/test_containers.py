@@ -19,8 +19,6 @@ OF_OTHERS = {"HF_TOKEN", "POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
 
 
 class Container(NamedTuple):
-    """One container of either file."""
-
     where: str
     image: str
     command: tuple[str, ...]

@@ -109,7 +109,6 @@ def test_a_flow_run_is_known_to_live_before_prefect_begins_and_to_be_dead_once_i
 
 @contextmanager
 def engine(**settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of a flow run, in place of Prefect's engine one that waits."""
     command = [sys.executable, "-c", ENGINE_THAT_WAITS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment(), **settings}) as process:
         assert process.stdout

@@ -35,18 +35,15 @@ def trained_steps(up: Up) -> int:
 
 
 def saved_steps(up: Up) -> list[int]:
-    """The committed checkpoints."""
     return sorted(int(path.parent.name) for path in (run_folder(up) / "checkpoints").glob("*/digests.json"))
 
 
 def trains_on(up: Up) -> None:
-    """Wait until it trains further than it has."""
     before = trained_steps(up)
     wait_for(up, f"a step after {before}", lambda: trained_steps(up) > before + 10)
 
 
 def phasewise(up: Up, *arguments: object) -> subprocess.Popen[str]:
-    """`phasewise …` beside what is up, in a process group of its own, as a terminal makes it."""
     command = [sys.executable, "-m", "phasewise.flows.cli.main", *map(str, arguments), "--home", str(up.home)]
     settings = {**environment(), **up.settings}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings, start_new_session=True)
@@ -69,7 +66,6 @@ def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipes: Path) -> 
 
 
 def suspend(up: Up, run: str) -> None:
-    """As the UI does it."""
     details = {"pause_reschedule": True, "pause_timeout": "2100-01-01T00:00:00Z"}
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}})
 
@@ -80,7 +76,6 @@ def at_work(up: Up, run: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def training(up: Up) -> str:
-    """A flow run, started in the UI, that goes on with what the terminal began."""
     run = start_run(up, "train-recipe/long", retrain=[])
     trains_on(up)
     return run
@@ -137,6 +132,7 @@ def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up
     assert (at_work(up, training), trainers(up)) == ([], [])
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipes: Path) -> None:
     with phasewise(up, "run", recipes / "long.json") as process:
         trains_on(up)

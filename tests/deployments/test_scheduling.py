@@ -53,7 +53,6 @@ def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up) -> None:
     assert (state["type"], state["message"].splitlines()[0]) == ("FAILED", REFUSAL)
 
     def warnings() -> list[str]:
-        """They are sent in the background."""
         lines = ask(up, "logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
         assert "Traceback" not in str(lines)
         return [line["message"] for line in lines if line["level"] >= logging.WARNING]
@@ -100,7 +99,6 @@ def test_schedules_are_kept(up: Up, recipes: Path) -> None:
 
 
 def run_with(up: Up, work: Coroutine[Any, Any, T]) -> T:
-    """Run it against the server that is up."""
     with temporary_settings(up.prefect_settings):
         return asyncio.run(work)
 
@@ -132,7 +130,6 @@ def waits(up: Up, run: str) -> dict[str, Any]:
 
 
 def refuse(up: Up, phase: str, gate: str) -> None:
-    """A verdict that fails."""
     reason = dict.fromkeys(("expectation", "found", "limit", "where"), "x") | {"what_to_do": "Repair it.", "severity": "critical"}
     reasons = (Reason.model_validate(reason | {"what": "it is spoiled"}),)
     fields: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x", "reasons": reasons}
@@ -140,6 +137,7 @@ def refuse(up: Up, phase: str, gate: str) -> None:
     write_sealed(Home(up.home).verdict("marin-8b-proxy", phase, gate), verdict.model_dump(mode="json"))
 
 
+@pytest.mark.long
 def test_a_phase_that_waits_starts_when_its_parent_is_past_its_gates(up: Up) -> None:
     run = start_run(up, "train-phase/short-ocelot")
     waits(up, run)

@@ -31,8 +31,6 @@ pytestmark = NEEDS_CHROMIUM
 
 
 class Seen:
-    """A page of the browser, what it wrote on its console, and which addresses off its server it asked for."""
-
     def __init__(self, page: Page, base: str) -> None:
         self.page = page
         self.console: list[str] = []
@@ -99,7 +97,6 @@ def open_page(browser: Browser, base: str) -> Iterator[Open]:
 
 
 def problems(seen: Seen, options: str = "{resultTypes: ['violations']}") -> list[str]:
-    """What axe finds wrong on the page."""
     seen.page.evaluate(AXE.read_text())
     found = seen.page.evaluate(f"axe.run({options})")
     return [f"{one['id']}: {node['html'][:160]} {node['failureSummary'][:200]}" for one in found["violations"] for node in one["nodes"]]

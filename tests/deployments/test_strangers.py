@@ -39,15 +39,12 @@ SOCKETS = sorted(
 
 
 class Answer(NamedTuple):
-    """Of a server."""
-
     status: int
     text: str
     headers: dict[str, str]
 
 
 def request(up: Up, method: str, path: str, headers: dict[str, str], *, port: int | None = None, body: object = None) -> Answer:
-    """One request, with the headers as they are given; without `Host` it is the right one."""
     connection = http.client.HTTPConnection("127.0.0.1", port or up.port, timeout=60)
     connection.putrequest(method, path, skip_host="Host" in headers)
     data = b"" if body is None else json.dumps(body).encode()
@@ -161,7 +158,6 @@ def test_a_run_that_evades_the_check_runs_no_command(up: Up, tmp_path: Path) -> 
 
 
 def listening(root: int, what: str, *, but: int = 0) -> set[tuple[str, str]]:
-    """Program and address of each socket of the process and of all below it, but for one and all below that."""
     found: set[tuple[str, str]] = set()
     others = [psutil.Process(but), *psutil.Process(but).children(recursive=True)] if but else []
     for process in {psutil.Process(root), *psutil.Process(root).children(recursive=True)}.difference(others):
@@ -176,7 +172,6 @@ def listening(root: int, what: str, *, but: int = 0) -> set[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def training(up: Up) -> Iterator[str]:
-    """A run that trains."""
     run = start_run(up, "train-phase/long-kestrel")
     wait_for(up, "a trainer", lambda: processes(up, "phasewise.trainer"))
     yield run

@@ -42,8 +42,6 @@ QUICK = {
 
 @dataclass
 class Up:
-    """What `phasewise up` brought up; it may be ended and started again, in the same home and at the same address."""
-
     home: Path
     port: int
     options: tuple[str, ...]
@@ -102,7 +100,6 @@ class Up:
 
 
 def environment() -> dict[str, str]:
-    """As a new user has it, in a hurry."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PHASEWISE_"))}
     secrets = dict.fromkeys(("PREFECT_API_KEY", "WANDB_API_KEY", "HF_TOKEN"), SECRET)
     return {**kept, **secrets, **QUICK, "PHASEWISE_DASK_WORKERS": "2"}
@@ -116,7 +113,6 @@ def launch(home: Path, port: int, *options: str, settings: Mapping[str, str] | N
 
 
 def processes(up: Up, module: str) -> list[psutil.Process]:
-    """What it has started that runs this module."""
     found: list[psutil.Process] = []
     for child in psutil.Process(up.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
@@ -140,13 +136,11 @@ def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, me
 
 
 def pause(up: Up) -> None:
-    """A moment, or none where it is down. Most looks ask the server, which has work to do."""
     with suppress(subprocess.TimeoutExpired):
         up.process.wait(0.5)
 
 
 def wait_for(up: Up, what: str, look: Callable[[], T | None]) -> T:
-    """What `look` finds, once it does."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline and up.process.poll() is None:
         if found := look():
@@ -156,7 +150,6 @@ def wait_for(up: Up, what: str, look: Callable[[], T | None]) -> T:
 
 
 def start_run(up: Up, deployment: str, **parameters: Any) -> str:
-    """A run of the deployment, as the UI starts one; its id."""
     deployment_id = ask(up, f"deployments/name/{deployment}")["id"]
     return ask(up, f"deployments/{deployment_id}/create_flow_run", {"parameters": parameters})["id"]
 
@@ -174,13 +167,11 @@ def final_state(up: Up, run: str) -> dict[str, Any]:
 
 
 def logs_of(up: Up, run: str) -> list[str]:
-    """What the run says in the UI, its subflows included."""
     runs = [run, *(child["id"] for child in subflows_of(up, run))]
     found = ask(up, "logs/filter", {"logs": {"flow_run_id": {"any_": runs}}, "sort": "TIMESTAMP_ASC", "limit": 200})
     return [line["message"] for line in found]
 
 
 def subflows_of(up: Up, run: str) -> list[dict[str, Any]]:
-    """All below the run, at any depth."""
     children = ask(up, "flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}})
     return [found for child in children for found in (child, *subflows_of(up, child["id"]))]

@@ -1,5 +1,3 @@
-"""The recall table in small: the scan keeps its targets, and the controls don't."""
-
 import html
 import json
 from random import Random

@@ -9,7 +9,6 @@ from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 
 
 def compiler(needs_gib: Callable[[int], float]) -> tuple[Callable[[Spec], Result], list[str]]:
-    """One whose memory a device follows from how many devices there are."""
     asked: list[str] = []
 
     def attempt(spec: Spec) -> Result:

@@ -11,7 +11,6 @@ PHASES = ["kestrel", "ocelot", "jellyfish", "phoenix", "starling", "deeper-starl
 
 
 def assert_refused(result: Result, code: int, *said: str) -> None:
-    """One line on standard error, nothing on standard output, no traceback."""
     assert isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, result.stdout) == (code, "")
     (line,) = result.stderr.splitlines()

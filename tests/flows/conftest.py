@@ -11,7 +11,6 @@ from tests.flows.commands import Run
 
 @pytest.fixture
 def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in this process, in an empty folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
 

@@ -74,21 +74,6 @@ def test_every_place_of_every_command_is_named():
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments"),
-    [
-        ("data prepare marin-8b --plan", ("--price-per-hour", "nan")),
-        ("preflight marin-8b", ("--price-per-gib", "nan")),
-        ("status marin-8b", ("--home", "")),
-        ("run marin-8b", ("--home", " ")),
-    ],
-)
-def test_wrong_usage_names_the_option(phasewise: Run, command: str, arguments: tuple[str, str]):
-    result = phasewise(command, *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.splitlines()[-1].startswith(f"Error: Invalid value for '{arguments[0]}': expected a ")
-
-
-@pytest.mark.parametrize(
     "words",
     [
         *(f"{command} marin-8b --scael full" for command in WITH_RECIPE),
@@ -145,7 +130,6 @@ def test_a_home_that_cannot_be_written_is_refused(phasewise: Run, tmp_path: Path
 
 
 def mine(folder: Path, **shares: float) -> str:
-    """A recipe of one phase that draws from these components."""
     raw = load_recipe("marin-8b", "proxy").model_dump(mode="json")
     write_json(folder / "mine.json", {**raw, "name": "mine", "phases": [{**raw["phases"][0], "mixture": [[0, shares]]}]})
     return "mine.json"

@@ -44,7 +44,6 @@ VERDICTS_TOLD = "3 of 5 verdicts passed, 1 of them with warnings, 2 failed"
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
-    """One of each kind: accepted, clean, warned although something is accepted, failed, and not to be made."""
     known, folder = known_test_file(), tmp_path_factory.mktemp("evidence")
     broken = evidence(like_tests=1)
     tables = {
@@ -60,7 +59,6 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
 
 @pytest.fixture
 def records(verdicts: dict[str, Verdict]) -> list[PhaseRecord]:
-    """The phases as the home would have them."""
     done: dict[str, Any] = {"final_loss": 1.0, "macro_bits_per_byte": 1.0}
     phase_1, qk_norm, bison = RECIPE.phases[:3]
     data, training, model = (verdicts[f"phase-1 {what}"] for what in ("data", "training", "model"))
@@ -73,7 +71,6 @@ def records(verdicts: dict[str, Verdict]) -> list[PhaseRecord]:
 
 @pytest.fixture
 def said(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, Any], Report]:
-    """The JSON of the run and the contents of its report."""
 
     monkeypatch.setattr(summary, "read_records", lambda _resolved: records)
     monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
@@ -95,14 +92,12 @@ def counts_in(text: str) -> list[CheckCounts]:
 
 
 def words_in(text: str) -> CheckCounts:
-    """The words before the rows of a table of checks, counted."""
     words = Counter(ROW_WORD.findall(text))
     kinds = {"passed": "passed", "accepted": "accepted", "warning": "warned", "failed": "failed", "could not be made": "broken"}
     return CheckCounts(**{kinds[word]: number for word, number in words.items()})
 
 
 def plain(page: str) -> str:
-    """A page without its markup and styles."""
     page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
@@ -162,19 +157,3 @@ def test_the_json_and_the_table_of_a_run_count_alike(said: tuple[dict[str, Any],
         assert f"{VERDICTS_TOLD}: " in text
         assert ALL in counts_in(text)
         assert "passed with 1 warning" in text
-
-
-def test_what_is_accepted_and_never_found_is_said_everywhere(
-    said: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    register(monkeypatch)
-    run, report = said
-    out = io.StringIO()
-    print_summary(Console(file=out, width=120), run)
-    docs = build_data_docs(tmp_path / "docs", list(verdicts.values())).read_text()
-    unused = "expect_column_values_to_be_in_set where component = never-there"
-    assert run["unused"] == [unused]
-    for text in (out.getvalue(), report_markdown(report, "r", "d"), plain(render(report)), plain(docs)):
-        assert "Accepted by the recipe, and not found" in text
-        assert unused in text
-        assert "where component = math" not in text.split("Accepted by the recipe, and not found")[1]

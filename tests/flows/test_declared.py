@@ -1,5 +1,3 @@
-"""What a recipe names and nothing carries out is refused before work starts."""
-
 import json
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.scales import proxy_phase
 from phasewise.flows.train_phase import train_phase
-from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, needles_of
+from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
 from phasewise.trainer.base.errors import ConfigError
 
 NOT_NAMED = r"the gate of phase .* cannot judge it: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"
@@ -82,19 +80,6 @@ def test_the_record_names_lm_evals_and_its_proxy_those_that_are_made(monkeypatch
     monkeypatch.delenv(BENCHMARKS_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="piqa:10"):
         check_declared(full, full.phases)
-
-
-def test_trinity_looks_for_needles_in_rows_of_both_lengths() -> None:
-    for name, lengths in (("trinity-nano", (128, 1024)), ("trinity-mini", (128, 1024)), ("trinity-large", (256, 2048))):
-        recipes = {scale: load_record(name, scale) for scale in ("full", "proxy")}
-        rows = {
-            scale: tuple(recipe.phase(one).model.seq_len for one in ("phase-3", "context-extension")) for scale, recipe in recipes.items()
-        }
-        assert rows["proxy"] == lengths
-        for scale, recipe in recipes.items():
-            short, long = (f"niah:{length}" for length in rows[scale])
-            named = [needles_of(recipe.phase(one).evaluation.benchmarks) for one in ("phase-2", "phase-3", "context-extension")]
-            assert named == [(), (short,), (short, long)]
 
 
 def test_no_proxy_is_asked_to_find_needles_and_who_asks_must_hide_some() -> None:

@@ -1,5 +1,3 @@
-"""A phase's run gets the plan of its slice: from preflight for a slice that is named, the devices that are here for `local`."""
-
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +82,6 @@ def test_a_slice_gives_the_plan_that_preflight_found(recipe: str, tmp_path: Path
     assert [setup.slice for setup in asked] == ["cpu-2"]
     assert run.execution == PLAN
     assert said == ["kestrel: the plan for cpu-2: blocks computed again", "kestrel: trains on 2 × CPU, float32, XLA attention"]
-
-
-def test_an_estimated_plan_says_so(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
-    reported(monkeypatch, estimated=True)
-    with resolving_once():
-        resolved = resolved_at(recipe, tmp_path, "*.slice=h100-8")
-        plan_of(resolved, resolved.recipe.phases[0], "h100-8")
-    assert said == ["kestrel: the plan for h100-8 (estimated): blocks computed again"]
 
 
 def test_a_phase_whose_slice_changes_has_a_plan_for_each(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
-from phasewise.flows.prefect.flow_decorator import FILE, FIXED, check_fixed
+from phasewise.flows.prefect.flow_decorator import FIXED, check_fixed
 from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, earlier_of
 from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
 from phasewise.flows.resolved import Resolved, resolve_phase
@@ -23,8 +23,6 @@ SINCE = datetime(2026, 11, 25, tzinfo=UTC)
 
 
 class States:
-    """What is asked of Prefect's: the states that a run had."""
-
     def __init__(self, *messages: str) -> None:
         self.states = [SimpleNamespace(message=message) for message in messages]
 
@@ -153,14 +151,6 @@ def test_a_run_without_a_slot_says_what_it_waits_for_and_keeps_its_turn_where_it
     assert answer_for(home, run) is None
     run.state.name = "Scheduled"
     assert answer_for(home, run) is None
-
-
-@pytest.mark.parametrize(
-    ("recipe", "shown"),
-    [("marin-8b", "marin-8b"), ("/a folder/mine.json", "mine"), ("/a.json/b.json/kestrel", "b/kestrel"), ("b.json", "b")],
-)
-def test_a_run_is_named_by_the_recipe_and_not_by_its_folder(recipe: str, shown: str) -> None:
-    assert FILE.sub(r"\1", recipe) == shown
 
 
 def scheduled(schedule: str, minute: int, deployment: str = "a") -> Any:

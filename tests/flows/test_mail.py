@@ -20,7 +20,6 @@ USER, PASSWORD = "phasewise", "planted-secret-77aa"
 
 @contextmanager
 def mail_server(password: str) -> Iterator[tuple[int, list[EmailMessage]]]:
-    """Its port, and what it takes, from one who logs in."""
     taken: list[EmailMessage] = []
     token = base64.b64encode(f"\0{USER}\0{password}".encode()).decode()
 

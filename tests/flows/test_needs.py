@@ -1,5 +1,3 @@
-"""What a recipe draws from each component, what is read for it, and that too little is refused by name."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,11 +42,6 @@ def test_scales_between_have_a_budget_and_others_only_if_asked():
         recipe = load_recipe("marin-8b", scale)
         assert budgets_of(recipe) == {}
         assert sum(budgets_of(recipe.but(max_tokens=10**9)).values()) == pytest.approx(10**9, rel=1e-3)
-
-
-def test_a_budget_is_kept_by_every_scale_and_branch():
-    full = load_recipe("marin-8b", "full").but(max_tokens=10**9)
-    assert full.with_branch(None).max_tokens == 10**9
 
 
 def test_the_option_is_a_setting():

@@ -121,9 +121,3 @@ def test_a_folder_of_any_name_is_written_as_it_is(phasewise: Run, tmp_path: Path
     assert phasewise("new", "Mein Text.py", "--text", folder).exit_code == 0
     recipe = written("Mein Text.py")
     assert (recipe.name, recipe.sources["all"].url) == ("mein-text", str(folder))
-
-
-def test_the_schema_is_of_a_recipe(phasewise: Run):
-    schema = json.loads(phasewise("schema").stdout)
-    assert schema["properties"].keys() == Recipe.model_fields.keys()
-    assert schema["$defs"]["HandOff"]["properties"].keys() >= {"parent", "declares"}

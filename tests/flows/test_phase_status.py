@@ -10,23 +10,20 @@ from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.phase_status import Findings, PhaseRecord, parent_evaluation
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
 from phasewise.validations.expectations.suites import version_of
-from phasewise.validations.verdict import read_verdict, write_verdict
+from phasewise.validations.verdict import write_verdict
 from phasewise.validations.waivers import AcceptedWarning
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
 
 
 class Limits(Frozen):
-    """Those of the sample suite."""
-
     max_items: int = 0
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A verdict that passes with one accepted warning."""
     register(monkeypatch)
     verdict = judged("bison data", evidence(like_tests=1), tmp_path / "evidence", known_test_file())
     verdict = verdict.but(suite_version=version_of(SAMPLE_SUITE))
@@ -35,7 +32,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def held(path: Path, accepts: Sequence[AcceptedWarning], max_items: int = 0, cache: str = "ab" * 32) -> tuple[bool, list[str]]:
-    """Whether the verdict holds for a recipe with these, and what is said where it does not."""
     found = Findings(accepts)
     verdict = found.verdict("data", path, {"math": cache}, Limits(max_items=max_items))
     return verdict is not None, [finding.why for finding in found.all if finding.why]
@@ -58,18 +54,6 @@ def test_another_list_has_it_judged_again(path: Path, accepts: tuple[AcceptedWar
     holds, words = held(path, accepts)
     assert not holds
     assert words == ["the verdict on its data is out of date: the recipe accepted other warnings then"]
-
-
-def test_a_verdict_of_before_reads_and_is_judged_again(path: Path):
-    raw = read_sealed(path)
-    del raw["accepts"]
-    for check in raw["checks"]:
-        del check["accepted"]
-        check["outcome"] = "failed" if check["outcome"] == "accepted" else check["outcome"]
-    write_sealed(path, raw)
-    assert read_verdict(path).counts.words == "passed with 1 warning: 4 of 5 checks"
-    assert held(path, [known_test_file()]) == (False, ["the verdict on its data is out of date: the recipe accepted other warnings then"])
-    assert held(path, []) == (True, [])
 
 
 Read = Callable[..., PhaseRecord]

@@ -1,5 +1,3 @@
-"""From a recipe to sources and runs."""
-
 from pathlib import Path
 from typing import Any
 

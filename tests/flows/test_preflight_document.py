@@ -1,6 +1,6 @@
 import pytest
 
-from experiments.lab.preflight_tables import DOCUMENT, markdown, put, slices
+from experiments.lab.preflight_tables import DOCUMENT, put, slices
 
 TEXT = "before\n<!-- main lines: made -->\nold\n<!-- main lines: end -->\nafter\n"
 
@@ -19,8 +19,3 @@ def test_the_document_has_all_marks_and_the_table_of_slices_as_it_is() -> None:
     for name in ("main lines", "gains", "branches", "sparse models", "smallest slices"):
         put(text, name, "")
     assert put(text, "slices", slices()) == text
-
-
-def test_figures_are_to_the_right_and_words_to_the_left() -> None:
-    table = markdown([["phase", "GiB", "plan"], ["kestrel", "6.7", "blocks computed again, carries offloaded"]], left=1)
-    assert table.splitlines()[1] == "| --- | ---: | --- |"

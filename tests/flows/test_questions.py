@@ -1,5 +1,3 @@
-"""The ten questions of `docs/how-to/questions.md`: each command is run, and prints what the page shows of it."""
-
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +12,6 @@ QUESTIONS = re.findall(r"^## (\d+)\. (.*?)\n.*?```console\n\$ phasewise (.*?)\n(
 
 
 def squeezed(text: str) -> str:
-    """Without the lines of a tree and double spaces: how wide a column is says nothing."""
     return " ".join(re.sub(r"[│├└─]", " ", text).split())
 
 

@@ -84,7 +84,6 @@ HEAVY = ("jax", "great_expectations", "dask", "distributed", "prefect", "lm_eval
 
 
 def recipe_over(folder: Path) -> Recipe:
-    """Two phases over text, as `phasewise new` writes them."""
     first = from_scratch(
         name="warm-up",
         stop_step=100,
@@ -103,7 +102,6 @@ def recipe_over(folder: Path) -> Recipe:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> str:
-    """A sound recipe in the current folder, and two tokenizers that do not suit it."""
     from tokenizers import Tokenizer as Trained
     from tokenizers import models
 
@@ -120,7 +118,6 @@ def mine(tmp_path: Path) -> str:
 
 
 def commands_with_a_recipe(group: click.Group = main.main, before: str = "") -> Iterator[str]:
-    """The words of each command whose target may be a recipe."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands_with_a_recipe(command, f"{before}{name} ")
@@ -129,7 +126,6 @@ def commands_with_a_recipe(group: click.Group = main.main, before: str = "") -> 
 
 
 def sentences(phasewise: Run, recipe: str, setting: str, ways: Iterable[Sequence[str]]) -> Iterator[tuple[str, Result]]:
-    """What each command says of a recipe with these settings; `lineage` has no home."""
     for command, *others in ways:
         settings = [word for one in setting.split("\n") if one for word in ("--set", one)]
         home = () if command == "lineage" else ("--home", "home")

@@ -76,16 +76,6 @@ def test_a_run_is_built_once_for_the_weights_that_it_starts_from(recipe: str, tm
     assert second.start.params_digest == "second"
 
 
-def test_checks_are_made_once_a_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    checked: list[str] = []
-    monkeypatch.setattr(module, "check_slices", lambda _recipe, phases: checked.extend(phase.name for phase in phases))
-    resolved, _ = resolve("marin-8b", "proxy", str(tmp_path))
-    kestrel, ocelot = resolved.recipe.phases[:2]
-    resolved.check([kestrel])
-    resolved.check([kestrel, ocelot])
-    assert checked == ["kestrel", "ocelot"]
-
-
 def test_what_is_done_while_a_store_is_held_is_seen_from_another_machine(
     recipe: str, gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -40,7 +40,6 @@ def judge(home: Home, phase: str, gate: str, *reasons: dict[str, str]) -> None:
 
 @pytest.fixture
 def judged_home(tmp_path: Path) -> Home:
-    """Everything that Mantis rests on was judged once, and passed."""
     judged_home = Home.open(str(tmp_path))
     for phase in ("phase-1", "qk-norm"):
         for gate in ("data", "health", "model"):
@@ -96,7 +95,6 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 def resolved_from(recipe: Recipe, home: Home) -> Resolved:
-    """With caches of the plan's names, none of which is looked at."""
     resolved = Resolved(recipe.name, recipe, None, home, KnownDigests())
     caches = {name: home.tokens(name, "train", "0" * 64) for name in recipe.components}
     object.__setattr__(resolved, "plan", None)  # none of its caches is prepared again
@@ -105,7 +103,6 @@ def resolved_from(recipe: Recipe, home: Home) -> Resolved:
 
 
 def leave_trained(run: RunConfig, step: int, *, seconds: float = 0.1, ends: bool = True) -> None:
-    """What a trainer leaves: the run, a row a step, a committed checkpoint, and at the end a result."""
     output = Path(run.output)
     write_json(output / "run.json", run.model_dump(mode="json"))
     write_json(checkpoint_path(output, step) / "digests.json", {"files": {}})

@@ -50,7 +50,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, cache: Path) -> Run:
-    """Runs the command in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -88,16 +87,6 @@ def test_scripts_read_one_object(scan: Run, items: list[BenchmarkItem], benchmar
     assert first["excerpt"].split()[0] in text.decode()
     assert "names that say test, dev or validation: test.json" in result.stderr
     assert not (Path(".phasewise")).exists()
-
-
-@pytest.mark.usefixtures("leaky")
-def test_people_read_a_table(scan: Run, items: list[BenchmarkItem]):
-    result = scan("data")
-    assert result.exit_code == 1
-    row = next(line for line in result.stdout.splitlines() if "made-math" in line)
-    assert row.split() == ["data/test.json", "made-math", "12", "40.0", "%", "12"]
-    assert f"data/test.json, document 0, bytes {olmes(items[0], Random(0)).encode().index(items[0].question.encode())}–" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("12 of 30 items of 1 benchmarks found in 13 documents (0.0 MB, ")
 
 
 def test_clean_text_passes_and_the_score_that_counts_can_be_set(scan: Run, leaky: Path, items: list[BenchmarkItem], tmp_path: Path):

@@ -52,8 +52,6 @@ EDITS = ("flipped", "emptied", "cut", "another", "removed")
 
 
 class Sealed(NamedTuple):
-    """The recipe's file and its home."""
-
     recipe: Path
     home: Home
 
@@ -61,12 +59,10 @@ class Sealed(NamedTuple):
         return resolve(str(self.recipe), "proxy", str(self.home.root))[0]
 
     def files(self) -> list[str]:
-        """Every file of the home, by its path in it."""
         return sorted(path.relative_to(self.home.root).as_posix() for path in self.home.root.rglob("*") if path.is_file())
 
 
 def write_sealed_home(root: Path) -> Sealed:
-    """Two phases trained and judged, their report, an export, and one file each of the rarer kinds."""
     recipe, home = write_world(root)
     found = Sealed(recipe, home)
     resolved = found.resolved()
@@ -203,7 +199,6 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
 
 @pytest.fixture(scope="module")
 def untouched(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """What everything that uses the home gives before anything is changed."""
     return {name: use(sealed, tmp_path_factory.mktemp("untouched")) for name, use in USES.items()}
 
 
@@ -235,13 +230,11 @@ def kind_of(path: str) -> tuple[str, str] | None:
 
 
 def files_of(sealed: Sealed, kind: tuple[str, str]) -> list[Path]:
-    """All of a kind: first those that the last phase rests on, alone if possible."""
     found = [path for path in sealed.files() if not why_harmless(path) and kind_of(path) == kind]
     return [sealed.home.root / path for path in sorted(found, key=lambda path: (PHASE not in path, "/52/" not in path))]
 
 
 def target_of(sealed: Sealed, kind: tuple[str, str], edit: str) -> tuple[Path, bytes]:
-    """The file to edit, and the content of another one of its kind."""
     files = files_of(sealed, kind)
     content = files[0].read_bytes()
     other = next((found for path in files[1:] if (found := path.read_bytes()) != content), another(files[0]))
@@ -268,7 +261,7 @@ def test_status_of_an_untouched_home_is_done(sealed: Sealed, full: bool):
 
 
 @pytest.mark.parametrize("times", [pytest.param("new", marks=pytest.mark.long), "kept"])
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", [pytest.param(edit, marks=pytest.mark.long if edit == "cut" else ()) for edit in EDITS])
 @pytest.mark.parametrize("kind", CELLS, ids="/".join)
 def test_status_names_the_file(sealed: Sealed, kind: tuple[str, str], edit: str, times: str):
     path, other = target_of(sealed, kind, edit)
@@ -280,14 +273,12 @@ def test_status_names_the_file(sealed: Sealed, kind: tuple[str, str], edit: str,
 
 
 def records_of(sealed: Sealed, _: Path) -> dict[str, Any]:
-    """What `run` believes of each phase; what is None is made again."""
     parts = ("data_verdict", "health_verdict", "result", "evaluation", "model_verdict")
     records = read_records(sealed.resolved())
     return {f"{record.phase.name} {part}": getattr(record, part) for record in records for part in parts}
 
 
 def inputs_of(sealed: Sealed, place: Path) -> dict[str, Any]:
-    """What `run` reads where something is made again."""
     resolved = sealed.resolved()
     plan, phase = resolved.plan, resolved.recipe.phase(PHASE)
     caches = {name: plan.components[name].train.folder for name in phase.components}
@@ -309,7 +300,6 @@ def inputs_of(sealed: Sealed, place: Path) -> dict[str, Any]:
 
 
 def _kept_programs(sealed: Sealed, place: Path) -> bool | None:
-    """Whether no program is another one; those that were changed are compiled again."""
     before = next(sealed.home.runs.glob("*/compilation-cache"))
     after = Path(shutil.copytree(before, place / "programs"))
     drop_changed(after)

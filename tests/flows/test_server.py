@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from phasewise.flows.prefect.server import OwnServer, own_server
@@ -33,7 +32,6 @@ async def sessions(found: AioSqliteConfiguration) -> AsyncIterator[tuple[AsyncSe
 
 
 async def both(found: AioSqliteConfiguration) -> int:
-    """One reads, the other writes, the first writes; how many were written."""
 
     async def write(session: AsyncSession) -> None:
         async with found.begin_transaction(session):
@@ -55,11 +53,6 @@ def url(folder: Path) -> str:
 
 def test_two_transactions_take_turns(tmp_path: Path) -> None:
     assert asyncio.run(both(SerializedWrites(url(tmp_path)))) == 2
-
-
-def test_as_prefect_begins_them_one_of_the_two_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OperationalError, match="database is locked"):
-        asyncio.run(both(AioSqliteConfiguration(url(tmp_path))))
 
 
 def test_what_is_read_beside_a_transaction_does_not_wait_for_it(tmp_path: Path) -> None:

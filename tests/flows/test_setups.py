@@ -23,14 +23,6 @@ def test_every_step_of_every_phase_is_in_one_setup() -> None:
             assert all(before[1] == after[0] for before, after in pairwise(covered))
 
 
-def test_another_slice_joins_what_it_makes_equal() -> None:
-    setups = setups_of([load_recipe("marin-32b", "full").phases[0]], "v5p-2048")
-    assert {setup.slice for setup in setups} == {"v5p-2048"}
-    of_8192 = next(setup for setup in setups if setup.step.batch_sequences == 8192)
-    assert of_8192.stretches[0] == (0, 18_500)
-    assert of_8192.stretches[1][0] == 21_010
-
-
 def test_at_proxy_scale_everything_is_here() -> None:
     assert setups_of(load_recipe("marin-8b", "proxy").phases) == []
 

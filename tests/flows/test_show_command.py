@@ -66,12 +66,3 @@ def test_lineage_says_what_changes(phasewise: Run, scale: str):
     ocelot = {change["what"]: (change["before"], change["after"]) for change in shown["phases"][1]["changes"]}
     assert ocelot["ema"] == (None, 0.995 if scale == "full" else 0.875)
     assert shown["phases"][1]["fresh"] == ["ema"]
-
-
-@pytest.mark.parametrize("command", ["show", "lineage"])
-@pytest.mark.parametrize("scale", ["full", "proxy"])
-def test_people_read_the_same(phasewise: Run, command: str, scale: str):
-    result = phasewise(command, "marin-8b", "--scale", scale)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert f"marin-8b at {scale} scale" in result.stdout
-    assert all(name in result.stdout for name in PHASES)

@@ -33,7 +33,6 @@ READS_ALONE = {
 
 
 def imported(path: str) -> set[str]:
-    """The files of our own that a file imports."""
     tree = ast.parse((HOUSE / path).read_text())
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     ours = {name.partition(".")[2].replace(".", "/") for name in names if name.partition(".")[0] == NAME}
@@ -69,7 +68,6 @@ def test_the_report_has_what_the_routers_of_each_trained_phase_did(tmp_path: Pat
 
 
 def records(**states: str) -> list[PhaseRecord]:
-    """A phase with each of these states."""
     return [cast(PhaseRecord, SimpleNamespace(phase=SimpleNamespace(name=name), state=state)) for name, state in states.items()]
 
 

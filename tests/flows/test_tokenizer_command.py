@@ -53,7 +53,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def copied(world: World, tmp_path: Path) -> World:
-    """A home that a test may change."""
     return World(world.recipe, Home.open(str(shutil.copytree(world.home.root, tmp_path / "home"))))
 
 
@@ -67,7 +66,6 @@ def call(*arguments: object) -> Result:
 
 
 def refusal(result: Result) -> str:
-    """The one line on standard error."""
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in (1, 2), result.output
     assert result.stdout == ""

@@ -1,5 +1,3 @@
-"""Which phases are trained when one is refused."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Which phases a trial trains in folders of its own: those whose result would be another, and none else."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The warnings that a recipe accepts: once, in one place, at every scale, and never what stops a phase."""
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`--set`: what it changes is checked like the recipe itself, and reaches every result."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,19 +51,6 @@ def test_a_value_is_set_where_it_says(given: str, read: Callable[[Any], Any], va
 def test_a_number_for_a_value_by_steps_is_for_every_step():
     with setting(["mantis.stability.max_grad_norm=0.2"]):
         assert load_record("marin-32b", "proxy").phase("mantis").stability.max_grad_norm.root == ((0, 0.2),)
-
-
-def test_several_are_set_together_and_the_last_one_holds():
-    recipe = loaded("recipe.name=trial", f"{LAST}.checkpoints.every_steps=7", f"{LAST}.checkpoints.every_steps=8")
-    assert (recipe.run_name, recipe.phase(LAST).checkpoints.every_steps) == ("trial-proxy", 8)
-
-
-def test_what_is_set_is_in_the_sizes_of_the_scale():
-    with setting(["mantis.stop_step=190", "mantis.learning_rate.0.end_step=190"]):
-        recipe, phase = load_target("marin-32b/mantis", "proxy")
-    assert recipe.phase("mantis") == phase
-    assert phase
-    assert phase.stop_step == 190
 
 
 @pytest.mark.parametrize(

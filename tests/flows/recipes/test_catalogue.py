@@ -1,5 +1,3 @@
-"""Every component whose data are public has a real data set with its revision, globs that take its training files only, and a stand-in."""
-
 import importlib.metadata
 import re
 import tomllib
@@ -28,15 +26,10 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst",),
         ("README.md", "global-shard_01_of_10/local-shard_0_of_10/test/shard_00000000_processed.jsonl.zst"),
     ),
-    "nemotron_medium": (
-        ("kind2=actual/CC-MAIN-2013-20-part-00000.jsonl.zstd", "kind2=distill/CC-MAIN-2024-30-part-00042.jsonl.zstd"),
-        ("index.html", "kind2=actual/test-00000.jsonl.zstd", "kind2=actual/CC-MAIN-2013-20-part-00000.parquet"),
-    ),
     "starcoderdata": (
         ("python/train-00000-of-00059.parquet", "git-commits-cleaned/train-00063-of-00064.parquet"),
         ("README.md", "python/test-00000-of-00001.parquet"),
     ),
-    "stackv2_edu_python": (("stack-edu-0000.json.gz", "stack-edu-0094.json.gz"), ("README.md", "stack-edu-test.json.gz")),
     "proofpile_2": (
         (
             "algebraic-stack/train/python0.jsonl.zst", "algebraic-stack/train/lean_proofsteps.jsonl.zst", "arxiv/train/arXiv_000.jsonl.zst",
@@ -46,11 +39,6 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "proof-pile-2.py", "tokenizer.model", "algebraic-stack/validation/agda.jsonl.zst", "arxiv/validation/arXiv_000.jsonl.zst",
             "arxiv/test/arXiv_001.jsonl.zst", "open-web-math/test/test.jsonl.zst",
         ),
-    ),
-    "finemath_3_plus": (
-        ("finemath-3plus/train-00000-of-00128.parquet",),
-        ("finemath-4plus/train-00000-of-00064.parquet", "infiwebmath-3plus/train-00000-of-00099.parquet",
-         "finemath-3plus/test-00000-of-00001.parquet"),
     ),
     "all_math": (
         (
@@ -72,18 +60,7 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("data/math/gsm8k/main/train/0.jsonl.zst", "data/math/gsm8k/main/test/0.jsonl.zst"),
         ("data/wiki/wiki-0000.json.gz", "data/test/wiki-0000.json.gz"),
     ),
-    "megamath_web": (("megamath-web/2014/00000.parquet",), ("megamath-web-pro/00000.parquet", "megamath-web/test/00000.parquet")),
-    "dolma_pes2o": (("pes2o/pes2o-0000.json.gz", "pes2o/pes2o-0025.json.gz"), ("pes2o/pes2o-validation.json.gz",)),
-    "dolmino_wiki": (("data/wiki/wiki-0001.json.gz",), ("data/wiki/wiki_dev.json.gz",)),
-    "arxiv_markdownified": (
-        ("train-00000.jsonl.gz", "documents/00/shard_0.jsonl.gz"), ("README.md", "validation/shard_0.jsonl.gz", "test.jsonl.gz"),
-    ),
-    "dolphin_r1_nonreasoning": (("dolphin-r1-nonreasoning.jsonl",), ("dolphin-r1-reasoning-flash.jsonl", "dolphin-r1-test.jsonl")),
     "natural_reasoning": (("full.jsonl",), ("README.md", "train_science_reasoning_8.7k.jsonl", "test.jsonl")),
-    "smoltalk": (
-        ("data/all/train-00000-of-00009.parquet",),
-        ("data/all/test-00000-of-00001.parquet", "data/smol-magpie-ultra/train-00000-of-00006.parquet"),
-    ),
 }  # fmt: skip
 
 

@@ -1,8 +1,5 @@
-"""Where values come from, and what was reported: every field of every phase has a source, and no source names what does not exist."""
-
 import fnmatch
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -141,15 +138,6 @@ def test_every_value_that_names_a_library_is_written_down(recipe: str, name: str
             assert field in written or "experiments/" in source.place, f"{field}: {source.place}"
 
 
-@pytest.mark.parametrize(("recipe", "name"), PHASES)
-def test_a_phase_of_marin_is_checked_by_one_commit_of_levanter(recipe: str, name: str):
-    if RECORDS[recipe] == "marin":
-        checked = [
-            one.commit for one in library_values("marin").versions if any(fnmatch.fnmatchcase(f"{recipe}/{name}", to) for to in one.phases)
-        ]
-        assert len(checked) == (name != "context-extension"), checked
-
-
 def test_a_value_that_was_inherited_is_seen():
     phase = phase_of("marin-8b", "ocelot")
     [decay] = [value for value, *_ in library_values("marin").of("marin-8b/ocelot") if value.decides == "optimizer.weight_decay"]
@@ -159,16 +147,6 @@ def test_a_value_that_was_inherited_is_seen():
 
 
 # ── reported results ──
-
-
-def test_the_printed_ranks_and_averages_follow_from_the_printed_table():
-    rows = yaml.safe_load((Path(facts.__file__).parent / "marin" / "marin_32b.yaml").read_text(encoding="utf-8"))["base_models"]
-    assert (len(rows), {len(row["scores"]) for row in rows}) == (6, {19})
-    for row in rows:
-        ranks = [1 + sum(other["scores"][name] > score for other in rows) for name, score in row["scores"].items()]
-        assert round(fmean(ranks), 2) == row["mean_rank"]
-        assert round(fmean(1 / rank for rank in ranks), 2) == row["mean_reciprocal_rank"]
-        assert fmean(row["scores"].values()) == pytest.approx(row["average"], abs=0.051)
 
 
 def test_the_report_has_all_of_them_at_full_scale_and_scores_and_losses_at_proxy_scale():

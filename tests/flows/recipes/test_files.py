@@ -1,5 +1,3 @@
-"""Recipes by name and from JSON files, with sources and pins of their own; whatever is wrong with one is said in one line."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Every mistake of the record, with the values it was made with, is refused before work starts, in words that say what to do."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from phasewise.flows.recipes.feasibility import check_mixtures
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import resolve
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.data.mixture import block_counts
 
 EIGHT_B, THIRTY_TWO_B = load_record("marin-8b", "full"), load_record("marin-32b", "full")
 Edit = Callable[[dict[str, Any]], object]
@@ -104,8 +101,3 @@ def test_dessert_v1_has_components_that_round_to_nothing(scale: Any, tmp_path: P
         "dolmino_codesearchnet (0.00168 %), dolmino_gsm8k (0.00258 %), dolmino_math_synth (0.0271 %): give each 0.0489 %, or take blocks "
         "of 59600 sequences."
     )
-
-
-def test_mantis_keeps_its_science_questions():
-    phase = THIRTY_TWO_B.phase("mantis")
-    assert [block_counts(shares, phase.order)["medu_science_qa"] for _, shares in phase.mixture.root] == [2, 2]

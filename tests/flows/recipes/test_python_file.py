@@ -1,5 +1,3 @@
-"""A recipe from a Python file: what runs, what does not, and that a mistake is one line with its place."""
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -184,7 +182,3 @@ def test_the_text_of_a_file_is_in_no_key_and_every_value_is(write: Write, tmp_pa
     assert digests(renamed) == before
     assert digests(source.replace("peak=1e-3", "peak=2e-3").replace("40, 60, 1e-3", "40, 60, 2e-3"))[0] != before[0]
     assert digests(source.replace("vocab_size=4096", "vocab_size=2048"))[1] != before[1]
-
-
-def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path):
-    assert refusal(str(tmp_path / "mine.py"), ConfigError) == f"no such file: {tmp_path / 'mine.py'}"

@@ -1,5 +1,3 @@
-"""Marin 32B, typed from the record's tables: phases, rates, batches, tokens, mixtures, optimizers, and the timeline of mitigations."""
-
 import math
 
 import pytest

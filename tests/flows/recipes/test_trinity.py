@@ -1,5 +1,3 @@
-"""Trinity's recipes: sizes, tokens, steps and rates as the report has them, and what of it stays at proxy scale."""
-
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +87,3 @@ def test_narrow_experts_are_widened_and_plain_embeddings_stay_plain():
     small = proxy_model(model.but(experts=model.experts.but(d_expert=16), embedding_scale=1.0))
     assert small.experts
     assert (small.experts.d_expert, small.embedding_scale) == (32, 1.0)
-
-
-@pytest.mark.parametrize(("name", "seq_len", "declares"), [
-    ("trinity-nano", 262_144, {"seq_len", "schedule", "mixture", "order"}),
-    ("trinity-mini", 131_072, {"seq_len", "schedule", "mixture", "order"}),
-    ("trinity-large", 262_144, {"seq_len", "mixture", "order"}),
-])  # fmt: skip
-@pytest.mark.parametrize("scale", ["full", "proxy"])
-def test_the_extension_changes_rows_and_data_and_nothing_else(name: str, seq_len: int, declares: set[str], scale: str):
-    recipe = (FULL if scale == "full" else PROXY)[name]
-    before, phase = recipe.phase("phase-3"), recipe.phase("context-extension")
-    assert set(recipe.changes_of(phase)) == declares
-    assert phase.model == before.model.but(seq_len=phase.model.seq_len)
-    assert phase.model.seq_len == (seq_len if scale == "full" else 8 * before.model.seq_len)
-    assert phase.batch.at(phase.start_step) * phase.model.seq_len == before.batch.at(before.stop_step - 1) * before.model.seq_len
-    assert phase.order == before.order.but(first_step=phase.start_step)

@@ -1,5 +1,3 @@
-"""The words of a recipe's file: what they leave to a default, and that a wrong value is refused."""
-
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from phasewise.flows.recipes.words import (
     llama,
     muon,
     qwen,
-    text,
     wsd,
 )
 from phasewise.trainer.config import learning_rate_at
@@ -125,9 +122,3 @@ def test_what_a_word_is_given_is_what_it_makes():
     assert words.order(seed=3, permutation="linear", block_sequences=7).block_sequences == 7
     assert words.checkpoints(every_steps=7, at_steps=[3]).at_steps == (3,)
     assert words.evaluated(loss_every_steps=None, benchmarks=["next_word"]).benchmarks == ("next_word",)
-
-
-def test_a_folder_of_text_is_a_source():
-    source = text("notes", "*.md", format="jsonl", text_key="body")
-    assert (source.url, source.include, source.format, source.text_key) == ("notes", ("*.md",), "jsonl", "body")
-    assert (text("notes").include, text("notes").format) == (("*",), "text")

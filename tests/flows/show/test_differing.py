@@ -1,5 +1,3 @@
-"""`show --diff` and `show --component`, against values that are known from the record."""
-
 import copy
 
 import pytest

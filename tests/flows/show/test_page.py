@@ -1,5 +1,3 @@
-"""The page of a phase, what is in force at a step, and the lineage of one phase: as people read them."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,14 +40,6 @@ def test_every_number_of_a_phase_is_on_its_page(phasewise: Callable[..., str], t
             assert number(leaf) in shown, leaf
         elif isinstance(leaf, str):
             assert leaf in shown, leaf
-
-
-def test_a_step_is_read_in_short_numbers(phasewise: Callable[..., str]):
-    shown = phasewise("show", "marin-8b", "--at", 700_000)
-    assert "learning rate 0.0017 " in shown
-    for words in ("32 layers, d_model 4,096", "kind adamw", "permutation linear", "theta 500,000"):
-        assert words in shown
-    assert describe("marin-32b/qk-norm", "full", 80_500)["phases"][0]["learning_rate"] == 3.85e-4
 
 
 @pytest.mark.parametrize(

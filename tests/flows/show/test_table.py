@@ -1,5 +1,3 @@
-"""The table of phases: it fits, cuts no number, and says what this home has found."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,11 +48,6 @@ def test_no_number_is_cut(show: Show, recipe: str, width: int):
     assert {"0.0017", "1.7e-05"} <= words or recipe == "marin-32b"
 
 
-def test_the_first_line_says_the_scale_and_where_the_record_s_numbers_are(show: Show):
-    assert show("marin-8b", "--scale", "proxy").splitlines()[0] == "marin-8b at proxy scale; --scale full has the published numbers"
-    assert show("marin-8b", "--scale", "full").splitlines()[0] == "marin-8b at full scale"
-
-
 def verdict(passes: bool, limits: Any) -> dict[str, Any]:
     reasons = [] if passes else [{"what": "9 items of a benchmark are in it"}]
     return {"passes": passes, "thresholds": limits.model_dump(mode="json"), "reasons": reasons}
@@ -102,14 +95,3 @@ def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path:
 def test_nothing_is_made_in_a_home_that_is_not_there(show: Show, tmp_path: Path):
     show("marin-8b", "--scale", "proxy", "--home", tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_and_documents_are_shown_where_they_are_not_those_of_most(show: Show):
-    shown = show("trinity-nano", "--scale", "full", "--branches", width=200)
-    assert "sft: packing greedy, loss on answers alone" in shown.splitlines()
-    long = "90 % from 131,072 tokens on, of shorter ones in proportion to their length, and at least 1 %"
-    assert f"documents of pretraining_trinity_long by their length: {long}" in shown
-    assert long in show("trinity-nano/context-extension", "--scale", "full", width=200)
-    for recipe in ("trinity-nano/phase-1", "marin-32b"):
-        plain = show(recipe, "--scale", "full")
-        assert not [words for words in ("by their length", "packing greedy") if words in plain]

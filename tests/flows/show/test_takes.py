@@ -1,5 +1,3 @@
-"""What `show` says of the size of a recipe, and of a slice that is named."""
-
 import json
 from pathlib import Path
 

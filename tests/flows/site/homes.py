@@ -24,7 +24,6 @@ LIMITS = GateLimits.model_validate({"max_increase_bits_per_byte": 5.0, "must_bea
 
 
 def row(step: int, **values: Any) -> dict[str, Any]:
-    """A row of metrics; the loss falls."""
     loss = 8 * math.exp(-step / 300) + 2
     return {
         "step": step, "loss": loss, "learning_rate": 1e-3, "grad_norm": 1.0, "update_norm": 0.1, "param_norm": 30.0, "tokens": 256,
@@ -47,7 +46,6 @@ def evaluation(right: int = 80, **values: Any) -> dict[str, Any]:
 
 
 def write_phase(home: Home, name: str, *, start: int = 0, stop: int = 40, parent: str | None = None, done: bool = True) -> Path:
-    """A phase that is trained, or half trained; its folder."""
     folder = home.run(RUN_NAME, name)
     started = {"checkpoint": str(home.run(RUN_NAME, parent) / "checkpoints" / str(start))} if parent else None
     run = {
@@ -70,7 +68,6 @@ def write_phase(home: Home, name: str, *, start: int = 0, stop: int = 40, parent
 
 
 def sample(home: Home, name: str, gate: str, **found: Any) -> Verdict:
-    """A verdict on made-up evidence, judged for real."""
     return judged(f"{RECIPE}/{SCALE}/{name} {gate}", evidence(**found), home.verdict(RUN_NAME, name, gate).with_suffix(""))
 
 

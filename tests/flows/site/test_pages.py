@@ -212,20 +212,9 @@ def test_a_decision_of_what_nobody_may_let_pass_counts_for_nothing(own_home: Hom
     assert files.damaged[0].startswith("data.decision.json does not read as a decision")
 
 
-def test_a_recipe_that_is_known_is_checked_and_says_what_is_missing(tmp_path: Path) -> None:
-    home = Home(tmp_path, reads_only=True)
-    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", {})
-    site = site_of(home, "marin-8b")
-    found = site.shelf.find("marin-8b", "proxy")
-    assert found is not None
-    checked = check(site.shelf, found)
-    assert checked.problem or all(one.state == "not reached" for one in checked.records.values())
-    site.checker.now([found])
-    assert all(site.state(found, files).kind != "passed" for files in site.shelf.phases(found))
 
 
 def ask_about_training(home: Home) -> Path:
-    """What the training of `puma` asks a person, as its trainer writes it."""
     reason = {
         "expectation": CHECK,
         "severity": "critical",
@@ -260,15 +249,6 @@ def test_a_training_that_asks_waits_for_a_person_and_its_page_says_what_is_asked
     assert "Its training w" not in page_of(own_home, "puma")
 
 
-def test_the_windows_that_were_passed_over_are_on_the_page_with_who_decided(own_home: Home) -> None:
-    assert "Data passed over" not in page_of(own_home, "puma")
-    by = "approved by <i>Ada</i> on 2026-11-23: noise"
-    said = {"windows": [[4, 6], [10, 11]], "reasons": ["a spike", "a gap"], "decided_by": [by]}
-    write_json(own_home.run(RUN_NAME, "puma") / "passed_over.json", said)
-    page = " ".join(re.sub(r"<[^>]+>", " ", page_of(own_home, "puma")).split())
-    assert "steps 5 to 6 4 a spike approved by &lt;i&gt;Ada&lt;/i&gt; on 2026-11-23: noise step 11 2 a gap the recipe" in page
-    (own_home.run(RUN_NAME, "puma") / "passed_over.json").write_text("{")
-    assert state_of(files_of(own_home, "puma"), None).word == "damaged"
 
 
 def page_of(home: Home, name: str) -> str:
@@ -280,7 +260,6 @@ TAG = re.compile(r"<(script|img|iframe|style|svg)\b[^>]*>")
 
 
 def text_of(page: str) -> str:
-    """What a person reads, in one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
@@ -298,10 +277,6 @@ def verdict(site: Site, name: str, gate: str = "data", **asked: object) -> str:
 
 
 
-def test_a_recipe_leads_from_its_first_sentence_to_the_verdict_that_refuses(site: Site) -> None:
-    page = pages.recipe_page(site, Links("zoo/own"), zoo(site))
-    assert re.search(r'tiger is refused:.*?is stale.*?href="/zoo/own/tiger/data"', page, re.DOTALL)
-    assert "lacks the recipe" in page
 
 
 def test_a_verdict_says_in_its_first_sentence_why_it_fails(site: Site) -> None:
@@ -353,12 +328,6 @@ def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
         assert not re.search(r'\son\w+="', page)
 
 
-def test_events_and_what_was_set_aside_are_shown_the_last_first(site: Site) -> None:
-    said = text_of(phase(site, "puma"))
-    kinds = ["! spike", "! rolled back", "restart", "superseded"]
-    places = [said.index(kind, said.index("Events When")) for kind in kinds]
-    assert places == sorted(places)
-    assert "It is kept in puma.superseded-1a2b3c4d" in said
 
 
 def test_a_phase_shows_its_numbers_its_parent_and_its_files(site: Site) -> None:

@@ -1,5 +1,3 @@
-"""What `phasewise trace` refuses, and what people read."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Where a text, a document or a file trains, and what must not be answered with a straight face."""
-
 import json
 from pathlib import Path
 
@@ -79,14 +77,6 @@ def test_what_no_phase_draws_says_so(world: World):
     partly = [document for document in shown.values() if 0 < document["tokens_trained"] < document["tokens"]]
     assert partly
     assert all("tokens never do" in document["told"] for document in partly)
-
-
-def test_the_rest_that_fills_no_row_is_said_to_train_nowhere(world: World):
-    flan = world.documents("flan")
-    shown = [world.ask(document=one)["documents"][0] for one in flan]
-    assert sum(document["tokens"] - document["tokens_trained"] for document in shown) == sum(map(len, flan.values())) % 128
-    assert shown[-1]["rows"] == 0
-    assert shown[-1]["told"].endswith("do not train: they are in the rest of the cache that fills no row")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""`phasewise trace` against the trainer's loader, both ways, over every row."""
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What was trained is compared with what the recipe gives now."""
-
 import json
 import shutil
 from pathlib import Path
