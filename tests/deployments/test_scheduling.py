@@ -146,6 +146,7 @@ def test_a_phase_that_waits_starts_when_its_parent_is_past_its_gates(up: Up) -> 
     assert ask(up, f"flow_runs/{run}")["run_count"] == 2
 
 
+@pytest.mark.long
 def test_of_scheduled_runs_that_were_missed_the_last_one_runs_and_the_server_reports_no_error(up: Up) -> None:
     deployment = ask(up, "deployments/name/preflight/marin-8b")["id"]
     queue = "work_pools/control/queues/default"

@@ -13,6 +13,7 @@ from experiments.survival.runs import Finished, Start, complete, tiny_recipe
 from phasewise.flows.prefect.server import OwnServer, own_server
 from phasewise.tasks.home import Home
 from tests.ports import free_port
+from tests.shadows import write_shadows
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,13 @@ def environment(server: OwnServer) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def phasewise(environment: dict[str, str]) -> Start:
-    """Starts `phasewise …` against that server."""
+def phasewise(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Starts `phasewise …` against that server, in a folder where every import from the current folder fails."""
+    shadows = write_shadows(tmp_path_factory.mktemp("shadows"))
 
     def start(*words: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "phasewise.flows.cli.main", *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        command = [Path(sys.executable).with_name("phasewise"), *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=shadows)
 
     return start
 

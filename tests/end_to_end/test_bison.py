@@ -122,6 +122,7 @@ def bison_alone(component: str, home: Home) -> Recipe:
     return alone
 
 
+@pytest.mark.long
 def test_the_made_up_items_of_the_record_s_bundle_are_found_in_its_cache(tmp_path: Path):
     home = Home.open(str(tmp_path))
     recipe = bison_alone(BUNDLE, home)

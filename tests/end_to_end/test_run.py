@@ -102,6 +102,7 @@ def test_the_status_writes_nothing(finished: Finished, recipe_file: Path, home: 
     assert not list(gcs.parent.glob(f"{gcs.name}/**"))
 
 
+@pytest.mark.long
 def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
     finished: Finished, by_other_code: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def killed_in_evaluation(killed_in_training: Path, phasewise: Start, recipe_file
     return killed_in_training
 
 
+@pytest.mark.long
 def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
     finished: Finished, killed_in_training: Path, by_other_code: InTurn, recipe_file: Path, tmp_path: Path
 ) -> None:
@@ -236,6 +238,7 @@ def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
     assert digests(json.loads(out))[0] == digests(finished)[0]
 
 
+@pytest.mark.long
 def test_killed_three_times_it_ends_as_if_nothing_had_been(
     finished: Finished, killed_in_evaluation: Path, phasewise: Start, recipe_file: Path
 ) -> None:
@@ -245,6 +248,7 @@ def test_killed_three_times_it_ends_as_if_nothing_had_been(
     assert digests(complete(phasewise("run", recipe_file, "--home", killed_in_evaluation, "--json"))) == digests(finished)
 
 
+@pytest.mark.long
 def test_an_evaluation_killed_at_work_costs_itself_alone(
     finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def test_two_builders_of_the_same_caches(started: Processes, undisturbed: Undist
     assert differences(undisturbed.contents, contents(tmp_path / "home")) == []
 
 
+@pytest.mark.long
 def test_two_workers_that_share_nothing_but_an_object_store(started: Processes, corpus: Path, gcs: Path, tmp_path: Path):
     """The sources lie there, too. What these workers build there is what another makes of the same sources in a folder here."""
     for path in corpus.rglob("*.*"):
