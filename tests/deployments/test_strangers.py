@@ -22,7 +22,6 @@ from phasewise.tasks.data.cluster import cluster
 from tests.deployments.up import Up, ask, final_state, processes, start_run, wait_for
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
-ROOT = Path(__file__).parents[2]
 FOREIGN = ("http://evil.example", "https://127.0.0.1", "http://127.0.0.1:1", "http://localhost.evil.example", "null", "file://")
 FOREIGN_HOSTS = ("evil.example", "127.0.0.1.evil.example:{port}", "127.0.0.1:1", "10.0.0.9:{port}", "")
 ROUTES = sorted(

@@ -30,7 +30,6 @@ class Change(NamedTuple):
 
 
 def in_phases(phases: slice, *path: str, **values: Any) -> Callable[[Raw], None]:
-    """Set fields of some phases."""
 
     def edit(raw: Raw) -> None:
         for place in raw["phases"][phases]:
@@ -88,7 +87,6 @@ def name_real_benchmarks(home: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def read_by_other_code(_home: Path, patch: pytest.MonkeyPatch) -> None:
-    """The reader has another version; whether it makes the same bytes is not known yet."""
     patch.setattr("phasewise.tasks.data.documents.READER", "another")
     patch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another")
 
@@ -140,7 +138,6 @@ CHANGES = [
 
 @contextmanager
 def changed(change: Change, home: Path, recipe: Path, place: Path) -> Iterator[tuple[Path, Path]]:
-    """A copy of the home, and the recipe, both with the change."""
     not_read = shutil.ignore_patterns("prefect", "checkpoints", "compilation-cache")
     copied = Path(shutil.copytree(home, place / "home", ignore=not_read))
     raw = read_json(recipe)
@@ -152,7 +149,6 @@ def changed(change: Change, home: Path, recipe: Path, place: Path) -> Iterator[t
 
 
 def what_must_be_done_again(home: Path, recipe: Path) -> Again:
-    """As `phasewise status` says it; of the recipe as a whole, where nothing is to be done for its phases."""
     description = describe(str(recipe), "proxy", str(home))
     lacking: Again = {}
     for name, results in (*((phase["name"], phase["results"]) for phase in description["phases"]), ("tiny", description["results"])):

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.cli import corpus_fit, publish
-from phasewise.flows.cli.evaluate import print_evaluation
 from phasewise.flows.plan import build_run
 from phasewise.flows.status import phase_status
 from phasewise.tasks.data.digests import KnownDigests
@@ -38,7 +37,6 @@ from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_mani
 from phasewise.trainer.model.hugging_face import read_folder
 from phasewise.trainer.state import TrainState, abstract_state, params_digest
 from tests.flows.commands import Run, assert_refused
-from tests.validations.made_answers import guessed_result
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PHASE = ("tiny/kestrel", "--scale", "proxy")
@@ -164,19 +162,6 @@ def test_a_suite_that_cannot_be_measured_is_refused(suite: Run, phasewise: Run, 
     assert_refused(phasewise("evaluate model --suite core"), 2, "expected a checkpoint with about/ and state/")
     (tmp_path / "model" / "config.json").write_text("{}")
     assert_refused(phasewise("evaluate model --suite core --weights ema"), 2, "has one set of weights: leave out --weights ema")
-
-
-def test_each_value_is_reported_with_its_error_and_what_a_model_at_the_floor_would_do(capsys: pytest.CaptureFixture[str]):
-    evaluation: dict[str, Any] = {
-        "phase": "kestrel", "weights": "last", "checkpoint": "runs/kestrel/40", "results": [guessed_result(right=60, first=140)],
-        "bits_per_byte": {"law": 1.5}, "macro_bits_per_byte": 1.5, "gate": ["continuation acc: 0.300, not compared with a parent"],
-    }  # fmt: skip
-    print_evaluation(evaluation)
-    assert capsys.readouterr().out.splitlines()[1:4] == [
-        "  continuation acc 0.300 ± 0.032 (dumb baseline 0.250)",
-        "    60 of 200 right, p = 0.062 (exact binomial); right answers +2.000 nats likelier than the others (p = 7.8e-15); both: 1.6e-14",
-        "  gate: continuation acc: 0.300, not compared with a parent",
-    ]
 
 
 def test_a_phase_and_its_checkpoint_and_its_exported_folder_fit_a_text_alike(

@@ -9,7 +9,7 @@ import pytest
 
 from phasewise.flows.prefect.dependency_wait import answer_for, or_wait, waiting_state
 from phasewise.flows.prefect.flow_decorator import FIXED, check_fixed
-from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, earlier_of
+from phasewise.flows.prefect.missed_schedules import earlier_of
 from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE, Rerun, stay_present
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.retraining import GATES, ParentNotDone
@@ -86,14 +86,6 @@ def run_of(phase: str, *, waits_for: str = "kestrel", why: str = "there is no ve
         parameters={"recipe": "marin-8b", "phase": phase, "scale": "proxy", **parameters},
         state=SimpleNamespace(name=state.name, message=state.message, timestamp=datetime.now(UTC)),
     )
-
-
-def test_the_state_says_for_what_why_and_since_when() -> None:
-    state = waiting_state("ocelot", ParentNotDone("x", "kestrel", "there is no verdict on its data"), datetime(2026, 11, 23, tzinfo=UTC))
-    assert state.name == "Waiting for kestrel"
-    assert state.message.startswith("Since 2026-11-2")
-    assert "ocelot rests on kestrel, which is not done: there is no verdict on its data" in state.message
-    assert timedelta() < state.state_details.scheduled_time - datetime.now(UTC) <= LOOK_AGAIN
 
 
 def test_a_run_waits_on_while_nothing_was_judged_and_says_what_is_missing(home: Home) -> None:

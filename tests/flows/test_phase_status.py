@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -7,7 +7,7 @@ import pytest
 
 from phasewise.flows.recipes import load_record
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.status.phase_status import Findings, PhaseRecord, parent_evaluation
+from phasewise.flows.status.phase_status import Findings, parent_evaluation
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
@@ -54,9 +54,6 @@ def test_another_list_has_it_judged_again(path: Path, accepts: tuple[AcceptedWar
     holds, words = held(path, accepts)
     assert not holds
     assert words == ["the verdict on its data is out of date: the recipe accepted other warnings then"]
-
-
-Read = Callable[..., PhaseRecord]
 
 
 def test_a_parents_evaluation_counts_for_the_weights_that_it_has_now(tmp_path: Path) -> None:

@@ -117,9 +117,3 @@ def test_reads_from_another_region_are_named_with_bytes_and_price(run: Run, gcs:
     given = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs), "--price-per-gib", "1", "--json")
     reads = json.loads(given.stdout)["reads"]
     assert reads[0]["usd"] == pytest.approx(reads[0]["read_bytes"] / 2**30)
-
-
-def test_within_a_region_reads_cost_nothing_and_unasked_nothing_is_said(run: Run, gcs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "reads" not in json.loads(run("marin-32b/mantis", "--home", str(gcs), "--json").stdout)
-    monkeypatch.setattr("phasewise.tasks.preflight.report.region_of", lambda _: "us-east5")
-    assert "in us-east5, as the slice: reads from it cost nothing." in run("marin-32b/mantis", "--region", "us-east5").stdout

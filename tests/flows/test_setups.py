@@ -23,10 +23,6 @@ def test_every_step_of_every_phase_is_in_one_setup() -> None:
             assert all(before[1] == after[0] for before, after in pairwise(covered))
 
 
-def test_at_proxy_scale_everything_is_here() -> None:
-    assert setups_of(load_recipe("marin-8b", "proxy").phases) == []
-
-
 def test_phases_whose_steps_are_equal_share_a_compilation() -> None:
     recipe, where = load_recipe("marin-8b", "full"), find_slice("v4-2048")
     shapes = {phase.name: step_shape(phase, 3072) for phase in recipe.phases}

@@ -31,24 +31,6 @@ def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
         assert [phase["stop_step"] for phase in shown["phases"] if not phase["branch"]] == [660, 740, 820, 1320, 1400, 1420]
 
 
-@pytest.mark.parametrize(
-    ("step", "name", "rate", "batch", "tokens"),
-    [
-        (0, "kestrel", 0.0, 1024, 0),
-        (659_999, "kestrel", 1 / (1 / 1e-4 - 9 / 1), 1024, 659_999 * 1024 * 4096),
-        (660_000, "ocelot", 1.7e-3, 1024, 0),
-        (660_001, "ocelot", 1.7e-3, 3072, 1024 * 4096),
-        (821_000, "phoenix", 9.35e-4, 3072, 1000 * 3072 * 4096),
-        (1_419_999, "deeper-starling", 1.7e-5, 4096, 19_999 * 4096 * 4096),
-    ],
-)
-def test_show_at_a_step(phasewise: Run, step: int, name: str, rate: float, batch: int, tokens: int):
-    shown = read(phasewise("show", "marin-8b", "--scale", "full", "--at", step, "--json"))
-    (phase,) = shown["phases"]
-    assert (shown["step"], phase["name"], phase["batch"], phase["phase_tokens_before"]) == (step, name, batch, tokens)
-    assert phase["learning_rate"] == pytest.approx(rate)
-
-
 @pytest.mark.parametrize(("target", "step"), [("marin-8b", 1_420_001), ("marin-8b/kestrel", 660_001), ("marin-8b/ocelot", 0)])
 def test_show_at_a_step_that_is_not_trained_is_refused(phasewise: Run, target: str, step: int):
     assert_refused(phasewise("show", target, "--scale", "full", "--at", step), 2, f"no phase of {target} trains at step {step}. Phases are")

@@ -205,13 +205,6 @@ def test_what_was_changed_afterwards_is_refused(trained: Path, tmp_path: Path, n
         assert "was changed after it was written" in refusal(call(*words))
 
 
-def test_what_is_no_tokenizer_is_refused(trained: Path, tmp_path: Path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert "does not read as a tokenizer" in refusal(call("compare", tmp_path, "--on", tmp_path))
-    assert "found none at" in refusal(call("compare", tmp_path / "none", "--on", tmp_path))
-    assert "more than once" in refusal(call("compare", trained, trained, "--on", tmp_path))
-
-
 def test_an_option_of_the_other_kind_of_text_is_refused(trained: Path, tmp_path: Path):
     assert "--text-key is for a folder of text, and tiny is none" in refusal(call("compare", trained, "--on", "tiny", "--text-key", "body"))
     assert "--scale is for a recipe" in refusal(call("compare", trained, "--on", tmp_path, "--scale", "proxy"))

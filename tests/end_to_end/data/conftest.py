@@ -13,8 +13,6 @@ from experiments.survival.data.processes import Processes, processes
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A build by one worker."""
-
     home: Path
     contents: dict[str, str]
 

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.hand_off import changes_between
-from phasewise.flows.recipes.phase import Change, HandOff, Phase, continued
+from phasewise.flows.recipes.phase import Change, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.words import Experts, SignBalancing, Smebu, afmoe, cosine, from_scratch, llama, order, wsd
 from phasewise.flows.token_budget import drawn_earlier
@@ -18,13 +18,6 @@ from phasewise.validations.evidence.mixture import mixture_evidence
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PROXY_32B = load_recipe("marin-32b", "proxy")
 BY_SCALE = {"full": FULL, "proxy": PROXY}
-DECLARED = [
-    pytest.param(recipe, phase.name, change, id=f"{scale}-{phase.name}-{change}")
-    for scale, recipe in BY_SCALE.items()
-    for phase in recipe.phases
-    if isinstance(phase.start, HandOff)
-    for change in phase.start.declares
-]
 
 
 def edited(recipe: Recipe, edited_phase: str, **changes: Any) -> dict[str, Any]:
@@ -158,15 +151,6 @@ def test_a_declared_change_that_is_none_is_refused(needless: Change):
         ValidationError, match=f"ocelot → jellyfish declares {needless}, and changes no such thing: take it out of `declares`"
     ):
         Recipe.model_validate(edited(FULL, "jellyfish", start__declares=declares))
-
-
-def test_changes_say_before_and_after():
-    found = changes_between(FULL.phase("kestrel"), FULL.phase("ocelot"))
-    assert found["ema"] == (None, 0.995)
-    assert found["learning_rate"] == pytest.approx((1e-4, 1.7e-3))
-    assert found["slice"] == ("2x v5e-256", "v4-2048")
-    assert found["batch"] == ((1024,), (1024, 3072))
-    assert set(changes_between(FULL.phase("starling"), FULL.phase("starling"))) <= {"schedule", "batch", "mixture", "z_loss"}
 
 
 def test_a_branch_starts_where_its_parent_does_not_end():

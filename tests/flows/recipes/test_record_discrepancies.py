@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from phasewise.flows.show.describe import describe
-from tests.flows.recipes.test_record_8b import Described
+from tests.flows.recipes.test_record import Described
 
 ALL_MATH_CACHE = r"all_math-9d507c"
 

@@ -144,8 +144,6 @@ def test_a_window_holds_no_more_than_half_of_the_shortest_phase():
 # ── proxy scale ──
 
 MARIN, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
-PAIRS = [pytest.param(full, proxy, id=full.name) for full, proxy in zip(MARIN.phases, PROXY.phases, strict=True)]
-PHASES = [phase.name for phase in MARIN.phases]
 
 
 @st.composite

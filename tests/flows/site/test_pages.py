@@ -201,15 +201,6 @@ def test_what_a_person_decided_is_said_with_name_and_reason(own_home: Home, appr
     assert "That was decided of another verdict: thresholds changed since" in state.since
 
 
-def test_a_decision_of_what_nobody_may_let_pass_counts_for_nothing(own_home: Home) -> None:
-    path = listed(own_home)
-    decide(path, approves=True, reason="I looked at it", who="Ada")
-    write_verdict(path, read_verdict(path).model_copy(update={"asks_people": AsksPeople()}))
-    assert state_of(files_of(own_home, "tiger"), None).word == "refused"
-    path.with_suffix(".decision.json").write_text('{"latest": {"approves": true}}')
-    files = files_of(own_home, "tiger")
-    assert state_of(files, None).word == "refused"
-    assert files.damaged[0].startswith("data.decision.json does not read as a decision")
 
 
 
@@ -300,10 +291,6 @@ def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
     assert len(items(verdict(site, "tiger", table="leaked_items", sort="no such column"))) == 100
 
 
-def test_a_query_that_does_not_read_is_the_first_page() -> None:
-    assert asked_of({"page": "-3", "table": "a"}) == Asked(table="a")
-    assert asked_of({"page": "9" * 40}) == Asked()
-    assert asked_of({"page": "²"}) == Asked()
 
 
 def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be(own_home: Home) -> None:
@@ -338,12 +325,6 @@ def test_a_phase_shows_its_numbers_its_parent_and_its_files(site: Site) -> None:
     assert "runs/zoo-own/tiger of the home" in said
 
 
-def test_loss_that_is_not_finite_is_said(own_home: Home) -> None:
-    metrics = own_home.run(RUN_NAME, "puma") / "metrics.jsonl"
-    write_rows(metrics, [*(row(step) for step in range(41, 60)), row(60, loss=None)])
-    said = text_of(phase(site_of(own_home), "puma"))
-    assert "loss not finite nats a token" in said
-    assert "1 update had a loss or a norm that is not finite" in said
 
 
 def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> None:

@@ -72,7 +72,3 @@ def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture
 def test_a_spike_in_a_report_names_the_command_that_shows_its_batch(expectation: str, where: str, said: str):
     reason = Reason(expectation=expectation, severity="warning", what="", found="", limit="", where=where, what_to_do="")
     assert what_trained_there(reason, "phasewise trace marin-8b/phoenix") == said
-
-
-def test_a_row_beyond_the_batch_is_refused(world: World):
-    assert "step 41 of ocelot has rows 0 to 5, found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]

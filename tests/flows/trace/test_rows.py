@@ -95,16 +95,6 @@ def test_a_row_names_every_document_that_it_has_tokens_of_and_each_document_find
     assert Counter(map(key, backward)) == Counter(map(key, found))
 
 
-def test_what_people_see_says_that_a_buffer_filled_the_row(world: World):
-    code, out, _ = world.invoke("/buffered", "--step", "53")
-    assert code == 0
-    assert "from its document buffer, pass 1" in out
-    assert "of its cache" not in out
-    row = world.ask("/buffered", step=53)["rows"][0]
-    assert world.documents(row["component"])[row["document"]].size == row["document_tokens"]
-    assert row["text"]
-
-
 # ── packed rows ──
 
 
