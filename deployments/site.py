@@ -148,7 +148,7 @@ def _add_pages(app: FastAPI, site: Site) -> None:
 
 def _add_problems(app: FastAPI, site: Site) -> None:
     def problem_page(text: str) -> Response:
-        return HTMLResponse(pages.problem_page(site, Links(""), "Page not found", text), 404)
+        return HTMLResponse(site.render("problem.html", Links(""), title="Page not found", said=text), 404)
 
     @app.exception_handler(NotHere)
     @app.exception_handler(ConfigError)

@@ -6,10 +6,9 @@ from phasewise.flows.plan import sources_of, stand_ins_of
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.listing import expand
-from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.data.template import template_of
-from phasewise.tasks.evaluation.settings import check_renderings, needles_of, real_of
+from phasewise.tasks.evaluation.settings import check_renderings, real_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.select_launcher import chosen_kind
@@ -40,23 +39,8 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
         raise RecipeError(f"the gate of phase {phase.name} of {recipe.run_name} cannot judge it: {error}{instead}") from None
 
 
-def check_needles(plan: DataPlan, phase: Phase) -> None:
-    """Raise ConfigError if a text is too short for its needles. The tokenizer of the phase must exist."""
-    if labels := needles_of(phase.evaluation.benchmarks):
-        from phasewise.tasks.data.tokenizer import load_tokenizer
-        from phasewise.tasks.evaluation.gate_benchmarks import check_room
-
-        check_room(phase.name, labels, load_tokenizer(plan.tokenizer))
-
-
 def check_sources(recipe: Recipe, home: Home) -> None:
-    """Check that sources can be read, and that chat templates render a made-up conversation.
-
-    Raises:
-        RecipeError: as `flows.plan.sources_of`.
-        ConfigError: an unusable chat template.
-        DataError: a component without files, or a chat template that fails.
-    """
+    """Check that sources can be read, and that chat templates render a made-up conversation."""
     sources = sources_of(recipe, home)
     for source in sources.values():
         if source.conversation:
@@ -68,30 +52,23 @@ def check_sources(recipe: Recipe, home: Home) -> None:
 
 
 def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Check that phases can train from this machine.
-
-    Raises:
-        RecipeError: a phase needs a slice, this machine is another slice, and no launcher for slices is set.
-        ConfigError: an unknown launcher.
-    """
+    """Check that phases can train from this machine."""
     if chosen_kind() != LOCAL_SLICE:
         return
+    from phasewise.tasks.training.execution import machine_here
+
     for phase in phases:
         for _, name in phase.slice.within(phase.start_step, phase.stop_step):
-            if name != LOCAL_SLICE and not _is_here(name):
+            if name == LOCAL_SLICE:
+                continue
+            where = find_slice(name)
+            is_here = where.count == 1 and where.chip.platform == "cpu"
+            if where.count == 1 and not is_here:
+                machine = machine_here()
+                is_here = machine.platform == where.chip.platform and machine.kind.startswith(where.chip.device_kind)
+                is_here = is_here and machine.devices >= where.devices
+            if not is_here:
                 instead = f'give it the slice "{LOCAL_SLICE}"' if recipe.scale == "own" else "use --scale proxy"
                 raise RecipeError(
                     f"phase {phase.name} of {recipe.run_name} needs the slice {name}, and only this machine can train: {instead}."
                 )
-
-
-def _is_here(name: str) -> bool:
-    from phasewise.tasks.training.execution import machine_here
-
-    where = find_slice(name)
-    if where.count > 1:
-        return False
-    if where.chip.platform == "cpu":
-        return True
-    machine = machine_here()
-    return machine.platform == where.chip.platform and machine.kind.startswith(where.chip.device_kind) and machine.devices >= where.devices

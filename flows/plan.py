@@ -20,13 +20,15 @@ from phasewise.trainer.base.run_folder import read_result
 from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
 
+OF_PHASE = (
+    "start_step", "stop_step", "model", "optimizer", "learning_rate", "stability", "order", "checkpoints", "recovery", "packing", "loss_on",
+    "instrumentation",
+)  # fmt: skip
+"""Fields of a run with the phase's own values."""
+
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
-    """Component → its source in the recipe, or its proxy data set or real data set, depending on the scale.
-
-    Raises:
-        RecipeError: a component has no source, or its real data are not public.
-    """
+    """Component → its source in the recipe, or its proxy data set or real data set, depending on the scale."""
     check_components(recipe)
     if recipe.uses_stand_ins:
         proxies = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
@@ -82,9 +84,6 @@ def build_run(
         caches: component → folder of its training cache.
         held_out: component → folder of its held-out cache. None measures no held-out loss during training.
         needs_parent: if False, the run has no start checkpoint, and can be read but not trained.
-
-    Raises:
-        TrainingError: the parent is not trained yet.
     """
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
@@ -93,40 +92,25 @@ def build_run(
         folders = {name: str(held_out[name]) for name in phase.components}
         evaluation = LossEvaluation(every_steps=every, sequences=phase.evaluation.loss_sequences, caches=folders)
     return RunConfig(
+        **{name: getattr(phase, name) for name in OF_PHASE},
         recipe=recipe.name,
         scale=recipe.scale,
         phase=phase.name,
-        start_step=phase.start_step,
-        stop_step=phase.stop_step,
         seed=root.seed,
-        model=phase.model,
-        optimizer=phase.optimizer,
-        learning_rate=phase.learning_rate,
-        stability=phase.stability,
         batch=recipe.batch_of_lineage(phase),
         mixture=recipe.mixture_of_lineage(phase),
-        order=phase.order,
-        checkpoints=phase.checkpoints,
-        recovery=phase.recovery,
-        packing=phase.packing,
-        loss_on=phase.loss_on,
         start=start_of(recipe, phase, home) if needs_parent else None,
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
         output=str(home.run(recipe.run_name, phase.name)),
         execution=ONE_DEVICE,
-        instrumentation=phase.instrumentation,
         evaluation=evaluation,
     )
 
 
 def start_of(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
-    """The current start checkpoint of a phase. None for a phase from scratch.
-
-    Raises:
-        TrainingError: the parent is not trained yet.
-    """
+    """The current start checkpoint of a phase. None for a phase from scratch."""
     if not isinstance(phase.start, HandOff):
         return None
     checkpoint, digest = _checkpoint_of(recipe, phase, phase.start.parent, phase.start.step, home)

@@ -134,10 +134,7 @@ class Resolved:
 
     Attributes:
         name: `RECIPE`, or `RECIPE/PHASE` for a branch. Flows resolve this name to the same value.
-        recipe: the main line, and the branch to the phase.
         full: the recipe at full scale. None if it is written at another scale.
-        settings: changes from `--set`.
-        origin: the file of the recipe. None for recipes of this project.
         digests: digests of source files, kept for the whole command.
     """
 
@@ -261,33 +258,6 @@ class _Found:
     digests: dict[str, KnownDigests] = field(default_factory=dict)
     resolved: dict[tuple[str, Scale, str, tuple[str, ...]], Resolved] = field(default_factory=dict)
 
-    def resolve(self, target: str, scale: Scale, place: Home) -> tuple[Resolved, Phase | None]:
-        name, wanted = split_target(target)
-        if name not in self.written:
-            self.written[name] = load_written(name)
-        written, settings = self.written[name], settings_in_force()
-        if (name, scale, settings) not in self.scaled:
-            self.scaled[name, scale, settings] = assigned(at_scale(written, scale, name))
-        record = self.scaled[name, scale, settings]
-        phase = record.phase(wanted) if wanted else None
-        branch = wanted if phase and any(one.branch for one in (phase, *record.ancestors(phase))) else None
-        named = f"{name}/{branch}" if branch else name
-        root = str(place.root)
-        key = (named, scale, root, settings)
-        if key not in self.resolved:
-            full = written.with_branch(branch) if written.scale == "full" else None
-            chosen = record.with_branch(branch)
-            if full:
-                check_mixtures(full, full.phases)
-            check_feasible(chosen, chosen.phases)
-            origin = origin_of(name, written, place)
-            check_name_free(origin, chosen, place)
-            if root not in self.digests:
-                self.digests[root] = KnownDigests(place)
-            home = with_trial(place, at_scale(written, scale, name), record) if settings else place
-            self.resolved[key] = Resolved(named, chosen, full, home, self.digests[root], settings, origin)
-        return self.resolved[key], phase
-
 
 _found: ContextVar[_Found | None] = ContextVar("found", default=None)
 
@@ -311,13 +281,36 @@ def resolve(
     """The recipe of `RECIPE[/PHASE]`, and the phase if one is named. Nothing is written, and no source is read.
 
     Args:
-        home, reads_only: as in `Home.at`.
         has_weights: download the checkpoints of the phase from a read-only home on a store.
 
     Raises:
         ConfigError: an unknown recipe, phase or home.
     """
-    resolved, phase = (_found.get() or _Found()).resolve(target, scale, Home.at(home, reads_only=reads_only))
+    known, place, (name, wanted) = _found.get() or _Found(), Home.at(home, reads_only=reads_only), split_target(target)
+    if name not in known.written:
+        known.written[name] = load_written(name)
+    written, settings = known.written[name], settings_in_force()
+    if (name, scale, settings) not in known.scaled:
+        known.scaled[name, scale, settings] = assigned(at_scale(written, scale, name))
+    record = known.scaled[name, scale, settings]
+    phase = record.phase(wanted) if wanted else None
+    branch = wanted if phase and any(one.branch for one in (phase, *record.ancestors(phase))) else None
+    named = f"{name}/{branch}" if branch else name
+    root = str(place.root)
+    key = (named, scale, root, settings)
+    if key not in known.resolved:
+        full = written.with_branch(branch) if written.scale == "full" else None
+        chosen = record.with_branch(branch)
+        if full:
+            check_mixtures(full, full.phases)
+        check_feasible(chosen, chosen.phases)
+        origin = origin_of(name, written, place)
+        check_name_free(origin, chosen, place)
+        if root not in known.digests:
+            known.digests[root] = KnownDigests(place)
+        in_trial = with_trial(place, at_scale(written, scale, name), record) if settings else place
+        known.resolved[key] = Resolved(named, chosen, full, in_trial, known.digests[root], settings, origin)
+    resolved = known.resolved[key]
     if reads_only:
         place = resolved.home
         place.look(resolved.recipe.run_name, weights_of=place.folder_of(phase.name) if phase and has_weights else None)

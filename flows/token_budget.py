@@ -14,11 +14,7 @@ from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
-    """Component → most tokens that an order draws from its start, over all phases with this order.
-
-    Args:
-        phases: None is all phases of the recipe.
-    """
+    """Component → most tokens that an order draws from its start, over all phases with this order."""
     needs: dict[str, int] = {}
     for phase in recipe.phases if phases is None else phases:
         drawn = recipe.mixture_schedule(phase).realised(phase.order.first_step, phase.stop_step)
@@ -56,18 +52,20 @@ def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> Non
 
     Packed phases compare rows, because rows have padding and long documents are cut. Components without a budget may repeat, and the
     verdict on the data judges their epochs.
-
-    Raises:
-        DataError: with the components, and a sufficient budget.
     """
     phases = list(phases)
+    in_tokens = needed_tokens(recipe, [phase for phase in phases if phase.packing == "chunk"])
+    draws: list[tuple[str, int, Phase | None]] = [(name, tokens, None) for name, tokens in sorted(in_tokens.items())]
+    for phase in phases:
+        if phase.packing != "chunk":
+            drawn_rows = recipe.mixture_schedule(phase).realised(phase.order.first_step, phase.stop_step)
+            draws += [(name, count, phase) for name, count in sorted(drawn_rows.items()) if name in phase.components]
     short, ratios = list[str](), list[float]()
-
-    def compare(name: str, drawn: int, packed: Phase | None) -> None:
+    for name, drawn, packed in draws:
         component = plan.components[name]
         budget = component.listing.budget
         if budget is None or component.train.pin or not component.train.is_built:
-            return
+            continue
         if packed is None:
             found, unit = read_manifest(component.train.folder).tokens, "tokens"
         else:
@@ -76,16 +74,6 @@ def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> Non
         if found < drawn:
             ratios.append(drawn / max(found, 1))
             short.append(f"{name} has {found:,} {unit} to train on, from {budget.words}, and {drawn:,} are drawn")
-
-    full = needed_tokens(recipe, [phase for phase in phases if phase.packing == "chunk"])
-    for name, tokens in sorted(full.items()):
-        compare(name, tokens, None)
-    for phase in phases:
-        if phase.packing != "chunk":
-            drawn = recipe.mixture_schedule(phase).realised(phase.order.first_step, phase.stop_step)
-            for name, count in sorted(drawn.items()):
-                if name in phase.components:
-                    compare(name, count, phase)
     if short:
         enough = round(1.1 * max(ratios) * sum(budgets_of(recipe).values()))
         raise DataError(

@@ -4,7 +4,6 @@ from typing import Any
 
 from prefect.artifacts import create_table_artifact
 
-from phasewise.flows.checks import check_needles
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.plan import setups_of
 from phasewise.flows.prefect.approvals import asking_people, take_answers
@@ -16,17 +15,18 @@ from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve_phase
-from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass, read_record
+from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass, read_record, read_records
+from phasewise.flows.status.recipe_status import why_no_report
 from phasewise.flows.status.retraining import (
     check_ancestors_hold,
     check_ancestors_passed,
     check_replaced,
     check_verdicts,
     find_replaced,
-    say_replaced,
 )
-from phasewise.flows.status.summary import phase_summary, refresh_report, write_recipe_report
+from phasewise.flows.status.summary import phase_summary, write_recipe_report
 from phasewise.flows.validate_data import validate_data
+from phasewise.tasks.evaluation.settings import needles_of
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.attempts import PlannedSegment
 from phasewise.tasks.training.execution import CPU, execution_here, in_words, machine_here
@@ -39,12 +39,7 @@ from phasewise.validations.waivers import accepted_in
 
 
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:
-    """The run of a phase with the execution of each of its slices, in order. Logs the hardware, and changes of an earlier plan.
-
-    Raises:
-        ConfigError: no plan fits.
-        TrainingError: as `Resolved.run`, or the compiler failed.
-    """
+    """The run of a phase with the execution of each of its slices, in order. Logs the hardware, and changes of an earlier plan."""
     run, machine = resolved.run(phase), machine_here()
     slices = slices_of(phase)
     plans = {name: plan_of(resolved, phase, name) or execution_here(run, machine) for name in dict.fromkeys(name for _, name in slices)}
@@ -76,9 +71,6 @@ def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | No
 
     The plan of the largest batch is used. Its micro-batches must divide all batches of the phase, because a slice that starts from an older
     checkpoint trains earlier updates as well.
-
-    Raises:
-        ConfigError: no plan fits, or the plan does not divide a batch.
     """
     if slice_name == LOCAL_SLICE:
         return None
@@ -133,13 +125,15 @@ def train_phase(
             prepare_data(resolved.name, scale, home, resolved.settings)
         if read_record(resolved, chosen).state == "done":
             say(f"{phase}: done already")
-            refresh_report(resolved)
+            if why_no_report(resolved, read_records(resolved)):  # for example after a decision
+                write_recipe_report(resolved)
             return
         or_wait(check_ancestors_hold, resolved, chosen)
         if not retrain:
             replaced = find_replaced(resolved, [chosen])
             check_replaced(resolved, replaced, ())
-            say_replaced(replaced)
+            for one in replaced:
+                say(f"trained again: {one}")
         refusal: PhasewiseError | None = None
         try:
             train_judged(resolved, chosen)
@@ -163,7 +157,11 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     recipe = resolved.recipe
     home = str(resolved.home.root)
     accepts, asks = accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase)
-    check_needles(resolved.plan, phase)
+    if needles := needles_of(phase.evaluation.benchmarks):
+        from phasewise.tasks.data.tokenizer import load_tokenizer
+        from phasewise.tasks.evaluation.gate_benchmarks import check_room
+
+        check_room(phase.name, needles, load_tokenizer(resolved.plan.tokenizer))
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     planned = runs_on_slices(resolved, phase)
     run = planned[-1].run

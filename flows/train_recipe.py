@@ -9,7 +9,7 @@ from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve
-from phasewise.flows.status.retraining import check_replaced, check_retrain, find_replaced, phases_to_train, say_replaced
+from phasewise.flows.status.retraining import check_replaced, check_retrain, find_replaced, phases_to_train
 from phasewise.flows.status.summary import write_recipe_report
 from phasewise.flows.train_phase import REFUSALS, train_phase
 from phasewise.tasks.evaluation.task import fit_baselines
@@ -48,7 +48,8 @@ def train_recipe(
         prepare_data(resolved.name, scale, home, resolved.settings)
         replaced = find_replaced(resolved, phases)
         check_replaced(resolved, replaced, retrain)
-        say_replaced(replaced)
+        for one in replaced:
+            say(f"trained again: {one}")
         refusals = train_phases(resolved, phases, home, {one.phase for one in replaced})
         fit_baselines(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
         write_recipe_report(resolved)

@@ -30,13 +30,13 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     with resolved.kept(this_run()):
         run, plan, wanted = resolved.run(chosen), resolved.plan, resolved.recipe
         check_enough(wanted, plan, [chosen])
-        facts = hand_off_facts(wanted, chosen, run)
+        declared, changes = hand_off_facts(wanted, chosen, run)
         verdict = data_gate(
             run,
             plan,
             chosen.gates.data,
             resolved.home,
-            hand_off=hand_off_evidence(facts.declared, facts.found),
+            hand_off=hand_off_evidence(declared, changes),
             rows_before=drawn_earlier(wanted, chosen),
             decided_by=decided_by(resolved, chosen, run),
             accepts=accepted_in(chosen.name, wanted.accepts),

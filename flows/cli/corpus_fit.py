@@ -36,42 +36,61 @@ def fit_target(
     Args:
         target: `RECIPE/PHASE`, or the folder of a checkpoint or of a Hugging Face model.
         text: a folder or a file. None measures the held-out documents of the phase.
-        text_key: the text field, of formats with fields.
         tokenizer: the `tokenizer.json` of a checkpoint outside its home.
-
-    Raises:
-        ConfigError: the target is not a phase. Or a folder lacks held-out documents or a tokenizer.
-        TrainingError: the phase is not trained.
-        CheckpointError: the checkpoint is incomplete, or has other weights than the phase's result.
-        DataError: a text cannot be read.
     """
     name, named = split_target(target)
     if named is None and name not in NAMES and Path(target).is_dir():
         if text is None:
             raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
         from phasewise.tasks.evaluation.model_loading import open_folder
+        from phasewise.trainer.state import params_digest
 
-        return _fit_text(open_folder(Path(target), Path(tokenizer) if tokenizer else None), text, text_key)
-    if tokenizer is not None:
-        raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
-    resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
-    phase = named_phase(resolved, found, "evaluate")
-    run, result = trained_run(resolved, phase)
-    from phasewise.tasks.evaluation.model_loading import open_weights
-    from phasewise.trainer.state import params_digest
+        opened, of_phase = open_folder(Path(target), Path(tokenizer) if tokenizer else None), {}
+        digest = params_digest(opened.weights["last"])
+        measured, subsets, about = _fit_text(opened, text, text_key)
+    else:
+        if tokenizer is not None:
+            raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
+        resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
+        phase = named_phase(resolved, found, "evaluate")
+        run, result = trained_run(resolved, phase)
+        from phasewise.tasks.evaluation.model_loading import open_weights
+        from phasewise.trainer.state import params_digest
 
-    opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
-    expected, digest = result["params_digest"], params_digest(opened.weights["last"])
-    if digest != expected:
-        raise CheckpointError(
-            f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {digest[:12]}. "
-            "Train the phase again."
-        )
-    fit = _fit_held_out(opened, resolved, phase, run) if text is None else _fit_text(opened, text, text_key)
-    return {"phase": phase.name, **fit}
+        opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
+        expected, digest = result["params_digest"], params_digest(opened.weights["last"])
+        if digest != expected:
+            raise CheckpointError(
+                f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {digest[:12]}. "
+                "Train the phase again."
+            )
+        of_phase = {"phase": phase.name}
+        measured, subsets, about = _fit_held_out(opened, resolved, phase, run) if text is None else _fit_text(opened, text, text_key)
+    seq_len = opened.config.seq_len
+    return {
+        **of_phase,
+        "checkpoint": str(opened.checkpoint),
+        "params_digest": digest,
+        "weights": "last",
+        "measured_weights": list(opened.weights),
+        "tokenizer_digest": opened.tokenizer_digest,
+        "windows": {"kind": "rolling", "window_tokens": seq_len, "stride_tokens": seq_len, "begin": "given", "end": "not predicted"},
+        "results": [],
+        "bits_per_byte": {one["name"]: one["fit"]["last"]["bits_per_byte"] for one in subsets},
+        "macro_bits_per_byte": measured.macro["last"]["bits_per_byte"],
+        "micro_bits_per_byte": measured.micro["last"]["bits_per_byte"],
+        "subsets": subsets,
+        "macro": measured.macro,
+        "micro": measured.micro,
+        **about,
+    }
 
 
-def _fit_text(opened: "Opened", text: str, text_key: str) -> dict[str, Any]:
+Fit = tuple["CorpusFit", list[dict[str, Any]], dict[str, Any]]
+"""Figures, subsets, and fields on the text."""
+
+
+def _fit_text(opened: "Opened", text: str, text_key: str) -> Fit:
     """Measure a folder of text. Each file and each folder in it is a subset."""
     from phasewise.tasks.evaluation.corpus_fit import Corpus, measure_fit, tokenize
 
@@ -82,10 +101,10 @@ def _fit_text(opened: "Opened", text: str, text_key: str) -> dict[str, Any]:
         subset = corpus.subsets[name]
         counts = {count: getattr(subset, count) for count in ("name", "files", "documents", *ODD, "text_digest")}
         subsets.append({**counts, **found})
-    return {**_shaped(opened, measured, subsets), "text": text, "hidden_files": corpus.hidden}
+    return measured, subsets, {"text": text, "hidden_files": corpus.hidden}
 
 
-def _fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, Any]:
+def _fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> Fit:
     """Measure the held-out documents of the phase's gate. Each component is a subset."""
     from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit
     from phasewise.tasks.evaluation.held_out import read_held_out_tokens
@@ -106,28 +125,7 @@ def _fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunCo
         {"name": name, "documents": len(held_out[name].documents), "text_digest": digests[name], **found}
         for name, found in measured.subsets.items()
     ]
-    return {**_shaped(opened, measured, subsets), "text": "held out", "held_out_tokens": max_tokens}
-
-
-def _shaped(opened: "Opened", measured: "CorpusFit", subsets: list[dict[str, Any]]) -> dict[str, Any]:
-    from phasewise.trainer.state import params_digest
-
-    seq_len = opened.config.seq_len
-    return {
-        "checkpoint": str(opened.checkpoint),
-        "params_digest": params_digest(opened.weights["last"]),
-        "weights": "last",
-        "measured_weights": list(opened.weights),
-        "tokenizer_digest": opened.tokenizer_digest,
-        "windows": {"kind": "rolling", "window_tokens": seq_len, "stride_tokens": seq_len, "begin": "given", "end": "not predicted"},
-        "results": [],
-        "bits_per_byte": {one["name"]: one["fit"]["last"]["bits_per_byte"] for one in subsets},
-        "macro_bits_per_byte": measured.macro["last"]["bits_per_byte"],
-        "micro_bits_per_byte": measured.micro["last"]["bits_per_byte"],
-        "subsets": subsets,
-        "macro": measured.macro,
-        "micro": measured.micro,
-    }
+    return measured, subsets, {"text": "held out", "held_out_tokens": max_tokens}
 
 
 def print_fit(fit: dict[str, Any]) -> None:
@@ -149,11 +147,6 @@ def print_fit(fit: dict[str, Any]) -> None:
         table.add_row(*first, *bits, *perplexities, style="bold" if number >= len(subsets) else None)
     console.print(f"{fit.get('phase', 'checkpoint')}: {fit['checkpoint']}, on {fit['text']}", soft_wrap=True, markup=False)
     print_table(console, table)
-    for line in _notes(fit):
-        console.print(line, soft_wrap=True, markup=False)
-
-
-def _notes(fit: dict[str, Any]) -> list[str]:
     windows = fit["windows"]
     lines = [
         f"Rolling windows of {windows['window_tokens']} tokens, {windows['stride_tokens']} apart; each text by itself, begin-of-text "
@@ -172,4 +165,5 @@ def _notes(fit: dict[str, Any]) -> list[str]:
             lines.append(f"Note: {text}: {', '.join(f'{subset} {count:,}' for subset, count in counts.items())}.")
     if fit.get("hidden_files"):
         lines.append(f"Note: {plural(fit['hidden_files'], 'hidden file')} (a name with a leading dot) not read.")
-    return lines
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)

@@ -36,25 +36,15 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
         for split in ("train", "held_out"):
             cache = resolved.plan.components[name].cache(split)
             manifest = read_manifest(cache.folder)
-            described[split] = {
-                "key": cache.key,
-                "path": str(cache.folder),
-                "digest": manifest.digest,
-                "documents": manifest.documents,
-                "tokens": manifest.tokens,
-                "left_out": manifest.left_out,
-            }
+            counts = {field: getattr(manifest, field) for field in ("digest", "documents", "tokens", "left_out")}
+            described[split] = {"key": cache.key, "path": str(cache.folder), **counts}
         components.append(described)
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": str(resolved.plan.tokenizer), "components": components}
 
 
 def plan(target: str, scale: Scale, home: str | None, price_per_hour: float | None) -> dict[str, Any]:
-    """List the sources and project the work of `prepare`, in the shape of `--json`. Reads no source.
-
-    Raises:
-        DataError: stand-ins are not collected, so the amount of text is unknown.
-    """
+    """List the sources and project the work of `prepare`, in the shape of `--json`. Reads no source."""
     from phasewise.tasks.data.cluster import workers_at_work  # Dask
     from phasewise.tasks.data.plan import measure_speed, project
 

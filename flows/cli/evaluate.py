@@ -1,12 +1,11 @@
 """`phasewise evaluate`: benchmarks of the gate or of a suite. Corpus fit is in `corpus_fit.py`."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import rich.box
@@ -28,10 +27,10 @@ from phasewise.validations.evidence.floor import measure_floor
 from phasewise.validations.evidence.gate import gate_notes, gate_tables
 
 if TYPE_CHECKING:
-    from phasewise.tasks.data.template import ChatTemplate
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 Weights = Literal["last", "ema"]
+Printer = Callable[[dict[str, Any]], None]
 MIN_WIDTH = 110
 """Width of the table in a file."""
 OPTIONS = {
@@ -42,81 +41,33 @@ OPTIONS = {
 """Option that selects a measurement → all options of the measurement."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A measurement in the shape of `--json`, its printer, and whether all benchmarks were measured."""
-
-    measured: dict[str, Any]
-    print: Callable[[dict[str, Any]], None]
-    is_complete: bool = True
-
-
-@dataclass(frozen=True)
-class SuiteOptions:
-    """The options of `--suite`."""
-
-    suite: str
-    benchmarks: str | None = None
-    limit: int | None = None
-    weights: Weights = "last"
-    allow_code: bool = False
-    tokenizer: str | None = None
-    context: int | None = None
-
-
-class Model(NamedTuple):
-    """A model to measure, and how to open it.
-
-    Attributes:
-        phase: None for a folder without a recipe.
-        held_out: component → cache of held-out text. None without a recipe.
-    """
-
-    path: Path
-    phase: str | None
-    open: "Callable[[], JaxLanguageModel]"
-    held_out: dict[str, Path] | None = None
-
-
-def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dict[str, Any]) -> Measured:
+def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], Printer]:
     """Measure with a suite, on a text, on held-out documents, or with the benchmarks of the phase's gate.
 
-    Raises:
-        UsageError: the options are of two measurements.
-        PhasewiseError: the measurement failed.
+    Returns the measurement in the shape of `--json`, and its printer. Its `holes` are benchmarks that were not measured.
     """
     given = {name: value for name, value in options.items() if value not in (None, False)}
+    names = {name: f"--{name.replace('_', '-')}" for name in options}
     chosen = [name for name in OPTIONS if name in given]
     if len(chosen) > 1:
-        raise click.UsageError(f"one measurement at a time: {_named(chosen)} were given.")
-    idle = set(given) - (OPTIONS[chosen[0]] if chosen else set[str]())
-    if idle:
-        needed = [f"--{name.replace('_', '-')}" for name in OPTIONS if idle <= OPTIONS[name]]
-        raise click.UsageError(f"{_named(sorted(idle))} needs {' or '.join(needed) or 'another measurement'}.")
+        raise click.UsageError(f"one measurement at a time: {', '.join(names[name] for name in chosen)} were given.")
+    if idle := set(given) - (OPTIONS[chosen[0]] if chosen else set[str]()):
+        needed = [names[name] for name in OPTIONS if idle <= OPTIONS[name]]
+        raise click.UsageError(f"{', '.join(names[name] for name in sorted(idle))} needs {' or '.join(needed) or 'another measurement'}.")
     if chosen == ["suite"]:
-        measured = evaluate_suite(target, scale, home, SuiteOptions(**given))
-        return Measured(measured, print_table, not measured["holes"])
+        return evaluate_suite(target, scale, home, **given), print_table
     if chosen:
         from phasewise.flows.cli.corpus_fit import fit_target, print_fit
 
         given.pop("held_out", None)
-        return Measured(fit_target(target, scale, home, **given), print_fit)
-    return Measured(evaluate_target(target, scale_of(target, scale), home), print_evaluation)
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        return fit_target(target, scale, home, **given), print_fit
+    return evaluate_target(target, scale_of(target, scale), home), print_evaluation
 
 
 def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     """Measure or read the benchmarks and held-out bits per byte of a phase's last checkpoint.
 
     `gate` has a note on each benchmark: the score compared to the parent's, and the difference that the gate can detect.
-
-    Raises:
-        ConfigError: the target is not a phase, or the phase has an unknown benchmark.
-        TrainingError: the phase is not trained.
-        TakenOver, StorageError: from `Resolved.kept`.
     """
     resolved, found = resolve(target, scale, home)
     phase = named_phase(resolved, found, "evaluate")
@@ -153,41 +104,45 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
         console.print(f"  macro of the mean of checkpoints {steps}: {mean:.3f}")
 
 
-def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: SuiteOptions) -> dict[str, Any]:
-    """Measure or read the benchmarks of a suite on a model, in the shape of `--json`.
-
-    Raises:
-        ConfigError: the suite, folder, recipe or phase does not exist.
-        CheckpointError: the checkpoint is incomplete, or lacks the chosen weights.
-        TrainingError: the phase is not trained.
-        EvaluationError: the model's answers are not finite.
-        TakenOver, StorageError: from `Resolved.kept`.
-    """
-    lengths = lengths_of(options.suite) if names_needles(options.suite) else None
-    fixed = find_suite(options.suite) if lengths is None else None
+def evaluate_suite(
+    target: str,
+    scale: Scale | None,
+    home: str | None,
+    *,
+    suite: str,
+    benchmarks: str | None = None,
+    limit: int | None = None,
+    weights: Weights = "last",
+    allow_code: bool = False,
+    tokenizer: str | None = None,
+    context: int | None = None,
+) -> dict[str, Any]:
+    """Measure or read the benchmarks of a suite on a model, in the shape of `--json`."""
+    lengths = lengths_of(suite) if names_needles(suite) else None
+    fixed = find_suite(suite) if lengths is None else None
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as stack:
-        found = _find_model(target, scale, home, options, stack)
+        path, phase, open_model, held_out = _find_model(target, scale, home, weights, tokenizer, stack)
         from phasewise.tasks.evaluation.suite import Options, run_suite
 
-        benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
-        about = {"checkpoint": str(found.path), "phase": found.phase, "weights": options.weights}
-        model = found.open()
-        if options.context is not None:
-            model.read_up_to(options.context)
-        suite = fixed or needle_suite(lengths or (), model.max_length)
+        folder = Path(benchmarks).resolve() if benchmarks else None
+        about = {"checkpoint": str(path), "phase": phase, "weights": weights}
+        model = open_model()
+        if context is not None:
+            model.read_up_to(context)
+        found = fixed or needle_suite(lengths or (), model.max_length)
         haystack: Haystack | None = None
-        if benchmarks is not None:
-            haystack = partial(words_of_folder, benchmarks)
-        elif found.held_out is not None:
+        if folder is not None:
+            haystack = partial(words_of_folder, folder)
+        elif held_out is not None:
             from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
 
-            haystack = partial(words_of_held_out, found.held_out, model.tokenizer)
-        settings = Options(benchmarks, options.limit, allow_code=options.allow_code, haystack=haystack)
-        measured = run_suite(suite, model, settings, place=found.path.resolve(), weights=options.weights, about=about)
+            haystack = partial(words_of_held_out, held_out, model.tokenizer)
+        settings = Options(folder, limit, allow_code=allow_code, haystack=haystack)
+        measured = run_suite(found, model, settings, place=path.resolve(), weights=weights, about=about)
     return {
         **about,
-        "suite": suite.name,
+        "suite": found.name,
         "results": measured.results,
         "bits_per_byte": {},
         "holes": [result["benchmark"] for result in measured.results if result["hole"]],
@@ -226,37 +181,40 @@ def print_table(evaluation: dict[str, Any]) -> None:
     console.print(f"{measured}. Kept in {evaluation['kept']}", soft_wrap=True, markup=False)
 
 
-def _find_model(target: str, scale: Scale | None, home: str | None, options: SuiteOptions, stack: ExitStack) -> Model:
+def _find_model(
+    target: str, scale: Scale | None, home: str | None, weights: Weights, tokenizer: str | None, stack: ExitStack
+) -> "tuple[Path, str | None, Callable[[], JaxLanguageModel], dict[str, Path] | None]":
+    """Return the folder of a model, its phase, a function that opens the model, and component → cache of held-out text.
+
+    A folder without a recipe has no phase and no caches.
+    """
     path = Path(target)
     if (path / "config.json").is_file():
-        if options.weights != "last":
-            raise ConfigError(f"{path} has one set of weights: leave out --weights {options.weights}.")
-        if options.tokenizer:
+        if weights != "last":
+            raise ConfigError(f"{path} has one set of weights: leave out --weights {weights}.")
+        if tokenizer:
             raise ConfigError(f"{path} has its own tokenizer: leave out --tokenizer.")
         from phasewise.tasks.evaluation.model_loading import model_of_folder
 
-        return Model(path, None, lambda: model_of_folder(path))
+        return path, None, partial(model_of_folder, path), None
     if (path / "about").is_dir():
-        from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer
+        from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer, model_of_checkpoint
         from phasewise.trainer.checkpoints.state import read_about
 
-        given = Path(options.tokenizer) if options.tokenizer else None
         run, root = read_about(path)["run"], Home.open(home).root if home else None
-        return Model(path, None, _opener(path, find_tokenizer(path, run, given, root), options.weights, find_chats(path, run, root)))
+        file = find_tokenizer(path, run, Path(tokenizer) if tokenizer else None, root)
+        return path, None, partial(model_of_checkpoint, path, file, weights=weights, chats=find_chats(path, run, root)), None
     if path.is_dir():
         raise ConfigError(f"{path}: expected a checkpoint with about/ and state/, or a folder with config.json, found another folder.")
     resolved, phase = resolve(target, scale_of(target, scale), home)
     chosen = named_phase(resolved, phase, "evaluate")
-    if options.tokenizer:
+    if tokenizer:
         raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
     stack.enter_context(resolved.kept(f"`phasewise evaluate {target}`"))
     checkpoint = Path(trained_run(resolved, chosen)[1]["checkpoint"])
-    plan = resolved.plan
-    held_out = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
-    return Model(checkpoint, chosen.name, _opener(checkpoint, plan.tokenizer, options.weights, plan.chats_of(chosen.components)), held_out)
-
-
-def _opener(checkpoint: Path, tokenizer: Path, weights: Weights, chats: "Sequence[ChatTemplate]") -> "Callable[[], JaxLanguageModel]":
     from phasewise.tasks.evaluation.model_loading import model_of_checkpoint
 
-    return lambda: model_of_checkpoint(checkpoint, tokenizer, weights=weights, chats=chats)
+    plan = resolved.plan
+    held_out = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
+    chats = plan.chats_of(chosen.components)
+    return checkpoint, chosen.name, partial(model_of_checkpoint, checkpoint, plan.tokenizer, weights=weights, chats=chats), held_out

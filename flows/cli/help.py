@@ -1,7 +1,5 @@
 """The text of `phasewise --help`: commands in groups, each with one line, examples and exit codes."""
 
-import click
-
 MAX_WIDTH = 100
 GROUPS = {
     "Train": {
@@ -47,14 +45,3 @@ EXIT_CODES = (
     ("7", "a file could not be read or written"),
     ("130", "stopped by Ctrl-C"),
 )
-
-
-class GroupedHelp(click.Group):
-    """A group of commands with the tables above in its help."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by group, then examples and exit codes."""
-        tables = {group: tuple(commands.items()) for group, commands in GROUPS.items()} | {"Examples": EXAMPLES, "Exit codes": EXIT_CODES}
-        for heading, rows in tables.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows, col_max=MAX_WIDTH // 2)

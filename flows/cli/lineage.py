@@ -12,11 +12,7 @@ from phasewise.flows.show.describe import change_in_words, describe_changes
 
 
 def describe(target: str, scale: Scale) -> dict[str, Any]:
-    """Return the parent and the changes of each phase. For `RECIPE/PHASE`, of the phase and its ancestors.
-
-    Raises:
-        ConfigError: the recipe or phase does not exist.
-    """
+    """Return the parent and the changes of each phase. For `RECIPE/PHASE`, of the phase and its ancestors."""
     name, chosen = split_target(target)
     recipe = load_record(name, scale, chosen)
     phases: list[dict[str, Any]] = []
@@ -24,12 +20,7 @@ def describe(target: str, scale: Scale) -> dict[str, Any]:
         start = phase.start if isinstance(phase.start, HandOff) else None
         phases.append(
             {
-                "name": phase.name,
-                "parent": phase.parent,
-                "start_step": phase.start_step,
-                "stop_step": phase.stop_step,
-                "branch": phase.branch,
-                "abandoned": phase.abandoned,
+                **{name: getattr(phase, name) for name in ("name", "parent", "start_step", "stop_step", "branch", "abandoned")},
                 "from_step": phase.start_step,
                 "fresh": list(start.fresh) if start else [],
                 "graft": [graft.model_dump(mode="json") for graft in start.graft] if start else [],

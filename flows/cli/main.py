@@ -15,17 +15,15 @@ from phasewise.flows.cli.options import (
     Commands,
     FiniteFloat,
     Scale,
-    evaluation_options,
     given_scale_option,
     home_option,
     json_option,
     max_tokens_option,
-    says_first_word,
     scale_option,
     set_option,
     slice_option,
 )
-from phasewise.flows.cli.terminal import nothing, print_found
+from phasewise.flows.cli.terminal import print_found
 from phasewise.tasks.data.tokenizer_training import SPLITS, SplitName
 from phasewise.trainer.base.identity import HOUSE, ROOMS
 from phasewise.trainer.process.child_process import collect_rarely, python_command
@@ -34,21 +32,13 @@ from phasewise.trainer.process.environment import spare_search
 NAMED = re.compile(rb"\bPHASEWISE_[A-Z]+(?:_[A-Z]+)*\b")
 
 
-def begin(environment: Mapping[str, str]) -> None:
-    """Warn about unknown variables, and set up the process before JAX is imported."""
-    for words in words_of_unread(environment):
-        click.echo(words, err=True)
-    os.environ["PYTHONSAFEPATH"] = "1"  # Dask's workers and the processes of pools are started by libraries, without -P
-    spare_search()
-    collect_rarely()
-
-
 def words_of_unread(environment: Mapping[str, str]) -> list[str]:
     """Return one warning per unknown variable, with the most similar known name."""
     given = sorted(name for name in environment if name.startswith("PHASEWISE_") and not name.startswith("PHASEWISE_TEST_"))
     if not given:
         return []
-    known = names_in_code()
+    files = (path for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
+    known = {name.decode() for path in files for name in NAMED.findall(path.read_bytes())}
     warnings: list[str] = []
     for name in given:
         if name not in known:
@@ -58,12 +48,6 @@ def words_of_unread(environment: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-def names_in_code() -> set[str]:
-    """Return the names of all variables in the source code."""
-    files = (path for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
-    return {name.decode() for path in files for name in NAMED.findall(path.read_bytes())}
-
-
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH})
 @click.version_option(package_name="phasewise")
 def main() -> None:
@@ -71,27 +55,33 @@ def main() -> None:
 
     RECIPE is a name (marin-8b), a .json file or a .py file (FILE.py:NAME for one of several recipes). RECIPE/PHASE is one of its phases.
     """
-    begin(os.environ)
+    for words in words_of_unread(os.environ):
+        click.echo(words, err=True)
+    os.environ["PYTHONSAFEPATH"] = "1"  # Dask's workers and the processes of pools are started by libraries, without -P
+    spare_search()  # before JAX is imported
+    collect_rarely()
 
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@says_first_word
-@scale_option
+@given_scale_option
 @set_option
 @max_tokens_option
 @slice_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="Allow to train this phase and its descendants again. Repeatable.")
 @home_option
 @json_option
-def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tuple[str, ...]) -> None:
+def run(target: str, scale: Scale | None, home: str | None, as_json: bool, retrain: tuple[str, ...]) -> None:
     """Train a recipe on this machine, phase by phase. Resumes unfinished work.
 
     If data or settings of a trained phase changed, --retrain is required, except for phases of less than ten minutes at proxy scale.
     """
+    if sys.stderr.isatty():
+        click.echo(f"{target}: reading the recipe …", err=True)  # the imports are slow
     from phasewise.flows.cli.run import run_recipe
+    from phasewise.flows.recipes import scale_of
 
-    print_found(run_recipe(target, scale, home, retrain=retrain, as_json=as_json), nothing, as_json=as_json)
+    print_found(run_recipe(target, scale_of(target, scale), home, retrain=retrain, as_json=as_json), None, as_json=as_json)
 
 
 @main.command()
@@ -199,7 +189,7 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: b
         return
     if price_per_hour is not None:
         raise click.UsageError("--price-per-hour requires --plan.")
-    print_found(prepare_command(target, scale, home), nothing, as_json=as_json)
+    print_found(prepare_command(target, scale, home), None, as_json=as_json)
 
 
 @data.command()
@@ -242,11 +232,11 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 
     Exit 1 if the scan finds an item, or could not read a file to its end.
     """
-    from phasewise.flows.cli.scan import ScanOptions, passes, print_report, scan_paths
+    from phasewise.flows.cli.scan import print_report, scan_paths
 
-    report = scan_paths(paths, benchmarks, ScanOptions(**options))
+    report = scan_paths(paths, benchmarks, **options)
     print_found(report, print_report, as_json=as_json)
-    sys.exit(0 if passes(report) else 1)
+    sys.exit(1 if report["hits"] or report["not_searched"] or any(found["is_fault"] for found in report["unread"]) else 0)
 
 
 @main.command()
@@ -265,7 +255,18 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
 
 @main.command()
 @click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
-@evaluation_options
+@click.option("--suite", metavar="S", help="Suite of benchmarks: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH].")
+@click.option(
+    "--benchmarks", type=PLACE, metavar="DIR", help="With --suite: folder of the items as JSON lines. Default: the Hugging Face Hub."
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part.")
+@click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite: last weights or their moving average. Default: last.")
+@click.option("--context", type=click.IntRange(min=2), metavar="N", help="With --suite: context of N tokens, more than in training.")
+@click.option("--allow-code", is_flag=True, help="With --suite: run generated programs in a sandbox.")
+@click.option("--text", type=PLACE, metavar="DIR", help="Bits per byte and perplexity of each file and folder in DIR.")
+@click.option("--held-out", is_flag=True, help="Bits per byte of the phase's held-out documents, by component.")
+@click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text.")
+@click.option("--tokenizer", type=PLACE, metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT outside its home.")
 @given_scale_option
 @set_option
 @home_option
@@ -278,9 +279,9 @@ def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, 
     """
     from phasewise.flows.cli.evaluate import evaluate_by
 
-    found = evaluate_by(target, scale, home, options)
-    print_found(found.measured, found.print, as_json=as_json)
-    sys.exit(0 if found.is_complete else 1)
+    measured, print_measured = evaluate_by(target, scale, home, options)
+    print_found(measured, print_measured, as_json=as_json)
+    sys.exit(1 if measured.get("holes") else 0)
 
 
 @main.command()
@@ -297,9 +298,9 @@ def new(file: str, origin: str | None, text: str) -> None:
 @main.command()
 def schema() -> None:
     """Print the JSON schema of a recipe in a .json file."""
-    from phasewise.flows.cli.new import schema as schema_of_recipe
+    from phasewise.flows.recipes.recipe import Recipe
 
-    print_found(schema_of_recipe(), nothing, as_json=True)
+    print_found({"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}, None, as_json=True)
 
 
 @main.command()
@@ -322,13 +323,14 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 
     Exit 1 if no cache contains the text, or if a phase was trained on other data than the current recipe specifies.
     """
-    from phasewise.flows.cli.trace import Question, is_as_trained, print_answer, print_remarks
+    from phasewise.flows.cli.trace import Question, print_answer
     from phasewise.flows.cli.trace import trace as trace_command
 
     answer = trace_command(target, scale, home, Question(**question))
     print_found(answer, lambda found: print_answer(found, most=most), as_json=as_json)
-    print_remarks(answer)
-    sys.exit(0 if is_as_trained(answer) else 1)
+    for remark in answer["remarks"]:
+        click.echo(f"phasewise: {remark}", err=True)
+    sys.exit(1 if any(phase["trained"] == "otherwise" for phase in answer["phases"]) else 0)
 
 
 @main.command()
@@ -417,9 +419,9 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
 @json_option
 def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Write the page of `phasewise up` with all results of the home as static files to the folder OUT."""
-    from phasewise.flows.cli.publish import print_written, write_report_site
+    from phasewise.flows.cli.publish import print_written, write_report
 
-    print_found(write_report_site(out, home, recipes), print_written, as_json=as_json)
+    print_found(write_report(out, home, recipes), print_written, as_json=as_json)
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""`phasewise new` and `phasewise schema`."""
+"""`phasewise new`."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 from phasewise.flows.recipes import NAMES, default_scale, load_record, load_written
 from phasewise.flows.recipes.inspect_source import inspect_folder
-from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.starter import name_for, starter, starter_from
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_atomically
@@ -18,10 +17,6 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
 
     Args:
         origin: recipe whose main line is the start. A .json file is a full copy of it.
-        text: folder of the training text.
-
-    Raises:
-        ConfigError: the file exists, has another suffix than .py and .json, or its folder or the recipe does not exist.
     """
     path = Path(file)
     if path.exists() or path.is_symlink():
@@ -54,8 +49,3 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
             "its layout: conversation=Conversation(…), as docs/how-to/recipe.md says."
         )
     return lines
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a .json recipe."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}

@@ -3,18 +3,24 @@
 import functools
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import click
 
-from phasewise.flows.cli.help import GroupedHelp
+from phasewise.flows.cli.help import EXAMPLES, EXIT_CODES, GROUPS, MAX_WIDTH
 from phasewise.trainer.base.errors import print_refusal, refusal_of
 
 
-class Commands(GroupedHelp):
+class Commands(click.Group):
     """The commands of `phasewise`. An error becomes one line and an exit code."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by group, then examples and exit codes."""
+        tables = {group: tuple(commands.items()) for group, commands in GROUPS.items()} | {"Examples": EXAMPLES, "Exit codes": EXIT_CODES}
+        for heading, rows in tables.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=MAX_WIDTH // 2)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -72,13 +78,12 @@ HOME = f"{__name__}.home"
 """Key of the home in `click.Context.meta`: an error without a file names the disk of the home."""
 
 
-def _home(ctx: click.Context, _parameter: click.Parameter, home: str | None) -> str | None:
-    ctx.meta[HOME] = home
-    return home
-
-
 home_option = click.option(
-    "--home", type=PLACE, metavar="URL", callback=_home, help="Folder or URL of all data. Default: PHASEWISE_HOME, else ./.phasewise."
+    "--home",
+    type=PLACE,
+    metavar="URL",
+    callback=lambda ctx, _parameter, home: ctx.meta.setdefault(HOME, home),
+    help="Folder or URL of all data. Default: PHASEWISE_HOME, else ./.phasewise.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
@@ -89,18 +94,6 @@ given_scale_option = click.option(
     help="Size of the run. Default: proxy, or own for a recipe with its own sizes.",
 )
 """`--scale` without a default, for commands with other targets than recipes."""
-
-
-def says_first_word(command: Command) -> Command:
-    """Print a line on a terminal before the slow imports."""
-
-    @functools.wraps(command)
-    def said(*, target: str, **others: Any) -> Any:
-        if sys.stderr.isatty():
-            click.echo(f"{target}: reading the recipe …", err=True)
-        return command(target=target, **others)
-
-    return said
 
 
 def scale_option(command: Command) -> Command:
@@ -149,32 +142,3 @@ max_tokens_option = _trial_option(
     metavar="N",
     help="Limit of the tokens read from all components together. Default: all tokens, or 1.25 times the need of the scale.",
 )
-
-
-_EVALUATION_OPTIONS = (
-    click.option(
-        "--suite", metavar="S", help="Suite of benchmarks: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH]."
-    ),
-    click.option(
-        "--benchmarks", type=PLACE, metavar="DIR", help="With --suite: folder of the items as JSON lines. Default: the Hugging Face Hub."
-    ),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part."),
-    click.option(
-        "--weights", type=click.Choice(["last", "ema"]), help="With --suite: last weights or their moving average. Default: last."
-    ),
-    click.option("--context", type=click.IntRange(min=2), metavar="N", help="With --suite: context of N tokens, more than in training."),
-    click.option("--allow-code", is_flag=True, help="With --suite: run generated programs in a sandbox."),
-    click.option("--text", type=PLACE, metavar="DIR", help="Bits per byte and perplexity of each file and folder in DIR."),
-    click.option("--held-out", is_flag=True, help="Bits per byte of the phase's held-out documents, by component."),
-    click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text."),
-    click.option(
-        "--tokenizer", type=PLACE, metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT outside its home."
-    ),
-)
-
-
-def evaluation_options(command: Command) -> Command:
-    """Add the options of `phasewise evaluate`."""
-    for option in reversed(_EVALUATION_OPTIONS):
-        command = option(command)
-    return command

@@ -17,11 +17,7 @@ FIELDS = ("name", "value", "limit", "passes", "bound", "p_value", "detail")
 
 
 def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:
-    """Compare a permutation, with the seed as its key, with random permutations, in the shape of `--json`.
-
-    Raises:
-        ConfigError: the kind is unknown, or the length or the seed is out of range.
-    """
+    """Compare a permutation, with the seed as its key, with random permutations, in the shape of `--json`."""
     kinds = get_args(Kind)
     if kind not in kinds:
         raise ConfigError(f"unknown permutation {kind!r}: choose one of {', '.join(kinds)}.")

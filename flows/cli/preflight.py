@@ -42,10 +42,6 @@ def preflight_target(
     Args:
         scale: None is full scale, or own scale for a recipe without a full scale.
         region: region of the slice. With it, the report lists reads from a home in another region.
-        usd_per_gib: the store's price of such reads.
-
-    Raises:
-        PhasewiseError: the region, recipe or slice is unknown, or the compiler is missing or failed.
     """
     written = load_written(split_target(target)[0])
     recipe, phase = load_target(target, scale or ("own" if written.scale == "own" else "full"))
@@ -97,9 +93,6 @@ def utilisation_of(recipe: Recipe, phases: Iterable[Phase], home: Home) -> dict[
 
     `tokens` is the share of positions with a token, `counted` the share with a loss. Both are null with a reason (`why`) unless the home
     has exactly one cache of each component.
-
-    Raises:
-        DataError: a cache cannot be read.
     """
     from phasewise.validations.evidence.mixture import packing_evidence  # it loads pandas
 
@@ -148,8 +141,24 @@ def print_preflight(report: Report) -> None:
         if line not in lines:
             lines.append(line)
     lines += [setup_line(setup) for setup in setups]
-    lines += [_utilisation_line(name, found) for name, found in report["utilisation"].items()]
-    lines += _read_lines(report)
+    for name, found in report["utilisation"].items():
+        rows = f"{name}, packing {found['packing']}, loss on {found['loss_on']}"
+        if found["tokens"] is None:
+            lines.append(f"{rows}: the share of tokens in its rows is unknown: {found['why']}.")
+            continue
+        times = [f"{seconds:.3g} s per million of these on {on}" for on, seconds in found.get("seconds_per_million_counted", {}).items()]
+        counted = "; ".join([f"{100 * found['counted']:.1f} % count", *times])
+        lines.append(f"{rows}: {100 * found['tokens']:.1f} % of the places in its rows are tokens, and {counted}.")
+    if report.get("reads") == []:
+        lines.append(f"The home's bucket is in {report['bucket_region']}, as the slice: reads from it cost nothing.")
+    for one in report.get("reads", ()):
+        price = "--price-per-gib computes the cost"
+        if one["usd"] is not None:
+            price = f"about ${one['usd']:,.2f} at ${one['usd_per_gib']:.2f} a GiB"
+        lines.append(
+            f"{one['phase']} on {one['slice']} in {one['slice_region']} reads about {one['read_bytes'] / 2**30:,.2f} GiB of tokens from "
+            f"{one['bucket_region']}, which is another location: {price}."
+        )
     if report["local"]:
         lines.append(f"On this machine, nothing to compile: {', '.join(report['local'])}.")
     for line in lines:
@@ -184,29 +193,3 @@ def setup_line(setup: Report) -> str:
     text = f"{name}: {setup['plan']}; {cost:.0f} % more FLOPs than the model's; {setup['why']}"
     tried = "; ".join(f"{one['plan']}: {one['reason']}" for one in setup["tried"])
     return f"{text} ({tried})" if tried else text
-
-
-def _utilisation_line(name: str, found: Report) -> str:
-    rows = f"{name}, packing {found['packing']}, loss on {found['loss_on']}"
-    if found["tokens"] is None:
-        return f"{rows}: the share of tokens in its rows is unknown: {found['why']}."
-    times = [f"{seconds:.3g} s per million of these on {on}" for on, seconds in found.get("seconds_per_million_counted", {}).items()]
-    counted = "; ".join([f"{100 * found['counted']:.1f} % count", *times])
-    return f"{rows}: {100 * found['tokens']:.1f} % of the places in its rows are tokens, and {counted}."
-
-
-def _read_lines(report: Report) -> list[str]:
-    if "reads" not in report:
-        return []
-    if not report["reads"]:
-        return [f"The home's bucket is in {report['bucket_region']}, as the slice: reads from it cost nothing."]
-    lines: list[str] = []
-    for one in report["reads"]:
-        price = "--price-per-gib computes the cost"
-        if one["usd"] is not None:
-            price = f"about ${one['usd']:,.2f} at ${one['usd_per_gib']:.2f} a GiB"
-        lines.append(
-            f"{one['phase']} on {one['slice']} in {one['slice_region']} reads about {one['read_bytes'] / 2**30:,.2f} GiB of tokens from "
-            f"{one['bucket_region']}, which is another location: {price}."
-        )
-    return lines

@@ -23,19 +23,12 @@ DType = Literal["float32", "bfloat16"]
 GenerationPrompt = Literal["add", "none"]
 
 
-def write_report_site(out: str, home: str | None, recipes: tuple[str, ...]) -> dict[str, Any]:
-    """Write the pages of a home to the folder `out`.
-
-    Raises:
-        ConfigError: from `write_site`, or the home cannot be read.
-        StorageError: from `Home.look_at_all`.
-    """
+def write_report(out: str, home: str | None, recipes: tuple[str, ...]) -> dict[str, Any]:
+    """Write the pages of a home to the folder `out`."""
     check_place(Path(out).expanduser().absolute())
     opened = Home.at(home, reads_only=True)
     opened.look_at_all()
-    shelf = Shelf(opened, (*NAMES, *recipes))
-    written = write_site(Site(shelf), Path(out))
-    return {"folder": str(written.folder), "pages": written.pages, "recipes": list(written.recipes), "problems": shelf.problems}
+    return write_site(Site(Shelf(opened, (*NAMES, *recipes))), Path(out))
 
 
 def print_written(found: dict[str, Any]) -> None:
@@ -48,14 +41,7 @@ def print_written(found: dict[str, Any]) -> None:
 def export_target(
     target: str, out: str, scale: Scale, home: str | None, *, weights: str, dtype: DType, generation_prompt: GenerationPrompt | None = None
 ) -> dict[str, Any]:
-    """Write weights of a phase as a Hugging Face folder and return its content in the shape of `--json`.
-
-    Raises:
-        ConfigError: the target is not a phase, the weights do not exist, the folder is not new or empty on this machine, or the chat
-            template has no generation prompt and `generation_prompt` is None.
-        CheckpointError: the checkpoint is damaged, or too few checkpoints are kept for the average.
-        TrainingError: the phase is not trained.
-    """
+    """Write weights of a phase as a Hugging Face folder and return its content in the shape of `--json`."""
     resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "export")
     if "://" in out:
@@ -99,10 +85,6 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
 
     Args:
         options: `key`, `export`, `licence` and `source` of the command line.
-
-    Raises:
-        ConfigError: the target is not a phase, the folder is not new or empty on this machine, or the key cannot be used.
-        VerdictError: the home lacks files for the card, or contradicts itself.
     """
     resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "card")
@@ -124,10 +106,6 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         options: `home`, `export`, `public_key`, `source` and `max_gib` of the command line.
-
-    Raises:
-        ConfigError: the card or the home does not exist.
-        StorageError: a committed file of a home on a store is missing.
     """
     from phasewise.tasks.report.card import Against, subject_of, verify_card
 

@@ -18,14 +18,7 @@ from phasewise.tasks.progress import say
 
 @resolving_once()
 def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[str, ...] = (), as_json: bool) -> dict[str, Any]:
-    """Train the phases that are not done, print a summary, and return it in the shape of `--json`.
-
-    Args:
-        retrain: trained phases that may be trained again.
-
-    Raises:
-        PhasewiseError: a phase was refused, or an error stopped the run. The summary is printed first.
-    """
+    """Train the phases that are not done, print a summary, and return it in the shape of `--json`."""
     with shown_on_terminal():
         resolved, phase = resolve(target, scale, home)
         phases = phases_to_train(resolved.recipe, phase)

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,55 +26,47 @@ SHOWN_HITS, SHOWN_NAMES = 20, 5
 HIT_FIELDS = ("file", "document", "id", "benchmark", "item", "part", "score", "start", "end", "excerpt")
 
 
-@dataclass(frozen=True)
-class ScanOptions:
-    """The options of the command line.
-
-    Attributes:
-        exclude: globs over names of files and archive members.
-        suite: search only the benchmarks of this suite, with their prompts. None searches all benchmarks of the folder.
-        home: home with the index and the tokenizers of other caches. None stores the index in the user's cache folder.
-    """
-
-    min_score: float
-    tokenizer: str | None
-    workers: int | None
-    home: str | None
-    exclude: tuple[str, ...] = ()
-    suite: str | None = None
-
-
-def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) -> dict[str, Any]:
+def scan_paths(
+    paths: tuple[str, ...],
+    benchmarks: str,
+    *,
+    min_score: float,
+    tokenizer: str | None,
+    workers: int | None,
+    home: str | None,
+    exclude: tuple[str, ...],
+    suite: str | None,
+) -> dict[str, Any]:
     """Search files and caches for benchmark items, in the shape of `--json`.
 
-    Raises:
-        ConfigError: a path does not exist, or the benchmarks have no items.
-        DataError: the paths have no text.
+    Args:
+        home: home with the index and the tokenizers of other caches. None stores the index in the user's cache folder.
+        suite: search only the benchmarks of this suite, with their prompts. None searches all benchmarks of the folder.
     """
-    given = options.home or os.environ.get("PHASEWISE_HOME")
-    home = Home.open(given) if given else None
+    given = home or os.environ.get("PHASEWISE_HOME")
+    opened = Home.open(given) if given else None
     with shown_on_terminal():
-        tokenizer = Path(options.tokenizer) if options.tokenizer else None
-        selection = select(paths, tokenizer=tokenizer, homes=(home.root,) if home else (), exclude=options.exclude)
+        homes = (opened.root,) if opened else ()
+        selection = select(paths, tokenizer=Path(tokenizer) if tokenizer else None, homes=homes, exclude=exclude)
         names = names_like_tests(selection.names)
         if names:
             say(f"names that say test, dev or validation: {name_some(names, SHOWN_NAMES)}")
         began = time.perf_counter()
-        store = index_store(home)
+        store = index_store(opened)
         not_searched: dict[str, str] = {}
-        if options.suite:
+        if suite:
             from phasewise.tasks.evaluation.benchmark_definitions import find_suite
             from phasewise.tasks.evaluation.leakage_items import find_items
 
-            items = find_items(find_suite(options.suite), Path(benchmarks))
+            items = find_items(find_suite(suite), Path(benchmarks))
             index, not_searched = keep_index(items.key, lambda: items.items, store), items.missing
         else:
             index = index_of_folder(benchmarks, store)
         indexed = time.perf_counter()
-        limits = LeakageLimits(min_words=MIN_WORDS, min_score=options.min_score, min_copy_share=0.8, max_items=0)
-        scanned = scan_pieces(selection.pieces, index, limits, workers=options.workers)
+        limits = LeakageLimits(min_words=MIN_WORDS, min_score=min_score, min_copy_share=0.8, max_items=0)
+        scanned = scan_pieces(selection.pieces, index, limits, workers=workers)
         unread = [*selection.unread, *scanned.unread]
-        excluded = {glob: sum(found.excluded_by == glob for found in unread) for glob in options.exclude}
+        excluded = {glob: sum(found.excluded_by == glob for found in unread) for glob in exclude}
         for glob, count in excluded.items():
             if not count:
                 say(f"--exclude {glob} took nothing out")
@@ -105,28 +96,36 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
     }
 
 
-def passes(report: dict[str, Any]) -> bool:
-    """Return whether the scan searched all benchmarks in all readable text and found no item."""
-    return not report["hits"] and not report["not_searched"] and not any(found["is_fault"] for found in report["unread"])
-
-
 def print_report(report: dict[str, Any]) -> None:
     """Print skipped files, a table of files and benchmarks, the first hits, and the counts."""
     console, errors = Console(highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True, file=sys.stderr)
     for found in report["unread"]:
         errors.print(f"not scanned: {found['file']}: {found['reason']}", markup=False)
     if report["hits"]:
-        _print_files(report)
+        items: dict[tuple[str, str], set[str]] = {}
+        documents: dict[tuple[str, str], set[int]] = {}
+        for hit in report["hits"]:
+            key = _file(hit), hit["benchmark"]
+            items.setdefault(key, set()).add(hit["item"])
+            documents.setdefault(key, set()).add(hit["document"])
+        table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("file", overflow="fold")
+        table.add_column("benchmark", no_wrap=True)
+        for name in ("items", "of it", "documents"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for key, count in Counter({key: len(found) for key, found in items.items()}).most_common(SHOWN_HITS):
+            table.add_row(*key, f"{count:,}", f"{100 * count / report['benchmarks'][key[1]]:.1f} %", f"{len(documents[key]):,}")
+        print_table(Console(highlight=False), table)
         for hit in report["hits"][:SHOWN_HITS]:
             where = f"{_file(hit)}, document {hit['document']}, bytes {hit['start']}–{hit['end']}"
             console.print(f"{where}: {hit['benchmark']} {hit['item']}, {hit['part']} {hit['score']:.2f}", markup=False)
             console.print(f"    {' '.join(hit['excerpt'].split())}", markup=False)
         if (more := len(report["hits"]) - SHOWN_HITS) > 0:
             console.print(f"and {more:,} more hits: --json has all.")
-    items, benchmarks = sum(report["benchmarks"].values()), len(report["benchmarks"])
+    total, benchmarks = sum(report["benchmarks"].values()), len(report["benchmarks"])
     found = len({(hit["benchmark"], hit["item"]) for hit in report["hits"]})
     console.print(
-        f"{found:,} of {items:,} items of {benchmarks} benchmarks found in {report['documents']:,} documents "
+        f"{found:,} of {total:,} items of {benchmarks} benchmarks found in {report['documents']:,} documents "
         f"({megabytes(report['bytes'])}, {report['seconds']:.1f} s)."
     )
     for name, reason in report["not_searched"].items():
@@ -134,23 +133,6 @@ def print_report(report: dict[str, Any]) -> None:
     if faults := sum(found["is_fault"] for found in report["unread"]):
         files = "file or member of an archive was" if faults == 1 else "files or members of archives were"
         console.print(f"The scan fails: {faults:,} {files} not read, or not to the end.")
-
-
-def _print_files(report: dict[str, Any]) -> None:
-    items: dict[tuple[str, str], set[str]] = {}
-    documents: dict[tuple[str, str], set[int]] = {}
-    for hit in report["hits"]:
-        key = _file(hit), hit["benchmark"]
-        items.setdefault(key, set()).add(hit["item"])
-        documents.setdefault(key, set()).add(hit["document"])
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("file", overflow="fold")
-    table.add_column("benchmark", no_wrap=True)
-    for name in ("items", "of it", "documents"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for key, count in Counter({key: len(found) for key, found in items.items()}).most_common(SHOWN_HITS):
-        table.add_row(*key, f"{count:,}", f"{100 * count / report['benchmarks'][key[1]]:.1f} %", f"{len(documents[key]):,}")
-    print_table(Console(highlight=False), table)
 
 
 def _file(hit: dict[str, Any]) -> str:

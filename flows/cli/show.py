@@ -13,14 +13,15 @@ from phasewise.flows.show.describe import describe
 from phasewise.flows.show.difference import describe_difference, print_difference
 from phasewise.flows.show.pages import (
     describe_component,
+    groups_of,
     print_accepted,
     print_component,
     print_notes,
-    print_page,
     print_results,
     print_sources,
     print_step,
     print_table,
+    print_values,
     title_of,
 )
 from phasewise.tasks.home import Home
@@ -30,13 +31,7 @@ Printer = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """The options of the command line. At most one of them is set, except `branches` and `on_slice`.
-
-    Attributes:
-        step: show the values in effect after this many updates.
-        diff: two phases to compare.
-        on_slice: slice for the estimated days in the table.
-    """
+    """The options of the command line. At most one of them is set, except `branches` and `on_slice`."""
 
     step: int | None = None
     branches: bool = False
@@ -49,11 +44,7 @@ class ShowOptions:
 
 
 def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | None) -> tuple[dict[str, Any], Printer]:
-    """Return the answer in the shape of `--json`, and its printer.
-
-    Raises:
-        ConfigError: from `flows.show.describe.describe`.
-    """
+    """Return the answer in the shape of `--json`, and its printer."""
     if options.diff:
         return describe_difference(target, scale, options.diff), print_difference
     if options.component:
@@ -67,12 +58,12 @@ def describe_asked(target: str, scale: Scale, options: ShowOptions, home: str | 
     if options.sources:
         return description, print_sources
     if options.notes:
-        return description, lambda found: _print_all_notes(found, branches=phase is not None or options.branches)
+        return description, lambda found: print_description(found, branches=phase is not None or options.branches, notes=True)
     return description, lambda found: print_description(found, page=phase is not None, branches=options.branches)
 
 
-def print_description(description: dict[str, Any], *, page: bool = True, branches: bool = False) -> None:
-    """Print the values at a step, a page per phase, or without `page` a table of the phases."""
+def print_description(description: dict[str, Any], *, page: bool = True, branches: bool = False, notes: bool = False) -> None:
+    """Print the values at a step, a page or only the notes per phase, or without `page` a table of the phases."""
     console = Console(highlight=False)
     if "step" not in description and not page:
         print_table(description, console, branches=branches)
@@ -80,6 +71,12 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
             print_takes(description["takes"], console)
         return
     console.print(title_of(description), markup=False)
+    if notes:
+        print_accepted(console, description["accepts"])
+        for phase in description["phases"]:
+            if branches or not phase["branch"]:
+                print_notes(phase, console)
+        return
     if "step" in description:
         console.print(f"after {description['step']:,} updates")
         for phase in description["phases"]:
@@ -87,13 +84,8 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
         return
     print_accepted(console, description["accepts"])
     for phase in description["phases"]:
-        print_page(phase, description["tokenizer"], console)
-
-
-def _print_all_notes(description: dict[str, Any], *, branches: bool) -> None:
-    console = Console(highlight=False)
-    console.print(title_of(description), markup=False)
-    print_accepted(console, description["accepts"])
-    for phase in description["phases"]:
-        if branches or not phase["branch"]:
-            print_notes(phase, console)
+        kinds = ", ".join(word for word in ("branch", "abandoned") if phase[word])
+        console.print(f"\n{phase['name']}{f' ({kinds})' if kinds else ''}", style="bold", markup=False)
+        verdict = {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()}
+        for name, values in {**groups_of(phase, description["tokenizer"]), "last verdict of this home": verdict}.items():
+            print_values(console, name, values)

@@ -2,11 +2,11 @@
 
 import json
 import logging
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,22 +21,12 @@ from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
 from phasewise.trainer.base import wording
 
 
-def print_found(value: Any, for_people: Callable[[Any], None], *, as_json: bool) -> None:
-    """Print a result as one JSON object or for people."""
+def print_found(value: Any, for_people: Callable[[Any], None] | None, *, as_json: bool) -> None:
+    """Print a result as one JSON object or for people. None prints nothing for people: the command already printed its lines."""
     if as_json:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_path_as_text))
-    else:
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=os.fspath))
+    elif for_people:
         for_people(value)
-
-
-def nothing(_value: Any) -> None:
-    """Print nothing: the command already printed its lines."""
-
-
-def _path_as_text(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 INDENT = "  "
@@ -175,8 +165,13 @@ def shown_on_terminal() -> Iterator[Console]:
     """Show log lines and progress bars within the context."""
     console = Console(stderr=True)
     with Progress(*bar_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
-        handler, warnings = TerminalHandler(console, bars), _library_warnings()
+        # Warnings of libraries, without Prefect and Dask: commands print the same errors. Without a handler of the root logger, absl
+        # installs a handler for all levels when Orbax is imported.
+        warnings = logging.StreamHandler()
+        warnings.setLevel(logging.WARNING)
+        warnings.addFilter(lambda record: not record.name.startswith(("prefect", "distributed")))
         logging.getLogger().addHandler(warnings)
+        handler = TerminalHandler(console, bars)
         for logger in (LOGGER, PROGRESS_LOGGER):
             logger.addHandler(handler)
         LOGGER.propagate = False
@@ -187,17 +182,6 @@ def shown_on_terminal() -> Iterator[Console]:
                 logger.removeHandler(handler)
             logging.getLogger().removeHandler(warnings)
             LOGGER.propagate = True
-
-
-def _library_warnings() -> logging.Handler:
-    """Print warnings of libraries, without Prefect and Dask: commands print the same errors.
-
-    Without a handler of the root logger, absl installs a handler for all levels when Orbax is imported.
-    """
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    handler.addFilter(lambda record: not record.name.startswith(("prefect", "distributed")))
-    return handler
 
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ from phasewise.trainer.base.wording import decimal, megabytes
 from phasewise.trainer.data.manifest import read_manifest
 
 TEXT_KEY = "text"
+RATIOS = ("bytes_per_token", "characters_per_token", "fertility")
 DECIDING = ("start", "caches", "verdict on its data")
 """Findings of a phase that decide whether its data are judged."""
 
@@ -60,11 +61,6 @@ def train_tokenizer(
 
     Args:
         chat_tokens: add the special tokens of the chat templates of all phases and branches.
-
-    Raises:
-        ConfigError: the vocabulary is smaller than bytes, the folder is not empty, or no chat template writes special tokens.
-        VerdictError: a phase has no valid passing verdict on its data.
-        DataError: the data are not prepared, or changed after the verdict. Or the text gives too few entries.
     """
     check_vocab_size(vocab_size)
     folder = folder_at(out)
@@ -146,12 +142,7 @@ def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> 
 
 
 def truncate_tokenizer(name: str, out: str, *, vocab_size: int) -> dict[str, Any]:
-    """Write the first entries of a tokenizer as a new tokenizer. Return its manifest in the shape of `--json`.
-
-    Raises:
-        ConfigError: the tokenizer does not exist, the size does not fit, or the folder is not empty.
-        DataError: the tokenizer has no manifest, was changed, or cannot be truncated.
-    """
+    """Write the first entries of a tokenizer as a new tokenizer. Return its manifest in the shape of `--json`."""
     check_vocab_size(vocab_size)
     folder = folder_at(out)
     check_target(folder)
@@ -188,12 +179,7 @@ def print_manifest(written: dict[str, Any]) -> None:
 def compare_tokenizers(
     names: Sequence[str], on: str, scale: Scale | None, home: str | None, *, max_bytes: int, text_key: str
 ) -> dict[str, Any]:
-    """Measure each tokenizer on the same texts, in the shape of `--json`.
-
-    Raises:
-        ConfigError: a tokenizer does not exist or is given twice, or an option has no effect.
-        DataError: a tokenizer cannot be read or was changed, or there is no text.
-    """
+    """Measure each tokenizer on the same texts, in the shape of `--json`."""
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"each tokenizer is compared once, found {', '.join(twice)} more than once.")
     is_folder = Path(on).is_dir()
@@ -202,7 +188,16 @@ def compare_tokenizers(
     if scale is not None and is_folder:
         raise ConfigError(f"--scale is for a recipe, and {on} is a folder of text: leave it out.")
     files = {name: checked_file(name) for name in names}
-    source, every = _texts_of_folder(Path(on), text_key) if is_folder else _texts_of_recipe(on, scale, home)
+    source, every = f"the text in {Path(on)}", dict[str, Iterable[str]]()
+    if is_folder:
+        from phasewise.tasks.evaluation.corpus_fit import Corpus
+
+        by_subset: dict[str, list[str]] = {}
+        for document in Corpus(Path(on), text_key=text_key).documents():
+            by_subset.setdefault(document.subset, []).append(document.text)
+        every |= by_subset
+    else:
+        source, every = _texts_of_recipe(on, scale, home)
     subsets: dict[str, list[str]] = {}
     is_whole = True
     for name, texts in every.items():
@@ -230,13 +225,7 @@ def compare_tokenizers(
                 "digits": {text: pieces_of(tokenizer, text) for text in EXAMPLES},
                 "white_space_tokens": white_space_tokens(tokenizer),
                 "subsets": {
-                    subset: {
-                        **fit._asdict(),
-                        "bytes_per_token": fit.bytes_per_token,
-                        "characters_per_token": fit.characters_per_token,
-                        "fertility": fit.fertility,
-                    }
-                    for subset, fit in measured.subsets.items()
+                    subset: {**fit._asdict(), **{name: getattr(fit, name) for name in RATIOS}} for subset, fit in measured.subsets.items()
                 },
                 "scripts": {script: {**fit._asdict(), "bytes_per_token": fit.bytes_per_token} for script, fit in measured.scripts.items()},
             }
@@ -248,15 +237,6 @@ def compare_tokenizers(
         "text_digest": digest_of_json(subsets),
         "tokenizers": tokenizers,
     }
-
-
-def _texts_of_folder(folder: Path, text_key: str) -> tuple[str, dict[str, Iterable[str]]]:
-    from phasewise.tasks.evaluation.corpus_fit import Corpus
-
-    subsets: dict[str, list[str]] = {}
-    for document in Corpus(folder, text_key=text_key).documents():
-        subsets.setdefault(document.subset, []).append(document.text)
-    return f"the text in {folder}", {**subsets}
 
 
 def _texts_of_recipe(target: str, scale: Scale | None, home: str | None) -> tuple[str, dict[str, Iterable[str]]]:
@@ -281,33 +261,28 @@ def print_comparison(found: dict[str, Any]) -> None:
     console.print(f"On {found['on']}, {part}:", soft_wrap=True, markup=False)
     names = [one["name"] for one in tokenizers]
     short = [Path(name).name for name in names]
-    headings = short if len(set(short)) == len(short) else names
-
-    def print_rows(title: str, rows: Iterable[tuple[str, list[str]]]) -> None:
-        table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("")
-        for name in headings:
-            table.add_column(name, justify="right", overflow="fold")
-        for name, cells in rows:
-            table.add_row(escape(name), *map(escape, cells))
-        console.print(f"\n{title}", markup=False)
-        print_table(console, table)
-
+    tables: dict[str, list[tuple[str, list[str]]]] = {}
     for title, group, figure in (
         ("bytes per token", "subsets", "bytes_per_token"),
         ("tokens per word", "subsets", "fertility"),
         ("bytes per token by script", "scripts", "bytes_per_token"),
     ):
         rows = dict.fromkeys(name for one in tokenizers for name in one[group])
-        print_rows(title, [(row, [decimal(one[group].get(row, {}).get(figure), places=3) for one in tokenizers]) for row in rows])
+        tables[title] = [(row, [decimal(one[group].get(row, {}).get(figure), places=3) for one in tokenizers]) for row in rows]
     spaces = tokenizers[0]["white_space_tokens"]
-    print_rows(
-        "behaviour",
-        [
-            ("entries", [f"{one['vocab_size']:,}" for one in tokenizers]),
-            ("documents that do not come back", [f"{sum(fit['not_back'] for fit in one['subsets'].values()):,}" for one in tokenizers]),
-            ("digits", [one["digit_groups"] for one in tokenizers]),
-            *((f"  {text}", ["|".join(one["digits"][text]) for one in tokenizers]) for text in EXAMPLES),
-            *((f"tokens of {name} between words", [str(one["white_space_tokens"][name]) for one in tokenizers]) for name in spaces),
-        ],
-    )
+    tables["behaviour"] = [
+        ("entries", [f"{one['vocab_size']:,}" for one in tokenizers]),
+        ("documents that do not come back", [f"{sum(fit['not_back'] for fit in one['subsets'].values()):,}" for one in tokenizers]),
+        ("digits", [one["digit_groups"] for one in tokenizers]),
+        *((f"  {text}", ["|".join(one["digits"][text]) for one in tokenizers]) for text in EXAMPLES),
+        *((f"tokens of {name} between words", [str(one["white_space_tokens"][name]) for one in tokenizers]) for name in spaces),
+    ]
+    for title, lines in tables.items():
+        table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("")
+        for name in short if len(set(short)) == len(short) else names:
+            table.add_column(name, justify="right", overflow="fold")
+        for name, cells in lines:
+            table.add_row(escape(name), *map(escape, cells))
+        console.print(f"\n{title}", markup=False)
+        print_table(console, table)

@@ -23,13 +23,7 @@ TRAINED_WORDS = {"as traced": "trained on this", "otherwise": "trained on OTHER 
 
 
 class Question(NamedTuple):
-    """The options of the command line. Exactly one of step, text, document and source_file is set.
-
-    Attributes:
-        row: row of the step.
-        document: prefix of a document's id.
-        inside: also search inside documents.
-    """
+    """The options of the command line. Exactly one of step, text, document and source_file is set."""
 
     step: int | None = None
     row: int | None = None
@@ -40,12 +34,7 @@ class Question(NamedTuple):
 
 
 def trace(target: str, scale: Scale, home: str | None, question: Question) -> dict[str, Any]:
-    """Answer a question in the shape of `--json`. Read only.
-
-    Raises:
-        ConfigError: the question has not exactly one subject, or does not fit the target.
-        DataError: a cache is missing, or no cache has the text, document or file.
-    """
+    """Answer a question in the shape of `--json`. Read only."""
     asked = [question.step, question.text, question.document, question.source_file]
     if sum(one is not None for one in asked) != 1:
         raise ConfigError("ask one thing: --step N (of RECIPE/PHASE), --text FILE, --document ID or --source-file PATH.")
@@ -93,11 +82,6 @@ def trace(target: str, scale: Scale, home: str | None, question: Question) -> di
     }
 
 
-def is_as_trained(answer: dict[str, Any]) -> bool:
-    """Return whether no phase was trained on other data than the answer shows."""
-    return all(phase["trained"] != "otherwise" for phase in answer["phases"])
-
-
 def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
     """Print documents, then rows, at most `most` of each. 0 prints all."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -131,13 +115,6 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
                 console.print(f"    {_plain(piece['text'])}")
     if most and len(groups) > most:
         console.print(f"… and {len(groups) - most:,} rows more: --rows 0 shows all, --json has all")
-
-
-def print_remarks(answer: dict[str, Any]) -> None:
-    """Print the limits of the answer on standard error."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for remark in answer["remarks"]:
-        console.print(f"phasewise: {remark}", markup=False)
 
 
 def _rows_of_documents(traced: Traced, search: Search) -> list[list[Trained]]:
@@ -196,7 +173,13 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
             named = ", ".join(f"{phase} in {rows:,} {'row' if rows == 1 else 'rows'}" for phase, rows in times.items())
             told += f" train in {named}" + ("" if count == asked else f"; {asked - count:,} tokens never do")
         else:
-            told += f" do not train: {_why_untrained(traced, one)}"
+            drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
+            why = f"{', '.join(phase.phase.name for phase in drawing)} draw{'s' if len(drawing) == 1 else ''} other rows of {one.component}"
+            if all(phase.order.from_caches and not phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
+                why = "they are in the rest of the cache that fills no row"
+                if any(phase.phase.packing != "chunk" for phase in drawing):
+                    why = "they lie behind the first row's length of tokens of their document, where it is cut"
+            told += f" do not train: {why}"
     if trained and not is_predicted:
         told += "; read, and never predicted"
     return {
@@ -213,15 +196,6 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
         "rows": len(trained),
         "told": told,
     }
-
-
-def _why_untrained(traced: Traced, one: FoundDocument) -> str:
-    drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
-    if all(phase.order.from_caches and not phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
-        if any(phase.phase.packing != "chunk" for phase in drawing):
-            return "they lie behind the first row's length of tokens of their document, where it is cut"
-        return "they are in the rest of the cache that fills no row"
-    return f"{', '.join(phase.phase.name for phase in drawing)} draw{'s' if len(drawing) == 1 else ''} other rows of {one.component}"
 
 
 def _plain(text: str) -> str:

@@ -4,7 +4,8 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ fetch("/api/admin/version", { headers: { Authorization: `Basic ${key}` } }).then
 """
 
 
+@dataclass
 class OwnAddress:
     """ASGI middleware that rejects other host names and other origins.
 
@@ -44,19 +46,21 @@ class OwnAddress:
     so a page of another origin is rejected. Programs send no origin and pass.
 
     Args:
-        names: host names of this server.
+        names: host names of this server, in lower case.
         port: port in the host header. None accepts all ports, for servers behind a tunnel.
         takes_digits: accept numeric addresses as host names. A numeric address always points at this machine.
     """
 
-    def __init__(self, app: ASGIApp, *, names: Iterable[str] = LOOPBACK, port: int | None = None, takes_digits: bool = False) -> None:
-        self._app, self._names, self._port, self._takes_digits = app, {name.lower() for name in names}, port, takes_digits
+    app: ASGIApp
+    names: Collection[str] = LOOPBACK
+    port: int | None = None
+    takes_digits: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request to the application, or reject it."""
         refusal = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await WebSocketClose(1008)(scope, receive, send)  # before the handshake: uvicorn answers 403
         else:
@@ -67,9 +71,9 @@ class OwnAddress:
         if len(hosts) != 1 or not self._is_own(hosts[0]):
             return 421, "This server does not answer under that name.\n"
         own = {f"http://{hosts[0]}".lower()}
-        if self._port:
-            suffix = f":{self._port}" if self._port != 80 else ""
-            own |= {f"http://[{name}]{suffix}" if ":" in name else f"http://{name}{suffix}" for name in self._names}
+        if self.port:
+            suffix = f":{self.port}" if self.port != 80 else ""
+            own |= {f"http://[{name}]{suffix}" if ":" in name else f"http://{name}{suffix}" for name in self.names}
         if any(origin.lower() not in own for origin in origins):
             return 403, "This server does not answer pages of another origin.\n"
         return None
@@ -80,20 +84,15 @@ class OwnAddress:
             name, port = parts.hostname or "", parts.port or 80
         except ValueError:
             return False
-        if parts.netloc != host or parts.username is not None or self._port not in (None, port):
+        if parts.netloc != host or parts.username is not None or self.port not in (None, port):
             return False
-        if name in self._names:
+        if name in self.names:
             return True
         try:
             ip_address(name)
         except ValueError:
             return False
-        return self._takes_digits
-
-
-def own_origins(port: int) -> str:
-    """Return the origins of a loopback server, in the format of Prefect's setting."""
-    return f"http://127.0.0.1:{port},http://localhost:{port}"
+        return self.takes_digits
 
 
 def opened(url: str, auth: str) -> str:

@@ -6,11 +6,10 @@ Prefect suspends only runs of deployments, not subflows. Other runs end with the
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateName
+from prefect.client.orchestration import get_client
 from prefect.exceptions import Pause, PrefectHTTPStatusError
 from prefect.input import RunInput
 from prefect.input.run_input import keyset_from_paused_state
@@ -20,7 +19,7 @@ from prefect.states import Suspended
 from prefect.utilities.engine import propose_state_sync
 from pydantic import Field, ValidationError
 
-from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.tasks.progress import say
 from phasewise.tasks.report.task import shown_on_this_run
@@ -35,7 +34,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 WAIT_SECONDS = 365 * 24 * 3600
 """After a year Prefect fails the run. A new run asks again."""
-GATES = ("data", "health", "model")
 CONFLICT = 409
 """HTTP status: the server already stores this input."""
 
@@ -148,13 +146,3 @@ def _record(question: Question, answer: Answer) -> None:
     approves, reason, who = answer.approve, answer.reason, answer.who
     if not is_written(question.verdict, approves=approves, reason=reason, who=who):
         say(decide(question.verdict, approves=approves, reason=reason, who=who, question=question.digest).words)
-
-
-def resume_waiting(client: SyncPrefectClient, question: Question, answer: dict[str, Any]) -> list[str]:
-    """Resume the runs that a question suspended, and return their names."""
-    suspended = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended"])))
-    found = client.read_flow_runs(flow_run_filter=suspended, limit=200)
-    resumed = [run for run in found if run.state and run.state.state_details.pause_key == question.key]
-    for run in resumed:
-        client.resume_flow_run(run.id, answer)
-    return [run.name for run in resumed]

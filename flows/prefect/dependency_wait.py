@@ -18,9 +18,9 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from phasewise.flows.prefect.flow_decorator import Ended, set_state
 from phasewise.flows.prefect.missed_schedules import LOOK_AGAIN, WAITING, due_or_waiting
-from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.resolved import Resolved, resolve_phase
-from phasewise.flows.status.retraining import GATES, ParentNotDone, check_verdicts
+from phasewise.flows.status.retraining import ParentNotDone, check_verdicts
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.decision import decision_path

@@ -17,7 +17,7 @@ async def close_missed() -> int:
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
-        missed = earlier_of(await _due_by_schedule(client))
+        missed = earlier_of(run for run in await due_or_waiting(client) if run.auto_scheduled)
         for run in missed:
             current = (await client.read_flow_run(run.id)).state
             if current and current.is_scheduled():  # no worker took it meanwhile
@@ -32,7 +32,7 @@ async def is_missed(run: Any) -> bool:
     if not run.auto_scheduled:
         return False
     async with get_client() as client:
-        others = await _due_by_schedule(client)
+        others = [other for other in await due_or_waiting(client) if other.auto_scheduled]
     return any(_schedule_of(other) == _schedule_of(run) and other.expected_start_time > run.expected_start_time for other in others)
 
 
@@ -64,10 +64,6 @@ async def due_or_waiting(client: Any, flow: str | None = None) -> list[Any]:
     while page := await client.read_flow_runs(flow_filter=of_flow, flow_run_filter=wanted, limit=PAGE, offset=len(found)):
         found += page
     return [run for run in found if run.state.name.startswith(WAITING) or run.next_scheduled_start_time <= now]
-
-
-async def _due_by_schedule(client: Any) -> list[Any]:
-    return [run for run in await due_or_waiting(client) if run.auto_scheduled]
 
 
 def earlier_of(runs: Iterable[Any]) -> list[Any]:

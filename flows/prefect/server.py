@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phasewise.flows.prefect.access import AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, own_origins
+from phasewise.flows.prefect.access import AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import AlreadyHeld, holder_of, holding
 from phasewise.tasks.progress import say
@@ -155,8 +155,6 @@ class OwnServer:
     """A Prefect server that this process started.
 
     Attributes:
-        url: URL of its API.
-        auth: auth string of its API.
         log: warnings and errors of all its processes, in order.
     """
 
@@ -232,9 +230,6 @@ def _restarted_if_ended(server: OwnServer) -> Iterator[None]:
 def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
     """Run the home's server within the context.
 
-    Args:
-        purpose: the command, shown to other processes that find the server in use.
-
     Raises:
         PhasewiseError: another process runs the server of this home, or the server did not start.
     """
@@ -245,7 +240,7 @@ def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
         **SERVER_SETTINGS,
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": own_origins(port),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
     }
     command = python_command(SERVER_MODULE, str(port))

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -40,12 +41,14 @@ def is_present(home: Home, flow_run_id: str) -> bool | None:
     return holder_of(path) is not None if path.exists() else None
 
 
+@dataclass
 class Rerun:
     """Restarts flow runs that crash after the start of `phasewise up`, each of them once."""
 
-    def __init__(self, home: Home, since: datetime, pools: Collection[str] = ()) -> None:
-        self._home, self._since, self._pools = home, since, pools
-        self._settled: set[str] = set()
+    home: Home
+    since: datetime
+    pools: Collection[str] = ()
+    _settled: set[str] = field(default_factory=set)
 
     async def look(self, but: Collection[str] = ()) -> list[str]:
         """Restart crashed flow runs without a process and return their names.
@@ -71,10 +74,10 @@ class Rerun:
 
     async def may_start(self, client: Any, run: Any) -> bool:
         """Return False for subflows, for crashes before this `phasewise up`, for live processes, and after an earlier restart."""
-        if run.deployment_id is None or run.parent_task_run_id is not None or run.state.timestamp < self._since:
+        if run.deployment_id is None or run.parent_task_run_id is not None or run.state.timestamp < self.since:
             return False
-        lives = is_present(self._home, str(run.id))
-        if lives or (lives is None and run.work_pool_name not in self._pools):
+        lives = is_present(self.home, str(run.id))
+        if lives or (lives is None and run.work_pool_name not in self.pools):
             return False
         states = await client.read_flow_run_states(run.id)
         self._settled.add(str(run.id))
@@ -105,6 +108,7 @@ async def close_leftovers(home: Home, pools: Collection[str]) -> int:
     return closed
 
 
+@dataclass
 class Sweep:
     """Closes flow runs whose process died, and stops cancelled flow runs that Prefect's worker did not stop.
 
@@ -115,31 +119,31 @@ class Sweep:
         asked: ids of flow runs that got SIGTERM from here and are not closed yet.
     """
 
-    def __init__(self, home: Home, pools: Collection[str]) -> None:
-        self._home, self._pools = home, pools
-        self._gone: set[str] = set()
-        self._cancelling: dict[str, float] = {}
-        self.asked: set[str] = set()
+    home: Home
+    pools: Collection[str]
+    asked: set[str] = field(default_factory=set)
+    _gone: set[str] = field(default_factory=set)
+    _cancelling: dict[str, float] = field(default_factory=dict)
 
     async def look(self) -> None:
         """Close and stop flow runs as described above."""
         from prefect.client.orchestration import get_client
 
         async with get_client() as client:
-            runs = [run for run in await _active_runs(client, self._home, self._pools) if not run.state.is_pending()]
+            runs = [run for run in await _active_runs(client, self.home, self.pools) if not run.state.is_pending()]
             now = time.monotonic()
             cancelling = [str(run.id) for run in runs if run.state.is_cancelling()]
             self._cancelling = {run_id: self._cancelling.get(run_id, now) for run_id in cancelling}
             for run_id, since in self._cancelling.items():
-                holder = holder_of(self._home.presence(run_id))
+                holder = holder_of(self.home.presence(run_id))
                 if holder and run_id not in self.asked and now - since >= UNREACHED_SECONDS:
                     self.asked.add(run_id)
                     with suppress(ProcessLookupError):
                         os.kill(holder.pid, signal.SIGTERM)
-            for run_id in [run_id for run_id in self.asked if not is_present(self._home, run_id)]:
+            for run_id in [run_id for run_id in self.asked if not is_present(self.home, run_id)]:
                 await _close(client, run_id, is_cancelled=True)
                 self.asked.discard(run_id)
-            gone = {str(run.id): run for run in runs if is_present(self._home, str(run.id)) is False}
+            gone = {str(run.id): run for run in runs if is_present(self.home, str(run.id)) is False}
             for run_id in self._gone & gone.keys():
                 await _close(client, run_id, is_cancelled=gone.pop(run_id).state.is_cancelling())
         self._gone = set(gone)

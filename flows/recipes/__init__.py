@@ -30,12 +30,7 @@ OTHER_FILES = (".yaml", ".yml", ".toml", ".jsonl", ".txt", ".md", ".ipynb")
 
 
 def load_written(name: str) -> Recipe:
-    """A recipe with all branches, without scale and settings: by name, or from a file (`docs/how-to/recipe.md`).
-
-    Raises:
-        ConfigError: no such recipe.
-        RecipeError: the file is not a recipe. The message names the field or the line.
-    """
+    """A recipe with all branches, without scale and settings: by name, or from a file (`docs/how-to/recipe.md`)."""
     if name in MODULES:
         module = import_module(f"phasewise.flows.recipes.{MODULES[name]}")
         return getattr(module, name.upper().replace("-", "_"))
@@ -50,12 +45,7 @@ def load_written(name: str) -> Recipe:
 
 
 def load_every(path: Path) -> list[Recipe]:
-    """All recipes of a file: one of JSON, and of Python each recipe with a name at the top level.
-
-    Raises:
-        ConfigError: the file is missing.
-        RecipeError: the file is not a recipe, or is code and code is not allowed.
-    """
+    """All recipes of a file: one of JSON, and of Python each recipe with a name at the top level."""
     if path.suffix == ".json":
         return [_checked_name(str(path), _from_json(path))]
     named = load_named(path)
@@ -85,11 +75,7 @@ def scale_of(target: str, scale: Scale | None) -> Scale:
 
 
 def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
-    """A recipe at a scale. `name` is the name on the command line.
-
-    Raises:
-        RecipeError: the recipe has no such scale.
-    """
+    """A recipe at a scale. `name` is the name on the command line."""
     if written.scale == scale:
         return written
     if written.scale == "own":
@@ -112,11 +98,7 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
 
 
 def load_record(name: str, scale: Scale, wanted: str | None = None) -> Recipe:
-    """A recipe with all branches at a scale, with settings. The main line and the branch to the phase `wanted` are checked.
-
-    Raises:
-        ConfigError, DataError: as `load_written`, `at_scale`, `assigned` and `check_feasible`.
-    """
+    """A recipe with all branches at a scale, with settings. The main line and the branch to the phase `wanted` are checked."""
     written = load_written(name)
     recipe = assigned(at_scale(written, scale, name))
     if name not in NAMES or settings_in_force():

@@ -40,12 +40,7 @@ def settings_in_force() -> Settings:
 
 
 def assigned(recipe: Recipe) -> Recipe:
-    """The recipe with the current settings, validated again.
-
-    Raises:
-        ConfigError: a setting has another form than `PHASE.FIELD=VALUE`, or names an unknown phase or field.
-        RecipeError: the changed recipe is invalid.
-    """
+    """The recipe with the current settings, validated again."""
     settings = settings_in_force()
     if not settings:
         return recipe

@@ -16,38 +16,36 @@ KNOWN = (
 )
 
 
-def check_names(benchmarks: Collection[str]) -> None:
-    """Reject unknown names, duplicates, and an empty list.
-
-    Raises:
-        ValueError: with the known benchmarks.
-    """
+def checked_names(benchmarks: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names, or reject unknown names, duplicates, and an empty list."""
     if not set(benchmarks) - set(needles_of(benchmarks)):
         needles = " in addition to needles" if benchmarks else ""
         raise ValueError(f"expected at least one benchmark{needles}, found none: a gate without benchmarks judges only the loss. {KNOWN}")
-    for name in real_of(benchmarks):
-        if name not in WITH_MMLU and (reason := _why_unknown(name)):
-            raise ValueError(f"nothing knows the benchmark {name!r}: {reason}. {KNOWN}")
+    for label in real_of(benchmarks):
+        if label in WITH_MMLU:
+            continue
+        from phasewise.tasks.evaluation.benchmark_definitions import DEFINITIONS  # a third of a second
+
+        name, colon, shots = label.partition(":")
+        reason = ""
+        if name not in DEFINITIONS:
+            reason = f"there is no {name}, only {', '.join(DEFINITIONS)}"
+        elif not (colon and shots.isascii() and shots.isdigit() and str(int(shots)) == shots):
+            reason = f"expected the number of examples in the prompt after a colon, as in {name}:0"
+        elif DEFINITIONS[name].metric == "pass":
+            reason = (
+                "it runs programs that the model writes, which `phasewise evaluate --suite` does with --allow-code, and a gate never does"
+            )
+        elif int(shots) and DEFINITIONS[name].shots_split is None:
+            reason = f"it has no split for examples, only {name}:0 is possible"
+        if reason:
+            raise ValueError(f"nothing knows the benchmark {label!r}: {reason}. {KNOWN}")
     for name in needles_of(benchmarks):
         if (needle_length(name) or 0) < MIN_LENGTH:
             raise ValueError(f"{name!r}: expected the tokens of its text after a colon, {MIN_LENGTH} or more, as in niah:4096. {KNOWN}")
     if len(set(benchmarks)) < len(benchmarks):
         raise ValueError(f"a benchmark must be named once, found {', '.join(benchmarks)}")
-
-
-def _why_unknown(label: str) -> str:
-    from phasewise.tasks.evaluation.benchmark_definitions import DEFINITIONS  # a third of a second
-
-    name, colon, shots = label.partition(":")
-    if name not in DEFINITIONS:
-        return f"there is no {name}, only {', '.join(DEFINITIONS)}"
-    if not (colon and shots.isascii() and shots.isdigit() and str(int(shots)) == shots):
-        return f"expected the number of examples in the prompt after a colon, as in {name}:0"
-    if DEFINITIONS[name].metric == "pass":
-        return "it runs programs that the model writes, which `phasewise evaluate --suite` does with --allow-code, and a gate never does"
-    if int(shots) and DEFINITIONS[name].shots_split is None:
-        return f"it has no split for examples, only {name}:0 is possible"
-    return ""
+    return benchmarks
 
 
 def check_lengths(phase: str, benchmarks: Collection[str], seq_len: int) -> None:

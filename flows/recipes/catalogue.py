@@ -31,22 +31,6 @@ class ComponentData(Frozen):
     stand_in: StandIn | None
 
 
-def _source(row: dict[str, Any]) -> Source:
-    if dataset := row.pop("hub", None):
-        name, _, revision = dataset.partition("@")
-        row |= {"url": f"hf://datasets/{name}", "revision": revision or None, "exclude": EVALUATION_FILES}
-        row["format"] = "parquet" if row["include"][0].endswith(".parquet") else "jsonl"
-    elif prefix := row.pop("dolma", None):  # the data set's repository (revision 7f48140) has only addresses on a server without listings
-        include = [f"{prefix}-{number:04d}.json.gz" for number in range(row.pop("files"))]
-        row |= {"url": "https://olmo-data.org/dolma-v1_7", "include": include, "format": "jsonl"}
-    elif subset := row.pop("nemotron", None):  # Common Crawl's server has no listings, but a list of all paths
-        quality, kind = subset.split("/")
-        include = [f"{NEMOTRON}/quality={quality}/kind={kind}/*CC-MAIN-*.jsonl.zstd"]
-        row |= {"url": COMMON_CRAWL, "listing": f"{COMMON_CRAWL}/{NEMOTRON}.paths.gz", "include": include}
-        row |= {"format": "jsonl", "max_bad_fraction": CRAWL_BAD_FRACTION}
-    return Source.model_validate(row)
-
-
 def _stand_in(row: dict[str, Any]) -> StandIn:
     for name in ("where", "without"):
         row[name] = tuple(entry if ":" in entry else f"site:{entry}/**/*.py" for entry in row.get(name, ()))
@@ -57,12 +41,25 @@ def _stand_in(row: dict[str, Any]) -> StandIn:
 
 def _read() -> dict[str, ComponentData]:
     rows: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return {
-        name: ComponentData(
-            source=_source(row["source"]) if row["source"] else None, stand_in=_stand_in(row["stand_in"]) if row["stand_in"] else None
+    found: dict[str, ComponentData] = {}
+    for name, row in rows.items():
+        source = row["source"] or {}
+        if dataset := source.pop("hub", None):
+            repository, _, revision = dataset.partition("@")
+            source |= {"url": f"hf://datasets/{repository}", "revision": revision or None, "exclude": EVALUATION_FILES}
+            source["format"] = "parquet" if source["include"][0].endswith(".parquet") else "jsonl"
+        elif prefix := source.pop("dolma", None):  # the repository (revision 7f48140) has only addresses on a server without listings
+            include = [f"{prefix}-{number:04d}.json.gz" for number in range(source.pop("files"))]
+            source |= {"url": "https://olmo-data.org/dolma-v1_7", "include": include, "format": "jsonl"}
+        elif subset := source.pop("nemotron", None):  # Common Crawl's server has no listings, but a list of all paths
+            quality, kind = subset.split("/")
+            include = [f"{NEMOTRON}/quality={quality}/kind={kind}/*CC-MAIN-*.jsonl.zstd"]
+            source |= {"url": COMMON_CRAWL, "listing": f"{COMMON_CRAWL}/{NEMOTRON}.paths.gz", "include": include}
+            source |= {"format": "jsonl", "max_bad_fraction": CRAWL_BAD_FRACTION}
+        found[name] = ComponentData(
+            source=Source.model_validate(source) if source else None, stand_in=_stand_in(row["stand_in"]) if row["stand_in"] else None
         )
-        for name, row in rows.items()
-    }
+    return found
 
 
 CATALOGUE = _read()

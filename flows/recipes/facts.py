@@ -3,7 +3,7 @@
 A row names its phases by patterns of `RECIPE/PHASE`. `library_values.yaml` has values that a run left to a library at a commit.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
@@ -207,19 +207,13 @@ def sources_of(recipe: Recipe, phase: Phase) -> dict[str, Provenance]:
     written = {one.name: one for one in load_written(recipe.name).phases}
     full = leaves_of(written[phase.name]) if phase.name in written else {}
     other = Provenance(kind="ours", place=CHANGED if recipe.scale == "full" else SCALED.format(scale=recipe.scale))
-    return {field: provenance_of(field, rules) if full.get(field) == values else other for field, values in leaves_of(phase).items()}
-
-
-def provenance_of(field: str, rules: Mapping[str, Provenance]) -> Provenance:
-    """The source of a field: the longest matching prefix decides.
-
-    Raises:
-        KeyError: no rule matches.
-    """
-    fitting = [prefix for prefix in rules if field == prefix or field.startswith(prefix + ".")]
-    if not fitting:
-        raise KeyError(f"no source is named for {field}")
-    return rules[max(fitting, key=len)]
+    found: dict[str, Provenance] = {}
+    for field, values in leaves_of(phase).items():
+        fitting = [prefix for prefix in rules if field == prefix or field.startswith(prefix + ".")]
+        if full.get(field) == values and not fitting:
+            raise KeyError(f"no source is named for {field}")
+        found[field] = rules[max(fitting, key=len)] if full.get(field) == values else other  # the longest prefix decides
+    return found
 
 
 def leaves_of(phase: Phase) -> dict[str, list[Any]]:

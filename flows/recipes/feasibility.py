@@ -17,13 +17,7 @@ from phasewise.trainer.data.mixture import check_shares
 
 
 def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Reject a recipe that cannot run anywhere.
-
-    Raises:
-        RecipeError: a component without text, a mixture that blocks cannot express, answers of plain text, or too small a vocabulary.
-        ConfigError: an unknown slice, a missing tokenizer folder, or an unusable chat template.
-        DataError: the tokenizer lacks special tokens, or has ids beyond the vocabulary.
-    """
+    """Reject a recipe that cannot run anywhere."""
     phases = list(phases)
     for phase in phases:
         for _, name in phase.slice.within(phase.start_step, phase.stop_step):
@@ -62,11 +56,7 @@ def _conversations(recipe: Recipe) -> dict[str, Conversation]:
 
 
 def check_components(recipe: Recipe) -> None:
-    """Reject components without text.
-
-    Raises:
-        RecipeError: neither the recipe nor the catalogue has a source for a component, or a proxy data set is missing.
-    """
+    """Reject components without text."""
     from_catalogue = [name for name in recipe.components if name not in recipe.sources]
     if unknown := [name for name in from_catalogue if name not in CATALOGUE]:
         raise RecipeError(
@@ -81,11 +71,7 @@ def check_components(recipe: Recipe) -> None:
 
 
 def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Reject mixtures that blocks cannot express.
-
-    Raises:
-        RecipeError: a component has no sequence in a block, a share misses the phase's limit, or a mixture starts inside a block.
-    """
+    """Reject mixtures that blocks cannot express."""
     for phase in phases:
         limits = phase.gates.data
         try:
@@ -101,10 +87,6 @@ def check_conversations(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """Reject phases that predict answers of plain text, or of a chat template without marked answers.
 
     Pinned caches are checked when they are read. Data that are not public are not checked.
-
-    Raises:
-        RecipeError: with the components.
-        ConfigError: a chat template cannot be used.
     """
     told = _conversations(recipe)
     from_catalogue = [name for name in recipe.components if name not in recipe.sources]

@@ -20,11 +20,7 @@ Pair = tuple[str, str]
 
 
 def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:
-    """Reject a hand-off that carries missing state, or keeps the data order for rows of another length.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Reject a hand-off that carries missing state, or keeps the data order for rows of another length."""
     if phase.model.seq_len != parent.model.seq_len and phase.order.first_step != start.step:
         raise ValueError(
             f"phase {phase.name} has rows of {phase.model.seq_len:,} tokens, and {parent.name} has rows of {parent.model.seq_len:,}. In "
@@ -37,7 +33,10 @@ def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:
             f"the hand-off {parent.name} → {phase.name} switches QK-norm on, and {parent.name} has no weights of it: name qk_norm in "
             "`fresh`"
         )
-    if not _has_momentum(parent) and _has_momentum(phase) and "balancing" not in named:
+    had_momentum, has_momentum = (
+        one.model.experts is not None and isinstance(one.model.experts.balancing, Smebu) for one in (parent, phase)
+    )
+    if not had_momentum and has_momentum and "balancing" not in named:
         raise ValueError(
             f"the hand-off {parent.name} → {phase.name} switches SMEBU on, and {parent.name} has no momentum of the routers' biases: name "
             "balancing in `fresh`. The biases themselves are carried"
@@ -50,10 +49,6 @@ def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:
             f"the hand-off {parent.name} → {phase.name} must keep the experts' weights, found {was} before it and {now} after it: no "
             "weight of the parent has such a shape. Start the phase from scratch"
         )
-
-
-def _has_momentum(phase: Phase) -> bool:
-    return phase.model.experts is not None and isinstance(phase.model.experts.balancing, Smebu)
 
 
 def changes_between(
@@ -73,13 +68,22 @@ def changes_between(
         earlier: components of the steps before the parent's order started, and of no later step.
     """
     before, after = phase.start_step - 1, phase.start_step
-    last, first = _segment_at(parent, before), _segment_at(phase, after)
+    last, first = (
+        next((segment for segment in one.learning_rate if segment.start_step <= step < segment.end_step), one.learning_rate[-1])
+        for one, step in ((parent, before), (phase, after))
+    )
     rate_before, rate_after = value_in(last, after), value_in(first, after)
     sizes_before = (parent.batch.at(before),)
     sizes_after = tuple(dict.fromkeys(size for _, size in phase.batch.within(after, phase.stop_step)))
     batches: tuple[object, object] = (sizes_before, sizes_after)
     if parent.model.seq_len != phase.model.seq_len:
-        batches = _in_tokens(sizes_before, parent.model), _in_tokens(sizes_after, phase.model)
+        lengths = ((sizes_before, parent.model.seq_len), (sizes_after, phase.model.seq_len))
+        in_tokens = [", ".join(f"{size * seq_len:,} tokens" for size in sizes) for sizes, seq_len in lengths]
+        batches = in_tokens[0], in_tokens[1]
+    balancing: tuple[object, object] = (None, None)
+    if parent.model.experts and phase.model.experts:
+        was, now = (one.model.experts and one.model.experts.model_dump(mode="json", include=BALANCING) for one in (parent, phase))
+        balancing = (CARRIED, _origin(phase.start, "balancing")) if was == now else (was, now)
     ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
     ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
     compared: dict[Change, tuple[object, object]] = {
@@ -98,24 +102,12 @@ def changes_between(
         "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
         **{name: (getattr(parent.stability, name).at(before), getattr(phase.stability, name).at(after)) for name in COMPARED_STABILITY},
         "slice": (parent.slice.at(before), phase.slice.at(after)),
-        "balancing": _balancing(parent, phase),
+        "balancing": balancing,
     }
     found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
     if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
         found["learning_rate"] = (rate_before, rate_after)
     return found
-
-
-def undeclared_changes(found: Mapping[Change, tuple[object, object]], start: HandOff) -> dict[Change, str]:
-    """The undeclared changes of a hand-off, as text."""
-    described: dict[Change, str] = {}
-    for name in sorted(set(found) - set(start.declares)):
-        before, after = found[name]
-        described[name] = " → ".join(both_in_words(before, after))
-        if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
-            factor = max(before, after) / min(before, after)
-            described[name] += f", {factor:.3g} times {'higher' if after > before else 'lower'} in one step"
-    return described
 
 
 def both_in_words(before: object, after: object) -> Pair:
@@ -125,14 +117,6 @@ def both_in_words(before: object, after: object) -> Pair:
         return _in_words(was), _in_words(now)
     differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     return _named(was, differing), _named(now, differing)
-
-
-def _segment_at(phase: Phase, step: int) -> LearningRateSegment:
-    return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
-
-
-def _in_tokens(batches: tuple[int, ...], model: ModelConfig) -> str:
-    return ", ".join(f"{size * model.seq_len:,} tokens" for size in batches)
 
 
 def _coverage(parent: Phase, phase: Phase, drawn: Collection[str], earlier: Collection[str]) -> tuple[object, object]:
@@ -150,14 +134,6 @@ def _architecture(model: ModelConfig) -> dict[str, Any]:
     if found["experts"] is not None:
         found["experts"] = {name: value for name, value in found["experts"].items() if name not in BALANCING}
     return found
-
-
-def _balancing(parent: Phase, phase: Phase) -> tuple[object, object]:
-    before, after = parent.model.experts, phase.model.experts
-    if before is None or after is None:
-        return None, None
-    was, now = before.model_dump(mode="json", include=BALANCING), after.model_dump(mode="json", include=BALANCING)
-    return (CARRIED, _origin(phase.start, "balancing")) if was == now else (was, now)
 
 
 def _origin(start: FromScratch | HandOff, part: StatePart) -> str:

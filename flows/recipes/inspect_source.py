@@ -23,11 +23,9 @@ class InspectedFolder(NamedTuple):
     """The source settings of a folder.
 
     Attributes:
-        include: globs of the selected files.
         text_key: the text field of JSON lines. None for plain text.
         left_out: endings of other text files.
         median_characters: median length of the sampled documents. None without documents.
-        documents: number of sampled documents.
         beside: further text fields of the sampled documents, which are not trained on.
     """
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from phasewise.flows.recipes.benchmarks import check_lengths, check_names
+from phasewise.flows.recipes.benchmarks import check_lengths, checked_names
 from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import (
@@ -109,7 +109,7 @@ class EvaluationSettings(Frozen):
         renderings: test items under two renderings, for `gates.model.exposure_error_rate`.
     """
 
-    benchmarks: tuple[str, ...]
+    benchmarks: Annotated[tuple[str, ...], AfterValidator(checked_names)]
     held_out_tokens: int | None = Field(gt=0)
     loss_every_steps: int | None = Field(gt=0)
     loss_sequences: int = Field(gt=0)
@@ -120,12 +120,6 @@ class EvaluationSettings(Frozen):
         """The measurements at the end of the phase."""
         return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens, renderings=self.renderings)
 
-    @field_validator("benchmarks")
-    @classmethod
-    def _are_known(cls, benchmarks: tuple[str, ...]) -> tuple[str, ...]:
-        check_names(benchmarks)
-        return benchmarks
-
 
 class Gates(Frozen):
     """The limits for the data before a phase, its training, and its model."""
@@ -133,6 +127,9 @@ class Gates(Frozen):
     data: DataLimits
     health: HealthLimits
     model: GateLimits
+
+
+GATES = tuple(Gates.model_fields)
 
 
 class Phase(Frozen):
@@ -233,31 +230,27 @@ class Phase(Frozen):
                 f"phase {self.name}: gates.model.min_answer_gain_nats needs loss_on answers, found loss_on {self.loss_on}. Take the limit "
                 "out"
             )
-        self._has_what_it_declares()
+        if isinstance(self.start, HandOff):
+            stability, steps = self.stability, (self.start_step, self.stop_step)
+            windows = (*stability.max_update_norm.within(*steps), *stability.skip_step.within(*steps))
+            has = {
+                "optimizer": True,
+                "ema": any(decay is not None for _, decay in stability.ema_decay.within(*steps)),
+                "rolling": any(limit is not None for _, limit in windows),
+                "qk_norm": self.model.qk_norm,
+                "balancing": self.model.experts is not None and isinstance(self.model.experts.balancing, Smebu),
+            }
+            declared = (*self.start.fresh, *(graft.part for graft in self.start.graft))
+            for part in declared:
+                if declared.count(part) > 1:
+                    raise ValueError(f"the hand-off to {self.name} declares {part} twice: make it fresh, or graft it once")
+                if not has[part]:
+                    raise ValueError(f"the hand-off to {self.name} declares {part}, and the phase has no such state: take it out")
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
             raise ValueError(
                 f"phase {self.name}: checkpoints.at_steps must be in {self.start_step + 1} to {self.stop_step}, found {late[0]}"
             )
         return self
-
-    def _has_what_it_declares(self) -> None:
-        if not isinstance(self.start, HandOff):
-            return
-        stability, steps = self.stability, (self.start_step, self.stop_step)
-        windows = (*stability.max_update_norm.within(*steps), *stability.skip_step.within(*steps))
-        has = {
-            "optimizer": True,
-            "ema": any(decay is not None for _, decay in stability.ema_decay.within(*steps)),
-            "rolling": any(limit is not None for _, limit in windows),
-            "qk_norm": self.model.qk_norm,
-            "balancing": self.model.experts is not None and isinstance(self.model.experts.balancing, Smebu),
-        }
-        declared = (*self.start.fresh, *(graft.part for graft in self.start.graft))
-        for part in declared:
-            if declared.count(part) > 1:
-                raise ValueError(f"the hand-off to {self.name} declares {part} twice: make it fresh, or graft it once")
-            if not has[part]:
-                raise ValueError(f"the hand-off to {self.name} declares {part}, and the phase has no such state: take it out")
 
 
 def _check_sizes(value: Any, place: tuple[str, ...]) -> None:

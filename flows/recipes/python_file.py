@@ -33,12 +33,7 @@ def allow_code() -> Iterator[None]:
 
 
 def load_python(path: Path, wanted: str | None) -> Recipe:
-    """The recipe with a name at the top level of a file. Without a name, the only recipe of the file.
-
-    Raises:
-        ConfigError: the file is missing, or no single recipe matches.
-        RecipeError: the file may not run here, fails, or has no recipe.
-    """
+    """The recipe with a name at the top level of a file. Without a name, the only recipe of the file."""
     found = load_named(path)
     names = ", ".join(f"{path}:{name}" for name in found)
     if wanted is not None:
@@ -54,12 +49,7 @@ def load_python(path: Path, wanted: str | None) -> Recipe:
 
 
 def load_named(path: Path) -> dict[str, Recipe]:
-    """Name → recipe, for all names at the top level of a file.
-
-    Raises:
-        ConfigError: the file is missing.
-        RecipeError: the file may not run here, or fails.
-    """
+    """Name → recipe, for all names at the top level of a file."""
     loaded = _loaded.get()
     if loaded is None:
         raise RecipeError(
@@ -70,9 +60,13 @@ def load_named(path: Path) -> dict[str, Recipe]:
     if place not in loaded:
         module = ModuleType(f"recipe_file_{path.stem}")
         module.__file__ = str(path)
+        folder, before, writes_none = place.parent, set(sys.modules), sys.dont_write_bytecode
+        sys.path.insert(0, str(folder))
+        sys.modules[module.__name__] = module
+        sys.dont_write_bytecode = True
         try:
             code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-            with _importing_from(place.parent, module), contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr):
                 exec(code, vars(module))
         except FileNotFoundError as error:
             if error.filename == str(path) and not path.exists():
@@ -80,28 +74,18 @@ def load_named(path: Path) -> dict[str, Recipe]:
             raise _failure(path, error) from None
         except (Exception, SystemExit) as error:
             raise _failure(path, error) from None
+        finally:
+            sys.dont_write_bytecode = writes_none
+            sys.path.remove(str(folder))
+            for name in set(sys.modules) - before:
+                imported: Any = sys.modules[name]
+                file = getattr(imported, "__file__", None) or next(iter(getattr(imported, "__path__", ())), None)
+                is_neighbour = file is not None and Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
+                if name == module.__name__ or is_neighbour:
+                    del sys.modules[name]
+            sys.path_importer_cache.pop(str(folder), None)
         loaded[place] = {name: value for name, value in vars(module).items() if isinstance(value, Recipe)}
     return loaded[place]
-
-
-@contextmanager
-def _importing_from(folder: Path, module: ModuleType) -> Iterator[None]:
-    before, writes_none = set(sys.modules), sys.dont_write_bytecode
-    sys.path.insert(0, str(folder))
-    sys.modules[module.__name__] = module
-    sys.dont_write_bytecode = True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = writes_none
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            loaded: Any = sys.modules[name]
-            file = getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)
-            is_neighbour = file is not None and Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
-            if name == module.__name__ or is_neighbour:
-                del sys.modules[name]
-        sys.path_importer_cache.pop(str(folder), None)
 
 
 def _failure(path: Path, error: BaseException) -> RecipeError:

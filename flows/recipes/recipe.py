@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from phasewise.flows.recipes.hand_off import changes_between, check_carried, undeclared_changes
+from phasewise.flows.recipes.hand_off import both_in_words, changes_between, check_carried
 from phasewise.flows.recipes.phase import Change, HandOff, Phase
-from phasewise.flows.recipes.waivers import check_accepts, check_all_approvable, limited_to
+from phasewise.flows.recipes.waivers import check_waivers, limited_to
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.source import WITHOUT_FIELDS, Pin, Source
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
@@ -59,17 +59,6 @@ class Tokenizer(Frozen):
         if self.name is not None and self.special_tokens:
             raise ValueError(f"special_tokens: only a trained tokenizer takes special tokens, found {self.name}. Take the tokens out")
         return self
-
-
-class Drawn(NamedTuple):
-    """The components of a phase's lineage before the phase.
-
-    Attributes:
-        earlier: components of the steps before the parent's data order started, and of no later step.
-    """
-
-    ever: frozenset[str]
-    earlier: frozenset[str]
 
 
 class Recipe(Frozen):
@@ -171,17 +160,17 @@ class Recipe(Frozen):
         """
         if not isinstance(phase.start, HandOff):
             return {}
-        drawn = self.drawn_before(phase)
-        return changes_between(parent or self.phase(phase.start.parent), phase, drawn=drawn.ever, earlier=drawn.earlier)
+        drawn, earlier = self.drawn_before(phase)
+        return changes_between(parent or self.phase(phase.start.parent), phase, drawn=drawn, earlier=earlier)
 
-    def drawn_before(self, phase: Phase) -> Drawn:
-        """The components of the lineage before a phase."""
+    def drawn_before(self, phase: Phase) -> tuple[frozenset[str], frozenset[str]]:
+        """All components of the lineage before a phase, and components only of steps before the parent's data order started."""
         parts = self._parts(phase)[:-1]
         first = parts[-1][0].order.first_step if parts else 0
         ever = frozenset(name for part, stop in parts for name in part.drawn_in(part.start_step, stop))
         within = ((part, max(part.start_step, first), stop) for part, stop in parts if stop > first)
         by_order = frozenset(name for part, start, stop in within for name in part.drawn_in(start, stop))
-        return Drawn(ever, ever - by_order)
+        return ever, ever - by_order
 
     def lineage(self, phase: Phase) -> tuple[Phase, ...]:
         """The phase and its parents, oldest first."""
@@ -255,8 +244,7 @@ class Recipe(Frozen):
                     f"the model of phase {phase.name} must have a row for each of the tokenizer's {self.tokenizer.vocab_size:,} tokens, "
                     f"found a vocab_size of {phase.model.vocab_size:,}"
                 )
-        check_accepts(self.accepts, self.phases)
-        check_all_approvable(self.approvable, self.phases)
+        check_waivers(self.accepts, self.approvable, self.phases)
         return self
 
     def _check_hand_off(self, phase: Phase, start: HandOff, known: dict[str, Phase]) -> None:
@@ -275,7 +263,14 @@ class Recipe(Frozen):
                 f"the hand-off {parent.name} → {phase.name} declares {', '.join(needless)}, and changes no such thing: take "
                 f"{'it' if len(needless) == 1 else 'them'} out of `declares`, or make the change"
             )
-        if undeclared := undeclared_changes(made, start):
+        undeclared: dict[Change, str] = {}
+        for name in sorted(set(made) - set(start.declares)):
+            before, after = made[name]
+            undeclared[name] = " → ".join(both_in_words(before, after))
+            if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
+                factor = max(before, after) / min(before, after)
+                undeclared[name] += f", {factor:.3g} times {'higher' if after > before else 'lower'} in one step"
+        if undeclared:
             changes = ", and ".join(f"{name}: {words}" for name, words in undeclared.items())
             raise ValueError(
                 f"the hand-off {parent.name} → {phase.name} makes {'a change' if len(undeclared) == 1 else 'changes'} that it does not "

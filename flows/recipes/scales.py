@@ -1,45 +1,16 @@
-"""Smaller scales of a recipe: the same phases in a smaller size, as a function of the recipe.
+"""Smaller scales of a recipe: the same phases in a smaller size, as a function of the recipe. `docs/reference/recipe.md` has all rules.
 
-Rules of every scale:
+The step axis is divided by one number, and batches are multiplied by one factor, so their ratios stay. Only the last checkpoint and
+checkpoints for other phases stay. Every phase runs on this machine unless a slice is named. Windows of limits are equal in all phases,
+because a window is handed on. Required samples keep the recipe's share of the window. Pinned caches don't stay: they have one tokenizer.
 
-* The step axis is divided by one number. A warm-up or a decay keeps a minimum of steps.
-* Batches are multiplied by one factor, so their ratios stay.
-* Windows of limits hold at most half of the steps of the shortest main-line phase with windows, in all phases, because a window is handed
-  on. Required samples keep the recipe's share of the window.
-* The EMA averages over the same share of the steps, with a minimum.
-* A mixture may start inside a block. A share may differ by 1.5 sequences of the shortest stage. One update of a phase may be a spike.
-* The held-out loss costs at most a twentieth of the phase's arithmetic. A forward pass is a third of an update, two thirds with an EMA.
-* Only the last checkpoint and checkpoints for other phases stay. Every phase runs on this machine unless a slice is named.
-* Sources, waivers, seeds, hand-offs, interventions and their limits stay. Pinned caches don't, because they have one tokenizer and scale.
-
-Rules of proxy scale:
-
-* Steps ÷ 1000, batch ÷ 512 and rows ÷ 32. Rows longer than the first rows of the lineage keep their ratio up to 8 times. Beyond, ratios
-  grow by a root. The batch keeps the recipe's tokens ÷ 512 ÷ 32. Lengths of documents shrink like rows.
-* Two layers, 128 wide, with the recipe's ratios of kv heads and d_ff, in float32. A sparse model has eight layers with the recipe's pattern
-  of dense, local and global layers, eight experts with two active, and the recipe's share of d_expert, at least 32.
-* A router bias can move by half of the score range within the main line. 0.5 / √d and √d of a sparse model stay. The limit on MaxVio is at
-  most 0.7 of its largest possible value.
-* Learning rates stay. Blocks have 160 sequences. A component with a smaller share gets one sequence per block from the largest component.
-* lm-eval's benchmarks become two benchmarks from held-out text. Needles shrink like rows and have no limit. Renderings are not read.
-* The tokenizer is trained on the main line's components, with the special tokens of all chat templates. RoPE's stretch starts at 1/32.
-
-Rules of `130m`, `370m`, `1b` and `3b`:
-
-* The size counts parameters without embedding and head, of a sparse model the active ones. `sizes.py` selects width and depth.
-* 20 tokens a parameter over the longest lineage of the main line (Hoffmann et al., 2022, table 3), shared among phases as in the recipe.
-* The batch grows with the square root of the tokens. The critical batch grows with the data by a power of 0.4 to 0.5, and hardly with the
-  model (Zhang et al., 2024, and Bergsma et al., 2025). The common divisor of the main line's batches becomes a power of two. Steps make up
-  the remaining factor.
-* Learning rates times √(batch / full batch) · full width / width: Marin's rule `0.33 · √batch / hidden_dim`, and µP's width rule for Adam's
-  matrices (Yang et al., 2022). The rule applies to AdamC's peak.
-* A warm-up from step 0 takes at least 40 steps, 2 / (1 - β2) for β2 = 0.95 (Ma and Yarats, 2021). Others take at least 4.
-* Benchmark floors and needles have no limits, because no source states which benchmarks a model of this size can solve. Comparisons with
-  the parent stay.
+Between proxy and full, the critical batch grows with the data by a power of 0.4 to 0.5, and hardly with the model (Zhang et al., 2024, and
+Bergsma et al., 2025), so the batch grows with the square root of the tokens, and steps make up the remaining factor. Learning rates follow
+Marin's rule `0.33 · √batch / hidden_dim`, and µP's width rule for Adam's matrices (Yang et al., 2022).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -47,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase
 from phasewise.flows.recipes.recipe import Between, Recipe, Scale, Tokenizer
-from phasewise.flows.recipes.sizes import Shape, body_parameters, shape_of
+from phasewise.flows.recipes.sizes import body_parameters, shape_of
 from phasewise.tasks.data.template import special_tokens_in, template_text
 from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, MIN_LENGTH, made_of, needle_length, needles_of, real_of
 from phasewise.trainer.base.errors import RecipeError
@@ -104,18 +75,13 @@ class StepAxis(NamedTuple):
 
     def segments(self, segments: tuple[LearningRateSegment, ...], *, factor: float = 1.0) -> tuple[LearningRateSegment, ...]:
         """Convert segments and multiply their rates by `factor`. A segment that is too short takes steps from the segment before it."""
-
-        def least(segment: LearningRateSegment, room: int) -> int:
-            if segment.start_step == 0 and segment.kind != "constant" and self.min_warmup_steps:
-                return max(self.min_segment_steps, min(self.min_warmup_steps, room // 2))
-            return self.min_segment_steps
-
         ends = [self.steps(segment.end_step) for segment in segments]
         starts = [self.steps(segments[0].start_step)]
         for index in range(1, len(segments)):
-            latest = ends[index] - self.min_segment_steps
-            earliest = starts[-1] + least(segments[index - 1], ends[index] - starts[-1])
-            starts.append(max(earliest, min(self.steps(segments[index].start_step), latest)))
+            before, latest, least = segments[index - 1], ends[index] - self.min_segment_steps, self.min_segment_steps
+            if before.start_step == 0 and before.kind != "constant" and self.min_warmup_steps:
+                least = max(least, min(self.min_warmup_steps, (ends[index] - starts[-1]) // 2))
+            starts.append(max(starts[-1] + least, min(self.steps(segments[index].start_step), latest)))
         ends = [*starts[1:], max(starts[-1] + 1, self.steps(segments[-1].end_step))]
         return tuple(
             LearningRateSegment(
@@ -134,13 +100,11 @@ class StepAxis(NamedTuple):
 
     def max_window(self, recipe: Recipe) -> int:
         """The most steps of a window: half of the shortest phase with windows on the main line. Branches inherit full windows."""
-
-        def has_windows(phase: Phase) -> bool:
+        lengths: list[int] = []
+        for phase in recipe.main_line or recipe.phases:
             limits = (phase.stability.max_update_norm, phase.stability.skip_step)
-            return any(limit is not None for each in limits for _, limit in each.within(phase.start_step, phase.stop_step))
-
-        phases = [phase for phase in recipe.main_line or recipe.phases if has_windows(phase)]
-        lengths = [self.steps(phase.stop_step) - self.steps(phase.start_step) for phase in phases]
+            if any(limit is not None for each in limits for _, limit in each.within(phase.start_step, phase.stop_step)):
+                lengths.append(self.steps(phase.stop_step) - self.steps(phase.start_step))
         return max(MIN_WINDOW_STEPS, min(lengths, default=0) // 2)
 
 
@@ -184,8 +148,6 @@ class Scaling(NamedTuple):
     """The conversions of one scale for one phase.
 
     Attributes:
-        sequences: converts a batch.
-        rate: factor of learning rates.
         max_window, min_ema_steps: in steps.
     """
 
@@ -243,8 +205,7 @@ def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] 
         ),
         "recovery": recovery,
     }
-    kept = {name: getattr(phase, name) for name in Phase.model_fields}
-    return Phase.model_validate({**kept, **changed, **fields})
+    return Phase.model_validate({**dict(phase), **changed, **fields})
 
 
 def loss_every_steps(phase: Phase, scaling: Scaling, *, loss_sequences: int) -> int | None:
@@ -274,43 +235,34 @@ def scaled_gates(phase: Phase, scaling: Scaling, *, max_spike_percent: float) ->
 
 
 def to_scale(recipe: Recipe, scale: Between) -> Recipe:
-    """The recipe at a scale between proxy and full.
-
-    Raises:
-        RecipeError: the recipe is not larger than the scale, or a phase would have no step.
-    """
-    shape, scaling = scaling_of(recipe, scale)
+    """The recipe at a scale between proxy and full."""
+    scaling = scaling_of(recipe, scale)
     axis = scaling.axis
     if short := [phase for phase in recipe.phases if axis.steps(phase.stop_step) <= axis.steps(phase.start_step)]:
         raise RecipeError(
             f"{recipe.name} has no scale {scale}: that has one step for {axis.divisor:.1f}, and phase {short[0].name} is "
             f"{short[0].stop_step - short[0].start_step:,} steps long. Take a larger scale."
         )
-    scaling = scaling._replace(model=shape.of)
-
-    def between(phase: Phase) -> Phase:
+    phases: list[Phase] = []
+    for phase in recipe.phases:
         rows = scaling.sequences(phase.evaluation.loss_sequences)
         every = loss_every_steps(phase, scaling, loss_sequences=rows)
-        gates = scaled_gates(
-            phase, scaling, max_spike_percent=min(100.0, 100 * MAX_SPIKES / (axis.steps(phase.stop_step) - axis.steps(phase.start_step)))
+        max_spike_percent = min(100.0, 100 * MAX_SPIKES / (axis.steps(phase.stop_step) - axis.steps(phase.start_step)))
+        gates = scaled_gates(phase, scaling, max_spike_percent=max_spike_percent)
+        phases.append(
+            scaled_phase(
+                phase,
+                scaling,
+                keep_steps=axis.needed_steps(recipe, phase),
+                evaluation=phase.evaluation.but(loss_every_steps=every, loss_sequences=rows),
+                gates=gates.but(model=gates.model.but(must_beat_baseline=False, needle_error_rate=None)),
+            )
         )
-        return scaled_phase(
-            phase,
-            scaling,
-            keep_steps=axis.needed_steps(recipe, phase),
-            evaluation=phase.evaluation.but(loss_every_steps=every, loss_sequences=rows),
-            gates=gates.but(model=gates.model.but(must_beat_baseline=False, needle_error_rate=None)),
-        )
-
-    return _resized(recipe, scale, recipe.phases, between)
+    return _resized(recipe, scale, phases)
 
 
-def scaling_of(recipe: Recipe, scale: Between) -> tuple[Shape, Scaling]:
-    """The model shape and the conversions of a scale between.
-
-    Raises:
-        RecipeError: the recipe is not larger than the scale.
-    """
+def scaling_of(recipe: Recipe, scale: Between) -> Scaling:
+    """The conversions of a scale between."""
     target = TARGETS[scale]
     main = recipe.main_line or recipe.phases
     model = main[0].model
@@ -326,7 +278,7 @@ def scaling_of(recipe: Recipe, scale: Between) -> tuple[Shape, Scaling]:
     batch = 2.0 ** max(0, round(math.log2(unit * math.sqrt(share)))) / unit
     axis = StepAxis(batch / share, min_segment_steps=4, min_warmup_steps=40)
     rate = math.sqrt(batch) * model.d_model / shape.d_model
-    return shape, Scaling(axis, shape.of, lambda full: max(1, round(full * batch)), rate, axis.max_window(recipe), min_ema_steps=20)
+    return Scaling(axis, shape.of, lambda full: max(1, round(full * batch)), rate, axis.max_window(recipe), min_ema_steps=20)
 
 
 PROXY_AXIS = StepAxis(divisor=STEPS, min_segment_steps=2)
@@ -355,12 +307,11 @@ def to_proxy(recipe: Recipe) -> Recipe:
         filled = max(rows[phase.name] for phase in recipe.phases if name in phase.components)
         biases[name] = bias.but(full_tokens=max(1, round(bias.full_tokens * filled.small / filled.full)))
 
-    def proxy(phase: Phase) -> Phase:
-        return proxy_phase(
-            phase, PROXY_AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=balancing, rows=rows[phase.name]
-        )
-
-    return _resized(recipe, "proxy", recipe.phases, proxy, tokenizer=tokenizer, length_bias=biases)
+    phases = [
+        proxy_phase(phase, PROXY_AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=balancing, rows=rows[phase.name])
+        for phase in recipe.phases
+    ]
+    return _resized(recipe, "proxy", phases, tokenizer=tokenizer, length_bias=biases)
 
 
 def proxy_phase(
@@ -389,6 +340,10 @@ def proxy_phase(
     limit = gates.health.max_violation
     if limit is not None and experts is not None:
         limit = min(limit, COLLAPSED_SHARE * (experts.num_experts / experts.num_active - 1))
+    # Benchmarks from held-out text instead of lm-eval's, and needles in shorter texts if they are long enough
+    benchmarks = phase.evaluation.benchmarks
+    made = MADE_BENCHMARKS if real_of(benchmarks) else made_of(benchmarks)
+    needles = [(name.partition(":")[0], lengths.shortened(needle_length(name) or 0)) for name in needles_of(benchmarks)]
     return scaled_phase(
         phase,
         scaling,
@@ -396,7 +351,7 @@ def proxy_phase(
         order=phase.order.but(block_sequences=BLOCK_SEQUENCES, first_step=first_step, cut_blocks=True, buffer_documents=buffer),
         checkpoints=CheckpointPolicy(every_steps=every, every_minutes=None, keep_all=False, at_steps=keep_steps),
         evaluation=EvaluationSettings(
-            benchmarks=proxy_benchmarks(phase.evaluation.benchmarks, lengths),
+            benchmarks=(*made, *dict.fromkeys(f"{name}:{length}" for name, length in needles if length >= MIN_LENGTH)),
             held_out_tokens=HELD_OUT_TOKENS,
             loss_every_steps=loss_every_steps(phase, scaling, loss_sequences=LOSS_SEQUENCES),
             loss_sequences=LOSS_SEQUENCES,
@@ -405,13 +360,6 @@ def proxy_phase(
             health=gates.health.but(max_violation=limit), model=gates.model.but(exposure_error_rate=None, needle_error_rate=None)
         ),
     )
-
-
-def proxy_benchmarks(benchmarks: Sequence[str], rows: Rows) -> tuple[str, ...]:
-    """Benchmarks from held-out text instead of lm-eval's, and needles in shorter texts if they are long enough."""
-    made = MADE_BENCHMARKS if real_of(benchmarks) else made_of(benchmarks)
-    short = [(name.partition(":")[0], rows.shortened(needle_length(name) or 0)) for name in needles_of(benchmarks)]
-    return (*made, *dict.fromkeys(f"{name}:{length}" for name, length in short if length >= MIN_LENGTH))
 
 
 def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0, seq_len: int | None = None) -> ModelConfig:
@@ -468,6 +416,5 @@ def special_tokens_of(recipe: Recipe) -> tuple[str, ...]:
     return tuple(sorted({*recipe.tokenizer.special_tokens, *written}))
 
 
-def _resized(recipe: Recipe, scale: Scale, phases: tuple[Phase, ...], convert: Callable[[Phase], Phase], **fields: object) -> Recipe:
-    kept = {name: getattr(recipe, name) for name in Recipe.model_fields}
-    return Recipe.model_validate({**kept, "scale": scale, "phases": tuple(map(convert, phases)), "pins": (), **fields})
+def _resized(recipe: Recipe, scale: Scale, phases: list[Phase], **fields: object) -> Recipe:
+    return Recipe.model_validate({**dict(recipe), "scale": scale, "phases": tuple(phases), "pins": (), **fields})

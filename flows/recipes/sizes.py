@@ -57,9 +57,6 @@ def shape_of(model: ModelConfig, target: int, name: str) -> Shape:
 
     Each width gets the number of layers nearest to `target`. The result has the least sum of |log size error| and a quarter of
     |log ratio error|.
-
-    Raises:
-        RecipeError: no shape is within `MAX_DISTANCE` of the target. `name` names recipe and scale.
     """
     aspect = model.d_model / model.num_layers
     group = model.global_attention_every or 1
@@ -85,13 +82,9 @@ def _shape(model: ModelConfig, width: int, layers: int) -> Shape:
     return Shape(
         num_layers=layers,
         d_model=width,
-        d_ff=_rounded(model.d_ff * ratio, FEED_FORWARD_STEP),
+        d_ff=max(1, round(model.d_ff * ratio / FEED_FORWARD_STEP)) * FEED_FORWARD_STEP,
         num_query_heads=heads,
         num_kv_heads=min(divisors, key=lambda kv: (abs(math.log(kv / kv_wanted)), kv)),
-        d_expert=_rounded(model.experts.d_expert * ratio, EXPERT_STEP) if model.experts else None,
+        d_expert=max(1, round(model.experts.d_expert * ratio / EXPERT_STEP)) * EXPERT_STEP if model.experts else None,
         layers_divisor=model.num_layers / layers,
     )
-
-
-def _rounded(value: float, step: int) -> int:
-    return max(step, round(value / step) * step)

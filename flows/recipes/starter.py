@@ -79,11 +79,7 @@ def starter(file: Path, folder: Path, found: InspectedFolder) -> str:
 
 
 def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe) -> str:
-    """The main line of a recipe at proxy scale, over the text of a folder: its steps, batches, rates, EMA, z-loss and experts.
-
-    Raises:
-        RecipeError: the text is longer than 60 lines.
-    """
+    """The main line of a recipe at proxy scale, over the text of a folder: its steps, batches, rates, EMA, z-loss and experts."""
     parts: list[str] = []
     short: dict[str, Phase] = {}
     for phase in proxy.main_line:
@@ -91,7 +87,18 @@ def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe
             parent = phase.start.parent
             short[phase.name], text = _continued(phase, proxy.phase(parent), short[parent], phase.start)
         else:
-            short[phase.name], text = _from_scratch(phase)
+            values: Values = {"learning_rate": _rates(phase.learning_rate)}
+            values |= {"batch": _batch(phase), "stability": _steady(phase), "mixture": ('{"all": 100}', ALL)}
+            if isinstance(phase.optimizer, Muon):
+                scale = phase.optimizer.adam_learning_rate_scale
+                values["optimizer"] = (f"muon(adam_learning_rate_scale={scale:g})", words.muon(adam_learning_rate_scale=scale))
+            experts, sizes = phase.model.experts, _shape(phase.model)
+            model = words.afmoe(**sizes, experts=experts) if experts else words.llama(**sizes)
+            given = {name: value for name, (_, value) in values.items()} | {"model": model, "gates": words.gates(**_gates(phase))}
+            short[phase.name] = words.from_scratch(name=phase.name, stop_step=phase.stop_step, **given)
+            written = "afmoe(**SHAPE, experts=EXPERTS)" if experts else "llama(**SHAPE)"
+            named = f'name="{phase.name}", stop_step={phase.stop_step}, model={written}, gates=GATES'
+            text = f"{_constant(phase.name)} = from_scratch(\n    {named},\n{_settings(values)}"
         parts.append(text)
     first, last = proxy.main_line[0], proxy.main_line[-1]
     shape = _arguments(_shape(first.model))
@@ -133,23 +140,6 @@ def _head(file: Path, folder: Path, found: InspectedFolder, imports: str, title:
         reading=reading,
         characters=found.median_characters or 1000,
     )
-
-
-def _from_scratch(phase: Phase) -> tuple[Phase, str]:
-    values: Values = {"learning_rate": _rates(phase.learning_rate)}
-    values |= {"batch": _batch(phase), "stability": _steady(phase), "mixture": ('{"all": 100}', ALL)}
-    if isinstance(phase.optimizer, Muon):
-        scale = phase.optimizer.adam_learning_rate_scale
-        values["optimizer"] = (f"muon(adam_learning_rate_scale={scale:g})", words.muon(adam_learning_rate_scale=scale))
-    shape, experts = _shape(phase.model), phase.model.experts
-    if experts is None:
-        model, written = words.llama(**shape), "llama(**SHAPE)"
-    else:
-        model, written = words.afmoe(**shape, experts=experts), "afmoe(**SHAPE, experts=EXPERTS)"
-    given = {name: value for name, (_, value) in values.items()}
-    made = words.from_scratch(name=phase.name, stop_step=phase.stop_step, model=model, gates=words.gates(**_gates(phase)), **given)
-    named = f'name="{phase.name}", stop_step={phase.stop_step}, model={written}, gates=GATES'
-    return made, f"{_constant(phase.name)} = from_scratch(\n    {named},\n{_settings(values)}"
 
 
 def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff) -> tuple[Phase, str]:

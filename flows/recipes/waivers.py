@@ -56,41 +56,26 @@ def limited_to(phases: Iterable[str], waivers: Iterable[Waiver]) -> tuple[Waiver
     return tuple(kept)
 
 
-def check_accepts(accepts: Sequence[AcceptedWarning], phases: Sequence[Phase]) -> None:
-    """Reject duplicates, failures, and checks that judge no phase. Names of missing phases are ignored, for recipes without branches.
+def check_waivers(accepts: Sequence[AcceptedWarning], approvable: Sequence[ApprovableCheck], phases: Sequence[Phase]) -> None:
+    """Reject duplicates, failures that are accepted, checks that people may not approve, and checks that judge or stop no phase.
 
-    Raises:
-        ValueError: with the warnings that can be accepted.
+    Names of missing phases are ignored, for recipes without branches.
     """
-    for number, one in enumerate(accepts):
-        if any(one.finding == other.finding and _share_a_phase(one, other) for other in accepts[:number]):
-            raise ValueError(f"accepts has {one.words} more than once for the same phase")
-        from phasewise.validations.expectations.waiver_rules import check_acceptable  # it imports pandas
+    listed: list[tuple[str, AcceptedWarning | ApprovableCheck, str, object]] = [("accepts", one, one.words, one.finding) for one in accepts]
+    listed += [("approvable", one, f"{one.check} of table {one.table}", (one.table, one.check)) for one in approvable]
+    for number, (kind, one, words, key) in enumerate(listed):
+        for other_kind, other, _, other_key in listed[:number]:
+            share_a_phase = one.phases is None or other.phases is None or set(one.phases) & set(other.phases)
+            if (kind, key) == (other_kind, other_key) and share_a_phase:
+                raise ValueError(f"{kind} has {words} more than once for the same phase")
+        from phasewise.validations.expectations.waiver_rules import check_acceptable, check_approvable  # pandas
 
-        check_acceptable(one, _checks_for(one, phases))
-
-
-def check_all_approvable(approvable: Sequence[ApprovableCheck], phases: Sequence[Phase]) -> None:
-    """Reject duplicates, and checks that people may not approve or that stop no phase. Names of missing phases are ignored.
-
-    Raises:
-        ValueError: with the checks that can be listed.
-    """
-    for number, one in enumerate(approvable):
-        if any((one.table, one.check) == (other.table, other.check) and _share_a_phase(one, other) for other in approvable[:number]):
-            raise ValueError(f"approvable has {one.check} of table {one.table} more than once for the same phase")
-        from phasewise.validations.expectations.waiver_rules import check_approvable  # it imports pandas
-
-        check_approvable(one, _checks_for(one, phases))
-
-
-def _share_a_phase(one: Waiver, other: Waiver) -> bool:
-    return one.phases is None or other.phases is None or bool(set(one.phases) & set(other.phases))
-
-
-def _checks_for(waiver: AcceptedWarning | ApprovableCheck, phases: Sequence[Phase]) -> "list[Check]":
-    named = [phase for phase in phases if waiver.phases is None or phase.name in waiver.phases] or phases
-    return [check for limits in {phase.gates.model_dump_json() for phase in named} for check in _checks_within(limits)]
+        named = [phase for phase in phases if one.phases is None or phase.name in one.phases] or phases
+        checks = [check for limits in {phase.gates.model_dump_json() for phase in named} for check in _checks_within(limits)]
+        if isinstance(one, AcceptedWarning):
+            check_acceptable(one, checks)
+        else:
+            check_approvable(one, checks)
 
 
 @lru_cache(maxsize=64)

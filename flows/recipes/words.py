@@ -61,7 +61,13 @@ def llama(
         rope: default theta 10,000 without scaling.
         fields: other fields of `ModelConfig`, such as `qk_norm`, `tied_head`, `sliding_window`."""
     heads = num_query_heads or (d_model // head_dim if head_dim else 4)
-    shape: dict[str, Any] = {
+    settings: dict[str, Any] = {
+        "rms_norm_epsilon": 1e-5,
+        "initializer_std": 0.02,
+        "qk_norm": False,
+        "tied_head": False,
+        "sliding_window": None,
+        "float32_attention": False,
         "vocab_size": vocab_size,
         "seq_len": seq_len,
         "num_layers": num_layers,
@@ -73,15 +79,7 @@ def llama(
         "rope": rope or Rope(theta=10_000, scaling=None),
         "compute_dtype": compute_dtype,
     }
-    others = {
-        "rms_norm_epsilon": 1e-5,
-        "initializer_std": 0.02,
-        "qk_norm": False,
-        "tied_head": False,
-        "sliding_window": None,
-        "float32_attention": False,
-    }
-    return ModelConfig.model_validate({**others, **shape, **fields})
+    return ModelConfig.model_validate(settings | fields)
 
 
 def qwen(*, num_layers: int, d_model: int, **fields: Any) -> ModelConfig:

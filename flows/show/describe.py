@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from phasewise.flows.recipes import load_record, load_written, split_target
 from phasewise.flows.recipes.facts import results_of, sources_of
 from phasewise.flows.recipes.hand_off import both_in_words
-from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.phase import GATES, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.waivers import limited_to
 from phasewise.flows.resolved import home_in_trial
@@ -18,10 +18,9 @@ from phasewise.trainer.base.errors import ConfigError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import rounded
-from phasewise.trainer.config import Steps, learning_rate_at, sequences_between
+from phasewise.trainer.config import Steps, learning_rate_at, sequences_between, without_added
 from phasewise.trainer.data.mixture import block_counts
 
-GATES = ("data", "health", "model")
 COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "stability", "order")
 """Fields of `run.json` with the phase's own values."""
 
@@ -51,9 +50,10 @@ def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
         if ruling.state == "waits":
             return {"state": "waits for a person", "why": reasons[0]["what"]}
         return {"state": "refused", "why": ruling.decision.words if ruling.decision else reasons[0]["what"]}
-    run = _sealed_or_none(RunFolder(home.run(recipe.run_name, phase.name)).run_file)
-    if run and (changed := _changed(run, phase)):
-        return {"state": "out of date", "why": f"it was trained with other values of {', '.join(changed)}"}
+    if run := _sealed_or_none(RunFolder(home.run(recipe.run_name, phase.name)).run_file):
+        now = phase.model_dump(mode="json", include=set(COMPARED)) | {"start_step": phase.start_step}
+        if changed := [name for name in COMPARED if without_added(run.get(name)) != without_added(now[name])]:
+            return {"state": "out of date", "why": f"it was trained with other values of {', '.join(changed)}"}
     return {"state": "passed" if all(verdicts) else None, "why": ""}
 
 
@@ -64,25 +64,15 @@ def _sealed_or_none(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _changed(run: dict[str, Any], phase: Phase) -> list[str]:
-    from phasewise.trainer.config import without_added
-
-    now = phase.model_dump(mode="json", include=set(COMPARED)) | {"start_step": phase.start_step}
-    return [name for name in COMPARED if without_added(run.get(name)) != without_added(now[name])]
-
-
 def describe_changes(recipe: Recipe, phase: Phase) -> list[dict[str, Any]]:
     """The changes of the hand-off to a phase, with values before and after."""
     if not isinstance(phase.start, HandOff):
         return []
-
-    def dumped(value: object) -> Any:
-        return list(value) if isinstance(value, tuple) else plain(value)
-
-    return [
-        {"what": what, "before": dumped(before), "after": dumped(after), "declared": what in phase.start.declares}
-        for what, (before, after) in recipe.changes_of(phase).items()
-    ]
+    changes: list[dict[str, Any]] = []
+    for what, pair in recipe.changes_of(phase).items():
+        before, after = (list(value) if isinstance(value, tuple) else plain(value) for value in pair)
+        changes.append({"what": what, "before": before, "after": after, "declared": what in phase.start.declares})
+    return changes
 
 
 def change_in_words(before: Any, after: Any) -> str:
@@ -108,14 +98,7 @@ def _value_in_words(value: Any) -> str:
 
 
 def describe(target: str, scale: Scale, step: int | None, *, home: str | None = None) -> dict[str, Any]:
-    """A recipe or one phase. With `step`, the values for the update after that step, on the main line or in the phase.
-
-    Args:
-        home: the home with the verdicts, as in `Home.at`. It is only read.
-
-    Raises:
-        ConfigError: an unknown recipe, phase or step, or an unreadable home.
-    """
+    """A recipe or one phase. With `step`, the values for the update after that step, on the main line or in the phase."""
     name, chosen = split_target(target)
     recipe = load_record(name, scale, chosen)
     phases = (recipe.phase(chosen),) if chosen else recipe.phases
@@ -162,14 +145,15 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
     def entries(values: Steps[Any]) -> list[list[Any]]:
         return [[step, plain(value)] for step, value in values.within(phase.start_step, phase.stop_step)]
 
+    start: dict[str, Any] = {"parent": None, "step": 0, "fresh": ["params", "optimizer"], "graft": [], "declares": []}
+    if isinstance(phase.start, HandOff):
+        dumped = phase.start.model_dump(mode="json")
+        start = {name: dumped[name] for name in start}
+    else:
+        start["seed"] = phase.start.seed
+    own = ("name", "start_step", "stop_step", "branch", "abandoned", "schedule_goes_on", "tokens")
     return {
-        "name": phase.name,
-        "start_step": phase.start_step,
-        "stop_step": phase.stop_step,
-        "branch": phase.branch,
-        "abandoned": phase.abandoned,
-        "schedule_goes_on": phase.schedule_goes_on,
-        "tokens": phase.tokens,
+        **{name: getattr(phase, name) for name in own},
         "lineage_tokens": recipe.tokens_before(phase, phase.stop_step),
         "parameters": count_parameters(phase.model),
         "active_parameters": count_active_parameters(phase.model),
@@ -179,29 +163,15 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "mixture": entries(phase.mixture),
         "optimizer": plain(phase.optimizer),
         "stability": {name: entries(values) for name, values in phase.stability},
-        "order": plain(phase.order),
-        "packing": phase.packing,
-        "loss_on": phase.loss_on,
+        **{name: plain(getattr(phase, name)) for name in ("order", "packing", "loss_on")},
         "length_bias": {name: plain(bias) for name, bias in recipe.length_bias.items() if name in phase.components},
         "slice": entries(phase.slice),
-        "checkpoints": plain(phase.checkpoints),
-        "evaluation": plain(phase.evaluation),
-        "gates": plain(phase.gates),
-        "recovery": plain(phase.recovery),
-        "instrumentation": plain(phase.instrumentation),
-        "start": _start(phase),
+        **{name: plain(getattr(phase, name)) for name in ("checkpoints", "evaluation", "gates", "recovery", "instrumentation")},
+        "start": start,
         "changes": describe_changes(recipe, phase),
         "discrepancies": [plain(discrepancy) for discrepancy in phase.discrepancies],
         "notes": [plain(note) for note in phase.notes],
     }
-
-
-def _start(phase: Phase) -> dict[str, Any]:
-    if isinstance(phase.start, HandOff):
-        names = ("parent", "step", "fresh", "graft", "declares")
-        dumped = phase.start.model_dump(mode="json")
-        return {name: dumped[name] for name in names}
-    return {"parent": None, "step": 0, "fresh": ["params", "optimizer"], "graft": [], "declares": [], "seed": phase.start.seed}
 
 
 def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
@@ -219,11 +189,7 @@ def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
         "mixture_sequences": block_counts(phase.mixture.at(last), phase.order),
         **{name: plain(values.at(last)) for name, values in phase.stability},
         "slice": phase.slice.at(last),
-        "model": plain(phase.model),
-        "optimizer": plain(phase.optimizer),
-        "order": plain(phase.order),
-        "packing": phase.packing,
-        "loss_on": phase.loss_on,
+        **{name: plain(getattr(phase, name)) for name in ("model", "optimizer", "order", "packing", "loss_on")},
         "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
         "lineage_tokens_before": recipe.tokens_before(phase, step),
     }

@@ -10,7 +10,7 @@ from phasewise.flows.cli.terminal import print_table
 from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show.describe import describe_phase
-from phasewise.trainer.base.wording import in_words, number
+from phasewise.trainer.base.wording import in_words
 
 NOT_COMPARED = ("name", "discrepancies", "notes", "changes")
 ABSENT = "not there"
@@ -90,15 +90,14 @@ def print_difference(description: dict[str, Any]) -> None:
     for title in ("field", first, second):
         table.add_column(title, overflow="fold", no_wrap=title == "field")
     for row in description["fields"]:
-        table.add_row(Text(row["field"]), *(Text(_short(value, row["field"])) for value in row["values"]))
+        table.add_row(Text(row["field"]), *(Text(cell_of(value, row["field"])) for value in row["values"]))
     print_table(console, table)
     if not description["fields"]:
         console.print("They differ in nothing but their names.")
 
 
-def _short(value: Any, field: str) -> str:
-    if value is None:
-        return "–" if field.startswith("mixture") or field.endswith("from step") else "off"
-    if isinstance(value, float):
-        return f"{value:.2f} %" if field.startswith("mixture") else number(value)
-    return in_words(value)
+def cell_of(value: Any, field: str) -> str:
+    """The value of a field as text. Shares are in percent."""
+    if value is None and (field.startswith("mixture") or field.endswith("from step")):
+        return "–"
+    return f"{value:.2f} %" if isinstance(value, float) and field.startswith("mixture") else in_words(value)

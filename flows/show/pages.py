@@ -13,14 +13,14 @@ from phasewise.flows.recipes.facts import Reported
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show.describe import change_in_words
 from phasewise.flows.show.words import (
+    LOSS_WORDS,
+    PACKING_WORDS,
     arrows,
     bias_in_words,
     by_steps,
     describe_model,
-    loss_in_words,
     mixture_in_a_word,
     model_in_words,
-    packing_in_words,
     rate_ends,
     rope_in_words,
     rows_in_words,
@@ -32,11 +32,7 @@ from phasewise.validations.waivers import AcceptedWarning
 
 
 def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:
-    """The data set of a component, its proxy data set, and its share in each phase by stage, in percent.
-
-    Raises:
-        ConfigError: an unknown recipe, or a component of no phase.
-    """
+    """The data set of a component, its proxy data set, and its share in each phase by stage, in percent."""
     recipe = load_record(split_target(target)[0], scale)
     if name not in recipe.components:
         near = [other for other in recipe.components if name.replace("-", "_").lower() in other]
@@ -120,19 +116,16 @@ def print_sources(description: dict[str, Any]) -> None:
         more = ", if different" if first else ""
         first = first or phase["sources"]
         for kind, words in KINDS.items():
-            fields = {field: one for field, one in shown.items() if one["kind"] == kind}
-            values = {field: f"{_short_value(phase, field)}  ({one['place']})" for field, one in fields.items()}
+            values: Values = {}
+            for field, one in shown.items():
+                if one["kind"] == kind:
+                    texts = list(dict.fromkeys(in_words(value) for value in _values_at(phase, field.split("."))))
+                    text = "; ".join(texts[:3]) + ("; …" if len(texts) > 3 else "")
+                    text = text if len(text) <= 60 else f"{text[:57]}…"
+                    values[field] = f"{mixture_in_a_word(phase['mixture']) if field == 'mixture' else text}  ({one['place']})"
             print_values(console, f"{phase['name']}: {words}{more}", values)
     if not first:
         console.print("This recipe has no published run: all values come from its file.")
-
-
-def _short_value(phase: dict[str, Any], field: str) -> str:
-    if field == "mixture":
-        return mixture_in_a_word(phase["mixture"])
-    texts = list(dict.fromkeys(in_words(value) for value in _values_at(phase, field.split("."))))
-    text = "; ".join(texts[:3]) + ("; …" if len(texts) > 3 else "")
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _values_at(value: Any, path: list[str]) -> list[Any]:
@@ -162,16 +155,6 @@ def print_notes(phase: dict[str, Any], console: Console) -> None:
 MAX_SEGMENTS = 5
 LABEL_WIDTH = 44
 Values = dict[str, str]
-
-
-def print_page(phase: dict[str, Any], tokenizer: dict[str, Any], console: Console) -> None:
-    """Print all values of `describe_phase`."""
-    console.print()
-    kinds = ", ".join(word for word in ("branch", "abandoned") if phase[word])
-    console.print(f"{phase['name']}{f' ({kinds})' if kinds else ''}", style="bold", markup=False)
-    verdict = {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()}
-    for name, values in {**groups_of(phase, tokenizer), "last verdict of this home": verdict}.items():
-        print_values(console, name, values)
 
 
 def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Values]:
@@ -212,7 +195,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         "stability": {_plain_name(name): by_steps(entries) for name, entries in phase["stability"].items()},
         "recovery": _settings(phase["recovery"] or {"action": "stop"}),
         "order": _settings(phase["order"]),
-        "rows": {"packing": packing_in_words(phase["packing"]), "loss on": loss_in_words(phase["loss_on"])},
+        "rows": {"packing": PACKING_WORDS[phase["packing"]], "loss on": LOSS_WORDS[phase["loss_on"]]},
         "documents taken by their length": {name: bias_in_words(bias) for name, bias in phase["length_bias"].items()},
         "checkpoints": _settings(phase["checkpoints"]),
         "evaluation": _settings({**phase["evaluation"], "held_out_tokens": phase["evaluation"]["held_out_tokens"] or "all"}),
@@ -243,7 +226,7 @@ def print_step(phase: dict[str, Any], console: Console) -> None:
         "RoPE": rope_in_words(model["rope"]),
         "optimizer": in_words(phase["optimizer"]),
         "order": in_words(phase["order"]),
-        "rows": f"{packing_in_words(phase['packing'])}; loss on {loss_in_words(phase['loss_on'])}",
+        "rows": f"{PACKING_WORDS[phase['packing']]}; loss on {LOSS_WORDS[phase['loss_on']]}",
         **{_plain_name(name): in_words(phase[name]) for name in stability},
         "tokens of the phase before it": f"{phase['phase_tokens_before']:,}",
         "tokens of the lineage before it": f"{phase['lineage_tokens_before']:,}",

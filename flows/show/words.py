@@ -106,25 +106,19 @@ def mixture_in_a_word(entries: list[list[Any]]) -> str:
     return " → ".join(f"{family} {share} %" for family, share in found)
 
 
-def packing_in_words(packing: str) -> str:
-    """The packing of documents into rows."""
-    return {
-        "chunk": "chunk: documents one after the other, cut into full rows",
-        "pad": "pad: each document in a row of its own, cut after the row's length",
-        "greedy": "greedy: whole documents in a row as long as they fit, cut after the row's length",
-    }[packing]
-
-
-def loss_in_words(loss_on: str) -> str:
-    """The predicted tokens."""
-    return {"all": "all tokens", "answers": "answers alone"}[loss_on]
+PACKING_WORDS = {
+    "chunk": "chunk: documents one after the other, cut into full rows",
+    "pad": "pad: each document in a row of its own, cut after the row's length",
+    "greedy": "greedy: whole documents in a row as long as they fit, cut after the row's length",
+}
+LOSS_WORDS = {"all": "all tokens", "answers": "answers alone"}
 
 
 def rows_in_words(packing: str, loss_on: str) -> str:
     """Packing and predicted tokens. Empty for the defaults."""
     if (packing, loss_on) == ("chunk", "all"):
         return ""
-    return f"packing {packing}, loss on {loss_in_words(loss_on)}"
+    return f"packing {packing}, loss on {LOSS_WORDS[loss_on]}"
 
 
 def bias_in_words(bias: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -12,6 +13,8 @@ GATES: tuple[Gate, ...] = ("data", "health", "model")
 SCALES = ("proxy", "130m", "370m", "1b", "3b", "full", "own")
 STATIC, DOCS, REPORT, EVIDENCE = "-/static", "-/docs", "-/report", "-/evidence"
 """Folders of files. No recipe has the name `-`."""
+COMPARISON = "compare/{}/with/{}"
+"""Path of an exported comparison of two phases."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -39,6 +42,7 @@ class PhaseAddress(NamedTuple):
         return cls(*parts)
 
 
+@dataclass(frozen=True)
 class Links:
     """Links from the page at `here`, a path from the root without a leading slash. The first page has the empty path.
 
@@ -46,8 +50,8 @@ class Links:
         is_static: for exported files. Links are relative, and a page is the `index.html` of its folder.
     """
 
-    def __init__(self, here: str, *, is_static: bool = False) -> None:
-        self.here, self.is_static = here, is_static
+    here: str
+    is_static: bool = False
 
     def page(self, path: str, *, anchor: str = "", **query: object) -> str:
         """Return the URL of a page. Exported files have no queries."""
@@ -63,9 +67,4 @@ class Links:
 
     def compare(self, left: "PhaseAddress | str", right: "PhaseAddress | str") -> str:
         """Return the URL of a comparison. Exported files only compare phases with their parents."""
-        return self.page(compared_path(str(left), str(right))) if self.is_static else self.page("compare", left=left, right=right)
-
-
-def compared_path(left: str, right: str) -> str:
-    """Return the path of an exported comparison."""
-    return f"compare/{left}/with/{right}"
+        return self.page(COMPARISON.format(left, right)) if self.is_static else self.page("compare", left=left, right=right)

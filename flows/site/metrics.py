@@ -1,7 +1,6 @@
 """`metrics.jsonl` as columns, read incrementally."""
 
 import math
-import os
 import threading
 import time
 from array import array
@@ -29,10 +28,8 @@ class Curves:
     """The current rows of a run.
 
     Attributes:
-        steps: step of each row.
         columns: name → a value per row, NaN if missing or not finite.
         not_finite: number of updates whose loss, gradient norm or weight norm is not finite.
-        last: the complete last row.
         is_whole: False before all rows are read. The columns then have a sample of rows.
         unreadable: number of lines that are not JSON objects.
     """
@@ -89,12 +86,12 @@ class _Tail:
         return Curves(steps[order], columns, self.not_finite, self.last, is_whole, self.unreadable if is_whole else 0)
 
 
+@dataclass
 class Metrics:
     """The metrics of a home's runs. Reads only new rows, and restarts if a file was replaced or truncated."""
 
-    def __init__(self) -> None:
-        self._tails: OrderedDict[Path, _Tail] = OrderedDict()
-        self._lock = threading.Lock()
+    _tails: OrderedDict[Path, _Tail] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, path: Path, *, seconds: float = math.inf) -> Curves | None:
         """Return the rows of a file, or None if it is missing.
@@ -103,7 +100,14 @@ class Metrics:
             seconds: limit of the reading time. After it, return a sample, and read the rest in the background.
         """
         try:
-            tail = self._tail(path, path.stat())
+            found = path.stat()
+            with self._lock:
+                tail = self._tails.get(path)
+                if tail is None or tail.inode != found.st_ino or tail.offset > found.st_size:
+                    tail = self._tails[path] = _Tail(found.st_ino)
+                self._tails.move_to_end(path)
+                while len(self._tails) > 1 and sum(len(one.steps) for one in self._tails.values()) > MAX_ROWS_KEPT:
+                    self._tails.popitem(last=False)
             if self._read_new(tail, path, time.monotonic() + seconds):
                 with tail.lock:
                     return tail.curves(is_whole=True)
@@ -118,16 +122,6 @@ class Metrics:
             for line in _sampled_lines(file, path.stat().st_size):
                 sample.take(line)
         return sample.curves(is_whole=False)
-
-    def _tail(self, path: Path, found: os.stat_result) -> _Tail:
-        with self._lock:
-            tail = self._tails.get(path)
-            if tail is None or tail.inode != found.st_ino or tail.offset > found.st_size:
-                tail = self._tails[path] = _Tail(found.st_ino)
-            self._tails.move_to_end(path)
-            while len(self._tails) > 1 and sum(len(one.steps) for one in self._tails.values()) > MAX_ROWS_KEPT:
-                self._tails.popitem(last=False)
-            return tail
 
     def _read_new(self, tail: _Tail, path: Path, deadline: float) -> bool:
         """Read new rows until the deadline, also the time to get the lock. Return whether all rows were read."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from phasewise.flows.show.difference import ABSENT, aligned, fields_of
+from phasewise.flows.show.difference import ABSENT, aligned, cell_of, fields_of
 from phasewise.flows.show.pages import groups_of
 from phasewise.flows.show.words import rate_ends, rows_in_words
 from phasewise.flows.site.shelf import PhaseFiles, Shelf, known
@@ -13,6 +13,7 @@ from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.tasks.report.sections import MeasuredRow, row_of
 from phasewise.trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
 from phasewise.trainer.base.wording import MISSING, decimal, in_words, signed, tokens
+from phasewise.trainer.checkpoints.files import saved_steps
 from phasewise.validations.verdict import Verdict
 
 NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict")
@@ -25,9 +26,7 @@ class Plan(NamedTuple):
     """The plan of a phase.
 
     Attributes:
-        main: the most important values, by name.
         mixture: (first step, (component, percent) pairs) of each span.
-        groups: all values.
         changes: changes of the hand-off: name, before, after, whether declared.
     """
 
@@ -39,8 +38,19 @@ class Plan(NamedTuple):
 
 def plan_of(files: PhaseFiles, described: Mapping[str, Any] | None) -> Plan | None:
     """Return the plan of the recipe, else of the run file, else None."""
+    if described is None and not files.run:
+        return None
     if described is None:
-        return _plan_of_run(files.run) if files.run else None
+        run = files.run
+        start, stop = run.get("start_step", 0), run.get("stop_step", 0)
+        settings = {name: value for name, value in run.items() if name not in NOT_A_SETTING}
+        parts = {"settings": {name: value for name, value in settings.items() if not isinstance(value, dict) and name != "mixture"}}
+        parts |= {name: value for name, value in settings.items() if isinstance(value, dict)}
+        words = {part: {name.replace("_", " "): in_words(value) for name, value in values.items()} for part, values in parts.items()}
+        mixture = [entry for entry in run.get("mixture", []) if entry[0] < stop]
+        begun = [number for number, entry in enumerate(mixture) if entry[0] <= start]
+        main = {"steps": f"{start:,} → {stop:,}", "seed": str(run.get("seed", "–"))}
+        return Plan(main, _spans(mixture[begun[-1] if begun else 0 :]), words)
     phase = dict(described)
     groups = {name: values for name, values in groups_of(phase, phase["tokenizer"]).items() if values}
     start, batch = phase["start"], [f"{size:,}" for _, size in phase["batch"]]
@@ -66,18 +76,6 @@ def plan_of(files: PhaseFiles, described: Mapping[str, Any] | None) -> Plan | No
     return Plan(main, _spans(phase["mixture"]), groups, tuple(changes))
 
 
-def _plan_of_run(run: Mapping[str, Any]) -> Plan:
-    start, stop = run.get("start_step", 0), run.get("stop_step", 0)
-    settings = {name: value for name, value in run.items() if name not in NOT_A_SETTING}
-    groups = {"settings": {name: value for name, value in settings.items() if not isinstance(value, dict) and name != "mixture"}}
-    groups |= {name: value for name, value in settings.items() if isinstance(value, dict)}
-    words = {group: {name.replace("_", " "): in_words(value) for name, value in values.items()} for group, values in groups.items()}
-    mixture = [entry for entry in run.get("mixture", []) if entry[0] < stop]
-    begun = [number for number, entry in enumerate(mixture) if entry[0] <= start]
-    main = {"steps": f"{start:,} → {stop:,}", "seed": str(run.get("seed", "–"))}
-    return Plan(main, _spans(mixture[begun[-1] if begun else 0 :]), words)
-
-
 def _spans(entries: list[Any]) -> tuple[tuple[int, tuple[tuple[str, float], ...]], ...]:
     return tuple(
         (step, tuple(sorted(((name, share) for name, share in of.items() if share), key=lambda one: -one[1]))) for step, of in entries
@@ -94,26 +92,9 @@ def differences_of(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[st
     names = [name for name in {**both[0], **both[1]} if both[0].get(name, ABSENT) != both[1].get(name, ABSENT)]
     rows: list[tuple[str, str, str]] = []
     for name in names[:MAX_DIFFERENCES]:
-        cells: list[str] = []
-        for fields in both:
-            value = fields.get(name)
-            is_stage = name.startswith("mixture") or name.endswith("from step")
-            if name not in fields or (value is None and is_stage):
-                cells.append("–")
-            else:
-                cells.append(f"{value:.2f} %" if name.startswith("mixture") and isinstance(value, float) else in_words(value))
-        rows.append((name.replace("_", " ").replace(".", ": ", 1), cells[0], cells[1]))
+        before, after = (cell_of(fields[name], name) if name in fields else "–" for fields in both)
+        rows.append((name.replace("_", " ").replace(".", ": ", 1), before, after))
     return rows
-
-
-class ScoreRow(NamedTuple):
-    """A figure of two phases. `note` is the reason for a missing difference."""
-
-    what: str
-    left: str
-    right: str
-    difference: str
-    note: str
 
 
 def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
@@ -141,8 +122,8 @@ def _is_same_text(mine: Mapping[str, Any], theirs: Mapping[str, Any], component:
     return texts[0] is not None and texts[0] == texts[1]
 
 
-def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[ScoreRow]:
-    """Return scores and bits per byte of two phases. Only figures on the same items or text have a difference."""
+def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[tuple[str, str, str, str, str]]:
+    """Return name, both values, difference and note of each score and bits per byte. A figure on other items or text has no difference."""
     evaluations = mine, theirs = left.evaluation, right.evaluation
     rows: list[tuple[str, Any, Any, str]] = []
     if left.result or right.result:
@@ -156,27 +137,16 @@ def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[ScoreRow]:
     if means != (None, None):
         rows.append(("macro bits per byte", *means, "means over other text" if any(notes.values()) else ""))
     rows += [(f"bits per byte, {name}", bits[0].get(name), bits[1].get(name), note) for name, note in notes.items()]
-    shown: list[ScoreRow] = []
-    for what, one, other, note in rows:
-        values = decimal(one, places=PLACES), decimal(other, places=PLACES)
-        if one is None or other is None:
-            shown.append(ScoreRow(what, *values, MISSING, ""))
-        else:
-            shown.append(ScoreRow(what, *values, MISSING if note else signed(float(other) - float(one), places=PLACES), note))
+    shown: list[tuple[str, str, str, str, str]] = []
+    for name, one, other, note in rows:
+        both = one is not None and other is not None
+        difference = signed(float(other) - float(one), places=PLACES) if both and not note else MISSING
+        shown.append((name, decimal(one, places=PLACES), decimal(other, places=PLACES), difference, note if both else ""))
     return shown
 
 
-class FileRow(NamedTuple):
-    """A file of a phase, with the digest recorded when the file was made or judged."""
-
-    name: str
-    what: str
-    size: str
-    digest: str
-
-
-def files_of(shelf: Shelf, files: PhaseFiles) -> list[FileRow]:
-    """Return the existing files of a phase."""
+def files_of(shelf: Shelf, files: PhaseFiles) -> list[tuple[str, str, str, str]]:
+    """Return name, content, size and digest of the existing files of a phase. A digest is from the time that the file was made or judged."""
     health = dict(files.judged).get("health")
     judged = next(iter(health.judged.values()), "") if health else ""
     named = [
@@ -189,13 +159,13 @@ def files_of(shelf: Shelf, files: PhaseFiles) -> list[FileRow]:
     for gate, verdict in files.verdicts.items():
         version = f"suite {verdict.suite}, version {verdict.suite_version}" if isinstance(verdict, Verdict) else "damaged"
         named.append((files.evidence(gate).with_suffix(".json"), f"verdict on its {GATE_WORDS[gate]}, {version}", ""))
-    rows: list[FileRow] = []
+    rows: list[tuple[str, str, str, str]] = []
     for path, what, digest in named:
         try:
-            rows.append(FileRow(path.name, what, f"{path.stat().st_size:,} bytes", str(digest or "")))
+            rows.append((path.name, what, f"{path.stat().st_size:,} bytes", str(digest or "")))
         except OSError:
             continue
     contents = known(known(shelf.files.json(RunFolder(files.folder).caches)).get("contents"))
-    what = "training tokens: digest of their content"
-    rows += [FileRow(f"cache of {name}", what, MISSING, str(contents[name])) for name in sorted(contents)]
-    return rows + [FileRow(f"checkpoints/{step}", f"checkpoint after step {step:,}", MISSING, "") for step in files.checkpoints]
+    rows += [(f"cache of {name}", "training tokens: digest of their content", MISSING, str(contents[name])) for name in sorted(contents)]
+    steps = saved_steps(RunFolder(files.folder).checkpoints)
+    return rows + [(f"checkpoints/{step}", f"checkpoint after step {step:,}", MISSING, "") for step in steps]

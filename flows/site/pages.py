@@ -1,9 +1,8 @@
 """Functions that render pages as HTML, and the search over recipes, phases, components, checks and reasons."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress, compared_path
+from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress
 from phasewise.flows.site.outcome import bits_per_byte, differences_of, files_of, measured_rows, plan_of, scores_of
 from phasewise.flows.site.shelf import PhaseFiles, Set, known
 from phasewise.flows.site.site import Site, State, in_words
@@ -36,6 +35,11 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
     phases = site.shelf.phases(found)
     states = {files.address.phase: site.state(found, files) for files in phases}
     begun = [files for files in phases if not (files.phase and files.phase.branch) or states[files.address.phase].word != "not begun"]
+    worst: tuple[PhaseFiles, State, Gate | None] | None = None
+    for files in phases:
+        if (state := states[files.address.phase]).kind == "failed":
+            worst = files, state, next((gate for gate, _ in files.judged if not files.rulings[gate].lets_go_on), None)
+            break
     report = site.shelf.home.report(found.run_name)
     return site.render(
         "recipe.html",
@@ -49,7 +53,7 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
         whole_tree=_tree(links, phases, states) if len(begun) < len(phases) else None,
         holds=site.holds(found),
         plans={files.address.phase: site.plan(found, files.address.phase) for files in phases},
-        worst=_look_at_first(phases, states),
+        worst=worst,
         has_report=(report / "report.html").exists(),
         has_docs=(report / "data-docs" / "index.html").exists(),
     )
@@ -60,6 +64,14 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
     phase = files.address.phase
     described = site.plan(found, phase)
     parent = site.shelf.phase(found, files.parent) if files.parent else None
+    verdicts: dict[Gate, dict[str, Any]] = {}
+    for gate in GATES:
+        verdict = files.verdicts.get(gate)
+        verdicts[gate] = {"standing": None, "words": str(verdict) if verdict else "not judged yet", "worst": ""}
+        if isinstance(verdict, Verdict):
+            failures = failures_of(verdict)
+            worst = failures[0].worst.what if failures else ""
+            verdicts[gate] = {"standing": verdict.counts.standing, "words": verdict.counts.words, "worst": worst}
     return site.render(
         "phase.html",
         links,
@@ -72,7 +84,7 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
         training=training_of(site, files),
         events=events_of(files),
         roll_backs=roll_backs_of(files),
-        verdicts={gate: _verdict_row(files, gate) for gate in GATES},
+        verdicts=verdicts,
         measured=measured_rows(files),
         bits=bits_per_byte(files, parent.evaluation if parent else {}),
         reported=reported_by_the_record(found.recipe, phase) if found.recipe else (),
@@ -93,7 +105,7 @@ def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, A
         "step": training.step if training else None,
         "stop_step": files.stop_step,
         "loss": training.loss if training else None,
-        "next_seconds": POLL_SECONDS if files.is_unfinished else QUIET_POLL_SECONDS,
+        "next_seconds": QUIET_POLL_SECONDS if files.result and files.evaluation and len(files.verdicts) == len(GATES) else POLL_SECONDS,
         "parts": {
             "state": site.part("state_line", links, state=state),
             "training": site.part("training_part", links, training=training, files=files),
@@ -132,11 +144,7 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
 
 
 def compare_page(site: Site, links: Links, left: str, right: str) -> str:
-    """Render plans, curves and scores of two phases, or a form without two phases.
-
-    Raises:
-        ConfigError: a phase does not exist.
-    """
+    """Render plans, curves and scores of two phases, or a form without two phases."""
     names = [str(PhaseAddress(found.name, found.scale, name)) for found in site.shelf.sets() for name in site.shelf.phase_names(found)]
     if not left or not right:
         return site.render("compare.html", links, names=names, left=left, right=right, pair=None)
@@ -160,32 +168,47 @@ def compare_page(site: Site, links: Links, left: str, right: str) -> str:
     )
 
 
-def exported_comparison(files: PhaseFiles) -> tuple[str, str, str] | None:
-    """Return the path of the exported comparison with the parent, and both addresses, or None without a parent."""
-    if files.parent is None:
-        return None
-    left, right = str(files.address._replace(phase=files.parent)), str(files.address)
-    return compared_path(left, right), left, right
+class Entry(NamedTuple):
+    """A search result: recipe, phase, component, check or reason. `path` is its page."""
+
+    kind: str
+    name: str
+    where: str
+    path: str
 
 
 def search_page(site: Site, links: Links, query: str) -> str:
-    """Render the matches by kind. Exported files have all entries, and the browser filters them."""
-    entries = entries_of(site, in_home=links.is_static)
-    found = entries if links.is_static else matching(entries, query)
-    return site.render("search.html", links, query=query, found=found[: None if links.is_static else MAX_FOUND], total=len(found))
+    """Render the entries with all words of the query, ignoring case: failures first, then in the order of recipes and phases.
 
-
-def problem_page(site: Site, links: Links, title: str, said: str) -> str:
-    """Render the page of an error."""
-    return site.render("problem.html", links, title=title, said=said)
+    Each check appears once. Exported files have all entries of the home, and the browser filters them.
+    """
+    entries: list[Entry] = []
+    checks: dict[str, Entry] = {}
+    for one in site.shelf.sets():
+        if links.is_static and not one.in_home:
+            continue
+        entries.append(Entry("recipe", one.name, f"at {one.scale} scale" if one.scale != "own" else "as it is written", one.path))
+        for files in site.shelf.phases(one):
+            address = files.address
+            entries.append(Entry("phase", address.phase, f"of {address.recipe}, {address.scale}", str(address)))
+            components = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
+            entries += [Entry("component", name, f"in {address}", str(address)) for name in components]
+            for gate, verdict in files.judged:
+                where, path = f"verdict on the {GATE_WORDS[gate]} of {address}", f"{address}/{gate}"
+                entries += [Entry("reason", case.what, where, path) for failure in failures_of(verdict) for case in failure.cases]
+                for check in verdict.checks:
+                    checks.setdefault(check.asks, Entry("check", check.asks, f"{where}, among others", path))
+    order = ("reason", "recipe", "phase", "component")
+    found = sorted(entries, key=lambda entry: order.index(entry.kind)) + list(checks.values())
+    if links.is_static:
+        return site.render("search.html", links, query=query, found=found, total=len(found))
+    words = query[:MAX_QUERY].casefold().split()
+    found = [entry for entry in found if words and all(word in " ".join(entry[:3]).casefold() for word in words)]
+    return site.render("search.html", links, query=query, found=found[:MAX_FOUND], total=len(found))
 
 
 def find_phase(site: Site, address: PhaseAddress) -> tuple[Set, PhaseFiles]:
-    """Return a phase of the home or of a recipe.
-
-    Raises:
-        ConfigError: the phase does not exist.
-    """
+    """Return a phase of the home or of a recipe."""
     found = site.shelf.find(address.recipe, address.scale)
     files = site.shelf.phase(found, address.phase) if found else None
     if found is None or files is None:
@@ -199,60 +222,3 @@ def _tree(links: Links, phases: list[PhaseFiles], states: dict[str, State]) -> A
         state = states[files.address.phase]
         nodes.append(Node(files.address.phase, files.parent, links.page(str(files.address)), state.kind, f"{state.mark} {state.word}"))
     return tree(nodes)
-
-
-def _look_at_first(phases: list[PhaseFiles], states: dict[str, State]) -> tuple[PhaseFiles, State, Gate | None] | None:
-    for files in phases:
-        state = states[files.address.phase]
-        if state.kind == "failed":
-            return files, state, next((gate for gate, _ in files.judged if not files.rulings[gate].lets_go_on), None)
-    return None
-
-
-def _verdict_row(files: PhaseFiles, gate: Gate) -> dict[str, Any]:
-    verdict = files.verdicts.get(gate)
-    if not isinstance(verdict, Verdict):
-        return {"standing": None, "words": str(verdict) if verdict else "not judged yet", "worst": ""}
-    failures = failures_of(verdict)
-    return {"standing": verdict.counts.standing, "words": verdict.counts.words, "worst": failures[0].worst.what if failures else ""}
-
-
-class Entry(NamedTuple):
-    """A search result: recipe, phase, component, check or reason. `path` is its page."""
-
-    kind: str
-    name: str
-    where: str
-    path: str
-
-
-def entries_of(site: Site, *, in_home: bool = False) -> list[Entry]:
-    """Return all entries: failures first, then in the order of recipes and phases. Each check appears once.
-
-    Args:
-        in_home: only recipes in the home.
-    """
-    found: list[Entry] = []
-    checks: dict[str, Entry] = {}
-    for one in site.shelf.sets():
-        if in_home and not one.in_home:
-            continue
-        found.append(Entry("recipe", one.name, f"at {one.scale} scale" if one.scale != "own" else "as it is written", one.path))
-        for files in site.shelf.phases(one):
-            address = files.address
-            found.append(Entry("phase", address.phase, f"of {address.recipe}, {address.scale}", str(address)))
-            components = files.phase.components if files.phase else sorted(known(files.run.get("caches")))
-            found += [Entry("component", name, f"in {address}", str(address)) for name in components]
-            for gate, verdict in files.judged:
-                where, path = f"verdict on the {GATE_WORDS[gate]} of {address}", f"{address}/{gate}"
-                found += [Entry("reason", case.what, where, path) for failure in failures_of(verdict) for case in failure.cases]
-                for check in verdict.checks:
-                    checks.setdefault(check.asks, Entry("check", check.asks, f"{where}, among others", path))
-    order = ("reason", "recipe", "phase", "component")
-    return sorted(found, key=lambda entry: order.index(entry.kind)) + list(checks.values())
-
-
-def matching(entries: Sequence[Entry], query: str) -> list[Entry]:
-    """Return the entries with all words of the query, ignoring case. Empty for an empty query."""
-    words = query[:MAX_QUERY].casefold().split()
-    return [entry for entry in entries if words and all(word in " ".join(entry[:3]).casefold() for word in words)]

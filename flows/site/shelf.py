@@ -4,8 +4,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -33,37 +32,16 @@ class Damaged(str):
     """The reason that an existing file cannot be parsed."""
 
 
+@dataclass
 class Files:
     """A thread-safe cache of parsed files, valid until a file changes. Missing files are None."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, Path], tuple[tuple[int, ...], Any]] = OrderedDict()
-        self._lock = threading.Lock()
+    _kept: OrderedDict[tuple[str, Path], tuple[tuple[int, ...], Any]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def json(self, path: Path) -> dict[str, Any] | Damaged | None:
         """Parse a JSON object."""
         return self.read("json", path, lambda path: read_sealed(path, may_lack_seal=True))
-
-    def verdict(self, path: Path) -> Verdict | Damaged | None:
-        """Parse a verdict."""
-        return self.read("verdict", path, read_verdict)
-
-    def lines(self, path: Path) -> tuple[dict[str, Any], ...]:
-        """Parse JSON objects, one per line. Other lines are skipped."""
-
-        def read(path: Path) -> tuple[dict[str, Any], ...]:
-            found: list[dict[str, Any]] = []
-            for line in path.read_bytes().splitlines():
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(value, dict):
-                    found.append(cast(dict[str, Any], value))
-            return tuple(found)
-
-        found = self.read("lines", path, read)
-        return found if isinstance(found, tuple) else ()
 
     def read(self, kind: str, path: Path, read: Callable[[Path], T]) -> T | Damaged | None:
         """Return the result of `read`, cached until the file's inode, size or times change."""
@@ -88,6 +66,19 @@ class Files:
         return value
 
 
+def _read_lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """Parse JSON objects, one per line. Other lines are skipped."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(cast(dict[str, Any], value))
+    return tuple(found)
+
+
 def known(value: object) -> dict[str, Any]:
     """Return a parsed object, or an empty dictionary for a missing or damaged file."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
@@ -100,7 +91,6 @@ class Set:
     Attributes:
         recipe: None for runs of a recipe that is not installed.
         target: name on the command line, for example `marin-8b` or a file.
-        in_home: whether the home has files of it.
     """
 
     name: str
@@ -127,10 +117,6 @@ class PhaseFiles:
     Attributes:
         phase: None if the installed recipes lack it.
         verdicts: gate → verdict, or the reason that it cannot be parsed.
-        rulings: gate → ruling on the verdict and the decisions of people.
-        question: question of the training to a person.
-        asked: ruling on the question.
-        superseded: names of archived folders.
     """
 
     address: PhaseAddress
@@ -185,23 +171,9 @@ class PhaseFiles:
         """Return whether recent files show an active training."""
         return not self.result and self.last_sign is not None and now - self.last_sign < ALIVE_SECONDS
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a result or a verdict is missing."""
-        return not (self.result and self.evaluation and len(self.verdicts) == len(GATES))
-
-    @cached_property
-    def checkpoints(self) -> tuple[int, ...]:
-        """Steps of the checkpoints."""
-        return tuple(sorted(int(path.name) for path in _entries(RunFolder(self.folder).checkpoints) if path.name.isdigit()))
-
 
 class Shelf:
-    """The recipes of a home and the installed recipes.
-
-    Args:
-        targets: recipes by name or file.
-    """
+    """The recipes of a home and the installed recipes."""
 
     def __init__(self, home: Home, targets: Iterable[str]) -> None:
         self.home, self.files = home, Files()
@@ -218,13 +190,14 @@ class Shelf:
         """Return the recipes of the home, then all other recipes at each of their scales."""
         here = self._in_home()
         others = [(name, scale) for name in self._targets for scale in SCALES if (name, scale) not in here and self.recipe(name, scale)]
-        return [self._set(name, scale, here) for name, scale in (*sorted(here), *others)]
+        pairs = (*sorted(here), *others)
+        return [Set(name, scale, self.recipe(name, scale), self._targets.get(name, name), (name, scale) in here) for name, scale in pairs]
 
     def find(self, name: str, scale: str) -> Set | None:
         """Return a recipe at a scale, or None if it is neither in the home nor installed."""
         if scale not in SCALES or not NAME.fullmatch(name):
             return None
-        found = self._set(name, scale, self._in_home())
+        found = Set(name, scale, self.recipe(name, scale), self._targets.get(name, name), (name, scale) in self._in_home())
         return found if found.in_home or found.recipe else None
 
     def recipe(self, name: str, scale: str) -> Recipe | None:
@@ -252,23 +225,17 @@ class Shelf:
 
     def phase(self, found: Set, name: str) -> PhaseFiles | None:
         """Return the files of a phase, or None if it does not exist."""
-        return self._read(found, name, self._folders(found)) if name in self.phase_names(found) else None
+        return next(iter(self.phases(found, name)), None)
 
-    def phases(self, found: Set) -> list[PhaseFiles]:
-        """Return the files of all phases."""
-        folders = self._folders(found)
-        return [self._read(found, name, folders) for name in self.phase_names(found)]
-
-    def _set(self, name: str, scale: str, here: set[tuple[str, str]]) -> Set:
-        return Set(name, scale, self.recipe(name, scale), self._targets.get(name, name), (name, scale) in here)
+    def phases(self, found: Set, only: str | None = None) -> list[PhaseFiles]:
+        """Return the files of all phases, or of the phase `only`."""
+        folders = sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name))
+        return [self._read(found, name, folders) for name in self.phase_names(found) if only in (None, name)]
 
     def _in_home(self) -> set[tuple[str, str]]:
         names = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind)}
         parts = (name.rpartition("-") for name in names)
         return {(recipe, scale) for recipe, _, scale in parts if scale in SCALES and NAME.fullmatch(recipe)}
-
-    def _folders(self, found: Set) -> list[str]:
-        return sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name))
 
     def _read(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
         folder = RunFolder(self.home.run(found.run_name, name))
@@ -277,7 +244,7 @@ class Shelf:
         rulings: dict[str, Ruling] = {}
         read: list[object] = []
         for gate, path in {**paths, QUESTION: folder.question}.items():
-            verdict, decisions = self.files.verdict(path), self.files.json(decision_path(path))
+            verdict, decisions = self.files.read("verdict", path, read_verdict), self.files.json(decision_path(path))
             read.append(decisions)
             if verdict is not None:
                 verdicts[gate] = verdict
@@ -288,6 +255,7 @@ class Shelf:
                 except ValidationError as error:
                     read.append(Damaged(f"{gate}.decision.json does not read as a decision: {error.errors()[0]['msg']}"))
                 rulings[gate] = ruling_of(verdict.model_dump(mode="json"), decided)
+        events = self.files.read("lines", folder.events, _read_lines)
         names = (RUN_NAME, RESULT_NAME, EVALUATION_NAME, PASSED_OVER_NAME)
         run, result, evaluation, passed_over = parts = [self.files.json(folder.path / part) for part in names]
         times: list[float] = []
@@ -305,7 +273,7 @@ class Shelf:
             evaluation=known(evaluation),
             verdicts={gate: verdicts[gate] for gate in GATES if gate in verdicts},
             rulings={gate: rulings[gate] for gate in GATES if gate in rulings},
-            events=self.files.lines(folder.events),
+            events=events if isinstance(events, tuple) else (),
             question=verdicts.get(QUESTION),
             asked=rulings.get(QUESTION),
             passed_over=known(passed_over),

@@ -33,8 +33,6 @@ class State:
     """The state of a phase.
 
     Attributes:
-        word: for example `done`, `refused`, `training`.
-        why: reason of a problem, or empty.
         since: changes after an outdated verdict.
     """
 
@@ -72,7 +70,15 @@ def state_of(files: PhaseFiles, record: PhaseRecord | None, *, now: float | None
     unread = [str(one) for one in files.verdicts.values() if isinstance(one, Damaged)]
     if files.damaged or unread:
         return State("failed", "damaged", "; ".join((*files.damaged, *unread)))
-    by_files = _inactive_state(files)
+    by_files = State("waiting", "data judged", "not yet trained") if "data" in dict(files.judged) else State("waiting", "not begun")
+    missing = [GATE_WORDS[gate] for gate in GATES if gate not in dict(files.judged)]
+    if files.result and files.evaluation and not missing:
+        warned = sum_counts(verdict.counts for _, verdict in files.judged).warned
+        by_files = State("warned", f"done, {plural(warned, 'warning')}") if warned else State("passed", "done")
+    elif files.result:
+        by_files = State("waiting", "trained", f"not judged yet: {', '.join(missing)}" if missing else "not evaluated yet")
+    elif files.run:
+        by_files = State("warned", "half trained", "no sign of life for some time. A restart resumes from the last checkpoint.")
     if record and record.state != "done" and by_files.word not in ("not begun", "half trained"):
         return State("warned", "out of date" if by_files.word.startswith("done") else by_files.word, "; ".join(record.lacks))
     return by_files
@@ -90,19 +96,6 @@ def _ruled(ruling: Ruling, why: str) -> State | None:
     return State(*words[ruling.state], why, text) if ruling.state in words else None
 
 
-def _inactive_state(files: PhaseFiles) -> State:
-    judged = dict(files.judged)
-    if files.result and files.evaluation and len(judged) == len(GATES):
-        warned = sum_counts(verdict.counts for verdict in judged.values()).warned
-        return State("warned", f"done, {plural(warned, 'warning')}") if warned else State("passed", "done")
-    if files.result:
-        missing = [GATE_WORDS[gate] for gate in GATES if gate not in judged]
-        return State("waiting", "trained", f"not judged yet: {', '.join(missing)}" if missing else "not evaluated yet")
-    if files.run:
-        return State("warned", "half trained", "no sign of life for some time. A restart resumes from the last checkpoint.")
-    return State("waiting", "data judged", "not yet trained") if "data" in judged else State("waiting", "not begun")
-
-
 def in_words(states: Iterable[State]) -> str:
     """Count the phases in each state: `1 refused, 2 done, 3 not begun`."""
     counts: dict[str, int] = {}
@@ -118,47 +111,6 @@ class Checked(NamedTuple):
     at: float
     records: dict[str, PhaseRecord]
     problem: str = ""
-
-
-class Checker:
-    """Checks recipes for outdated results in one background thread. Pages never wait for it."""
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-        self._found: dict[str, Checked] = {}
-        self._wanted: dict[str, Set] = {}
-        self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def latest(self, found: Set) -> Checked | None:
-        """Return the last check, or None before the first. Request another check if it is old."""
-        if found.recipe is None or not found.in_home:
-            return None
-        checked = self._found.get(found.run_name)
-        if checked is None or time.time() - checked.at > RECHECK_SECONDS:
-            with self._wake:
-                self._wanted[found.run_name] = found
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, daemon=True, name="check the home")
-                    self._thread.start()
-                self._wake.notify()
-        return checked
-
-    def now(self, sets: Iterable[Set]) -> None:
-        """Check in this thread."""
-        for found in sets:
-            if found.recipe is not None and found.in_home:
-                self._found[found.run_name] = check(self._shelf, found)
-
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._wanted:
-                    self._wake.wait()
-                found = next(iter(self._wanted.values()))
-            self._found[found.run_name] = check(self._shelf, found)
-            with self._wake:
-                self._wanted.pop(found.run_name, None)
 
 
 def check(shelf: Shelf, found: Set) -> Checked:
@@ -183,10 +135,9 @@ class Site:
     """The pages of a home.
 
     Attributes:
-        prefect: URL of Prefect's UI, or empty.
         is_own_prefect: whether the server has its database in this home. Then links to it may carry its auth string.
         reads_within: seconds to read metrics. After that a page shows a sample.
-        written: ISO time of an export.
+        checked: run name → last check for outdated results. One background thread checks, and pages never wait for it.
     """
 
     shelf: Shelf
@@ -195,11 +146,35 @@ class Site:
     reads_within: float = 0.25
     written: str = ""
     metrics: Metrics = field(default_factory=Metrics)
-    checker: Checker = field(init=False)
+    checked: dict[str, Checked] = field(default_factory=dict)
+    _to_check: dict[str, Set] = field(default_factory=dict)
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _checks: bool = False
     _plans: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.checker = Checker(self.shelf)
+    def latest_check(self, found: Set) -> Checked | None:
+        """Return the last check, or None before the first. Request another check if it is old."""
+        if found.recipe is None or not found.in_home:
+            return None
+        checked = self.checked.get(found.run_name)
+        if checked is None or time.time() - checked.at > RECHECK_SECONDS:
+            with self._wake:
+                self._to_check[found.run_name] = found
+                if not self._checks:
+                    self._checks = True
+                    threading.Thread(target=self._check_forever, daemon=True, name="check the home").start()
+                self._wake.notify()
+        return checked
+
+    def _check_forever(self) -> None:
+        while True:
+            with self._wake:
+                while not self._to_check:
+                    self._wake.wait()
+                found = next(iter(self._to_check.values()))
+            self.checked[found.run_name] = check(self.shelf, found)
+            with self._wake:
+                self._to_check.pop(found.run_name, None)
 
     def place(self, path: Path) -> str:
         """Return a path relative to the home: published pages never show folders of this machine."""
@@ -208,7 +183,7 @@ class Site:
 
     def record(self, found: Set, phase: str) -> PhaseRecord | None:
         """Return the last record of a phase, or None before the first check."""
-        checked = self.checker.latest(found)
+        checked = self.latest_check(found)
         return checked.records.get(phase) if checked else None
 
     def state(self, found: Set, files: PhaseFiles) -> State:
@@ -221,7 +196,7 @@ class Site:
             return ""
         if found.recipe is None:
             return UNKNOWN
-        checked = self.checker.latest(found)
+        checked = self.latest_check(found)
         if checked is None:
             return CHECKING
         return f"The check for outdated results failed: {checked.problem}" if checked.problem else ""

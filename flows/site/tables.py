@@ -1,7 +1,6 @@
 """Evidence tables of a page. The server sorts, filters and paginates: tables may be too large for a browser."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,15 +35,13 @@ def asked_of(query: Mapping[str, str]) -> Asked:
     return Asked(query.get("table", ""), query.get("sort", ""), query.get("q", ""), int(page) if page.isdecimal() and len(page) < 7 else 1)
 
 
-@dataclass(frozen=True)
-class EvidenceTable:
+class EvidenceTable(NamedTuple):
     """A table and its shown rows.
 
     Attributes:
-        sort: column, and whether the order is descending. None is the order of the file with failing rows first.
+        sort: a column, with a leading `-` for descending order. Empty is the order of the file with failing rows first.
         matching: number of rows after the filter.
         first: index of the first shown row among them.
-        problem: reason for an empty table.
     """
 
     name: str
@@ -54,21 +51,11 @@ class EvidenceTable:
     total: int = 0
     matching: int = 0
     first: int = 0
-    sort: tuple[str, bool] | None = None
+    sort: str = ""
     text: str = ""
     page: int = 1
     pages: int = 1
     problem: str = ""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all rows are shown. Then the browser sorts and filters."""
-        return len(self.rows) == self.total
-
-    @property
-    def sort_value(self) -> str:
-        """The order as a query value."""
-        return "" if self.sort is None else f"{'-' if self.sort[1] else ''}{self.sort[0]}"
 
 
 def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> list[EvidenceTable]:
@@ -79,7 +66,7 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
     suite = SUITES.get(verdict.suite)
     others = sorted(path.stem for path in folder.glob("*.parquet"))
     names = list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks), *others]))
-    frames = {name: _frame(files, folder, name) for name in names}
+    frames = {name: files.read("parquet", folder / f"{name}.parquet", _read_table) for name in names}
     wrong = {(check.table, check.asks) for check in verdict.checks if check.kind in ("failed", "warned")}
     telling: dict[str, str] = {}
     try:
@@ -97,16 +84,13 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
     return sorted(shown, key=lambda table: (table.name not in first, not table.total))
 
 
-def _frame(files: Files, folder: Path, name: str) -> Any:
-    def read(path: Path) -> Any:
-        import pandas as pd  # the first page does not need it
+def _read_table(path: Path) -> Any:
+    import pandas as pd  # the first page does not need it
 
-        try:
-            return pd.read_parquet(path)
-        except ValueError:
-            return None
-
-    return files.read("parquet", folder / f"{name}.parquet", read)
+    try:
+        return pd.read_parquet(path)
+    except ValueError:
+        return None
 
 
 def _shown(name: str, frame: Any, asked: Asked, telling: str | None) -> EvidenceTable:
@@ -120,12 +104,11 @@ def _shown(name: str, frame: Any, asked: Asked, telling: str | None) -> Evidence
             if len(cells):
                 cells = cells[cells.str.contains(word, regex=False)]
         frame = frame.loc[cells.index]
-    column = asked.sort.removeprefix("-")
-    sort = (column, asked.sort.startswith("-")) if column in columns else None
-    if sort is None and "passes" in columns:
+    sort = asked.sort if asked.sort.removeprefix("-") in columns else ""
+    if not sort and "passes" in columns:
         frame = frame.sort_values("passes", kind="stable")
-    elif sort is not None or telling in columns:
-        by, is_falling = sort or (str(telling), True)
+    elif sort or telling in columns:
+        by, is_falling = (sort.removeprefix("-"), sort.startswith("-")) if sort else (str(telling), True)
         try:
             frame = frame.sort_values(by, ascending=not is_falling, kind="stable")
         except TypeError:  # cells of several types

@@ -39,11 +39,7 @@ class Event(NamedTuple):
     kind: str
     step: str
     text: str
-
-    @property
-    def is_worrying(self) -> bool:
-        """Whether a user should look at it."""
-        return self.kind.replace(" ", "_") in WORRYING
+    is_worrying: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,6 @@ class Training:
 
     Attributes:
         share: percentage of finished steps, or None if unknown.
-        notes: warnings about the curves.
     """
 
     tiles: tuple[Tile, ...]
@@ -66,7 +61,7 @@ class Training:
 
 def training_of(site: Site, files: PhaseFiles) -> Training | None:
     """Return None before the first step."""
-    curves = _curves(site, files)
+    curves = site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within)
     if curves is None or not len(curves.steps):
         return None
     now = time.time()
@@ -92,10 +87,6 @@ def training_of(site: Site, files: PhaseFiles) -> Training | None:
     )
 
 
-def _curves(site: Site, files: PhaseFiles) -> Curves | None:
-    return site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within)
-
-
 def roll_backs_of(files: PhaseFiles) -> list[RollBack]:
     """Return the skipped windows of data. A damaged list gives none, and appears among the damaged files."""
     if not files.passed_over:
@@ -113,32 +104,31 @@ def events_of(files: PhaseFiles) -> list[Event]:
         step = one.get("step")
         shown = f"{step:,}" if isinstance(step, int) and not isinstance(step, bool) else MISSING
         kind = str(one.get("kind", "event")).replace("_", " ")
-        events.append(Event(str(one.get("time", MISSING)), kind, shown, str(one.get("text", ""))))
+        events.append(Event(str(one.get("time", MISSING)), kind, shown, str(one.get("text", "")), kind.replace(" ", "_") in WORRYING))
     events.sort(key=lambda event: event.when, reverse=True)
     for name in files.superseded:
         try:
             changed = datetime.fromtimestamp(files.folder.with_name(name).stat().st_mtime, UTC).isoformat(timespec="seconds")
         except OSError:
             changed = MISSING
-        events.append(
-            Event(changed, "superseded", MISSING, f"an earlier training had other data or settings. It is kept in {name}")
-        )
+        events.append(Event(changed, "superseded", MISSING, f"an earlier training had other data or settings. It is kept in {name}"))
     return events
 
 
 def pair_of_curves(site: Site, left: PhaseFiles, right: PhaseFiles) -> list[Figure]:
     """Return figures with the curves of two phases, aligned at their first steps."""
     is_same_recipe = left.address[:2] == right.address[:2]
-    read = [(files, curves) for files in (left, right) if (curves := _curves(site, files)) is not None]
+    read = [(files, site.metrics.read(RunFolder(files.folder).metrics, seconds=site.reads_within)) for files in (left, right)]
+    notes = " ".join(note for _, curves in read if curves for note in _notes(curves))
     figures: list[Figure | None] = []
     for column, title, unit in SHOWN:
         lines: list[Line] = []
         for files, curves in read:
-            name = files.address.phase if is_same_recipe else str(files.address)
-            points = thinned(curves.steps - (files.start_step or 0), curves.columns[column])
-            lines.append(Line(name, points, int(files is right)))
-        notes = [note for _, curves in read for note in _notes(curves)] if column == "loss" else []
-        figures.append(curve(title, lines, unit=unit, note=" ".join(notes)))
+            if curves:
+                name = files.address.phase if is_same_recipe else str(files.address)
+                points = thinned(curves.steps - (files.start_step or 0), curves.columns[column])
+                lines.append(Line(name, points, int(files is right)))
+        figures.append(curve(title, lines, unit=unit, note=notes if column == "loss" else ""))
     return [figure for figure in figures if figure]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, versio
 from phasewise.validations.expectations.waiver_rules import asked_of_suite
 from phasewise.validations.failures import lines_of
 from phasewise.validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
-from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople, accepted_in, expected
+from phasewise.validations.waivers import AcceptedWarning, AsksPeople, accepted_in, expected
 
 
 def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phase:
@@ -55,12 +55,7 @@ def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phas
 
 
 def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, Any]]:
-    """The run of a phase and its result. Prepares the home for writing, unless it is read-only.
-
-    Raises:
-        ConfigError: as `Resolved.run`.
-        TrainingError: the phase is not trained with the current recipe.
-    """
+    """The run of a phase and its result. Prepares the home for writing, unless it is read-only."""
     if not resolved.home.reads_only:
         resolved.home.make_ready()
     run = resolved.run(phase)
@@ -79,7 +74,6 @@ def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) ->
 
     Args:
         path: the file of the verdict, next to the decisions of people.
-        approving: the command for a decision.
 
     Raises:
         WaitsForPerson: a person may approve the failure, and has not decided yet.
@@ -241,15 +235,15 @@ def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
     return "it is not trained to its end"
 
 
+@dataclass
 class Findings:
     """Collects the findings and rulings of one phase."""
 
-    def __init__(self, accepts: Sequence[AcceptedWarning], asks_people: AsksPeople = NOBODY) -> None:
-        self.all: list[Finding] = []
-        self.rulings: list[Ruling] = []
-        self.asked: Ruling | None = None
-        self._accepts = accepts
-        self._asks_people = asks_people
+    accepts: Sequence[AcceptedWarning]
+    asks_people: AsksPeople
+    all: list[Finding] = field(default_factory=list)
+    rulings: list[Ruling] = field(default_factory=list)
+    asked: Ruling | None = None
 
     def add(self, what: str, holds: bool, again: Again, why: str) -> None:
         """Add a result other than a verdict."""
@@ -303,11 +297,11 @@ class Findings:
             return f"its inputs have changed ({', '.join(changed)})"
         if changed := _differing(limits.model_dump(mode="json"), verdict.thresholds):
             return f"it was measured against other limits ({', '.join(changed)})"
-        if expected(verdict.accepts) != expected(accepted_by(verdict.suite, self._accepts)):
+        if expected(verdict.accepts) != expected(accepted_by(verdict.suite, self.accepts)):
             return "the recipe accepted other warnings then"
         if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
             return f"the checks have changed (version {version}, not {verdict.suite_version})"
-        if verdict.asks_people != asked_of_suite(self._asks_people, verdict.suite):
+        if verdict.asks_people != asked_of_suite(self.asks_people, verdict.suite):
             return "the recipe asked people about other checks then"
         return None
 

@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import read_record, why_not
-from phasewise.tasks.progress import say
 from phasewise.tasks.training.run_identity import differences, finished_result, is_begun, last_saved_step, name_differences
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError, VerdictError
@@ -16,18 +15,12 @@ from phasewise.trainer.base.wording import about
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.verdict import read_verdict
 
-GATES = ("data", "health", "model")
 MAX_SECONDS_UNASKED = 600.0
 """Except at full scale, shorter training is repeated without `--retrain`."""
 
 
 class ParentNotDone(VerdictError):
-    """A phase needs an ancestor that is untrained, unjudged, out of date, or waits for a person. No verdict rejects the ancestor.
-
-    Attributes:
-        parent: name of the ancestor.
-        why: the missing result.
-    """
+    """A phase needs an ancestor that is untrained, unjudged, out of date, or waits for a person. No verdict rejects the ancestor."""
 
     def __init__(self, message: str, parent: str, why: str) -> None:
         super().__init__(message)
@@ -44,7 +37,6 @@ class Replaced(NamedTuple):
 
     Attributes:
         step: of the newest complete checkpoint.
-        why: the change.
         tokens, seconds: the work of training again, at the measured speed. None without a measurement.
     """
 
@@ -77,7 +69,7 @@ def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
     before = check_verdicts(resolved, phase)
     if before and not resolved.is_planned:
         parents, _ = resolve_phase(resolved.recipe_name, before[-1].name, resolved.recipe.scale, str(resolved.home.root))
-        _check_hold(parents, phase, before)
+        check_ancestors_hold(parents, phase, before)
 
 
 def check_verdicts(resolved: Resolved, phase: Phase) -> tuple[Phase, ...]:
@@ -97,13 +89,9 @@ def check_verdicts(resolved: Resolved, phase: Phase) -> tuple[Phase, ...]:
     return before
 
 
-def check_ancestors_hold(resolved: Resolved, phase: Phase) -> None:
-    """Check that all ancestors are done with the current plan. Raises ParentNotDone."""
-    _check_hold(resolved, phase, resolved.recipe.ancestors(phase))
-
-
-def _check_hold(resolved: Resolved, phase: Phase, before: tuple[Phase, ...]) -> None:
-    for ancestor in before:
+def check_ancestors_hold(resolved: Resolved, phase: Phase, before: tuple[Phase, ...] | None = None) -> None:
+    """Check that these ancestors, by default all, are done with the current plan. Raises ParentNotDone."""
+    for ancestor in resolved.recipe.ancestors(phase) if before is None else before:
         record = read_record(resolved, ancestor)
         if record.state != "done":
             raise _not_done(resolved, phase, ancestor, record.lacks[0])
@@ -170,9 +158,3 @@ def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Colle
         f"{recipe.run_name} differs from the trained recipe, and training it would replace work:\n{lines}\n"
         f"  to do: undo the change, or allow it: `{command} {' '.join(f'--retrain {name}' for name in first)}`. Replaced work is archived."
     )
-
-
-def say_replaced(found: Iterable[Replaced]) -> None:
-    """Log a line about each phase that is trained again."""
-    for one in found:
-        say(f"trained again: {one}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from phasewise.flows.recipes.facts import results_of
 from phasewise.flows.recipes.phase import HandOff, Phase
@@ -15,7 +15,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.words import bias_in_words, rows_in_words
 from phasewise.flows.status.phase_status import PhaseRecord, read_records
-from phasewise.flows.status.recipe_status import PACKAGES, computed_of, headline, report_path, seal_report, status_of, why_no_report
+from phasewise.flows.status.recipe_status import PACKAGES, computed_of, headline, report_path, seal_report, status_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path, read_baselines
 from phasewise.tasks.report.contents import (
     BenchmarkReport,
@@ -51,13 +51,6 @@ VERDICT_WORDS = {"done": "passed", "refused": "failed", "waits for a person": "w
 Row = Mapping[str, Any]
 
 
-class MacroMean(NamedTuple):
-    """Macro bits per byte of the trained and of the averaged weights. None if not measured."""
-
-    trained: float | None
-    averaged: float | None
-
-
 def shared_components(evaluations: Sequence[Mapping[str, Any] | None]) -> tuple[Component, ...]:
     """The common components of all evaluations. Empty if all evaluations have the same components."""
     measured = [set(evaluation["bits_per_byte"]) for evaluation in evaluations if evaluation and evaluation.get("bits_per_byte")]
@@ -66,14 +59,17 @@ def shared_components(evaluations: Sequence[Mapping[str, Any] | None]) -> tuple[
     return tuple(sorted(set.intersection(*measured)))
 
 
-def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]) -> MacroMean:
-    """The mean over the shared components, or without any over all. Averaged weights have a mean over all components only."""
+def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]) -> tuple[float | None, float | None]:
+    """Macro bits per byte of the trained and of the averaged weights over the shared components, or without any over all.
+
+    Averaged weights have a mean over all components only. Values without a measurement are None.
+    """
     if not evaluation:
-        return MacroMean(None, None)
+        return None, None
     values = evaluation.get("bits_per_byte", {})
     if not shared or set(shared) == set(values):
-        return MacroMean(evaluation.get("macro_bits_per_byte"), evaluation.get("ema_macro_bits_per_byte"))
-    return MacroMean(sum(values[name] for name in shared) / len(shared), None)
+        return evaluation.get("macro_bits_per_byte"), evaluation.get("ema_macro_bits_per_byte")
+    return sum(values[name] for name in shared) / len(shared), None
 
 
 def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]:
@@ -94,26 +90,24 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
 
             rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
             tables[name] = {str(row["name"]): row for row in rows}
-    measured = [_benchmark(result, tables) for result in evaluation.get("results", [])]
+    compared = {name: row for table in COMPARISONS for name, row in tables[table].items()}
+    measured: list[MeasuredReport] = []
+    for result in evaluation.get("results", []):
+        what, value = f"{result['benchmark']} {result['metric']}", float(result["value"])
+        needle, row = tables["needles"].get(what), tables["benchmarks"].get(what)
+        fields: dict[str, Any] = {}
+        if needle and needle["value"] == value:
+            fields = {"not_compared": str(needle["why_not"])} if needle["why_not"] else _against(value, needle)
+        elif row and row["value"] == value and what in compared:
+            fields = _against(value, compared[what])
+        elif row and row["value"] == value:
+            comparable = tables["comparable"].get(what, {})
+            fields = {"not_compared": str(comparable.get("differs") or comparable.get("why_not") or NOT_ALIKE)}
+        known = {"stderr": _known(result.get("stderr")), "floor": _known(result.get("baseline"))}
+        measured.append(MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields}))
     if "macro_bits_per_byte" in evaluation:
         measured.append(_macro(evaluation, tables["bits_per_byte"].get(MACRO)))
     return tuple(measured)
-
-
-def _benchmark(result: Row, tables: Mapping[str, Mapping[str, Row]]) -> MeasuredReport:
-    what, value = f"{result['benchmark']} {result['metric']}", float(result["value"])
-    needle, row = tables["needles"].get(what), tables["benchmarks"].get(what)
-    compared = {name: row for table in COMPARISONS for name, row in tables[table].items()}
-    fields: dict[str, Any] = {}
-    if needle and needle["value"] == value:
-        fields = {"not_compared": str(needle["why_not"])} if needle["why_not"] else _against(value, needle)
-    elif row and row["value"] == value and what in compared:
-        fields = _against(value, compared[what])
-    elif row and row["value"] == value:
-        comparable = tables["comparable"].get(what, {})
-        fields = {"not_compared": str(comparable.get("differs") or comparable.get("why_not") or NOT_ALIKE)}
-    known = {"stderr": _known(result.get("stderr")), "floor": _known(result.get("baseline"))}
-    return MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields})
 
 
 def _macro(evaluation: Row, row: Row | None) -> MeasuredReport:
@@ -148,13 +142,10 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
 
     `steps` counts updates, also updates that a roll-back skipped. `passed_over` lists skipped updates, from 0. `bits_per_byte` is the mean
     over components of held-out text. `standing` is `verdict` with its warnings.
-
-    Args:
-        shared: components of the mean, as in `macro_mean`.
     """
     phase = record.phase
     result = record.result or {}
-    macro = macro_mean(record.evaluation, shared)
+    bits_per_byte, ema_bits_per_byte = macro_mean(record.evaluation, shared)
     counts = sum_counts(verdict.counts for verdict in record.verdicts)
     deciders = sorted({ruling.decision.who for ruling in record.rulings if ruling.decision})
     standing = VERDICT_WORDS[record.state]
@@ -169,8 +160,8 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
         "passed_over": result.get("passed_over", []),
         "learning_rate": turns_of(phase.learning_rate, phase.start_step, phase.stop_step),
         "final_loss": result.get("final_loss"),
-        "bits_per_byte": macro.trained,
-        "ema_bits_per_byte": macro.averaged,
+        "bits_per_byte": bits_per_byte,
+        "ema_bits_per_byte": ema_bits_per_byte,
         "verdict": VERDICT_WORDS[record.state],
         "standing": standing,
         "checks": counts.model_dump(),
@@ -225,13 +216,6 @@ def write_recipe_report(resolved: Resolved) -> None:
     resolved.digests.keep()
 
 
-def refresh_report(resolved: Resolved) -> None:
-    """Write the report again if it is out of date, for example after a decision."""
-    records = read_records(resolved)
-    if why_no_report(resolved, records):
-        write_recipe_report(resolved)
-
-
 def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
     """The contents of the report."""
     from phasewise.trainer.model.params import count_parameters  # it imports JAX
@@ -269,7 +253,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     recipe, home, phase = resolved.recipe, resolved.home, record.phase
     trace = f"phasewise trace {resolved.recipe_name}/{phase.name} {resolved.options}"
     result, evaluation = record.result or {}, record.evaluation or {}
-    macro = macro_mean(record.evaluation, shared)
+    macro, ema_macro = macro_mean(record.evaluation, shared)
     rows = read_metrics(RunFolder.at(record.run.output).metrics) if record.run and record.result else []
     gates = (("data", "data"), ("training", "health"), ("gate", "model"))
     paths = {name: home.verdict(recipe.run_name, phase.name, gate) for name, gate in gates}
@@ -293,8 +277,8 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         mixture=_realised_mixture(recipe, phase),
         reads=tuple(filter(None, reads)),
         bits_per_byte=evaluation.get("bits_per_byte", {}),
-        macro_bits_per_byte=macro.trained,
-        ema_macro_bits_per_byte=macro.averaged,
+        macro_bits_per_byte=macro,
+        ema_macro_bits_per_byte=ema_macro,
         benchmarks=tuple(
             BenchmarkReport(**{name: found[name] for name in BenchmarkReport.model_fields}) for found in evaluation.get("results", [])
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,12 +28,7 @@ COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "p
 
 
 def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
-    """Input → digest, of a verdict on data: the order of rows, the test items, the limits on unreadable records, and the hand-off.
-
-    Raises:
-        DataError: a held-out cache is missing.
-        TrainingError: the run file of the parent is invalid.
-    """
+    """Input → digest, of a verdict on data: the order of rows, the test items, the limits on unreadable records, and the hand-off."""
     settings = run.model_dump(mode="json", include=set(IN_ORDER))
     rows = without_added({"packing": run.packing, "loss_on": run.loss_on})
     found = {
@@ -54,14 +49,14 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
         for one in (parent, phase):
             defaults = {name for name in ROWS if getattr(one, name) == ADDED_LATER[name]}
             compared[one.name] = one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - defaults)
-        drawn = resolved.recipe.drawn_before(phase)
+        drawn, earlier_order = resolved.recipe.drawn_before(phase)
         decided = {
             "declared": _declared(resolved.recipe, phase.start),
             "compared": compared,
-            "drawn": sorted(drawn.ever),
+            "drawn": sorted(drawn),
             "start": run.decisive["start"],
         }
-        found["hand-off"] = digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
+        found["hand-off"] = digest_of_json({**decided, "earlier": sorted(earlier_order)} if earlier_order else decided)
     return found
 
 
@@ -71,33 +66,21 @@ def unreadable_key(phase: Phase, plan: DataPlan) -> str:
     return digest_of_json({name: [source.max_bad_fraction, source.max_empty_fraction] for name, source in sources.items()})
 
 
-class HandOffFacts(NamedTuple):
-    """The declared and the found changes of a hand-off. `declared` is None for a phase from scratch."""
-
-    declared: tuple[str, ...] | None
-    found: dict[str, Pair]
-
-
-def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts:
-    """The changes of a hand-off as text, relative to the trained parent.
+def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> tuple[tuple[str, ...] | None, dict[str, Pair]]:
+    """The declared and the found changes of a hand-off as text, relative to the trained parent. None and nothing for a phase from scratch.
 
     `run.json` of the parent has its settings. The contract in its checkpoint has data order, permutation version and data. Changes of the
     recipe after the parent's training are found as well.
-
-    Raises:
-        CheckpointError: the parent's checkpoint is missing.
-        TrainingError: the run file of the parent is invalid.
-        DataError: a cache of the phase cannot be read.
     """
     if not isinstance(phase.start, HandOff) or run.start is None:
-        return HandOffFacts(None, {})
+        return None, {}
     from phasewise.trainer.checkpoints.state import read_about  # it imports JAX
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), RunFolder.of_checkpoint(checkpoint).run_file)
     found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
     contract = with_contents(read_about(checkpoint)["contract"], run)
-    return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
+    return _declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found}
 
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
@@ -123,11 +106,6 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
     have them, without their number of rows. All other fields must be equal.
     """
     contracts = (before, after)
-
-    def packing(contract: Mapping[str, Any]) -> str:
-        kind, version = contract["packing"], contract.get("packing_version")
-        return "chunk" if kind == "buffer" else kind if version is None else f"{kind}, version {version}"
-
     pairs: dict[str, list[Any]] = {
         "batches so far": [dict(Steps[int].model_validate(one["batch"]).within(0, start_step)) for one in contracts],
         "mixtures so far": [dict(Steps[MixtureShares].model_validate(one["mixture"]).within(0, start_step)) for one in contracts],
@@ -135,7 +113,10 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
     for component in sorted(before["components"].keys() & after["components"].keys()):
         caches = [one["components"][component] for one in contracts]
         pairs[f"data of {component}"] = [cache[compared_by(*caches)] for cache in caches]
-    pairs["packing"] = [packing(one) for one in contracts]
+    pairs["packing"] = []
+    for one in contracts:
+        kind, version = one["packing"], one.get("packing_version")
+        pairs["packing"].append("chunk" if kind == "buffer" else kind if version is None else f"{kind}, version {version}")
     pairs["loss_on"] = [one.get("loss_on", ADDED_LATER["loss_on"]) for one in contracts]
     others = [name for name in {**before, **after} if name not in COMPARED_OTHERWISE]
     pairs["order"] = [{name: one.get(name) for name in others} for one in contracts]

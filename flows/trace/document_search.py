@@ -46,7 +46,6 @@ class Search:
     Attributes:
         components, documents: numbers of searched components and documents, in both splits.
         inside: whether documents were searched for a passage. None for a search without text.
-        remarks: limits of the search.
     """
 
     found: tuple[FoundDocument, ...]
@@ -89,13 +88,6 @@ def find_by_text(traced: Traced, path: Path, *, inside: bool) -> Search:
 
     A document equals the text if its id is the digest of the normalised text, with or without the final line end or surrounding space. A
     document contains the text if its bytes contain the stripped, normalised text.
-
-    Args:
-        inside: search for passages in any number of documents.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not text.
-        DataError: no cache has the text.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -120,14 +112,12 @@ def find_by_text(traced: Traced, path: Path, *, inside: bool) -> Search:
 
 
 def _as_one_text(path: Path, text: str) -> str:
-    def is_object(line: str) -> bool:
-        try:
-            return isinstance(parse_json(line), dict)
-        except ValueError:
-            return False
-
     lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > 1 and all(map(is_object, lines[:2])):
+    try:
+        are_json = len(lines) > 1 and all(isinstance(parse_json(line), dict) for line in lines[:2])
+    except ValueError:
+        are_json = False
+    if are_json:
         advice = f"its {len(lines):,} lines are JSON. Put the text of one line, without the JSON around it, into a file"
     else:
         advice = "if it has several documents, or other line ends, put a passage of one line into a file"

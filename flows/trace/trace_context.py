@@ -38,7 +38,6 @@ class TrainedOrder(NamedTuple):
     """The comparison of a phase's data order with the run in the home.
 
     Attributes:
-        differs: differing parts of the order.
         passed_over: updates that the run skipped with their data.
     """
 
@@ -76,7 +75,6 @@ class Traced:
 
     Attributes:
         plan: caches for the current sources, settings and code. None if the sources cannot be read.
-        remarks: limits of the answer.
     """
 
     resolved: Resolved
@@ -104,12 +102,7 @@ class Traced:
 
 
 def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool) -> Traced:
-    """The named phase, with its lineage unless `only_phase`. A target without a phase is the main line. Nothing is written.
-
-    Raises:
-        ConfigError: an unknown recipe or phase.
-        DataError: a missing or incomplete cache.
-    """
+    """The named phase, with its lineage unless `only_phase`. A target without a phase is the main line. Nothing is written."""
     resolved, phase = resolve(target, scale, home, reads_only=True)
     recipe = resolved.recipe
     if phase is None:
@@ -202,7 +195,10 @@ def _trained(resolved: Resolved, phase: Phase, indices: Mapping[Component, Docum
     if not RunFolder(folder).run_file.exists():
         return TrainedOrder("not here")
     now = Loader(run).contract()
-    was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
+    checkpoints = [RunFolder(folder).checkpoints / str(step) for step in reversed(saved_steps(RunFolder(folder).checkpoints))]
+    files = (path / "about" / "metadata" for path in checkpoints if is_committed(path))
+    last = next((path for path in files if path.exists()), None)
+    was = read_json(last)["contract"] if last else _contract_of_run(folder, now)
     if was is None:
         return TrainedOrder("otherwise", ("the run file in its folder is invalid",))
     differs: list[str] = []
@@ -211,23 +207,12 @@ def _trained(resolved: Resolved, phase: Phase, indices: Mapping[Component, Docum
             differs.append(name.replace("_", " "))
             continue
         before, after = was[name], now[name]
-        differs += [f"the cache of {one}" for one in sorted({*before, *after}) if _is_other(before.get(one), after.get(one))]
+        for one in sorted({*before, *after}):
+            pair = before.get(one), after.get(one)
+            fields = (compared_by(*pair), "rows") if None not in pair else ()
+            if not fields or [pair[0][field] for field in fields] != [pair[1][field] for field in fields]:
+                differs.append(f"the cache of {one}")
     return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), read_skipped_steps(folder))
-
-
-def _is_other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
-    if was is None or now is None:
-        return was is not now
-    by = compared_by(was, now)
-    return (was[by], was["rows"]) != (now[by], now["rows"])
-
-
-def _contract_of_checkpoint(folder: Path) -> dict[str, Any] | None:
-    for step in reversed(saved_steps(folder)):
-        path = folder / str(step) / "about" / "metadata"
-        if is_committed(folder / str(step)) and path.exists():
-            return read_json(path)["contract"]
-    return None
 
 
 def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -244,12 +229,9 @@ def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | N
     without_packing = {name: value for name, value in now.items() if name not in CONTRACT_OF_ROWS}
     return {
         **without_packing,
-        "seed": order.seed,
+        **{name: getattr(order, name) for name in ("seed", "block_sequences", "rounding", "first_step")},
         "permutation": {**now["permutation"], "kind": order.permutation},
         **packing_of(written),
-        "block_sequences": order.block_sequences,
-        "rounding": order.rounding,
-        "first_step": order.first_step,
         "seq_len": written.model.seq_len,
         "batch": written.batch.model_dump(mode="json"),
         "mixture": written.mixture.model_dump(mode="json"),

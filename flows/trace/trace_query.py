@@ -10,7 +10,7 @@ import numpy as np
 from phasewise.flows.trace.trace_context import Traced, TracedPhase
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.config import Component
-from phasewise.trainer.data.cache import TokenCache, fetch
+from phasewise.trainer.data.cache import fetch
 from phasewise.trainer.data.document_index import Located, Piece
 from phasewise.trainer.data.manifest import answers_of
 from phasewise.trainer.data.packing import counted_before
@@ -31,7 +31,6 @@ class Trained:
         epoch: completed passes over the component.
         cache_row: row of the component's cache. None for a row from a document buffer.
         buffer_row: row of the pass through the buffer. None for a row of the cache.
-        at: position of the first token in the row.
         offset: position of the first token in the document. The token that begins the document is number 0.
     """
 
@@ -50,20 +49,14 @@ class Trained:
     def as_json(self, text: str | None, predicted: int) -> dict[str, Any]:
         """The shape of `phasewise trace --json`. `predicted` is the number of tokens in the loss."""
         return {
-            "phase": self.phase,
-            "step": self.step,
-            "row": self.row,
-            "component": self.component,
+            **{name: getattr(self, name) for name in ("phase", "step", "row", "component")},
             "document": self.document.id,
             "file": self.document.file,
             "offset": self.offset,
             "tokens": self.tokens,
             "predicted": predicted,
             "document_tokens": self.document.length,
-            "at": self.at,
-            "epoch": self.epoch,
-            "cache_row": self.cache_row,
-            "buffer_row": self.buffer_row,
+            **{name: getattr(self, name) for name in ("at", "epoch", "cache_row", "buffer_row")},
             "text": text,
         }
 
@@ -82,11 +75,7 @@ def whole(document: Located) -> Asked:
 
 
 def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -> list[Trained]:
-    """The training data of the update to `step`, row by row, or of one row. Empty for a skipped update.
-
-    Raises:
-        ConfigError: the phase has no such step, or the batch no such row.
-    """
+    """The training data of the update to `step`, row by row, or of one row. Empty for a skipped update."""
     first, last = phase.phase.start_step + 1, phase.stop_step
     if not first <= step <= last:
         recipe = traced.resolved.recipe
@@ -113,15 +102,37 @@ def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -
 def trains_at(traced: Traced, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
     """The updates that train on documents of a component, phase by phase."""
     for phase in traced.phases:
-        yield from _in_phase(phase, component, asked)
+        if not phase.order.drawn.get(component) or not asked:
+            continue
+        if not phase.order.from_caches:
+            first, stop = (np.array([getattr(one, name) for one in asked], np.int64) for name in ("first", "stop"))
+            which, draws, runs = phase.order.of_ranges(component, first, stop)
+            for number in np.lexsort((draws.place, draws.update, which)).tolist():
+                if int(draws.update[number]) not in phase.trained.passed_over:
+                    one = asked[int(which[number])]
+                    piece = Piece(0, one.document, int(runs.first[number]), int(runs.stop[number]))
+                    yield one, _trained(phase, component, draws, number, piece, at=int(runs.at[number]))
+            continue
+        laid = phase.rows[component]
+        spans = [laid.between(one.first, one.stop) for one in asked]
+        wanted = np.unique(np.concatenate([np.arange(span.start, span.stop) for span in spans]))
+        if not wanted.size:
+            continue
+        draws = phase.order.of_rows(component, wanted)
+        by_row = np.argsort(draws.row, kind="stable")
+        rows = draws.row[by_row]
+        firsts = laid.firsts(draws.row)
+        stops = firsts + laid.used(draws.row)
+        for one, span in zip(asked, spans, strict=True):
+            for number in by_row[np.searchsorted(rows, span.start) : np.searchsorted(rows, span.stop)].tolist():
+                if int(draws.update[number]) not in phase.trained.passed_over:
+                    begin = int(firsts[number])
+                    piece = Piece(0, one.document, max(one.first, begin), min(one.stop, int(stops[number])))
+                    yield one, _trained(phase, component, draws, number, piece, at=piece.first - begin)
 
 
 def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
-    """The text of the first tokens of the first `MAX_TEXTS` pieces. None without a tokenizer.
-
-    Raises:
-        DataError: index and tokens don't match.
-    """
+    """The text of the first tokens of the first `MAX_TEXTS` pieces. None without a tokenizer."""
     texts: list[str | None] = [None] * len(found)
     numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: one[1].component)
     for component, group in groupby(numbered, key=lambda one: one[1].component):
@@ -131,18 +142,24 @@ def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
         fetch(
             [part for (_, one), out in zip(members, read, strict=True) for part in cache.read_piece(one.document.first + one.offset, out)]
         )
+        begin_of_text = cache.manifest.begin_of_text
         for (number, one), tokens in zip(members, read, strict=True):
-            _check_begins(cache, one, tokens)
-            texts[number] = text and _shortened(text.excerpt(tokens[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
+            begins = np.flatnonzero(tokens == begin_of_text).tolist()
+            if begins != ([0] if one.offset == 0 else []):
+                raise DataError(
+                    f"{cache.folder}: document {one.document.id[:16]} must have token {begin_of_text} only at its start, found it at "
+                    f"{begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens don't match. Delete the "
+                    "folder and run `phasewise data prepare`."
+                )
+            if text:
+                found_text = text.excerpt(tokens[:EXCERPT_TOKENS])
+                is_whole = one.tokens <= EXCERPT_TOKENS and len(found_text) <= EXCERPT_CHARACTERS
+                texts[number] = found_text if is_whole else f"{found_text[:EXCERPT_CHARACTERS]}…"
     return texts
 
 
 def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
-    """The number of predicted tokens of each piece, as in `ComponentRows.targets`: without the first of a row or of a packed document.
-
-    Raises:
-        DataError: answers are predicted, and a cache does not mark them.
-    """
+    """The number of predicted tokens of each piece, as in `ComponentRows.targets`: without the first of a row or of a packed document."""
     phases = {one.phase.name: one.phase for one in traced.phases}
     counts = [one.tokens - int(one.at == 0 or (one.offset == 0 and phases[one.phase].packing != "chunk")) for one in found]
     of_answers = [number for number, one in enumerate(found) if phases[one.phase].loss_on == "answers"]
@@ -157,16 +174,6 @@ def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
     return counts
 
 
-def _check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
-    begins, expected = np.flatnonzero(tokens == cache.manifest.begin_of_text).tolist(), [0] if one.offset == 0 else []
-    if begins != expected:
-        raise DataError(
-            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} only at its start, found it "
-            f"at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens don't match. Delete the folder "
-            "and run `phasewise data prepare`."
-        )
-
-
 def tokens_trained(found: Iterable[Trained]) -> int:
     """The number of different tokens of one document in these pieces."""
     last = count = 0
@@ -175,42 +182,6 @@ def tokens_trained(found: Iterable[Trained]) -> int:
         count += max(0, stop - max(last, one.offset))
         last = max(last, stop)
     return count
-
-
-def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
-    if not phase.order.drawn.get(component) or not asked:
-        return
-    if not phase.order.from_caches:
-        yield from _in_buffered_phase(phase, component, asked)
-        return
-    laid = phase.rows[component]
-    spans = [laid.between(one.first, one.stop) for one in asked]
-    wanted = np.unique(np.concatenate([np.arange(span.start, span.stop) for span in spans]))
-    if not wanted.size:
-        return
-    draws = phase.order.of_rows(component, wanted)
-    by_row = np.argsort(draws.row, kind="stable")
-    rows = draws.row[by_row]
-    firsts = laid.firsts(draws.row)
-    stops = firsts + laid.used(draws.row)
-    for one, span in zip(asked, spans, strict=True):
-        for number in by_row[np.searchsorted(rows, span.start) : np.searchsorted(rows, span.stop)].tolist():
-            if int(draws.update[number]) in phase.trained.passed_over:
-                continue
-            first = int(firsts[number])
-            piece = Piece(0, one.document, max(one.first, first), min(one.stop, int(stops[number])))
-            yield one, _trained(phase, component, draws, number, piece, at=piece.first - first)
-
-
-def _in_buffered_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
-    first, stop = (np.array([getattr(one, name) for one in asked], np.int64) for name in ("first", "stop"))
-    which, draws, runs = phase.order.of_ranges(component, first, stop)
-    for number in np.lexsort((draws.place, draws.update, which)).tolist():
-        if int(draws.update[number]) in phase.trained.passed_over:
-            continue
-        one = asked[int(which[number])]
-        piece = Piece(0, one.document, int(runs.first[number]), int(runs.stop[number]))
-        yield one, _trained(phase, component, draws, number, piece, at=int(runs.at[number]))
 
 
 def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece, *, at: int) -> Trained:
@@ -228,8 +199,3 @@ def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int
         offset=piece.first - piece.document.first,
         tokens=piece.stop - piece.first,
     )
-
-
-def _shortened(text: str, *, is_whole: bool) -> str:
-    cut = text[:EXCERPT_CHARACTERS]
-    return cut if is_whole and cut == text else f"{cut}…"

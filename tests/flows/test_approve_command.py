@@ -39,7 +39,7 @@ def verdict(gate: str, *, fails: bool = False, asks: AsksPeople = ASKS, limits: 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """All that Mantis rests on passed, but for the model of qk-norm, which waits for a person."""
-    monkeypatch.setattr(retraining, "_check_hold", lambda *_: None)
+    monkeypatch.setattr(retraining, "check_ancestors_hold", lambda *_: None)
     monkeypatch.setattr(retraining, "resolve_phase", lambda *_: (None, None))
     home = Home.open(str(tmp_path / "home"))
     for phase in ("phase-1", "qk-norm"):

@@ -14,7 +14,7 @@ from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import write_json
 from phasewise.validations.expectations.suites import version_of
 from phasewise.validations.verdict import write_verdict
-from phasewise.validations.waivers import AcceptedWarning
+from phasewise.validations.waivers import NOBODY, AcceptedWarning
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
 
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def held(path: Path, accepts: Sequence[AcceptedWarning], max_items: int = 0, cache: str = "ab" * 32) -> tuple[bool, list[str]]:
-    found = Findings(accepts)
+    found = Findings(accepts, NOBODY)
     verdict = found.verdict("data", path, {"math": cache}, Limits(max_items=max_items))
     return verdict is not None, [finding.why for finding in found.all if finding.why]
 

@@ -53,11 +53,7 @@ def evaluated(*, loss_every_steps: int, benchmarks: tuple[str, ...] = CORE_BENCH
 
 
 def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_items: int = 0, **more: Any) -> Gates:
-    """Shares within one point, and within a quarter of their value. No leaked item. Benchmarks above the floor.
-
-    Args:
-        more: further limits of `words.gates`.
-    """
+    """Shares within one point, and within a quarter of their value. No leaked item. Benchmarks above the floor."""
     return words.gates(
         max_increase_bits_per_byte=max_increase_bits_per_byte,
         max_epochs=max_epochs,

@@ -6,8 +6,8 @@ text sums to 6.5 of web, 1 of other languages and 0.8 of code. Later phases have
 
 from collections.abc import Mapping
 
+from phasewise.flows.recipes.marin.mixtures import percent
 from phasewise.tasks.data.filters import LengthBias
-from phasewise.trainer.config import MixtureShares
 
 SMALL_MIX: tuple[Mapping[str, float], ...] = (
     {
@@ -71,12 +71,6 @@ LARGE_MIX: tuple[Mapping[str, float], ...] = (
         "stem_trinity_synthetic": 0.15,
     },
 )
-
-
-def percent(weights: Mapping[str, float]) -> MixtureShares:
-    """Weights as shares that sum to 100 percent."""
-    total = sum(weights.values())
-    return {name: 100 * weight / total for name, weight in weights.items()}
 
 
 LONG_MIX: Mapping[str, float] = {

@@ -49,21 +49,13 @@ def trinity(*, seq_len: int, within_documents: bool, **fields: Any) -> ModelConf
 
 
 def evaluated(*, needles: Sequence[int] = ()) -> EvaluationSettings:
-    """The held-out loss every 1,000 steps, and Marin's benchmarks at the end.
-
-    Args:
-        needles: lengths of texts with hidden needles.
-    """
+    """The held-out loss every 1,000 steps, and Marin's benchmarks at the end."""
     benchmarks = (*WITH_MMLU, *(f"niah:{length}" for length in needles))
     return words.evaluated(loss_every_steps=1_000, benchmarks=benchmarks, held_out_tokens=None, loss_sequences=64)
 
 
 def gates(*, max_increase_bits_per_byte: float = 0.0, max_epochs: float | None = 2, **more: Any) -> Gates:
-    """Shares within one point, and within a quarter of their value. No leaked item. Benchmarks above the floor.
-
-    Args:
-        more: further limits of `words.gates`.
-    """
+    """Shares within one point, and within a quarter of their value. No leaked item. Benchmarks above the floor."""
     return words.gates(
         max_increase_bits_per_byte=max_increase_bits_per_byte,
         max_epochs=max_epochs,

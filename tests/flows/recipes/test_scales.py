@@ -65,7 +65,7 @@ def test_nothing_but_these_fields_changes_and_each_of_them_does():
 
 @each
 def test_lengths_keep_their_ratios(name: str, scale: Between):
-    divisor = scaling_of(FULL[name], scale)[1].axis.divisor
+    divisor = scaling_of(FULL[name], scale).axis.divisor
     for before, after in pairs(name, scale):
         was, now = ([one.start_step, one.stop_step, *(step for step, _ in one.mixture.root)] for one in (before, after))
         assert now == pytest.approx([step / divisor for step in was], abs=0.5)

@@ -77,7 +77,7 @@ def train(resolved: Resolved, phase: Phase) -> None:
     recipe, home, plan = resolved.recipe, resolved.home, resolved.plan
     run = resolved.run(phase)
     facts = hand_off_facts(recipe, phase, run)
-    hand_off = hand_off_evidence(facts.declared, facts.found)
+    hand_off = hand_off_evidence(facts[0], facts[1])
     rests_on = decided_by(resolved, phase, run)
     assert judge_phase_data(run, plan, phase.gates.data, home, hand_off=hand_off, decided_by=rests_on, accepts=recipe.accepts).passes
     result = launch_trainer(run, lambda _: None)
