@@ -76,18 +76,9 @@ def test_every_place_of_every_command_is_named():
 @pytest.mark.parametrize(
     "words",
     [
-        *(f"{command} marin-8b --scael full" for command in WITH_RECIPE),
-        *(f"{command} marin-8b --scale half" for command in WITH_RECIPE),
-        *WITH_RECIPE,
-        *(f"{command} marin-8b another" for command in WITH_RECIPE),
-        "show marin-8b --at -1",
-        "show marin-8b --at soon",
-        "show marin-8b --at 1 --results",
-        "show marin-8b --diff kestrel",
-        "up --port 0",
-        "up --port 70000",
-        "trian marin-8b",
-        "data clean",
+        *(f"{command}{words}" for command in WITH_RECIPE for words in ("", " marin-8b --scael x", " marin-8b --scale half", " marin-8b x")),
+        *(f"show marin-8b {words}" for words in ("--at -1", "--at soon", "--at 1 --results", "--diff kestrel")),
+        *("up --port 0", "up --port 70000", "trian marin-8b", "data clean"),
     ],
 )
 def test_wrong_usage_is_refused(phasewise: Run, words: str):
@@ -179,10 +170,7 @@ def test_data_that_are_missing_do_not_verify(phasewise: Run, tmp_path: Path):
     for component in verification["components"]:
         assert {"name", "key", "passes", "differences"} <= set(component)
         assert [set(difference) for difference in component["differences"]] == [{"what", "file", "expected", "found", "remedy"}] * 2
-    said = phasewise("data verify", recipe, "--home", home)
-    assert said.exit_code == 1
-    assert "all_math: train cache not built" in said.stdout
-    assert "2 of 2 components differ." in said.stdout
+    assert "all_math: train cache not built" in phasewise("data verify", recipe, "--home", home).stdout
 
 
 def test_verify_in_full_reads_what_looks_as_it_did(phasewise: Run, tmp_path: Path):

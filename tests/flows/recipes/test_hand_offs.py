@@ -10,7 +10,7 @@ from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.words import Experts, SignBalancing, Smebu, afmoe, cosine, from_scratch, llama, order, wsd
 from phasewise.flows.token_budget import drawn_earlier
 from phasewise.tasks.data.filters import LengthBias
-from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
+from phasewise.trainer.config import DataOrder, always
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import DrawnRows
 from phasewise.validations.evidence.mixture import mixture_evidence
@@ -82,13 +82,11 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
 @pytest.mark.parametrize("change", [{"order__block_sequences": 40}, {"order__rounding": "floor"}])
 def test_other_blocks_count_otherwise_what_was_drawn_and_so_change_the_coverage(change: dict[str, Any]):
     order = DataOrder(seed=0, permutation="feistel", block_sequences=8, cut_blocks=True)
-    drawn = [
-        MixtureSchedule(batch=Steps[int](((0, 8),)), mixture=Steps[MixtureShares](((0, {"a": 90, "b": 10}),)), order=one).realised(0, 3)[
-            "b"
-        ]
+    schedules = [
+        MixtureSchedule(batch=always(8), mixture=always({"a": 90.0, "b": 10.0}), order=one)
         for one in (order, order.but(block_sequences=40))
     ]
-    assert drawn == [3, 2]
+    assert [schedule.realised(0, 3)["b"] for schedule in schedules] == [3, 2]
     with pytest.raises(ValidationError, match=undeclared("starling", "deeper-starling", "coverage")):
         Recipe.model_validate(edited(PROXY, "deeper-starling", **change))
 
