@@ -16,8 +16,7 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.plan import Setup, step_shape
 from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.trainer.base.errors import RecipeError, TrainingError
-from phasewise.trainer.base.run_folder import read_result
-from phasewise.trainer.checkpoints.files import checkpoint_path
+from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
 
 OF_PHASE = (
@@ -126,7 +125,7 @@ def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: H
     result = read_result(folder)
     if result is None:
         raise TrainingError(f"phase {phase.name} starts from {parent}, which is not trained yet: run {recipe.name} first.")
-    checkpoint = checkpoint_path(folder, step)
+    checkpoint = RunFolder(folder).checkpoint(step)
     if step == recipe.phase(parent).stop_step:
         return str(checkpoint), result["params_digest"]
     from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from phasewise.trainer.base.decision import Ruling, question_of, read_decisions, ruling_of
+from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_of, seen_of
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
 from phasewise.trainer.base.identity import digest_of_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event
@@ -61,7 +61,7 @@ def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[st
     """The question in the form of a verdict. Only the location of its evidence is a path, so a home may be moved."""
     assert run.recovery is not None
     finding, step, window = found.finding, found.step, window_of(run, found.step, skipped)
-    checkpoints, most = RunFolder.at(run.output).checkpoints, run.recovery.max_loss
+    checkpoints, most = RunFolder(run.output).checkpoints, run.recovery.max_loss
     saved = [at for at in saved_steps(checkpoints) if at <= window.first and is_committed(checkpoints / str(at))]
     judged = {f"the start at step {run.start_step}": run.digest}
     if saved:
@@ -113,7 +113,7 @@ def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruli
         CheckpointError: the question is unreadable.
         VerdictError: the decision on it is unreadable.
     """
-    path = RunFolder.at(run.output).question
+    path = RunFolder(run.output).question
     if run.recovery is None or run.recovery.action != "ask":
         return None
     try:
@@ -126,7 +126,7 @@ def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruli
     if not run.start_step < found.step <= run.stop_step:
         return None
     current = _question(run, found, skipped)
-    if question_of(current) != question_of(written):
+    if seen_of(current) != seen_of(written):
         return None
     return found, ruling_of(current, read_decisions(path))
 
@@ -153,7 +153,7 @@ def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: boo
         raise TrainingDiverged(f"phase {run.phase}: {found.finding} at step {found.step}, and {obstacle}. {_kept(run)}") from found
     decided = ""
     if run.recovery.action == "ask":
-        path = RunFolder.at(run.output).question
+        path = RunFolder(run.output).question
         content = _question(run, found, skipped)
         ruling = ruling_of(content, read_decisions(path))
         if write and ruling.state == "waits":

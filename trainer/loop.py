@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, DataError, ExitCode, TrainingDiverged
 from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_rows
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.checkpoints.hand_off import state_to_start_from
 from phasewise.trainer.config import Component, Execution, LossEvaluation, ModelConfig, RunConfig, sequences_between
 from phasewise.trainer.data.cache import TokenCache, fetch
@@ -29,7 +28,7 @@ from phasewise.trainer.model.params import Params
 from phasewise.trainer.process.compilation_cache import seal_new
 from phasewise.trainer.process.distributed import is_first, stop_agreed
 from phasewise.trainer.process.environment import note_conditions
-from phasewise.trainer.process.lease import Alone, no_check
+from phasewise.trainer.process.lease import Alone
 from phasewise.trainer.process.signals import stop_requests
 from phasewise.trainer.process.watchdog import FIELD_OF, Watchdog
 from phasewise.trainer.recorder import Recorder
@@ -60,7 +59,7 @@ class Guards:
     """Supervision of a run. `check` runs before every write and raises `TakenOver`. `alone` guards replacement and deletion of files."""
 
     watchdog: Watchdog
-    check: Callable[[], None] = no_check
+    check: Callable[[], None] = lambda: None
     alone: Alone = nullcontext
 
 
@@ -302,7 +301,7 @@ class _Training:
                 watchdog.begin("save")
                 checkpoints.save(step + 1, state, contract, rows=recorder.flush())
                 if is_first():
-                    seal_new(RunFolder.at(run.output).compilation_cache)
+                    seal_new(RunFolder(run.output).compilation_cache)
                 if is_to_stop:
                     checkpoints.wait()
                     raise Preempted
@@ -315,7 +314,7 @@ class _Training:
 
 def _summarise(run: RunConfig, digest: str, skipped: SkippedSteps) -> dict[str, Any]:
     """The content of `result.json`. `final_loss` is the mean over the last 10 updates, in nats a token."""
-    rows = read_metrics(RunFolder.at(run.output).metrics)
+    rows = read_metrics(RunFolder(run.output).metrics)
     losses = [row["loss"] for row in rows][-FINAL_LOSS_UPDATES:]
     counted = [row["counted_tokens"] for row in rows if "counted_tokens" in row]
     return {
@@ -327,7 +326,7 @@ def _summarise(run: RunConfig, digest: str, skipped: SkippedSteps) -> dict[str, 
         **({"counted_tokens": round(sum(counted))} if counted else {}),
         "final_loss": sum(losses) / len(losses),
         "params_digest": digest,
-        "checkpoint": str(checkpoint_path(run.output, run.stop_step)),
+        "checkpoint": str(RunFolder(run.output).checkpoint(run.stop_step)),
         **({CONTRACT_NAME: skipped.as_json()} if skipped else {}),
     }
 

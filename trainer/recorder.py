@@ -30,7 +30,7 @@ from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metri
 from phasewise.trainer.model.params import expert_layers
 from phasewise.trainer.model.router import RoutingMetrics
 from phasewise.trainer.process.distributed import is_first
-from phasewise.trainer.process.lease import Alone, no_check
+from phasewise.trainer.process.lease import Alone
 from phasewise.trainer.state import groups, slot_names
 from phasewise.trainer.step import StepMetrics
 
@@ -52,7 +52,7 @@ class Recorder:
         run: RunConfig,
         *,
         restored_step: int,
-        check: Callable[[], None] = no_check,
+        check: Callable[[], None] = lambda: None,
         alone: Alone = nullcontext,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,7 +63,7 @@ class Recorder:
         self._groups, self._slots, self._expert_layers = groups(run.model), slot_names(run.model), expert_layers(run.model)
         self._file: MetricsFile | None = None
         self._sinks: list[TensorBoardSink | WandbSink] = []
-        path = RunFolder.at(run.output).metrics
+        path = RunFolder(run.output).metrics
         if is_first():  # all processes have the same values, and all of them stop at NaN
             with alone():
                 self._file = MetricsFile(path, restored_step=restored_step)
@@ -253,7 +253,7 @@ class WandbSink:
     def __init__(self, run: RunConfig) -> None:
         import wandb
 
-        folder = RunFolder.at(run.output).weights_and_biases
+        folder = RunFolder(run.output).weights_and_biases
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "sent.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"id": uuid.uuid4().hex[:12], "step": 0}
@@ -312,7 +312,7 @@ def open_sinks(run: RunConfig) -> list[Sink]:
     """Open the sinks of a run."""
     sinks: list[Sink] = []
     if run.instrumentation.tensorboard:
-        sinks.append(TensorBoardSink(RunFolder.at(run.output).tensorboard))
+        sinks.append(TensorBoardSink(RunFolder(run.output).tensorboard))
     if run.instrumentation.wandb != "off":
         sinks.append(WandbSink(run))
     return sinks

@@ -20,9 +20,9 @@ import phasewise.trainer.run
 from experiments.survival.file_faults import Faults, Killed, installed
 from phasewise.tasks.training import attempts
 from phasewise.tasks.training.launchers import Attempt
-from phasewise.trainer.base.run_folder import METRICS_NAME
+from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
 from phasewise.trainer.base.storage import read_json, try_lock
-from phasewise.trainer.checkpoints.files import checkpoint_path, find_damage
+from phasewise.trainer.checkpoints.files import find_damage
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import scheduled_at
@@ -205,7 +205,7 @@ def check_result(world: World, variant: str, meshes: set[int], result: dict[str,
     else:
         losses = np.array([[row["loss"], other["loss"]] for row, other in zip(rows, wanted["rows"], strict=True)])
         assert np.abs(losses[:, 0] - losses[:, 1]).max() < TOLERANCE, "the same batches"
-    assert find_damage(checkpoint_path(world.folder, STOP_STEP)) is None
+    assert find_damage(RunFolder(world.folder).checkpoint(STOP_STEP)) is None
     assert read_json(world.folder / "result.json")["params_digest"] == result["params_digest"]
 
 

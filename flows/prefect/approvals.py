@@ -25,8 +25,9 @@ from phasewise.tasks.progress import say
 from phasewise.tasks.report.task import shown_on_this_run
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.validation.decide import decide, is_written, read_verdict_file
-from phasewise.trainer.base.decision import need_of, question_of
+from phasewise.trainer.base.decision import need_of, seen_of
 from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
+from phasewise.trainer.base.identity import digest_of_json
 from phasewise.validations.failures import form_of, why_in_a_line
 from phasewise.validations.verdict import read_verdict
 
@@ -100,7 +101,7 @@ def take_answers(resolved: Resolved, phases: Iterable[Phase]) -> None:
 def question_at(path: Path) -> Question | None:
     """Return the question of a verdict file, or None if the verdict needs no approval."""
     verdict = read_verdict_file(path)
-    return Question(path, question_of(verdict)) if need_of(verdict) == "a person" else None
+    return Question(path, digest_of_json(seen_of(verdict))) if need_of(verdict) == "a person" else None
 
 
 def _ask(question: Question, command: str) -> Answer:

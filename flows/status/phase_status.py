@@ -35,7 +35,6 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, read_result
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, version_of
@@ -210,7 +209,7 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     if not result and is_begun(run, plan):
         found.question(home.question(recipe.run_name, phase.name))
     health_verdict = evaluation = model_verdict = None
-    metrics, health = RunFolder.at(run.output).metrics, home.verdict(recipe.run_name, phase.name, "health")
+    metrics, health = RunFolder(run.output).metrics, home.verdict(recipe.run_name, phase.name, "health")
     if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # a diverged run has a verdict on its training
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
@@ -227,7 +226,7 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
 def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
     """The reason that `finished_result` is None."""
     if has_result_of(as_path(run.output), run) and (damage := damage_of_finished(run, digests)):
-        return f"its last checkpoint {damage} ({checkpoint_path(run.output, run.stop_step)})"
+        return f"its last checkpoint {damage} ({RunFolder(run.output).checkpoint(run.stop_step)})"
     if found := differences(run):
         return f"it was trained with other settings: {name_differences(found)}"
     if read_result(as_path(run.output)) and (damage := damage_of_finished(run, digests)):

@@ -124,7 +124,7 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
             continue
         else:
             why = name_differences(differences(run)) or "its folder does not record its settings"
-        rows = [row for row in read_metrics(RunFolder.at(run.output).metrics) if row.get("step_seconds")]
+        rows = [row for row in read_metrics(RunFolder(run.output).metrics) if row.get("step_seconds")]
         took = sum(row["step_seconds"] for row in rows)
         trained = sum(row["tokens"] for row in rows)
         found[phase.name] = Replaced(phase.name, step, why, phase.tokens, phase.tokens * took / trained if trained else None)

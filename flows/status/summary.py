@@ -254,7 +254,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     trace = f"phasewise trace {resolved.recipe_name}/{phase.name} {resolved.options}"
     result, evaluation = record.result or {}, record.evaluation or {}
     macro, ema_macro = macro_mean(record.evaluation, shared)
-    rows = read_metrics(RunFolder.at(record.run.output).metrics) if record.run and record.result else []
+    rows = read_metrics(RunFolder(record.run.output).metrics) if record.run and record.result else []
     gates = (("data", "data"), ("training", "health"), ("gate", "model"))
     paths = {name: home.verdict(recipe.run_name, phase.name, gate) for name, gate in gates}
     verdicts = (record.data_verdict, record.health_verdict, record.model_verdict)

@@ -16,6 +16,7 @@ from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.frozen import in_one_line
 from phasewise.trainer.base.identity import digest_of_json, read_sealed
 from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import MixtureShares, RunConfig, Steps, without_added
 from phasewise.trainer.config.run import ADDED_LATER
 from phasewise.trainer.data.loader import Loader, compared_by, with_contents
@@ -43,7 +44,7 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
             counts[name] = sum(one.places for one in drawn_rows) if in_tokens else drawn_rows
         found["drawn before the order began"] = digest_of_json(counts)
     if isinstance(phase.start, HandOff) and run.start is not None:
-        run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
+        run_file = RunFolder(as_path(run.start.checkpoint).parents[1]).run_file
         parent = _as_trained(resolved.recipe.phase(phase.start.parent), run_file)
         compared: dict[str, Any] = {}
         for one in (parent, phase):
@@ -77,7 +78,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> tuple[tuple[
     from phasewise.trainer.checkpoints.state import read_about  # it imports JAX
 
     checkpoint = Path(run.start.checkpoint)
-    parent = _as_trained(recipe.phase(phase.start.parent), RunFolder.of_checkpoint(checkpoint).run_file)
+    parent = _as_trained(recipe.phase(phase.start.parent), RunFolder(checkpoint.parents[1]).run_file)
     found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
     contract = with_contents(read_about(checkpoint)["contract"], run)
     return _declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found}

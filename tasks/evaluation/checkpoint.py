@@ -96,7 +96,7 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
-    write_sealed(RunFolder.at(run.output).evaluation, evaluation)
+    write_sealed(RunFolder(run.output).evaluation, evaluation)
     return evaluation
 
 
@@ -234,7 +234,7 @@ def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str,
                 "again."
             )
         parent = ModelConfig.model_validate(read_about(path)["run"]["model"])
-        against = RunFolder.of_checkpoint(run.start.checkpoint).path.name
+        against = RunFolder(as_path(run.start.checkpoint).parents[1]).path.name
         before = answer_nats(read_params(path, parent), parent.but(seq_len=seq_len), conversations)
     items = [
         {"component": one.component, "id": one.id, "tokens": int(one.is_answer.sum()), "nats": own, "parent_nats": parents}

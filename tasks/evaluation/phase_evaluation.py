@@ -141,7 +141,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
 def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
     """Read the evaluation with the key, or return None if the file is missing, edited or unsealed."""
     try:
-        evaluation = read_sealed(RunFolder.at(run.output).evaluation)
+        evaluation = read_sealed(RunFolder(run.output).evaluation)
     except (FileNotFoundError, NotAsWritten):
         return None
     return evaluation if evaluation.get("key") == key else None

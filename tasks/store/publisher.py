@@ -140,7 +140,7 @@ class Publisher:
                     bring_or_leave(listed, tuple(pieces), kept.objects)
                 else:
                     remove_checkpoint(listed.parent)
-                    RunFolder.of_checkpoint(listed.parent).result.unlink(missing_ok=True)  # it may depend on the checkpoint
+                    RunFolder(listed.parents[2]).result.unlink(missing_ok=True)  # it may depend on the checkpoint
         else:
             if came := kept.bring(self._head, generation):
                 say(f"{kept.run_name}: {came:,} files came from {kept.store}")

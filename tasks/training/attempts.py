@@ -109,7 +109,7 @@ def launch_trainer(
         TrainingError: the process failed after `MAX_RESTARTS`, or another launcher trains this run.
     """
     segments = segments or [SliceSegment(run)]
-    folder, launcher = RunFolder.at(run.output), segment_at(segments, run.start_step).launcher
+    folder, launcher = RunFolder(run.output), segment_at(segments, run.start_step).launcher
     another = f"a run has one launcher at a time, found {{}} at work on {run.output}: wait for it, or stop it."
     with refused_by_system(run.output):
         if holder := holder_of(folder.launcher_lock):
@@ -142,7 +142,7 @@ def launch_trainer(
 
 
 def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], segments: Sequence[SliceSegment]) -> None:
-    log, clock, without_progress = RunFolder.at(run.output).log(), Clock(Path(run.output)), 0
+    log, clock, without_progress = RunFolder(run.output).log(), Clock(Path(run.output)), 0
     saved = newest = last_saved_step(run)
     if saved is not None:
         text = f"resuming from step {saved:,} of {run.stop_step:,}"
@@ -186,7 +186,7 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
 def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
     """Make one attempt and return its exit code. The trainer may log that it resumes in another environment, which is printed."""
     run, saved = segment.run, last_saved_step(segment.run)
-    run_file = RunFolder.at(run.output).run_file
+    run_file = RunFolder(run.output).run_file
     reported = sum(event.get("kind") == "replanned" for event in read_events(run.output))
     write_sealed(run_file, run.model_dump(mode="json"))
 
@@ -274,14 +274,14 @@ def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[l
 
 def trained_step(run: RunConfig) -> int:
     """Return the last update with a row."""
-    rows = read_metrics(RunFolder.at(run.output).metrics)
+    rows = read_metrics(RunFolder(run.output).metrics)
     return rows[-1]["step"] if rows else run.start_step
 
 
 def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:
     words = last_words(log, log_before)
     if code == ExitCode.ASKS:
-        return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder.at(run.output).question))
+        return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder(run.output).question))
     reason = f"the trainer {ending_with_reason(code, log, log_before)}"
     if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even the log could be written
         return storage_refusal(OSError(errno.ENOSPC, reason, str(log.parent)))

@@ -38,7 +38,7 @@ def has_result_of(folder: Path, run: RunConfig) -> bool:
 
 def last_saved_step(run: RunConfig) -> int | None:
     """Return the step of the newest committed checkpoint."""
-    folder = RunFolder.at(run.output).checkpoints
+    folder = RunFolder(run.output).checkpoints
     return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
 
 
@@ -64,12 +64,12 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: Known
         return None
     if damage_of_finished(run, digests):
         return None
-    return {**result, "checkpoint": str(RunFolder.at(run.output).checkpoint(run.stop_step))}
+    return {**result, "checkpoint": str(RunFolder(run.output).checkpoint(run.stop_step))}
 
 
 def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> str | None:
     """Return the damage of a finished run's last checkpoint, metrics or `run.json`. Nothing is compared if the checkpoint was deleted."""
-    folder = RunFolder.at(run.output)
+    folder = RunFolder(run.output)
     checkpoint = folder.checkpoint(run.stop_step)
     if not checkpoint.exists():
         return None
@@ -92,7 +92,7 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
     """Write the contents of the run's caches to `caches.json`, before a cache can be deleted. `written` is the equal run of `run.json`."""
     contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
-    write_sealed(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
+    write_sealed(RunFolder(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
 
 
 def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _manifest(folder: Path) -> Manifest | None:
 def differences(run: RunConfig) -> tuple[Difference, ...]:
     """Return the differences that decide weights between a run and the run in its folder, which may be of an older version."""
     try:
-        written = read_sealed(RunFolder.at(run.output).run_file, may_lack_seal=True)
+        written = read_sealed(RunFolder(run.output).run_file, may_lack_seal=True)
     except (FileNotFoundError, NotAsWritten):
         return ()
     try:
@@ -174,7 +174,7 @@ def note_changed_plan(run: RunConfig) -> str | None:
 
 def archive_another_run(run: RunConfig) -> None:
     """Rename the folder of `run` if it has a different run, or lost its `run.json`. It is never deleted."""
-    folder = RunFolder.at(run.output)
+    folder = RunFolder(run.output)
     is_known = folder.run_file.exists()
     if not is_known and not folder.checkpoints.exists():
         return

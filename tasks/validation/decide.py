@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.tasks.locks import held
-from phasewise.trainer.base.decision import Decision, Decisions, decision_path, need_of, question_of, read_decisions, seen_of
+from phasewise.trainer.base.decision import Decision, Decisions, decision_path, need_of, read_decisions, seen_of
 from phasewise.trainer.base.errors import VerdictError
-from phasewise.trainer.base.identity import NotAsWritten, read_sealed, write_sealed
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
 
 
 def decide(path: Path, *, approves: bool, reason: str, who: str, question: str | None = None) -> Decision:
     """Write a decision next to the verdict, after earlier decisions.
 
-    `question` is the `question_of` the verdict when the person saw it. If it has changed, raise `VerdictError`.
+    `question` is the digest of `seen_of` the verdict when the person saw it. If it has changed, raise `VerdictError`.
     """
     with held(path.with_suffix(".decision.lock")):
         verdict = read_verdict_file(path)
         _check_asks(path, verdict)
-        if question is not None and question != question_of(verdict):
+        if question is not None and question != digest_of_json(seen_of(verdict)):
             raise VerdictError(f"{path} changed since it was shown, so the decision of {who} does not count: look at it again and decide.")
         before = read_decisions(path)
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -100,7 +100,7 @@ def judge_phase_health(
     """Judge the training of a phase by its metrics, and write the verdict."""
     from phasewise.trainer.state import groups  # it imports jax
 
-    metrics = RunFolder.at(run.output).metrics
+    metrics = RunFolder(run.output).metrics
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
     verdict = judge_health(
         f"{run.recipe}/{run.scale}/{run.phase} training",

@@ -29,9 +29,9 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.report.export import export_phase
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from phasewise.trainer.model.hugging_face import read_folder
@@ -80,7 +80,7 @@ def run(home: Home, tokenizer: Path) -> RunConfig:
 def state(run: RunConfig) -> TrainState:
     rng = np.random.default_rng(3)
     state = jax.tree.map(lambda leaf: jnp.asarray(0.1 * rng.normal(size=leaf.shape), leaf.dtype), abstract_state(run, with_ema=True))
-    path = checkpoint_path(Path(run.output), run.stop_step)
+    path = RunFolder(run.output).checkpoint(run.stop_step)
     with Checkpoints(path.parent, run) as checkpoints:
         checkpoints.save(run.stop_step, state, {})
     result = {"checkpoint": str(path), "params_digest": params_digest(state.params), "run_digest": run.digest}
@@ -91,7 +91,7 @@ def state(run: RunConfig) -> TrainState:
 
 @pytest.fixture
 def checkpoint(run: RunConfig, state: TrainState) -> Path:
-    return checkpoint_path(Path(run.output), run.stop_step)
+    return RunFolder(run.output).checkpoint(run.stop_step)
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_the_mean_of_the_last_checkpoints_is_exported(export: Run, tmp_path: Pat
     assert refused.exit_code == 1
     assert "the last 2 checkpoints must end with the one of step 40" in as_written(refused)
     earlier = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == jnp.float32 else leaf, state)
-    path = checkpoint_path(Path(run.output), 35)
+    path = RunFolder(run.output).checkpoint(35)
     with Checkpoints(path.parent, run) as checkpoints:
         checkpoints.save(35, earlier, {})
     said = json.loads(export(tmp_path / "mean", "--weights", "average:2", "--json").stdout)

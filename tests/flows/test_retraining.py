@@ -22,8 +22,8 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, VerdictError
 from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 
 MARIN = load_recipe("marin-32b", "proxy")
@@ -104,7 +104,7 @@ def resolved_from(recipe: Recipe, home: Home) -> Resolved:
 def leave_trained(run: RunConfig, step: int, *, seconds: float = 0.1, ends: bool = True) -> None:
     output = Path(run.output)
     write_json(output / "run.json", run.model_dump(mode="json"))
-    write_json(checkpoint_path(output, step) / "digests.json", {"files": {}})
+    write_json(RunFolder(output).checkpoint(step) / "digests.json", {"files": {}})
     row = f'{{"step": 1, "tokens": 256, "step_seconds": {seconds}}}\n'
     (output / "metrics.jsonl").write_text(row * 3)
     if ends:
@@ -158,7 +158,7 @@ def test_a_half_trained_phase_is_work_too_if_it_has_a_whole_checkpoint(home: Hom
     (home.run("tiny-proxy", "ocelot") / "result.json").unlink()
     assert [one.phase for one in replaced(edited(save_ocelot_more_often), home)] == ["ocelot"]
     assert replaced(RECIPE, home) == ()
-    (checkpoint_path(home.run("tiny-proxy", "ocelot"), 52) / "digests.json").unlink()
+    (RunFolder(home.run("tiny-proxy", "ocelot")).checkpoint(52) / "digests.json").unlink()
     assert replaced(edited(save_ocelot_more_often), home) == ()
 
 

@@ -69,7 +69,7 @@ def write_sealed_home(root: Path) -> Sealed:
     run_name = resolved.recipe.run_name
     for phase in resolved.recipe.phases:
         run = resolved.run(phase)
-        folder = RunFolder.at(run.output)
+        folder = RunFolder(run.output)
         accepts = accepted_in(phase.name, resolved.recipe.accepts)
         judge_phase_health(run, phase.gates.health, home, accepts=accepts)
         evaluation, parent = read_sealed(folder.evaluation), parent_evaluation(resolved, phase)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.checkpoints.state import read_about, read_leaves
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
@@ -104,7 +104,7 @@ def long_run(make_run: MakeRun) -> MakeRun:
 
 def outcome(run: RunConfig, rows: list[Row]) -> dict[str, Any]:
     """All that must not depend on how often the run was stopped."""
-    last = checkpoint_path(run.output, STOP_STEP)
+    last = RunFolder(run.output).checkpoint(STOP_STEP)
     leaves = read_leaves(last, read_about(last)["leaves"], lambda _: None)
     return {
         "rows": rows,

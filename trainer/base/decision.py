@@ -124,8 +124,3 @@ def seen_of(verdict: Mapping[str, Any]) -> dict[str, str]:
             [key.rpartition("/")[2] if key.startswith("/") or "://" in key else key, digest] for key, digest in judged.items()
         )
     return {name: digest_of_json(value) for name, value in seen.items()}
-
-
-def question_of(verdict: Mapping[str, Any]) -> str:
-    """Return the digest of everything that people are shown of a verdict."""
-    return digest_of_json(seen_of(verdict))

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 
@@ -64,12 +64,9 @@ class VerdictError(PhasewiseError):
 class WaitsForPerson(VerdictError):
     """A verdict that a person may waive has no decision yet (`verdict` is its file)."""
 
-    def __init__(self, message: str, verdict: str) -> None:
-        super().__init__(message, verdict)
+    def __init__(self, message: str, verdict: str = "") -> None:  # unpickling gives only the message, and then sets the attribute
+        super().__init__(message)
         self.verdict = verdict
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class CheckpointError(PhasewiseError):
@@ -195,14 +192,16 @@ def storage_refusal(error: OSError, *places: str | Path | None) -> StorageError:
     """Describe a file system's error: the file, the free space if the disk is full, and the remedy."""
     known = [as_path(place) for place in (error.filename, *places) if isinstance(place, (str, Path)) and file_system_of(place) is None]
     number = error.errno or number_in(str(error))
-    place = min(known, key=_free_bytes) if error.filename is None and known and number in FULL else next(iter(known), None)
+    place = next(iter(known), None)
     remedy, reason = REMEDIES.get(number or 0, "Correct this"), _one_line(error.strerror or error)
     if number in FULL:
-        if error.filename is None and not (place and is_full(place)):
-            place = next(filter(is_full, (Path.cwd(), Path(tempfile.gettempdir()))), None)
+        if error.filename is None:
+            place = min(known, key=lambda one: _disk_at(one)[1], default=None)
+            if not (place and is_full(place)):
+                place = next(filter(is_full, (Path.cwd(), Path(tempfile.gettempdir()))), None)
         disk = "the error names no file: standard output may be one"
         if place:
-            mount = _existing(place)
+            mount = _disk_at(place)[0]
             usage = shutil.disk_usage(mount)
             while not os.path.ismount(mount) and mount != mount.parent:
                 mount = mount.parent
@@ -231,21 +230,17 @@ def number_in(text: str) -> int | None:
 
 def is_full(place: Path, needed_bytes: int = 2**16) -> bool:
     """Return whether the disk of a path has less room than the work needs."""
-    return _free_bytes(place) < needed_bytes
+    return _disk_at(place)[1] < needed_bytes
 
 
-def _free_bytes(place: Path) -> int:
-    try:
-        return shutil.disk_usage(_existing(place)).free
-    except OSError:
-        return 2**62
-
-
-def _existing(place: Path) -> Path:
+def _disk_at(place: Path) -> tuple[Path, int]:
+    """Return the nearest existing folder, and its free bytes, which are very many if the system does not say."""
     place = place.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return place
+    with suppress(OSError):
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        return place, shutil.disk_usage(place).free
+    return place, 2**62
 
 
 def _one_line(said: object) -> str:

@@ -50,13 +50,13 @@ def join_problems(error: ValidationError, of_field: Callable[[ErrorDetails], str
     """Join all problems in one line, without mere consequences of another problem. `of_field` writes one problem with its field."""
     write = of_field or (lambda item: f"{'.'.join(map(str, item['loc'])) or error.title}: {state_problem(item)}")
     items = error.errors()
-    places = [item["loc"] for item in items]
-
-    def follows(item: ErrorDetails) -> bool:
+    problems: dict[str, None] = {}
+    for item in items:
         at = item["loc"]
-        return item["type"] == "too_short" and any(len(place) > len(at) and place[: len(at)] == at for place in places)
-
-    return "; ".join(dict.fromkeys(write(item) for item in items if not follows(item)))
+        follows = item["type"] == "too_short" and any(len(one["loc"]) > len(at) and one["loc"][: len(at)] == at for one in items)
+        if not follows:
+            problems[write(item)] = None
+    return "; ".join(problems)
 
 
 def in_one_line(error: Exception) -> str:

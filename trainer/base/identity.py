@@ -7,7 +7,7 @@ reader also detects a swapped file. The digest of code keys caches, indexes, evi
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -133,36 +133,31 @@ def files_of(*code: ModuleType | str) -> set[Path]:
 def digest_of_source(path: Path) -> str:
     """Return the digest of a file's syntax tree. (`ast.dump` would print fields that not every version of Python has.)"""
     tree = ast.parse(path.read_bytes())
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and _is_ours(node)]
-    imported = sorted(f"{alias.name} as {alias.asname}" for node in imports for alias in node.names)
-    return digest_of_bytes("\n".join([*_walk(tree), *imported]).encode())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if node.level == 0 and str(node.module).split(".")[0] == NAME]
+    imported = sorted(f"{alias.name} as {alias.asname}" for node in ours for alias in node.names)
+    return digest_of_bytes("\n".join([*_walk(tree, set(ours)), *imported]).encode())
 
 
-def _walk(value: Any) -> Iterator[str]:
+def _walk(value: Any, left_out: Set[ast.AST]) -> Iterator[str]:
     if isinstance(value, ast.AST):
         yield f"({type(value).__name__}"
         for name, field in sorted(ast.iter_fields(value)):
             if name == "body" and isinstance(value, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                field = [statement for statement in field if not _is_docstring(statement)]
+                texts = [each for each in field if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
+                docstrings = [each for each in texts if isinstance(cast(ast.Constant, each.value).value, str)]
+                field = [statement for statement in field if statement not in docstrings]
             if isinstance(value, ast.JoinedStr):  # Python 3.12 ends some with an empty text
                 field = [part for part in field if not (isinstance(part, ast.Constant) and part.value == "")]
             if name not in NOT_CODE and not (name != "value" and field is None) and field != []:
                 yield f".{name}"
-                yield from _walk(field)
+                yield from _walk(field, left_out)
         yield ")"
     elif isinstance(value, list):
         yield "["
         for each in value:
-            if not _is_ours(each):
-                yield from _walk(each)
+            if each not in left_out:
+                yield from _walk(each, left_out)
         yield "]"
     else:
         yield f"{type(value).__name__} {value!r}"
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
-
-
-def _is_ours(node: Any) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.level == 0 and str(node.module).split(".")[0] == NAME

@@ -42,8 +42,8 @@ EventKind = Literal[
 class RunFolder:
     """Paths in the folder of one run, on this machine or on a store. Nothing is read or created."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: str | Path) -> None:
+        self.path = path = as_path(folder)
         self.run_file = path / RUN_NAME
         self.caches = path / CACHES_NAME
         self.metrics = path / METRICS_NAME
@@ -65,16 +65,6 @@ class RunFolder:
         self.roll_calls = path / ROLL_CALL_NAME  # a folder for each attempt
         self.tensorboard = path / "tensorboard"
         self.weights_and_biases = path / "wandb"
-
-    @classmethod
-    def at(cls, folder: str | Path) -> "RunFolder":
-        """Return the folder that `output` of a run names."""
-        return cls(as_path(folder))
-
-    @classmethod
-    def of_checkpoint(cls, checkpoint: str | Path) -> "RunFolder":
-        """Return the folder of the run that a checkpoint belongs to."""
-        return cls(as_path(checkpoint).parents[1])
 
     @property
     def compilation_cache(self) -> Path:
@@ -113,7 +103,7 @@ def append_event(folder: str | Path, kind: EventKind, step: int | None, text: st
     event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, "step": step, "text": text}
     line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
     with suppress(OSError):
-        number = os.open(RunFolder.at(folder).events, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        number = os.open(RunFolder(folder).events, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(number).st_size
             is_torn = size and os.pread(number, 1, size - 1) != b"\n"
@@ -124,7 +114,7 @@ def append_event(folder: str | Path, kind: EventKind, step: int | None, text: st
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """Return all whole events (`time`, `kind`, `step`, `text`), oldest first."""
-    path = RunFolder.at(folder).events
+    path = RunFolder(folder).events
     events: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with suppress(ValueError):

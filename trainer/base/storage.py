@@ -86,22 +86,17 @@ def parse_json(content: bytes | str, *, allows_nan: bool = False) -> Any:
         raise ValueError("expected UTF-8 without a byte order mark, found one: save the file without it")
     number = float if allows_nan else _finite
     try:
-        if _is_too_deep(text):
-            raise RecursionError
+        brackets = _NOT_BRACKETS.sub("", _STRINGS.sub("", text))
+        if brackets.count("[") + brackets.count("{") > MAX_DEPTH:
+            for _ in range(MAX_DEPTH):
+                before, brackets = brackets, brackets.replace("[]", "").replace("{}", "")
+                if not brackets or brackets == before:  # the rest is not JSON, and the parser reports the position
+                    break
+            else:
+                raise RecursionError
         return json.loads(text, object_pairs_hook=_unique_names, parse_int=_in_64_bits, parse_float=number, parse_constant=number)
     except RecursionError:
         raise ValueError(f"expected at most {MAX_DEPTH} levels of lists and objects, found more") from None
-
-
-def _is_too_deep(text: str) -> bool:
-    brackets = _NOT_BRACKETS.sub("", _STRINGS.sub("", text))
-    if brackets.count("[") + brackets.count("{") <= MAX_DEPTH:
-        return False
-    for _ in range(MAX_DEPTH):
-        before, brackets = brackets, brackets.replace("[]", "").replace("{}", "")
-        if not brackets or brackets == before:  # the rest is not JSON, and the parser reports the position
-            return False
-    return True
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -160,7 +155,7 @@ def writing(url: str | Path) -> Iterator[BinaryIO]:
         with tempfile.TemporaryFile(prefix="phasewise-") as staged:
             yield cast(BinaryIO, staged)
             staged.flush()
-            _put(*store, staged)
+            _upload(*store, staged)
         return
     target = as_path(url)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -200,18 +195,29 @@ def put_file(path: Path, url: str | Path) -> None:
     store = file_system_of(url)
     assert store is not None, "for a store"
     with open(path, "rb") as file:
-        _put(*store, file)
+        _upload(*store, file)
 
 
-def _put(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
-    try:
-        _put_once(file_system, name, staged)
-    except FileNotFoundError:
-        raise  # the bucket does not exist: a second request does not help
-    except Exception:  # each store has other error types
+def _upload(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
+    path = f"/dev/fd/{staged.fileno()}"
+    size = os.fstat(staged.fileno()).st_size
+    for is_last in (False, True):
         try:
-            _put_once(file_system, name, staged)
-        except Exception as error:
+            if "gs" not in file_system.protocol:
+                file_system.put_file(path, name)
+            elif size >= PUT_CHUNK_BYTES:
+                file_system.put_file(path, name, chunksize=PUT_CHUNK_BYTES)
+            else:
+                staged.seek(0)
+                content = staged.read()
+                options: dict[str, Any] = {"chunksize": size} if (b"--==0==" in content or content.endswith(b"\r")) else {}
+                file_system.pipe_file(name, content, **options)
+            return
+        except Exception as error:  # each store has other error types
+            if not is_last:
+                if isinstance(error, FileNotFoundError):
+                    raise  # the bucket does not exist: a second request does not help
+                continue
             from gcsfs.retry import ChecksumError
 
             url = file_system.unstrip_protocol(name)
@@ -219,20 +225,6 @@ def _put(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
                 with cleaning_up(url):
                     file_system.rm_file(name)
             raise OSError(f"{url}: the store did not take the file, also when asked again: {error}") from error
-
-
-def _put_once(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
-    path = f"/dev/fd/{staged.fileno()}"
-    size = os.fstat(staged.fileno()).st_size
-    if "gs" not in file_system.protocol:
-        file_system.put_file(path, name)
-    elif size >= PUT_CHUNK_BYTES:
-        file_system.put_file(path, name, chunksize=PUT_CHUNK_BYTES)
-    else:
-        staged.seek(0)
-        content = staged.read()
-        options: dict[str, Any] = {"chunksize": size} if (b"--==0==" in content or content.endswith(b"\r")) else {}
-        file_system.pipe_file(name, content, **options)
 
 
 class StoreEntry(NamedTuple):

@@ -3,6 +3,7 @@
 Checkpoint N is the state after N updates. See `trainer.checkpoints.state` for its content, and `trainer.checkpoints.files` for its commit.
 """
 
+import os
 import shutil
 import sys
 import time
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver, refusal_of
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
-from phasewise.trainer.base.storage import cleaning_up
+from phasewise.trainer.base.storage import as_path, cleaning_up
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import (
     UNCOMMITTED,
@@ -34,7 +35,7 @@ from phasewise.trainer.checkpoints.files import (
     saved_steps,
     write_digests,
 )
-from phasewise.trainer.checkpoints.shards import build_writer, checkpoint_store, upload_shards
+from phasewise.trainer.checkpoints.shards import build_writer, upload_shards
 from phasewise.trainer.checkpoints.state import (
     ABOUT,
     MAX_NAMED,
@@ -48,11 +49,12 @@ from phasewise.trainer.checkpoints.state import (
     types_of,
 )
 from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_rate_at
-from phasewise.trainer.config.run import NOTHING, Difference, bound_by_checkpoint, differences_between
+from phasewise.trainer.config.run import MAY_CHANGE, NOTHING, Difference, differences_between, without_fields
 from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
 from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
-from phasewise.trainer.process.lease import Alone, no_check
+from phasewise.trainer.process.lease import Alone
+from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
 from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, skipped_steps_in
 from phasewise.trainer.state import TrainState, init_state
 
@@ -62,8 +64,8 @@ NONE_SAVED, NONE_WHOLE = -1, -2
 _SEGMENTS = TypeAdapter(tuple[LearningRateSegment, ...])
 
 
-class Checkpoints:
-    """The checkpoints of one run, in `folder`. Use it as a context: leaving it waits for the last save.
+class Checkpoints(AbstractContextManager["Checkpoints"]):
+    """The checkpoints of one run, in `folder`. Leaving the context waits for the last save.
 
     Args:
         clock: returns seconds, for saves by minutes.
@@ -78,7 +80,7 @@ class Checkpoints:
         run: RunConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        check: Callable[[], None] = no_check,
+        check: Callable[[], None] = lambda: None,
         alone: Alone = nullcontext,
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
@@ -87,15 +89,13 @@ class Checkpoints:
         self._clock, self._check, self._alone, self._watch = clock, check, alone, watch
         self._saved_at = clock()
         self._damaged: set[int] = set()
-        self._store = checkpoint_store()
+        url = os.environ.get(CHECKPOINT_STORE_VARIABLE)
+        self._store = as_path(url) if url and jax.process_count() > 1 else None  # for shards, if the processes share no folder
         self._has_folder = is_first() or self._store is not None
         self._writer = build_writer(has_shared_folder=self._store is None)
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._copy: Leaves | None = None
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -112,8 +112,7 @@ class Checkpoints:
         if policy.every_minutes is None:
             return False
         is_free = self._writing is None or self._writing.done()
-        is_time = is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes
-        return decided_by_first("save", step, is_time)
+        return decided_by_first("save", step, is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes)
 
     def forget_given_up(self, skipped_steps: SkippedSteps) -> None:
         """Delete the checkpoints of updates that were rolled back."""
@@ -155,7 +154,7 @@ class Checkpoints:
         """
         if jax.process_count() > 1:
             return step
-        path = RunFolder.at(self._run.output).metrics
+        path = RunFolder(self._run.output).metrics
         rows = read_metrics(path)
         reached = whole_through(rows, self._run.start_step, skipped_steps)
         found: int | None = step
@@ -275,7 +274,7 @@ def _agreed(value: int) -> int:
 
 def check_rows(run: RunConfig, skipped_steps: SkippedSteps) -> None:
     """Raise `CheckpointError` if the metrics of a finished training lack rows."""
-    reached = whole_through(read_metrics(RunFolder.at(run.output).metrics), run.start_step, skipped_steps)
+    reached = whole_through(read_metrics(RunFolder(run.output).metrics), run.start_step, skipped_steps)
     if reached != run.stop_step:
         raise CheckpointError(
             f"{run.output}/{METRICS_NAME}: expected a row of each step up to {run.stop_step}, found no readable row of step {reached + 1}. "
@@ -285,22 +284,29 @@ def check_rows(run: RunConfig, skipped_steps: SkippedSteps) -> None:
 
 def check_resume(run: RunConfig) -> None:
     """Raise `CheckpointError` if the newest checkpoint of a run was trained with other settings. Print fields that can't be compared."""
-    folder = RunFolder.at(run.output).checkpoints
+    folder = RunFolder(run.output).checkpoints
     for path in (folder / str(step) for step in reversed(saved_steps(folder))):
         files = committed_files(path)
         items = () if isinstance(files, str) else files.items()
         record = {path / name: digest for name, (_, digest) in items if name.startswith(f"{ABOUT}/")}
         if record and all(name.is_file() and digest_of_file(name) == digest for name, digest in record.items()):
             saved = read_about(path)["run"]
-            check_same_run(path, saved, run)
-            if unknown := [one.field for one in _compared(saved, run)[1]]:
+            if unknown := check_same_run(path, saved, run):
                 _say(f"{path} was written by another version of the code: {name_some(unknown, MAX_NAMED, ', ')} cannot be compared")
             return
 
 
-def check_same_run(path: Path, saved: Any, run: RunConfig) -> None:
-    """Raise `CheckpointError` if the run `saved` in a checkpoint has other settings than `run`."""
-    found, before = _compared(saved, run)[0], tuple[LearningRateSegment, ...]()
+def check_same_run(path: Path, saved: Any, run: RunConfig) -> list[str]:
+    """Raise `CheckpointError` if the run `saved` in a checkpoint has other settings than `run`. Return fields that can't be compared."""
+    wanted, unknown = without_fields(run.model_dump(mode="json"), MAY_CHANGE), list[str]()
+    try:
+        known = without_fields(RunConfig.model_validate(saved).model_dump(mode="json"), MAY_CHANGE)
+        found = list(differences_between(known, wanted))
+    except ValidationError:
+        every = list(differences_between(without_fields(saved if isinstance(saved, dict) else {}, MAY_CHANGE), wanted))
+        found = [one for one in every if NOTHING not in (one.before, one.now)]
+        unknown = [one.field for one in every if NOTHING in (one.before, one.now)]
+    before = tuple[LearningRateSegment, ...]()
     with suppress(ValidationError, KeyError):  # of another version
         before = _SEGMENTS.validate_python(saved["learning_rate"] if isinstance(saved, Mapping) else ())
     for update in range(run.start_step, int(path.name)) if before else ():  # equal schedules may have different segments
@@ -314,14 +320,4 @@ def check_same_run(path: Path, saved: Any, run: RunConfig) -> None:
             f"{path} was trained with other settings: {named}. Restore the checkpoint's values in run.json, or move {run.output} away to "
             "restart the phase."
         )
-
-
-def _compared(saved: Any, run: RunConfig) -> tuple[list[Difference], list[Difference]]:
-    now = bound_by_checkpoint(run.model_dump(mode="json"))
-    try:
-        before = RunConfig.model_validate(saved).model_dump(mode="json")
-    except ValidationError:
-        found = list(differences_between(bound_by_checkpoint(saved if isinstance(saved, dict) else {}), now))
-        unknown = [one for one in found if NOTHING in (one.before, one.now)]
-        return [one for one in found if one not in unknown], unknown
-    return list(differences_between(bound_by_checkpoint(before), now)), []
+    return unknown

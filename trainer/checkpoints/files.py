@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.metrics import read_metrics, rows_digest
 
@@ -20,11 +19,6 @@ UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
 DIGESTING_THREADS = 8
 Digests = Mapping[str, tuple[int, str]]
 """Name of a file below the checkpoint → its size in bytes and its SHA-256."""
-
-
-def checkpoint_path(run_folder: str | Path, step: int) -> Path:
-    """Return the folder of the checkpoint of a step."""
-    return RunFolder.at(run_folder).checkpoint(step)
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -61,8 +55,12 @@ def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequenc
     wanted = committed_files(checkpoint)
     if isinstance(wanted, str):
         return wanted
-    if damage := _missing_or_cut(checkpoint, wanted):
-        return damage
+    for name, (size, _) in wanted.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"is damaged: {name} is missing"
+        if path.stat().st_size != size:
+            return f"is damaged: {name} has {path.stat().st_size} bytes, not {size}"
     if changed is not None:
         found = changed({name: digest for name, (_, digest) in wanted.items()})
         return f"is damaged: {found[0]} has other bytes than were written" if found else None
@@ -76,8 +74,7 @@ def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequenc
 
 def has_its_files(checkpoint: Path) -> bool:
     """Return whether all listed files exist in their sizes. A checkpoint with an unreadable list is damaged, but lacks no files."""
-    wanted = committed_files(checkpoint)
-    return isinstance(wanted, str) or _missing_or_cut(checkpoint, wanted) is None
+    return isinstance(committed_files(checkpoint), str) or find_damage(checkpoint, lambda _: ()) is None
 
 
 def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
@@ -97,16 +94,6 @@ def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:
         return {name: (int(said["size_bytes"]), str(said["sha256"])) for name, said in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"is damaged: its {DIGESTS_NAME} does not read"
-
-
-def _missing_or_cut(checkpoint: Path, wanted: Mapping[str, tuple[int, str]]) -> str | None:
-    for name, (size, _) in wanted.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"is damaged: {name} is missing"
-        if path.stat().st_size != size:
-            return f"is damaged: {name} has {path.stat().st_size} bytes, not {size}"
-    return None
 
 
 def remove_checkpoint(checkpoint: Path) -> None:

@@ -23,7 +23,6 @@ from phasewise.trainer.checkpoints.state import (
     LeafTypes,
     Leaves,
     check_whole,
-    first_device,
     leaves_of,
     placed,
     read_about,
@@ -51,7 +50,7 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     """
     if run.start is None and shardings is None:
         # on the device like a restored state: else a restart compiles another program for the step
-        return jax.device_put(init_state(run), first_device())
+        return jax.device_put(init_state(run), jax.local_devices()[0])
     if run.start is None:
         return jax.jit(lambda: init_state(run), out_shardings=shardings)()
     template = jax.eval_shape(lambda: init_state(run))
@@ -62,13 +61,10 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     for checkpoint in sorted({origin for origin in origins.values() if origin is not None}):
         leaves |= read_leaves(Path(checkpoint), [name for name, origin in origins.items() if origin == checkpoint], place)
     fresh = [name for name, origin in origins.items() if origin is None]
-    names = [name for name in fresh if not name.startswith("ema.")]
-
-    def make() -> Leaves:
-        made = leaves_of(init_state(run))
-        return {name: made[name] for name in names}  # the other leaves are not computed
-
-    leaves |= jax.jit(make, out_shardings={name: place(name) for name in names})() if names else {}
+    made = {name: place(name) for name in fresh if not name.startswith("ema.")}
+    if made:  # the other leaves are not computed
+        initial = jax.jit(lambda: {name: leaf for name, leaf in leaves_of(init_state(run)).items() if name in made}, out_shardings=made)
+        leaves |= initial()
     averages = {name: leaves["params." + name.removeprefix("ema.")] for name in fresh if name.startswith("ema.")}
     return tree_like(template, leaves | {name: jnp.copy(weight) for name, weight in averages.items()})  # a step donates both
 
@@ -87,7 +83,11 @@ def _origins(run: RunConfig, wanted: LeafTypes) -> dict[str, str | None]:
                 f"found {digest[:12]}. Run the recipe again."
             )
         found[checkpoint] = read_about(Path(checkpoint))["leaves"]
-    there = {part for name in wanted for part in _parts(name)}
+    parts: dict[str, tuple[str, ...]] = {}  # of each leaf, the narrowest first
+    for name in wanted:
+        field = name.split(".", 1)[0]
+        parts[name] = ("qk_norm", field) if name.rsplit(".", 1)[-1] in QK_NORM_WEIGHTS else (field,)
+    there = {part for of_leaf in parts.values() for part in of_leaf}
     declared = [*start.fresh, *(graft.part for graft in start.graft)]
     problems = [f"{part!r} is declared, and the phase's state has no such part: take it out" for part in declared if part not in there]
     twice = sorted({part for part in declared if declared.count(part) > 1})
@@ -95,32 +95,19 @@ def _origins(run: RunConfig, wanted: LeafTypes) -> dict[str, str | None]:
     places: dict[str, str | None] = {graft.part: graft.checkpoint for graft in start.graft} | dict.fromkeys(start.fresh)
     origins: dict[str, str | None] = {}
     for name, kind in wanted.items():
-        parts = _parts(name)
-        origin = origins[name] = next((places[part] for part in parts if part in places), start.checkpoint)
+        origin = origins[name] = next((places[part] for part in parts[name] if part in places), start.checkpoint)
         if origin is None or (saved := found[origin].get(name)) == kind:
             continue
-        part = next((part for part in parts if part in DECLARABLE), None)
+        part = next((part for part in parts[name] if part in DECLARABLE), None)
         todo = f"declare {part!r} in the hand-off's `fresh`, or graft it" if part else "the model must have the parent's weights"
         problems.append(f"{name} is {type_in_words(saved)} in {origin}, not {type_in_words(kind)}: {todo}")
-    kept, dropped = {_group(name) for name in wanted}, list[str]()
-    for name in found[start.checkpoint].keys() - wanted.keys():
+    for name in sorted(found[start.checkpoint].keys() - wanted.keys()):
         field = name.split(".", 1)[0]
-        let_go = field in ("ema", "rolling", "balancing") and _group(name) not in kept
+        group = ".".join(name.split(".")[: 2 if field == "rolling" else 1])
+        let_go = field in ("ema", "rolling", "balancing") and not any(f"{kept}.".startswith(f"{group}.") for kept in wanted)
         if not let_go and field not in declared:
-            part = field if field in DECLARABLE else None
-            todo = f"declare {part!r} in the hand-off's `fresh`" if part else "a phase cannot leave out weights"
-            dropped.append(f"{name} of {start.checkpoint} would be dropped: {todo}")
-    problems += sorted(dropped)
+            todo = f"declare {field!r} in the hand-off's `fresh`" if field in DECLARABLE else "a phase cannot leave out weights"
+            problems.append(f"{name} of {start.checkpoint} would be dropped: {todo}")
     if problems:
         raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {name_some(problems, MAX_NAMED, '; ')}.")
     return origins
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a leaf, the narrowest first."""
-    field = name.split(".", 1)[0]
-    return ("qk_norm", field) if name.rsplit(".", 1)[-1] in QK_NORM_WEIGHTS else (field,)
-
-
-def _group(name: str) -> str:
-    return ".".join(name.split(".")[: 2 if name.startswith("rolling.") else 1])

@@ -7,7 +7,6 @@ over the files of all hosts, so a host would need access to all files.
 import itertools
 import json
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +15,10 @@ import jax
 import orbax.checkpoint as ocp
 
 from phasewise.trainer.base.errors import StorageError, TrainingError
-from phasewise.trainer.base.storage import as_path, put_file, read_json
+from phasewise.trainer.base.storage import put_file, read_json
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import DIGESTING_THREADS, Digests, digests_here
 from phasewise.trainer.process.distributed import coordinator_client
-from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
 
 STATE, ARRAY_NAME = "state", ".zarray"
 """Orbax writes the shape of a leaf next to its shards, on the first host only."""
@@ -28,12 +26,6 @@ EXCHANGE_SECONDS = 300
 """The limit for waiting until the slowest host has uploaded its files."""
 MAX_NAMED = 3
 _exchanges = itertools.count()
-
-
-def checkpoint_store() -> Path | None:
-    """Return the folder for uploaded shards, or None if all processes share the run's folder."""
-    url = os.environ.get(CHECKPOINT_STORE_VARIABLE)
-    return as_path(url) if url and jax.process_count() > 1 else None
 
 
 def build_writer(*, has_shared_folder: bool) -> ocp.AsyncCheckpointer:

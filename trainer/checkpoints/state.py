@@ -133,14 +133,9 @@ def type_in_words(leaf: Mapping[str, Any] | None) -> str:
     return f"{leaf['dtype']}{leaf['shape']}" if leaf else "nothing"
 
 
-def first_device() -> jax.sharding.Sharding:
-    """Return the default sharding of a leaf."""
-    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-
 def placed(shardings: Any | None) -> Callable[[str], jax.sharding.Sharding]:
     """Return the sharding of each leaf by name. Leaves without a sharding are on the first device."""
-    here = first_device()
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     by_name = {} if shardings is None else leaves_of(shardings)
     return lambda name: by_name.get(name, here)
 

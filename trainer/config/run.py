@@ -194,7 +194,7 @@ class RunConfig(Frozen):
     def decisive(self) -> dict[str, Any]:
         """The content of the digest: every setting that decides the weights, and the content of each cache, without paths."""
         paths = [path for path in MAY_CHANGE if path.partition(".")[0] not in BIND_THE_RESULT]
-        return {**_without(self.model_dump(mode="json"), paths), "caches": {name: self.cache_name(name) for name in self.caches}}
+        return {**without_fields(self.model_dump(mode="json"), paths), "caches": {name: self.cache_name(name) for name in self.caches}}
 
     @property
     def digest_with_places(self) -> str:
@@ -265,11 +265,6 @@ class Difference(NamedTuple):
         return f"{self.field}: {self.before} → {self.now}"
 
 
-def bound_by_checkpoint(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run as JSON, without the fields that may change in a resume."""
-    return _without(settings, MAY_CHANGE)
-
-
 def without_added(settings: Any) -> Any:
     """Return settings as JSON, without the fields of `ADDED_LATER` that have the value of earlier runs."""
     if isinstance(settings, dict):
@@ -299,7 +294,8 @@ def differences_between(before: Any, now: Any, field: str = "") -> Iterator[Diff
         yield Difference(field, *(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …" for text in words))
 
 
-def _without(settings: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+def without_fields(settings: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """Return settings as JSON without the fields at these paths, such as `execution.mesh` or `start.graft[].checkpoint`."""
     kept = dict(settings)
     for path in paths:
         name, _, below = path.partition(".")
@@ -307,9 +303,9 @@ def _without(settings: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any
         if not below:
             kept.pop(name, None)
         elif is_list and isinstance(kept.get(name), list):
-            kept[name] = [_without(item, [below]) for item in kept[name]]
+            kept[name] = [without_fields(item, [below]) for item in kept[name]]
         elif isinstance(kept.get(name), dict):
-            kept[name] = _without(kept[name], [below])
+            kept[name] = without_fields(kept[name], [below])
             if not kept[name]:
                 del kept[name]
     return kept

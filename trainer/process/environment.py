@@ -165,7 +165,7 @@ def note_conditions(
 
     if jax.process_index():
         return None
-    folder, device = RunFolder.at(run.output), jax.devices()[0]
+    folder, device = RunFolder(run.output), jax.devices()[0]
     before = read_conditions(folder.path)
     now = conditions_of(os.environ, platform_name=device.platform, device=device.device_kind, processes=jax.process_count())
     if before == now:

@@ -70,10 +70,6 @@ class Lease:
             yield
 
 
-def no_check() -> None:
-    """Check nothing, for a writer without competitors."""
-
-
 @contextmanager
 def only_one_trainer(folder: Path) -> Iterator[Lease]:
     """Hold the run's folder, or raise `TrainingError` if another trainer is alive, or is frozen during a write."""

@@ -79,7 +79,7 @@ def meet(run: RunConfig, index: int, count: int, environment: Mapping[str, str],
     launch = environment.get(LAUNCH_VARIABLE)
     if not launch or count == 1:
         return
-    folder = as_path(environment.get(RENDEZVOUS_VARIABLE) or RunFolder.at(run.output).roll_calls / launch)
+    folder = as_path(environment.get(RENDEZVOUS_VARIABLE) or RunFolder(run.output).roll_calls / launch)
     write_json(folder / f"{index}.json", present(run, count, environment).model_dump())
     names = environment.get(HOSTS_VARIABLE, "").split(",")
     found: dict[int, Presence] = {}

@@ -318,7 +318,7 @@ def segments_of(run: RunConfig) -> list[SliceSegment]:
 
 
 def train_here(run: RunConfig) -> int:
-    file = RunFolder.at(run.output).run_file
+    file = RunFolder(run.output).run_file
     write_json(file, run.model_dump(mode="json"))
     return main([str(file)])
 
@@ -353,7 +353,7 @@ def test_a_segment_whose_checkpoint_is_not_there_is_trained_again(build_run: Bui
         lives.append(RunConfig.model_validate(read_sealed(run_file)).until_step)
         if len(lives) == 1:
             return ExitCode.MOVES
-        write_json(RunFolder.at(run.output).result, {})
+        write_json(RunFolder(run.output).result, {})
         return ExitCode.DONE
 
     start_instead(monkeypatch, end)

@@ -60,7 +60,7 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
     kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/{kind}"), RUN_NAME)
     verdict = str(kept.work / "verdicts" / RUN_NAME / PHASE / "data.json")
     run = short(build_run(PHASE)).but(execution=ON_TWO, output=str(kept.work / "runs" / RUN_NAME / PHASE), verdict=verdict)
-    folder, gates, lost = RunFolder.at(run.output), tmp_path / "gates", list[int]()
+    folder, gates, lost = RunFolder(run.output), tmp_path / "gates", list[int]()
     gates.mkdir()
     gate(gates, LOST_AT).touch()
 

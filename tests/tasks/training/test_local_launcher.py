@@ -218,7 +218,7 @@ def written(folder: Path, **execution: object) -> Path:
     phase = recipe.phases[0]
     run = build_run_of_recipe(recipe, phase, Home.open(str(folder)), dict.fromkeys(phase.components, Path("nowhere")))
     made = run.but(execution=Execution.model_validate({**run.execution.model_dump(), **execution}))
-    write_json(RunFolder.at(run.output).run_file, made.model_dump(mode="json"))
+    write_json(RunFolder(run.output).run_file, made.model_dump(mode="json"))
     return Path(run.output)
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.trainer.base.decision import Decision, Decisions, Ruling, decision_path, question_of, ruling_at, ruling_of, seen_of
+from phasewise.trainer.base.decision import Decision, Decisions, Ruling, decision_path, ruling_at, ruling_of, seen_of
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.identity import write_sealed
 
@@ -95,14 +95,14 @@ def test_a_decision_is_void_once_anything_that_was_seen_changes(field: str, valu
     ruling = ruling_of(now, decided(seen, approves=approves))
     assert (ruling.state, ruling.decision) == ("waits", None)
     assert ruling.void.endswith(f"That was decided of another verdict: {field} changed since")
-    assert question_of(now) != question_of(seen)
+    assert seen_of(now) != seen_of(seen)
 
 
 def test_where_a_home_lies_is_nothing_that_was_seen():
     seen = {**verdict(FALL), "judged": {"/here/runs/metrics.jsonl": "a" * 64, "b": "c" * 64}}
     moved = {**seen, "judged": {"gs://bucket/runs/metrics.jsonl": "a" * 64, "b": "c" * 64}, "evidence": "/there"}
-    assert question_of(moved) == question_of(seen)
-    assert question_of({**seen, "judged": {"/here/runs/metrics.jsonl": "c" * 64, "b": "a" * 64}}) != question_of(seen)
+    assert seen_of(moved) == seen_of(seen)
+    assert seen_of({**seen, "judged": {"/here/runs/metrics.jsonl": "c" * 64, "b": "a" * 64}}) != seen_of(seen)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"latest": {"approves": true}}', '{"approves": true}'])

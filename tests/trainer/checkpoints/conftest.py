@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.state import TrainState, abstract_state, params_digest
 from tests.trainer.conftest import MakeRun
@@ -84,7 +84,7 @@ def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..
     def make(seed: int = 0, **kind: Any) -> Parent:
         run = build(**kind)
         state = random_state(run, seed)
-        path = checkpoint_path(tmp_path_factory.mktemp("parent"), 24)
+        path = RunFolder(tmp_path_factory.mktemp("parent")).checkpoint(24)
         with Checkpoints(path.parent, run) as checkpoints:
             checkpoints.save(24, state, {})
         return Parent(path, state)

@@ -15,8 +15,8 @@ import pytest
 
 from phasewise.trainer import recorder
 from phasewise.trainer.base.errors import ConfigError, ExitCode
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
-from phasewise.trainer.checkpoints.files import checkpoint_path
 from phasewise.trainer.checkpoints.state import read_params
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
@@ -175,7 +175,7 @@ def test_two_processes_train_what_one_trains(make_run: MakeRun, start_on: StartO
     run = run_on(make_run, "two of four", replica=2, fsdp=4)
     assert [process.wait() for process in start_on(run, 2)] == [0, 0], logs(run)
     assert_nearly_equal(rows_of(run), straight)
-    weights = params_digest(read_params(checkpoint_path(run.output, 8), run.model))
+    weights = params_digest(read_params(RunFolder(run.output).checkpoint(8), run.model))
     assert read_json(Path(run.output) / "result.json")["params_digest"] == weights
 
 
@@ -189,7 +189,7 @@ def test_a_sigterm_to_one_stops_both_and_the_run_goes_on_on_another_mesh(
     assert [first.wait(), second.wait()] == [75, 75], logs(run)
     stopped = last_step(run)
     assert 1 <= stopped < 8
-    assert (checkpoint_path(run.output, stopped) / "about").exists()
+    assert (RunFolder(run.output).checkpoint(stopped) / "about").exists()
     moved = run_on(make_run, "moved", fsdp=2, tensor=2, context=2)
     assert [process.wait() for process in start_on(moved, 1)] == [0], logs(moved)
     assert_nearly_equal(rows_of(moved), straight)
