@@ -7,6 +7,7 @@ After a deadline the process exits. It holds the presence file of its flow run b
 import os
 import runpy
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,7 +16,7 @@ from phasewise.flows.prefect.access import hide_from_children
 from phasewise.flows.prefect.stale_runs import stay_present
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import AlreadyHeld
-from phasewise.trainer.process.child_process import collect_rarely, wait_for_end_of_input
+from phasewise.trainer.process.child_process import collect_rarely
 from phasewise.trainer.process.signals import stop_seconds
 
 REPORT_SECONDS = 10.0
@@ -36,7 +37,8 @@ def main() -> None:
 
 
 def _end_with_standard_input() -> None:
-    wait_for_end_of_input()
+    while os.read(sys.stdin.fileno(), 1):  # unbuffered, because a locked buffer would break the interpreter's exit
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(stop_seconds() + REPORT_SECONDS)
     os._exit(1)

@@ -10,7 +10,7 @@ from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
+from phasewise.trainer.data.packing import ComponentRows, DrawnRows, RowRule
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
@@ -69,7 +69,7 @@ def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> Non
         if packed is None:
             found, unit = read_manifest(component.train.folder).tokens, "tokens"
         else:
-            rows = RowsOfTokens(TokenCache.open(component.train.folder), packed.packing, packed.model.seq_len)
+            rows = ComponentRows(TokenCache.open(component.train.folder), RowRule(packed.packing), packed.model.seq_len)
             found, unit = rows.num_rows, f"rows of {packed.name}"
         if found < drawn:
             ratios.append(drawn / max(found, 1))

@@ -27,7 +27,7 @@ from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.document_index import DocumentIndex
 from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, changed_since, compared_by, packing_of
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
-from phasewise.trainer.data.packing import RowsOfTokens
+from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
 from phasewise.trainer.skipped_steps import NOTHING, SkippedSteps, read_skipped_steps
 
@@ -54,7 +54,7 @@ class TracedPhase:
     stop_step: int
     order: TracedOrder
     trained: TrainedOrder
-    rows: Mapping[Component, RowsOfTokens]
+    rows: Mapping[Component, ComponentRows]
 
     @property
     def seq_len(self) -> int:
@@ -170,7 +170,7 @@ def _was_trained_on(resolved: Resolved, name: Component, folder: Path) -> bool:
 def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[Component, DocumentIndex]) -> TracedPhase:
     schedule = resolved.recipe.mixture_schedule(phase)
     drawn = schedule.realised(phase.start_step, stop_step)
-    laid = {name: RowsOfTokens(indices[name].cache, phase.packing, phase.model.seq_len, indices[name]) for name in drawn}
+    laid = {name: ComponentRows(indices[name].cache, RowRule(phase.packing), phase.model.seq_len, indices[name]) for name in drawn}
     rows = {name: of_tokens.num_rows for name, of_tokens in laid.items()}
     for name, count in rows.items():
         if not count:

@@ -27,7 +27,7 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.checkpoints.state import average_of_last, kept_steps, last_steps, read_about, read_params, saved_params_digest
 from phasewise.trainer.config import Component, ModelConfig, RunConfig
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import counted
+from phasewise.trainer.data.manifest import counted_in_rows
 from phasewise.trainer.model.params import Params
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def read_conversations(name: Component, folder: Path, seq_len: int, *, max_token
     start = 0
     for document in cache.documents():
         tokens = document.tokens[:seq_len]
-        is_answer = counted(spans, start, len(tokens))
+        is_answer = counted_in_rows(spans, np.array([start]), len(tokens))[0]
         is_answer[:1] = False  # the first token has no context
         if is_answer.any():
             end = int(np.flatnonzero(is_answer)[-1]) + 1

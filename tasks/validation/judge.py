@@ -19,7 +19,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import Manifest, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.packing import DrawnRows, RowsOfTokens
+from phasewise.trainer.data.packing import ComponentRows, DrawnRows, RowRule
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.evidence.caches import cache_evidence, differences_evidence
 from phasewise.validations.evidence.health.evidence import health_evidence
@@ -122,6 +122,6 @@ def epochs_of(drawn: Iterable[DrawnRows], folder: Path) -> float:
     for one in drawn:
         rows = cache.manifest.tokens / one.seq_len
         if one.packing != "chunk":
-            rows = RowsOfTokens(cache, one.packing, one.seq_len).num_rows
+            rows = ComponentRows(cache, RowRule(one.packing), one.seq_len).num_rows
         epochs += one.sequences / rows if rows else 0.0
     return epochs

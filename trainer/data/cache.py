@@ -3,10 +3,11 @@
 import mmap
 import os
 import resource
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from fsspec import AbstractFileSystem
 from jaxtyping import Int
 
 from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import check_file
 from phasewise.trainer.base.storage import as_path, file_system_of
-from phasewise.trainer.data.manifest import SPAN_BYTES, Manifest, read_manifest, read_spans
+from phasewise.trainer.data.manifest import SPAN, SPAN_BYTES, Manifest, read_manifest
 
 MAX_OPEN_SHARDS = 4096
 MERGE_GAP_BYTES = 2**16
@@ -80,6 +82,10 @@ class TokenCache:
     starts: np.ndarray
     """Token offset at which each shard starts, and the total at the end."""
     maps: ShardMaps
+    store: AbstractFileSystem | None
+    files: tuple[str, ...]
+    """The shards' files: paths on this machine, or names on the store."""
+    dtype: np.dtype
 
     @classmethod
     def open(cls, folder: str | Path, maps: ShardMaps | None = None) -> "TokenCache":
@@ -98,25 +104,14 @@ class TokenCache:
                 raise DataError(
                     f"{folder / name}: the manifest says {expected} bytes, found {found}. Delete {folder} and prepare the data again."
                 )
-        return cls(folder, manifest, starts, maps or build_maps())
+        store, name = file_system_of(folder) or (None, folder)
+        files = tuple(f"{name}/{shard.name}.bin" for shard in manifest.shards)
+        return cls(folder, manifest, starts, maps or build_maps(), store, files, np.dtype(manifest.dtype).newbyteorder("<"))
 
-    @cached_property
-    def _store(self) -> tuple[AbstractFileSystem, str] | None:
-        return file_system_of(self.folder)
-
-    @cached_property
+    @property
     def is_local(self) -> bool:
         """Whether the files are on this machine."""
-        return self._store is None
-
-    @cached_property
-    def _names(self) -> list[str]:
-        folder = self.folder if self._store is None else self._store[1]
-        return [f"{folder}/{shard.name}.bin" for shard in self.manifest.shards]
-
-    @cached_property
-    def _dtype(self) -> np.dtype:
-        return np.dtype(self.manifest.dtype).newbyteorder("<")
+        return self.store is None
 
     def num_rows(self, seq_len: int) -> int:
         """Return the number of whole rows of `seq_len` tokens, without the tail."""
@@ -134,9 +129,10 @@ class TokenCache:
         offsets = np.asarray(numbers, np.int64) * seq_len
         shards = np.searchsorted(self.starts, offsets, side="right") - 1
         for shard in np.unique(shards).tolist() if self.is_local else ():
-            self._map(shard).announce((offsets[shards == shard] - self.starts[shard]).tolist(), seq_len)
-        if self.is_local and len(self.manifest.shards) == 1:
-            out[places] = self._map(0).tokens[: self.num_rows(seq_len) * seq_len].reshape(-1, seq_len)[numbers]
+            self.maps(self.files[shard], self.dtype).announce((offsets[shards == shard] - self.starts[shard]).tolist(), seq_len)
+        if self.is_local and len(self.files) == 1:
+            tokens = self.maps(self.files[0], self.dtype).tokens
+            out[places] = tokens[: self.num_rows(seq_len) * seq_len].reshape(-1, seq_len)[numbers]
             return []
         pieces = zip(places.tolist(), shards.tolist(), (offsets - self.starts[shards]).tolist(), strict=True)
         return [wanted for place, shard, start in pieces for wanted in self._read(shard, start, out[place])]
@@ -146,7 +142,7 @@ class TokenCache:
         shard = int(np.searchsorted(self.starts, first, side="right")) - 1
         start = first - int(self.starts[shard])
         if self.is_local:
-            self._map(shard).announce([start], len(out))
+            self.maps(self.files[shard], self.dtype).announce([start], len(out))
         return self._read(shard, start, out)
 
     def _read(self, shard: int, start: int, target: np.ndarray) -> list[TokenRange]:
@@ -155,22 +151,35 @@ class TokenCache:
         while filled < len(target):
             count = min(len(target) - filled, self.manifest.shards[shard].tokens - start)
             piece = target[filled : filled + count]
-            if self._store and count:
-                ranges.append(TokenRange(self._store[0], self._names[shard], self._dtype, start, piece))
+            if self.store and count:
+                ranges.append(TokenRange(self.store, self.files[shard], self.dtype, start, piece))
             elif count:
-                piece[:] = self._map(shard).tokens[start : start + count]
+                piece[:] = self.maps(self.files[shard], self.dtype).tokens[start : start + count]
             filled, shard, start = filled + count, shard + 1, 0
         return ranges
 
-    def _map(self, shard: int) -> MappedShard:
-        return self.maps(self._names[shard], self._dtype)
-
     def spans(self) -> Int[np.ndarray, "n 2"] | None:
-        """Return the ascending runs `[start, stop)` of counted tokens over the cache, or None. Raises DataError for a damaged file."""
+        """Return the ascending runs `[start, stop)` of counted tokens over the cache, or None.
+
+        Raises DataError if a file is missing, damaged or was changed.
+        """
         if not self.manifest.has_spans:
             return None
-        shards = zip(self.manifest.shards, self.starts[:-1], strict=True)
-        return np.concatenate([read_spans(self.folder, shard) + start for shard, start in shards])
+        found: list[np.ndarray] = []
+        again = f"Delete {self.folder} and prepare the data again."
+        for shard, start in zip(self.manifest.shards, self.starts[:-1], strict=True):
+            path = self.folder / f"{shard.name}.spans"
+            check_file(path, str(shard.spans_digest), again)
+            content = path.read_bytes()
+            if len(content) != SPAN_BYTES * (shard.spans or 0):
+                raise DataError(f"{path} must hold {shard.spans} spans, found {len(content)} bytes. {again}")
+            spans = np.frombuffer(content, SPAN).reshape(-1, 2).astype(np.int64)
+            edges = spans.reshape(-1)
+            within = not len(edges) or (edges[0] >= 0 and edges[-1] <= shard.tokens)
+            if not bool(within and (np.diff(edges) >= 0).all() and (spans[:, 0] < spans[:, 1]).all()):
+                raise DataError(f"{path} holds no ascending spans of {shard.tokens} tokens. {again}")
+            found.append(spans + start)
+        return np.concatenate(found)
 
     def documents(self, shard_numbers: Iterable[int] | None = None) -> Iterator[Document]:
         """Yield every document of these shards, or of all, in order. Memory does not grow with the shards or their indexes."""
@@ -178,23 +187,21 @@ class TokenCache:
             with (self.folder / f"{self.manifest.shards[number].name}.parquet").open("rb") as file:
                 index = pq.ParquetFile(file, buffer_size=INDEX_BUFFER_BYTES, pre_buffer=False)
                 for batch in index.iter_batches(DOCUMENTS_AT_ONCE, columns=["id", "source_file", "offset", "length"]):
-                    yield from self._documents(number, batch.to_pylist())
-
-    def _documents(self, shard: int, rows: list[dict[str, Any]]) -> Iterator[Document]:
-        first = 0
-        while first < len(rows):
-            begin, after = rows[first]["offset"], first + 1
-            while after < len(rows) and rows[after]["offset"] + rows[after]["length"] - begin <= TOKENS_AT_ONCE:
-                after += 1
-            end = rows[after - 1]["offset"] + rows[after - 1]["length"]
-            if self.is_local and end > begin:
-                tokens = self._map(shard).tokens[begin:end]
-            else:
-                tokens = np.empty(end - begin, self._dtype)
-                fetch(self._read(shard, begin, tokens))
-            for row in rows[first:after]:
-                yield Document(row["id"], row["source_file"], tokens[row["offset"] - begin : row["offset"] - begin + row["length"]])
-            first = after
+                    rows: deque[dict[str, Any]] = deque(batch.to_pylist())
+                    while rows:
+                        piece = [rows.popleft()]
+                        begin, end = piece[0]["offset"], piece[0]["offset"] + piece[0]["length"]
+                        while rows and rows[0]["offset"] + rows[0]["length"] - begin <= TOKENS_AT_ONCE:
+                            piece.append(rows.popleft())
+                            end = piece[-1]["offset"] + piece[-1]["length"]
+                        if self.is_local and end > begin:
+                            tokens = self.maps(self.files[number], self.dtype).tokens[begin:end]
+                        else:
+                            tokens = np.empty(end - begin, self.dtype)
+                            fetch(self._read(number, begin, tokens))
+                        for row in piece:
+                            at = row["offset"] - begin
+                            yield Document(row["id"], row["source_file"], tokens[at : at + row["length"]])
 
 
 def build_maps() -> ShardMaps:
@@ -246,15 +253,12 @@ def fetch(ranges: Sequence[TokenRange]) -> None:
 def sizes_in_bytes(folder: Path, names: Sequence[str]) -> list[int | None]:
     """Return the size of each file in a folder, or None if it is missing. A store is listed once."""
     store = file_system_of(folder)
-    listed: dict[str, int] = {}
+    found: dict[str, int] = {}
     if store is not None:
         with suppress(FileNotFoundError):
             entries = store[0].ls(store[1], detail=True)
-            listed = {str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in entries}
-
-    def size_of(name: str) -> int | None:
+            found = {str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in entries}
+    for name in set(names) - found.keys():
         with suppress(FileNotFoundError):
-            return os.stat(f"{folder}/{name}").st_size if store is None else int(store[0].info(f"{store[1]}/{name}")["size"])
-        return None
-
-    return [listed[name] if name in listed else size_of(name) for name in names]
+            found[name] = os.stat(f"{folder}/{name}").st_size if store is None else int(store[0].info(f"{store[1]}/{name}")["size"])
+    return [found.get(name) for name in names]

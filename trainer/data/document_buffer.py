@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -42,16 +42,12 @@ class Pieces(NamedTuple):
     length: Int[np.ndarray, " p"]  # number of tokens, at least one
 
 
-@dataclass
-class _State:
-    """The buffer between two pieces."""
+class _State(NamedTuple):
+    """The buffer between two pieces. The simulation changes the arrays."""
 
     firsts: np.ndarray  # of each document in the buffer, the token at its head and the token after its last
     stops: np.ndarray
     counts: np.ndarray  # live documents, documents taken from the stream, draws so far, the current row, and its tokens so far
-
-    def copy(self) -> "_State":
-        return _State(self.firsts.copy(), self.stops.copy(), self.counts.copy())
 
 
 class DocumentBuffer:
@@ -63,7 +59,8 @@ class DocumentBuffer:
     """
 
     def __init__(self, starts: Int[np.ndarray, " n"], *, seq_len: int, buffer_documents: int, stream: Permutation, key: int):
-        self._starts, self._seq_len, self._stream, self._key = starts, seq_len, stream, key
+        self.stream = stream
+        self._starts, self._seq_len, self._key = starts, seq_len, key
         self._low = buffer_documents
         self.num_rows = int(starts[-1]) // seq_len
         capacity = min(2 * buffer_documents, stream.length)
@@ -82,13 +79,6 @@ class DocumentBuffer:
             window = self._window(number // WINDOW_ROWS)
         inside = slice(*np.searchsorted(window.row, [number, number + 1]).tolist())
         return Pieces(*(column[inside] for column in window))
-
-    def rows_of(self, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return the row of each of these tokens of the cache, or -1 if no row of this pass has it. Simulates the whole pass."""
-        which, pieces = self.pieces_of(tokens, np.asarray(tokens) + 1)
-        rows = np.full(len(tokens), -1, np.int64)
-        rows[which] = pieces.row
-        return rows
 
     def pieces_of(self, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " p"], Pieces]:
         """Return the pieces with tokens of the ranges `[first, stop)`, and their range numbers. Ranges may overlap. Simulates the pass."""
@@ -119,7 +109,7 @@ class DocumentBuffer:
         if latest is not None and at <= latest[0] <= number:
             at, state = latest
         else:
-            state = self._states[at].copy()
+            state = deepcopy(self._states[at])
         pieces = self._simulate(at, state)
         for window in range(at + 1, number + 1):
             pieces = self._simulate(window, state)
@@ -132,7 +122,7 @@ class DocumentBuffer:
     def _simulate(self, window: int, state: _State) -> Pieces:
         """Return a window's pieces and advance the state to the window's end."""
         if window % self._windows_between_states == 0 and window not in self._states:
-            self._states[window] = state.copy()
+            self._states[window] = deepcopy(state)
             if len(self._states) > MAX_STATES:
                 self._windows_between_states *= 2
                 self._states = {at: kept for at, kept in self._states.items() if at % self._windows_between_states == 0}
@@ -140,25 +130,22 @@ class DocumentBuffer:
         fill = _compiled_fill()
         found: list[np.ndarray] = []
         while state.counts[ROW] < stop_row:
-            if state.counts[LIVE] <= self._low:
-                self._refill(state)
+            live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
+            is_low = live <= self._low
+            while is_low and live < len(state.firsts) and taken < self.stream.length:
+                count = min(len(state.firsts) - live, self.stream.length - taken)
+                documents = self.stream(np.arange(taken, taken + count))
+                firsts, stops = self._starts[documents], self._starts[documents + 1]
+                has_tokens = firsts < stops
+                added = int(has_tokens.sum())
+                state.firsts[live : live + added], state.stops[live : live + added] = firsts[has_tokens], stops[has_tokens]
+                live, taken = live + added, taken + count
+            state.counts[LIVE], state.counts[TAKEN] = live, taken
             out = np.empty((4, PIECES_AT_ONCE), np.int64)
-            low = self._low if state.counts[TAKEN] < self._stream.length else 0
+            low = self._low if taken < self.stream.length else 0
             pieces = fill(state.firsts, state.stops, state.counts, out, stop_row, self._seq_len, low, np.uint64(self._key))
             found.append(out[:, :pieces])
         return Pieces(*np.concatenate(found, axis=1))
-
-    def _refill(self, state: _State) -> None:
-        live, taken = int(state.counts[LIVE]), int(state.counts[TAKEN])
-        while live < len(state.firsts) and taken < self._stream.length:
-            count = min(len(state.firsts) - live, self._stream.length - taken)
-            documents = self._stream(np.arange(taken, taken + count))
-            firsts, stops = self._starts[documents], self._starts[documents + 1]
-            has_tokens = firsts < stops
-            added = int(has_tokens.sum())
-            state.firsts[live : live + added], state.stops[live : live + added] = firsts[has_tokens], stops[has_tokens]
-            live, taken = live + added, taken + count
-        state.counts[LIVE], state.counts[TAKEN] = live, taken
 
 
 class BufferedComponent:
@@ -172,11 +159,6 @@ class BufferedComponent:
         self.num_rows = cache.num_rows(seq_len)
         self.num_documents = len(self._starts) - 1
         self.of_pass = lru_cache(maxsize=PASSES_KEPT)(self._of_pass)
-
-    def stream(self, epoch: int) -> Permutation:
-        """Return the order in which the documents enter the buffer in a pass."""
-        key = derive_key("documents", self._order.seed, self._name, epoch)
-        return Permutation(self._order.permutation, length=self.num_documents, key=key)
 
     def read(
         self, positions: Int[np.ndarray, " n"], out: Int[np.ndarray, "b t"], begins: Bool[np.ndarray, "b t"], places: Int[np.ndarray, " n"]
@@ -193,14 +175,12 @@ class BufferedComponent:
         return ranges
 
     def _of_pass(self, epoch: int) -> DocumentBuffer:
-        assert self._order.buffer_documents is not None
-        return DocumentBuffer(
-            self._starts,
-            seq_len=self._seq_len,
-            buffer_documents=self._order.buffer_documents,
-            stream=self.stream(epoch),
-            key=derive_key("buffer", self._order.seed, self._name, epoch),
-        )
+        seed, buffer_documents = self._order.seed, self._order.buffer_documents
+        assert buffer_documents is not None
+        key = derive_key("documents", seed, self._name, epoch)
+        stream = Permutation(self._order.permutation, length=self.num_documents, key=key)
+        key = derive_key("buffer", seed, self._name, epoch)
+        return DocumentBuffer(self._starts, seq_len=self._seq_len, buffer_documents=buffer_documents, stream=stream, key=key)
 
 
 def _fill(

@@ -1,6 +1,6 @@
 """The documents of a token cache, from the Parquet index next to each shard. Only row groups of interest are read."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -56,9 +56,22 @@ class DocumentIndex:
         for shard in sorted({shard for low, high in bounds for shard in range(low, high + 1)}):
             if starts[shard] == starts[shard + 1]:
                 continue
+            start = int(starts[shard])
             which = np.flatnonzero((first_shard <= shard) & (shard <= last_shard))
-            begin, end = np.maximum(first[which], starts[shard]), np.minimum(stop[which], starts[shard + 1])
-            pieces += self._in_shard(shard, which, begin - starts[shard], end - starts[shard])
+            begin, end = np.maximum(first[which] - start, 0), np.minimum(stop[which], starts[shard + 1]) - start
+            groups = self._group_firsts(shard)
+            lows, highs = np.searchsorted(groups, begin, "right") - 1, np.searchsorted(groups, end, "left")
+            ranges = zip(np.maximum(lows, 0).tolist(), highs.tolist(), strict=True)
+            for group in sorted({group for low, high in ranges for group in range(low, high)}):
+                table = self._read(shard, group, COLUMNS)
+                offsets, lengths = table["offset"].to_numpy(), table["length"].to_numpy()
+                for number in np.flatnonzero((lows <= group) & (group < highs)).tolist():
+                    low = int(np.searchsorted(offsets + lengths, begin[number], "right"))
+                    high = int(np.searchsorted(offsets, end[number], "left"))
+                    for document in self._located(shard, table, [at for at in range(low, high) if lengths[at]]):
+                        piece_first = max(document.first, start + int(begin[number]))
+                        piece_stop = min(document.first + document.length, start + int(end[number]))
+                        pieces.append(Piece(int(which[number]), document, piece_first, piece_stop))
         pieces.sort(key=lambda piece: (piece.of, piece.first))
         covered = np.zeros(len(first), np.int64)
         for piece in pieces:
@@ -70,26 +83,11 @@ class DocumentIndex:
             )
         return pieces
 
-    def _in_shard(self, shard: int, which: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Iterator[Piece]:
-        groups = self._group_firsts(shard)
-        lows, highs = np.searchsorted(groups, begin, "right") - 1, np.searchsorted(groups, end, "left")
-        wanted = {group for low, high in zip(lows.tolist(), highs.tolist(), strict=True) for group in range(max(low, 0), high)}
-        start = int(self.cache.starts[shard])
-        for group in sorted(wanted):
-            table = self._read(shard, group, COLUMNS)
-            offsets, lengths = table["offset"].to_numpy(), table["length"].to_numpy()
-            for number in np.flatnonzero((lows <= group) & (group < highs)).tolist():
-                low = int(np.searchsorted(offsets + lengths, begin[number], "right"))
-                high = int(np.searchsorted(offsets, end[number], "left"))
-                for document in self._located(shard, table, [at for at in range(low, high) if lengths[at]]):
-                    first, stop = max(document.first, start + int(begin[number])), document.first + document.length
-                    yield Piece(int(which[number]), document, first, min(stop, start + int(end[number])))
-
     def named(self, prefixes: tuple[str, ...], shards: Iterable[int] | None = None) -> list[Located]:
         """Return the documents whose id has any of these prefixes, in `shards` or in all shards."""
         found: list[Located] = []
         for shard in range(len(self.cache.manifest.shards)) if shards is None else shards:
-            for group in range(self._num_groups(shard)):
+            for group in range(self._open_once(shard).num_row_groups):
                 ids = self._read(shard, group, ["id"])["id"]
                 matches = [np.flatnonzero(np.asarray(pc.starts_with(ids, prefix))) for prefix in prefixes]
                 numbers = sorted({at for of_prefix in matches for at in of_prefix.tolist()})
@@ -103,7 +101,7 @@ class DocumentIndex:
         for shard in range(len(self.cache.manifest.shards)):
             if checks_all:
                 self._check(shard)
-            for group in range(self._num_groups(shard)):
+            for group in range(self._open_once(shard).num_row_groups):
                 statistics = self._statistics(shard, group, "source_file")
                 if statistics is None or statistics.min <= name <= statistics.max:
                     files = self._read(shard, group, ["source_file"])["source_file"]
@@ -116,7 +114,7 @@ class DocumentIndex:
         """Return the first token of every document, over all shards, and the number of all tokens. Raises DataError for gaps."""
         found: list[np.ndarray] = []
         for shard, written in enumerate(self.cache.manifest.shards):
-            tables = [self._read(shard, group, ["offset", "length"]) for group in range(self._num_groups(shard))]
+            tables = [self._read(shard, group, ["offset", "length"]) for group in range(self._open_once(shard).num_row_groups)]
             offsets, lengths = (
                 np.concatenate([np.empty(0, np.int64), *(t[name].to_numpy() for t in tables)]) for name in ("offset", "length")
             )
@@ -133,12 +131,9 @@ class DocumentIndex:
         rows = table.take(pa.array(numbers, pa.int64())).to_pylist()
         return [Located(row["id"], row["source_file"], start + row["offset"], row["length"], shard) for row in rows]
 
-    def _num_groups(self, shard: int) -> int:
-        return self._open_once(shard).metadata.num_row_groups
-
     def _read_group_firsts(self, shard: int) -> np.ndarray:
         firsts: list[int] = []
-        for group in range(self._num_groups(shard)):
+        for group in range(self._open_once(shard).num_row_groups):
             statistics = self._statistics(shard, group, "offset")
             firsts.append(int(self._read(shard, group, ["offset"])["offset"][0].as_py() if statistics is None else statistics.min))
         return np.array(firsts, np.int64)
@@ -166,9 +161,7 @@ class DocumentIndex:
             raise DataError(f"{path} does not read as Parquet: {error}. {REMEDY}") from None
 
     def _check(self, shard: int) -> None:
-        if shard in self._checked:
-            return
-        written = self.cache.manifest.shards[shard]
-        path = self.cache.folder / f"{written.name}.parquet"
-        check_file(path, written.index_digest, REMEDY)
-        self._checked.add(shard)
+        if shard not in self._checked:
+            written = self.cache.manifest.shards[shard]
+            check_file(self.cache.folder / f"{written.name}.parquet", written.index_digest, REMEDY)
+            self._checked.add(shard)

@@ -249,14 +249,11 @@ def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
     """
     if was == now:
         return []
-    was = with_contents(was, run)
-
-    def compared(contract: Contract, other: Contract, name: str) -> Any:
-        if name != "components" or name not in contract or name not in other:
-            return contract.get(name)
-        return {
-            component: (cache[compared_by(cache, other[name].get(component, {}))], cache["rows"])
-            for component, cache in contract[name].items()
-        }
-
-    return sorted(name for name in {*was, *now} - {CONTRACT_NAME} if compared(was, now, name) != compared(now, was, name))
+    changed = {name for name in {*was, *now} - {CONTRACT_NAME, "components"} if was.get(name) != now.get(name)}
+    before, after = with_contents(was, run)["components"], now["components"]
+    for component in {*before, *after}:
+        one, other = before.get(component), after.get(component)
+        by = compared_by(one or {}, other or {})
+        if one is None or other is None or (one[by], one["rows"]) != (other[by], other["rows"]):
+            changed.add("components")
+    return sorted(changed)

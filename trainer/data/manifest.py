@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
-from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, unsealed, write_sealed
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, unsealed, write_sealed
 from phasewise.trainer.base.storage import as_path, read_json
 
 SPAN = np.dtype("<i8")
@@ -121,29 +121,8 @@ class Manifest(Frozen):
         return fields
 
 
-def read_spans(folder: Path, shard: Shard) -> Int[np.ndarray, "n 2"]:
-    """Return the spans of a shard, in its token numbers. Raises DataError if the file is missing, damaged or was changed."""
-    path = as_path(folder) / f"{shard.name}.spans"
-    again = f"Delete {folder} and prepare the data again."
-    check_file(path, str(shard.spans_digest), again)
-    content = path.read_bytes()
-    if len(content) != SPAN_BYTES * (shard.spans or 0):
-        raise DataError(f"{path} must hold {shard.spans} spans, found {len(content)} bytes. {again}")
-    spans = np.frombuffer(content, SPAN).reshape(-1, 2).astype(np.int64)
-    edges = spans.reshape(-1)
-    within = not len(edges) or (edges[0] >= 0 and edges[-1] <= shard.tokens)
-    if not bool(within and (np.diff(edges) >= 0).all() and (spans[:, 0] < spans[:, 1]).all()):
-        raise DataError(f"{path} holds no ascending spans of {shard.tokens} tokens. {again}")
-    return spans
-
-
-def counted(spans: Int[np.ndarray, "n 2"], first: int, length: int) -> Bool[np.ndarray, " length"]:
-    """Return whether each of the tokens `[first, first + length)` is in a span. Spans ascend and do not overlap."""
-    return counted_in_rows(spans, np.array([first]), length)[0]
-
-
 def counted_in_rows(spans: Int[np.ndarray, "n 2"], firsts: Int[np.ndarray, " b"], length: int) -> Bool[np.ndarray, "b length"]:
-    """Return the same for rows of one length from these first tokens on.
+    """Return whether each token of rows of one length, from these first tokens on, is in a span. Spans ascend and do not overlap.
 
     A token is inside a span if the number of span edges up to the token is odd. If two spans touch, both edges count.
     """

@@ -98,11 +98,17 @@ class MixtureSchedule:
         self._first_sequences: list[int] = []
         entries = mixture.within(max(order.first_step, mixture.root[0][0]), 1 + mixture.root[-1][0])
         for number, (step, shares) in enumerate(entries):
-            counts = block_counts(shares, order)
-            _check_counts(step, shares, counts)
+            counts, block = block_counts(shares, order), order.block_sequences
+            if lost := {name: share for name, share in shares.items() if share > 0 and not counts[name]}:
+                named, each = ", ".join(f"{name} ({share:.3g} %)" for name, share in lost.items()), "it" if len(lost) == 1 else "each"
+                share, larger = math.ceil(1e6 / block) / 1e4, math.ceil(sum(shares.values()) / min(lost.values()) - 1e-9)
+                raise ConfigError(
+                    f"the mixture from step {step} must have a sequence of every component in every block, and a block of {block} has "
+                    f"none of {named}: give {each} {share:g} %, or take blocks of {larger} sequences."
+                )
             first = self.sequences_before(step) if self.stages else 0
             used = self._used_before(first) if self.stages else {}
-            cut = (first - self.stages[-1].first_sequence) % order.block_sequences if self.stages else 0
+            cut = (first - self.stages[-1].first_sequence) % block if self.stages else 0
             first_step = step if self.stages else order.first_step
             self.stages.append(Stage(number, first_step, first, tuple(counts), tuple(counts.values()), used, cut))
             self._first_sequences.append(first)
@@ -124,7 +130,7 @@ class MixtureSchedule:
         components, positions = np.empty(stop - first, np.int64), np.empty(stop - first, np.int64)
         at = first
         while at < stop:
-            stage = self._stage_at(at)
+            stage = self.stages[bisect_right(self._first_sequences, at) - 1]
             following = self._first_sequences[stage.number + 1 : stage.number + 2]
             block, within = divmod(at - stage.first_sequence, self.order.block_sequences)
             count = min([stop - at, self.order.block_sequences - within, *(later - at for later in following)])
@@ -150,11 +156,8 @@ class MixtureSchedule:
         """Return how many sequences the block has that a stage from `step` on cuts short, or 0."""
         return next((stage.cut_sequences for stage in self.stages if stage.first_step == step), 0)
 
-    def _stage_at(self, sequence: int) -> Stage:
-        return self.stages[bisect_right(self._first_sequences, sequence) - 1]
-
     def _used_before(self, sequence: int) -> dict[Component, int]:
-        stage = self._stage_at(sequence)
+        stage = self.stages[bisect_right(self._first_sequences, sequence) - 1]
         blocks, rest = divmod(sequence - stage.first_sequence, self.order.block_sequences)
         totals = blocks * np.array(stage.counts, np.int64)
         if rest:
@@ -199,18 +202,6 @@ class MixtureSchedule:
         first = start + (-offset // divisor * pow(size // divisor, -1, period)) % period
         later = first + max(0, -(-(near - first) // period)) * period
         return later - period, later
-
-
-def _check_counts(step: int, shares: MixtureShares, counts: dict[Component, int]) -> None:
-    lost = {name: share for name, share in shares.items() if share > 0 and not counts[name]}
-    if lost:
-        block = sum(counts.values())
-        named, each = ", ".join(f"{name} ({share:.3g} %)" for name, share in lost.items()), "it" if len(lost) == 1 else "each"
-        share, larger = math.ceil(1e6 / block) / 1e4, math.ceil(sum(shares.values()) / min(lost.values()) - 1e-9)
-        raise ConfigError(
-            f"the mixture from step {step} must have a sequence of every component in every block, and a block of {block} has none of "
-            f"{named}: give {each} {share:g} %, or take blocks of {larger} sequences."
-        )
 
 
 @lru_cache(maxsize=16)

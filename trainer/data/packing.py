@@ -63,22 +63,26 @@ class Packed:
     tokens_kept: int
 
 
-class RowsOfTokens:
-    """The rows of a cache. Packed rows need the documents' lengths. Raises DataError if an index of the cache was changed."""
+class ComponentRows:
+    """The rows of a component's cache. Packed rows need the documents' lengths.
 
-    def __init__(self, cache: TokenCache, packing: PackingKind, seq_len: int, index: DocumentIndex | None = None):
-        self.cache, self.packing, self.seq_len = cache, packing, seq_len
+    Raises DataError if an index of the cache was changed, or for a loss on answers of plain text.
+    """
+
+    def __init__(self, cache: TokenCache, rule: RowRule, seq_len: int, index: DocumentIndex | None = None):
+        self.cache, self.rule, self.seq_len = cache, rule, seq_len
         self.num_rows = cache.num_rows(seq_len)
         self.plan: Packed | None = None
         self.starts: Numbers | None = None  # the first token of each document, and the number of all tokens
-        if packing != "chunk":
+        if rule.packing != "chunk":
             self.starts = starts = (index or DocumentIndex(cache)).starts()
-            self.plan = pack(packing, np.diff(starts), seq_len=seq_len)
+            self.plan = pack(rule.packing, np.diff(starts), seq_len=seq_len)
             self.num_rows = self.plan.num_rows
             begins = np.searchsorted(self.plan.row, np.arange(self.num_rows), "left")
             self._piece_firsts = starts[self.plan.document]
             self._firsts = self._piece_firsts[begins]
             self._used = np.add.reduceat(self.plan.length, begins) if self.num_rows else np.empty(0, np.int64)
+        self.spans = answers_of(cache.manifest, cache.spans()) if rule.loss_on == "answers" else None
 
     def firsts(self, rows: Numbers) -> Numbers:
         """Return the first token of each of these rows, counted over the whole cache."""
@@ -105,15 +109,6 @@ class RowsOfTokens:
             ranges += self.cache.read_piece(first, out[place, :length])
         return ranges
 
-
-class ComponentRows(RowsOfTokens):
-    """The rows of a component as a phase trains on them. Raises DataError for a loss on answers of plain text."""
-
-    def __init__(self, cache: TokenCache, rule: RowRule, seq_len: int):
-        super().__init__(cache, rule.packing, seq_len)
-        self.rule = rule
-        self.spans = answers_of(cache.manifest, cache.spans()) if rule.loss_on == "answers" else None
-
     def segment_ids(self, rows: Numbers) -> Int[np.ndarray, "n t"] | None:
         """Return 1, 2, … along each row, 0 for padding, or None for `chunk`, whose tokens show the documents."""
         return None if self.plan is None else packed_segment_ids(self.plan, rows)
@@ -130,14 +125,12 @@ class ComponentRows(RowsOfTokens):
 
     def targets_of(self, rows: Numbers) -> Numbers:
         """Return the number of predicted tokens in each of these rows, without reading a token."""
+        firsts, length = (self.firsts(rows), self.seq_len) if self.plan is None else (self._piece_firsts, self.plan.length)
+        begins, ends = firsts + 1, firsts + length
+        counts = ends - begins if self.spans is None else counted_before(self.spans, ends) - counted_before(self.spans, begins)
         if self.plan is None:
-            first = self.firsts(rows)
-            return self._count_targets(first + 1, first + self.seq_len)
-        of_pieces = self._count_targets(self._piece_firsts + 1, self._piece_firsts + self.plan.length)
-        return np.bincount(self.plan.row, weights=of_pieces, minlength=self.num_rows).astype(np.int64)[rows]
-
-    def _count_targets(self, first: Numbers, stop: Numbers) -> Numbers:
-        return stop - first if self.spans is None else counted_before(self.spans, stop) - counted_before(self.spans, first)
+            return counts
+        return np.bincount(self.plan.row, weights=counts, minlength=self.num_rows).astype(np.int64)[rows]
 
 
 def counted_before(spans: Int[np.ndarray, "n 2"], numbers: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:

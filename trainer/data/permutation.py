@@ -41,16 +41,13 @@ class Permutation:
         if not 0 <= self.key < 2**64:
             raise DataError(f"A permutation's key must be from 0 to 2^64 - 1, found {self.key}: `derive_key` makes one from any parts.")
 
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Return the place of each index, as int64. Raises DataError for an index that is not an integer in `[0, length)`."""
-        return self._map(indices, inverse=False)
-
     def inverse(self, places: np.ndarray) -> np.ndarray:
         """Return the index at each place."""
-        return self._map(places, inverse=True)
+        return self(places, inverse=True)
 
-    def _map(self, numbers: np.ndarray, *, inverse: bool) -> np.ndarray:
-        array = np.asarray(numbers)
+    def __call__(self, indices: np.ndarray, *, inverse: bool = False) -> np.ndarray:
+        """Return the place of each index, as int64. Raises DataError for an index that is not an integer in `[0, length)`."""
+        array = np.asarray(indices)
         if array.dtype.kind not in "iu":
             raise DataError(f"A {self.kind} permutation of {self.length} needs integers, found {array.dtype}: convert them first.")
         flat = array.astype(np.int64, copy=False).ravel()
@@ -89,14 +86,13 @@ def map_linear(numbers: np.ndarray, length: int, key: int, *, inverse: bool) -> 
         multiplier = pow(multiplier, -1, length)
         offset = -multiplier * offset % length
 
-    def modulo(values: np.ndarray) -> np.ndarray:
-        return values - values // n * n
-
     values, a, b, n = numbers.view(np.uint64), np.uint64(multiplier), np.uint64(offset), np.uint64(length)
     if length <= 2**32:
-        return modulo(a * values + b).view(np.int64)
-    upper, lower = values >> np.uint64(20), values & np.uint64(2**20 - 1)
-    return modulo((modulo(a * upper) << np.uint64(20)) + a * lower + b).view(np.int64)
+        mapped = a * values + b
+    else:
+        upper = a * (values >> np.uint64(20))
+        mapped = ((upper - upper // n * n) << np.uint64(20)) + a * (values & np.uint64(2**20 - 1)) + b
+    return (mapped - mapped // n * n).view(np.int64)
 
 
 @lru_cache(maxsize=TABLES_KEPT)

@@ -5,8 +5,7 @@ the sequence, and the batch schedule the update. Updates are counted from 0: upd
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -44,36 +43,29 @@ class Runs(NamedTuple):
     stop: Int[np.ndarray, " p"]
 
 
-@dataclass(frozen=True)
 class TracedOrder:
-    """The updates `[start_update, stop_update)` of a lineage."""
+    """The updates `[start_update, stop_update)` of a lineage.
 
-    schedule: MixtureSchedule
-    batch: Steps[int]
-    start_update: int
-    stop_update: int
-    rows: Mapping[Component, int]  # component → rows of its cache, for every component that these updates draw from
-    # component → its rows in the order of training, if the order has a document buffer
-    buffered: Mapping[Component, BufferedComponent] = field(default_factory=dict)
+    Args:
+        rows: component → rows of its cache, for every component that these updates draw from.
+        buffered: component → its rows in the order of training, if the order has a document buffer.
+    """
 
-    @property
-    def from_caches(self) -> bool:
-        """Whether rows are rows of the caches, and not of a document buffer."""
-        return self.schedule.order.buffer_documents is None
-
-    @cached_property
-    def names(self) -> tuple[Component, ...]:
-        """Every component of the lineage, sorted."""
-        return self.schedule.components()
-
-    @cached_property
-    def drawn(self) -> dict[Component, int]:
-        """Component → number of its sequences in these updates."""
-        return self.schedule.realised(self.start_update, self.stop_update)
-
-    @cached_property
-    def _order(self) -> Order:
-        return Order(self.schedule, self.rows)
+    def __init__(
+        self,
+        schedule: MixtureSchedule,
+        batch: Steps[int],
+        start_update: int,
+        stop_update: int,
+        rows: Mapping[Component, int],
+        buffered: Mapping[Component, BufferedComponent] = MappingProxyType({}),
+    ):
+        self.schedule, self.batch, self.rows, self.buffered = schedule, batch, rows, buffered
+        self.start_update, self.stop_update = start_update, stop_update
+        self.from_caches = schedule.order.buffer_documents is None  # else rows are of a document buffer
+        self.names = schedule.components()  # of the lineage, sorted
+        self.drawn = schedule.realised(start_update, stop_update)  # component → number of its sequences in these updates
+        self._order = Order(schedule, rows)
 
     def of_update(self, update: int, place: int | None = None) -> Draws:
         """Return the draws of an update in the order of its batch, or the draw at one place of it."""
@@ -102,9 +94,9 @@ class TracedOrder:
         Returns:
             The number of the range, the draw, and the tokens of the range in its row, with an entry for each piece.
         """
-        begin, end = self._positions_drawn(component)
+        begin, end, passes = self._positions_drawn(component)
         which, positions, found = [EMPTY], [EMPTY], [np.empty((3, 0), np.int64)]
-        for epoch in self._passes(component, begin, end):
+        for epoch in passes:
             ranges, pieces = self.buffered[component].of_pass(epoch).pieces_of(first, stop)
             at = epoch * self.rows[component] + pieces.row
             inside = (at >= begin) & (at < end)
@@ -119,10 +111,10 @@ class TracedOrder:
 
     def of_rows(self, component: Component, rows: Int[np.ndarray, " n"]) -> Draws:
         """Return every draw of these different rows of a component's cache, ordered by update and place."""
-        first, stop = self._positions_drawn(component)
+        first, stop, passes = self._positions_drawn(component)
         order, length = self.schedule.order, self.rows[component]
         found, drawn_rows = [EMPTY], [EMPTY]
-        for epoch in self._passes(component, first, stop):
+        for epoch in passes:
             key = derive_key("component", order.seed, component, epoch)
             positions = epoch * length + Permutation(order.permutation, length=length, key=key).inverse(rows)
             inside = (positions >= first) & (positions < stop)
@@ -131,27 +123,16 @@ class TracedOrder:
         draws = self._draws_at(component, np.concatenate(found))._replace(row=np.concatenate(drawn_rows))
         return draws.chosen(np.lexsort((draws.place, draws.update)))
 
-    def _positions_drawn(self, component: Component) -> tuple[int, int]:
+    def _positions_drawn(self, component: Component) -> tuple[int, int, range]:
+        """Return the first drawn position of a component, the position after the last, and their passes."""
         first = self.schedule.realised(self.schedule.order.first_step, self.start_update).get(component, 0)
-        return first, first + self.drawn.get(component, 0)
-
-    def _passes(self, component: Component, first: int, stop: int) -> range:
-        return range(first // self.rows[component], -(-stop // self.rows[component])) if stop > first else range(0)
+        stop, rows = first + self.drawn.get(component, 0), self.rows[component]
+        return first, stop, range(first // rows, -(-stop // rows)) if stop > first else range(0)
 
     def _draws_at(self, component: Component, positions: np.ndarray) -> Draws:
         """Return the draws of these positions in a component, with `row` the position's row of its pass."""
         if not len(positions):
             return Draws(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
-        sequences = self._sequences_of(component, positions)
-        segments = self.batch.within(self.schedule.order.first_step, self.stop_update)
-        starts, sizes = np.array([start for start, _ in segments]), np.array([size for _, size in segments])
-        firsts = np.array([self.schedule.sequences_before(int(start)) for start in starts])
-        segment = np.searchsorted(firsts, sequences, side="right") - 1
-        updates, places = np.divmod(sequences - firsts[segment], sizes[segment])
-        epochs, rows = np.divmod(positions, self.rows[component])
-        return Draws(starts[segment] + updates, places, np.full(len(positions), self.names.index(component)), epochs, rows)
-
-    def _sequences_of(self, component: Component, positions: np.ndarray) -> np.ndarray:
         sequences = np.full(len(positions), -1, np.int64)
         number, size = self.names.index(component), self.schedule.order.block_sequences
         for stage in self.schedule.stages:
@@ -175,4 +156,11 @@ class TracedOrder:
                 assert (drawn[at] == positions[of_block]).all(), f"the block from sequence {first} does not draw {component} by its counts"
                 sequences[of_block] = first + at
         assert (sequences >= 0).all(), f"positions of {component} that no stage of the mixture draws"
-        return sequences
+
+        segments = self.batch.within(self.schedule.order.first_step, self.stop_update)
+        starts, sizes = np.array([start for start, _ in segments]), np.array([size for _, size in segments])
+        firsts = np.array([self.schedule.sequences_before(int(start)) for start in starts])
+        segment = np.searchsorted(firsts, sequences, side="right") - 1
+        updates, places = np.divmod(sequences - firsts[segment], sizes[segment])
+        epochs, rows = np.divmod(positions, self.rows[component])
+        return Draws(starts[segment] + updates, places, np.full(len(positions), number), epochs, rows)

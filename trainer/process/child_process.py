@@ -40,12 +40,6 @@ def collect_rarely() -> None:
     gc.set_threshold(100_000, 50, 50)
 
 
-def wait_for_end_of_input() -> None:
-    """Block until the parent closes the pipe or dies. Unbuffered, because a locked buffer would break the interpreter's exit."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-
-
 def end_with_parent(exit_code: int, seconds_left: Callable[[], float] = lambda: 0.0) -> None:
     """End this process with its parent, after the time of `seconds_left`."""
     limit = positive_seconds(os.environ, SILENT_VARIABLE, None)

@@ -38,6 +38,7 @@ START_SECONDS = 300
 ERROR_SECONDS = 10
 """The time that a failed process waits for the failure of the others."""
 KEPT_DECISIONS = 64
+_slice_of_rows = jax.jit(jax.lax.dynamic_slice_in_dim, static_argnums=2)
 _stop_requests = itertools.count(1)
 MAX_PIECE_BYTES = 2**28
 STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
@@ -55,12 +56,17 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     given = [name for name in names if environment.get(name)]
     if len(given) == 1:
         raise ConfigError(f"{' and '.join(names)} must be set both or not at all, found only {given[0]}: set the missing variable.")
-    count, index = (_number(environment, name, 0) for name in names) if given else (None, None)
+    numbers: dict[str, int] = {}
+    for name in (*given, "PHASEWISE_HEARTBEAT_SECONDS"):
+        text = environment.get(name, str(DEFAULT_HEARTBEAT_SECONDS))
+        if not text.isdecimal():
+            raise ConfigError(f"the environment variable {name} must be a whole number, found {text!r}: correct it.")
+        numbers[name] = int(text)
+    count, index = (numbers.get(name) for name in names)
     if count is not None and index is not None and index >= count:
         raise ConfigError(f"JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found {index} of {count}: processes count from 0.")
     if run is not None and count is not None and index is not None:
         meet(run, index, count, environment)
-    heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
     is_local = address is not None and address.startswith("127.")
     if is_local:  # else CPUs exchange arrays at a public address of this machine, and jax has no option for it
         private: Any = importlib.import_module("jax._src.lib")._jax
@@ -72,19 +78,12 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
             num_processes=count,
             process_id=index,
             initialization_timeout=START_SECONDS,
-            heartbeat_timeout_seconds=heartbeat_seconds,
+            heartbeat_timeout_seconds=numbers["PHASEWISE_HEARTBEAT_SECONDS"],
             shutdown_timeout_seconds=START_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"the processes of this run did not come together: {error}") from error
     return jax.process_count()
-
-
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, str(default))
-    if not text.isdecimal():
-        raise ConfigError(f"the environment variable {name} must be a whole number, found {text!r}: correct it.")
-    return int(text)
 
 
 def is_first() -> bool:
@@ -131,12 +130,7 @@ def pieces_on_host(array: Any) -> Iterator[np.ndarray]:
         return
     rows = max(size for size in range(1, len(array) + 1) if len(array) % size == 0 and size * array.nbytes <= len(array) * MAX_PIECE_BYTES)
     for first in range(0, len(array), rows):
-        yield np.ascontiguousarray(multihost_utils.process_allgather(_rows_from(array, first, rows), tiled=True))
-
-
-@partial(jax.jit, static_argnums=2)
-def _rows_from(array: jax.Array, first: int, rows: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(array, first, rows)
+        yield np.ascontiguousarray(multihost_utils.process_allgather(_slice_of_rows(array, first, rows), tiled=True))
 
 
 @contextmanager

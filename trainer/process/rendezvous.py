@@ -53,12 +53,6 @@ class Presence(Frozen):
     versions: dict[str, str]
     environment: dict[str, str]
 
-    @property
-    def compared(self) -> dict[str, str]:
-        """The values that must be equal on all hosts."""
-        plain = {"processes": str(self.processes), "code": self.code, "run": self.run[:12], "execution": self.execution[:12]}
-        return plain | self.versions | self.environment
-
 
 def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> Presence:
     """Return the presence of this host."""
@@ -107,9 +101,12 @@ def meet(run: RunConfig, index: int, count: int, environment: Mapping[str, str],
 
 def check_alike(hosts: list[Presence], names: list[str]) -> None:
     """Raise `ConfigError` with every difference of a host from the first host."""
-    first, first_name, differing = hosts[0].compared, _named_host(0, names, hosts[0]), list[str]()
-    for number, host in enumerate(hosts):
-        other = host.compared
+    compared: list[dict[str, str]] = []
+    for one in hosts:
+        plain = {"processes": str(one.processes), "code": one.code, "run": one.run[:12], "execution": one.execution[:12]}
+        compared.append(plain | one.versions | one.environment)
+    first, first_name, differing = compared[0], _named_host(0, names, hosts[0]), list[str]()
+    for number, (host, other) in enumerate(zip(hosts, compared, strict=True)):
         differing += [
             f"{_named_host(number, names, host)} has {what} {other.get(what, 'not set')}, {first_name} {first.get(what, 'not set')}"
             for what in sorted({**first, **other})

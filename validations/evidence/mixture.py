@@ -43,7 +43,7 @@ def packing_evidence(run: RunConfig) -> pd.DataFrame:
         measured.append(
             {
                 "component": name,
-                "packing": laid.packing,
+                "packing": laid.rule.packing,
                 "loss_on": laid.rule.loss_on,
                 "documents": manifest.documents,
                 "rows": laid.num_rows,

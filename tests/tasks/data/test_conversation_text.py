@@ -21,7 +21,7 @@ from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import SPLITS, counted, counted_in_rows
+from phasewise.trainer.data.manifest import SPLITS, counted_in_rows
 from tests.tasks.data.builds import build_cache, write_documents
 from tests.tasks.data.conversation_worlds import LAYOUTS, FileKind, layout, made_conversations, write_caches, write_records, write_source
 
@@ -89,7 +89,7 @@ def test_a_conversation_s_tokens_and_those_that_count(tmp_path: Path, template: 
     assert first.tokens.tolist().count(ends[template]) == 5
     mine = spans[spans[:, 1] <= len(first.tokens)]
     assert [decoded(tokenizer, first.tokens[start:stop]) for start, stop in mine] == answers
-    mask = counted(spans, len(first.tokens), len(second.tokens))
+    mask = counted_in_rows(spans, np.array([len(first.tokens)]), len(second.tokens))[0]
     assert re.fullmatch(r"\d+!<\|\w+\|>", decoded(tokenizer, second.tokens[mask]))
     assert second.tokens[mask][-1] == ends[template]
 
@@ -117,9 +117,9 @@ def test_which_tokens_count_is_told_by_a_loop_alike():
         for start, stop in spans:
             wanted[start:stop] = True
         firsts = rng.integers(0, 60, 3)
-        assert counted(spans, 0, 80).tolist() == wanted.tolist()
+        assert counted_in_rows(spans, np.array([0]), 80)[0].tolist() == wanted.tolist()
         assert counted_in_rows(spans, firsts, 20).tolist() == [wanted[first : first + 20].tolist() for first in firsts]
-    assert not counted(np.empty((0, 2), np.int64), 3, 5).any()
+    assert not counted_in_rows(np.empty((0, 2), np.int64), np.array([3]), 5).any()
 
 
 @pytest.fixture

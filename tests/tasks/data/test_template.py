@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import SPLITS, counted
+from phasewise.trainer.data.manifest import SPLITS, counted_in_rows
 from tests.tasks.data.conversation_worlds import (
     BEYOND_ASCII,
     LAYOUTS,
@@ -105,7 +106,7 @@ def compare(cache: TokenCache, wanted: dict[str, tuple[list[int], list[bool]]]) 
     for document, (digest, (ids, mask)) in zip(cache.documents(), wanted.items(), strict=True):
         assert document.id == digest
         assert document.tokens.tolist() == [*ids, cache.manifest.end_of_text]
-        assert counted(spans, first, len(document.tokens)).tolist() == [*mask, False]
+        assert counted_in_rows(spans, np.array([first]), len(document.tokens))[0].tolist() == [*mask, False]
         assert any(mask)
         first += len(document.tokens)
     assert first == cache.manifest.tokens

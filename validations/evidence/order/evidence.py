@@ -16,7 +16,7 @@ from phasewise.trainer.config import Component, RunConfig
 from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fetch
 from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.packing import RowsOfTokens
+from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.data.permutation import Permutation, derive_key
 from phasewise.validations.evidence.order.measures import cusum, judge_measures, measure_order, take_sample
 from phasewise.validations.evidence.order.null import Measure, brownian_bridge, most_surprising
@@ -80,7 +80,7 @@ class _Drawn:
     """The positions `[first, stop)` since step 0 that a phase draws of a component, in epochs of `rows` rows."""
 
     def __init__(self, run: RunConfig, name: Component, cache: TokenCache, steps: np.ndarray, positions: np.ndarray):
-        self.name, self.laid = name, RowsOfTokens(cache, run.packing, run.model.seq_len)
+        self.name, self.laid = name, ComponentRows(cache, RowRule(run.packing), run.model.seq_len)
         self.rows = self.laid.num_rows
         self.first, self.stop = int(positions[0]), int(positions[-1])
         self._run, self._steps, self._positions = run, steps, positions
@@ -95,7 +95,7 @@ class _Drawn:
     def _permutation(self, epoch: int) -> Permutation:
         """Return the loader's permutation of rows, or of the documents that enter a buffer."""
         if self._buffered is not None:
-            return self._buffered.stream(epoch)
+            return self._buffered.of_pass(epoch).stream
         order = self._run.order
         return Permutation(order.permutation, length=self.rows, key=derive_key("component", order.seed, self.name, epoch))
 
@@ -120,8 +120,10 @@ class _Drawn:
                 of_epochs.append(epoch * self.rows + self._permutation(epoch).inverse(rows))
             else:
                 seq_len = self.laid.seq_len
-                places = self._buffered.of_pass(epoch).rows_of(rows * seq_len + seq_len // 2)
-                of_epochs.append(np.where(places < 0, -1, epoch * self.rows + places))
+                middles = rows * seq_len + seq_len // 2
+                has_row, pieces = self._buffered.of_pass(epoch).pieces_of(middles, middles + 1)
+                of_epochs.append(np.full(len(rows), -1))
+                of_epochs[-1][has_row] = epoch * self.rows + pieces.row
         positions = np.concatenate(of_epochs)
         which = np.argsort(positions)
         which = which[(positions[which] >= self.first) & (positions[which] < self.stop)]
@@ -188,7 +190,7 @@ def middle_ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - counts / 2)[which]
 
 
-def _row_signals(laid: RowsOfTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _row_signals(laid: ComponentRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return sorted row numbers, the ordinal of each row's source file, and the binary logarithm of its document's length."""
     cache = laid.cache
     # All shards, or evenly spaced shards with the maximum number of documents
@@ -214,10 +216,10 @@ def _row_signals(laid: RowsOfTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return rows, np.concatenate(files)[document].astype(np.float64), np.log2(np.concatenate(lengths)[document])
 
 
-def _rows_in_shards(laid: RowsOfTokens, shards: list[int]) -> np.ndarray:
+def _rows_in_shards(laid: ComponentRows, shards: list[int]) -> np.ndarray:
     """Return the rows whose middle lies in one of these shards, for packing `chunk` without listing all rows."""
     starts, seq_len = laid.cache.starts, laid.seq_len
-    if laid.packing == "chunk":
+    if laid.rule.packing == "chunk":
         middle = seq_len // 2
         stretches = [(-((middle - starts[shard]) // seq_len), -((middle - starts[shard + 1]) // seq_len)) for shard in shards]
         rows = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in stretches])
@@ -227,13 +229,13 @@ def _rows_in_shards(laid: RowsOfTokens, shards: list[int]) -> np.ndarray:
     return rows[np.isin(np.searchsorted(starts, middles, "right") - 1, shards)]
 
 
-def _token_mix(laid: RowsOfTokens, rows: np.ndarray) -> np.ndarray:
+def _token_mix(laid: ComponentRows, rows: np.ndarray) -> np.ndarray:
     """Project each row on the first principal component of its square-rooted token counts, which separates languages and scripts.
 
     The counts cover the most frequent tokens of these rows. The result does not depend on the order of the rows.
     """
     cache, seq_len = laid.cache, laid.seq_len
-    if laid.packing == "chunk":
+    if laid.rule.packing == "chunk":
         piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)
         tokens = cache.rows(rows * (seq_len // piece), piece)
     else:  # shorter rows are padded with the end token, which does not count
