@@ -87,7 +87,7 @@ def read_held_out(evaluation: LossEvaluation, model: ModelConfig, rule: RowRule 
         rows = np.arange(min(laid.num_rows, evaluation.sequences))
         tokens = np.empty((len(rows), laid.seq_len), np.int32)
         fetch(laid.read(rows, tokens, rows))
-        targets = laid.targets(rows) if rule.chooses_targets else None
+        targets = laid.targets(rows) if rule != PLAIN else None
         if targets is not None and not targets.any():
             raise DataError(
                 f"the held-out text of {name} must have tokens that are predicted in its first {len(rows)} rows, found none in {folder} "

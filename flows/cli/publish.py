@@ -16,7 +16,7 @@ from phasewise.flows.site.site import Site
 from phasewise.flows.status.phase_status import named_phase, trained_run
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.base.wording import megabytes, plural
+from phasewise.trainer.base.wording import plural
 
 GIB = 2**30
 DType = Literal["float32", "bfloat16"]
@@ -71,7 +71,7 @@ def export_target(
 def print_export(exported: dict[str, Any]) -> None:
     """Print the folder, the source of the weights, the files and the chat template."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {megabytes(exported['bytes'])}")
+    console.print(f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {exported['bytes'] / 1e6:,.1f} MB")
     console.print(f"  {exported['phase']} at step {exported['step']:,}, weights {exported['weights']}, from {exported['checkpoint']}")
     console.print(f"  {', '.join(exported['files'])}")
     if exported["chat_template"]:

@@ -17,7 +17,7 @@ from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import index_of_folder, index_store, keep_index, open_index
 from phasewise.tasks.validation.scan_pieces import scan_pieces, select
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.wording import megabytes, name_some
+from phasewise.trainer.base.wording import name_some
 from phasewise.validations.evidence.caches import names_like_tests
 from phasewise.validations.limits import LeakageLimits
 
@@ -126,7 +126,7 @@ def print_report(report: dict[str, Any]) -> None:
     found = len({(hit["benchmark"], hit["item"]) for hit in report["hits"]})
     console.print(
         f"{found:,} of {total:,} items of {benchmarks} benchmarks found in {report['documents']:,} documents "
-        f"({megabytes(report['bytes'])}, {report['seconds']:.1f} s)."
+        f"({report['bytes'] / 1e6:,.1f} MB, {report['seconds']:.1f} s)."
     )
     for name, reason in report["not_searched"].items():
         console.print(f"The scan fails: {name} was not searched for: {reason}.", markup=False)

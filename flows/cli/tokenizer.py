@@ -44,7 +44,7 @@ from phasewise.tasks.data.tokenizer_training import (
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.base.wording import decimal, megabytes
+from phasewise.trainer.base.wording import decimal
 from phasewise.trainer.data.manifest import read_manifest
 
 TEXT_KEY = "text"
@@ -171,7 +171,7 @@ def print_manifest(written: dict[str, Any]) -> None:
         console.print(f"  with the special tokens {', '.join(written['special_tokens'])}", markup=False)
     for one in written["trained_on"]:
         part = "all of it" if one["is_whole"] else "its beginning"
-        amount = f"{one['documents']:,} documents, {megabytes(one['text_bytes'])}, {part}"
+        amount = f"{one['documents']:,} documents, {one['text_bytes'] / 1e6:,.1f} MB, {part}"
         console.print(f"  {one['component']}: {amount}; judged in {one['phase']}", markup=False)
 
 

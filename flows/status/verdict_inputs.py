@@ -41,7 +41,7 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
         counts: dict[str, object] = {}
         for name, drawn_rows in earlier.items():
             in_tokens = all(one.packing == "chunk" for one in drawn_rows)
-            counts[name] = sum(one.places for one in drawn_rows) if in_tokens else drawn_rows
+            counts[name] = sum(one.sequences * one.seq_len for one in drawn_rows) if in_tokens else drawn_rows
         found["drawn before the order began"] = digest_of_json(counts)
     if isinstance(phase.start, HandOff) and run.start is not None:
         run_file = RunFolder(as_path(run.start.checkpoint).parents[1]).run_file

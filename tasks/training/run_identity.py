@@ -16,12 +16,13 @@ from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_result
-from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.checkpoints.files import find_damage, find_other_rows, is_committed, saved_steps
+from phasewise.trainer.checkpoints.files import find_damage, is_committed, saved_steps
 from phasewise.trainer.config import DECIDES_BITS, RunConfig
 from phasewise.trainer.config.run import NOTHING, Difference, differences_between
 from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.metrics import read_metrics, rows_digest
 
 
 def read_run(folder: Path) -> RunConfig | None:
@@ -79,7 +80,11 @@ def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> s
     known = digests or KnownDigests()
     if damage := find_damage(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
         return damage
-    return find_other_rows(checkpoint, folder.metrics) if known.has_changed(folder.metrics, folder.result) else None
+    if known.has_changed(folder.metrics, folder.result):
+        said = read_json(checkpoint / "about" / "metadata").get("rows")
+        if said is not None and not (folder.metrics.exists() and rows_digest(read_metrics(folder.metrics)) == said):
+            return f"was saved with other rows than {folder.metrics} has"
+    return None
 
 
 def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:

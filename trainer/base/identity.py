@@ -66,15 +66,10 @@ def size_and_digest(file: BinaryIO) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with a new seal."""
-    fields = {name: field for name, field in value.items() if name != SEAL}
-    return {**fields, SEAL: digest_of_json(fields)}
-
-
 def write_sealed(url: str | Path, value: Mapping[str, Any]) -> None:
-    """Write the fields with their seal as indented JSON, atomically."""
-    write_json(url, sealed(value))
+    """Write the fields with a new seal as indented JSON, atomically."""
+    fields = {name: field for name, field in value.items() if name != SEAL}
+    write_json(url, {**fields, SEAL: digest_of_json(fields)})
 
 
 def read_sealed(url: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:

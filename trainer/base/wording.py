@@ -72,11 +72,6 @@ def about(seconds: float) -> str:
     return f"about {seconds / HOUR_SECONDS:,.0f} h"
 
 
-def megabytes(size_bytes: int) -> str:
-    """Return `1,234.5 MB`, in millions of bytes."""
-    return f"{size_bytes / 1e6:,.1f} MB"
-
-
 def tokens(count: int) -> str:
     """Return 2.768 T, 125.8 B, 3.41 M: four digits with the unit."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed
-from phasewise.trainer.base.storage import read_json
-from phasewise.trainer.metrics import read_metrics, rows_digest
 
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
@@ -75,14 +73,6 @@ def find_damage(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequenc
 def has_its_files(checkpoint: Path) -> bool:
     """Return whether all listed files exist in their sizes. A checkpoint with an unreadable list is damaged, but lacks no files."""
     return isinstance(committed_files(checkpoint), str) or find_damage(checkpoint, lambda _: ()) is None
-
-
-def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
-    """Return words after the checkpoint's name if the metrics differ from the rows at its save."""
-    said = read_json(checkpoint / "about" / "metadata").get("rows")
-    if said is None or (metrics.exists() and rows_digest(read_metrics(metrics)) == said):
-        return None
-    return f"was saved with other rows than {metrics} has"
 
 
 def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:

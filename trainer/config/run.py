@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_json
-from phasewise.trainer.config.execution import Execution, Instrumentation
+from phasewise.trainer.config.execution import DECIDES_BITS, Execution, Instrumentation
 from phasewise.trainer.config.model import ModelConfig
 from phasewise.trainer.config.optimization import LearningRateSegment, Optimizer, Recovery, Stability, Steps, check_segments
 
@@ -22,25 +22,11 @@ StatePart = Literal["ema", "optimizer", "rolling", "balancing", "qk_norm"]
 QK-norm's gains."""
 
 ADDED_LATER: dict[str, bool | int | float | str | None] = {
-    "attend_within_documents": True,
-    "global_attention_every": None,
-    "attention_gate": False,
-    "post_norms": False,
-    "embedding_scale": 1.0,
-    "initializer_cutoff": None,
-    "experts": None,
-    "expert_kernel": "auto",
-    "expert": 1,
-    "context": 1,
-    "step_stall_seconds": 180.0,
-    "save_stall_seconds": 900.0,
-    "restore_stall_seconds": 900.0,
-    "recovery": None,
-    "buffer_documents": None,
-    "packing": "chunk",
-    "loss_on": "all",
-    "max_adam_grad_norm": None,
-}
+    "attend_within_documents": True, "global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0,
+    "initializer_cutoff": None, "experts": None, "expert_kernel": "auto", "expert": 1, "context": 1, "step_stall_seconds": 180.0,
+    "save_stall_seconds": 900.0, "restore_stall_seconds": 900.0, "recovery": None, "buffer_documents": None, "packing": "chunk",
+    "loss_on": "all", "max_adam_grad_norm": None,
+}  # fmt: skip
 """Later field → value of all earlier runs. No digest has a field with this value, so earlier runs keep their digests. The commit adding a
 field adds it here, for good. The name must be unique in the whole configuration, and must not be a component."""
 
@@ -48,21 +34,8 @@ MAY_CHANGE = (
     "learning_rate",  # compared at every update before the checkpoint
     "stop_step",  # not before the checkpoint
     "until_step",
-    *(
-        f"execution.{name}"  # changes the computation of an update, not its result
-        for name in (
-            "mesh",
-            "remat",
-            "attention",
-            "expert_kernel",
-            "microbatch_sequences",
-            "loss_chunk_tokens",
-            "stall_seconds",
-            "step_stall_seconds",
-            "save_stall_seconds",
-            "restore_stall_seconds",
-        )
-    ),
+    *(f"execution.{name}" for name in DECIDES_BITS),  # change the computation of an update, not its result
+    *(f"execution.{name}" for name in ("stall_seconds", "step_stall_seconds", "save_stall_seconds", "restore_stall_seconds")),
     *(f"instrumentation.{name}" for name in ("layer_norms_every", "tensorboard", "wandb")),
     "evaluation",
     *(f"checkpoints.{name}" for name in ("every_steps", "every_minutes", "keep_all", "at_steps")),

@@ -22,7 +22,7 @@ from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fet
 from phasewise.trainer.data.document_buffer import BUFFER_VERSION, BufferedComponent
 from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.packing import PACKING_VERSION, ComponentRows, RowRule, positions, segment_ids
+from phasewise.trainer.data.packing import PACKING_VERSION, PLAIN, ComponentRows, RowRule, positions, segment_ids
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
 from phasewise.trainer.skipped_steps import CONTRACT_NAME
 
@@ -142,7 +142,7 @@ class Loader:
         tokens = np.empty((len(rows), self._run.model.seq_len), np.int32)
         begins = np.zeros(tokens.shape, bool) if self._buffered else None
         packed = np.zeros(tokens.shape, np.int32) if self._rule.packing != "chunk" else None
-        targets = np.zeros(tokens.shape, bool) if self._rule.chooses_targets else None
+        targets = np.zeros(tokens.shape, bool) if self._rule != PLAIN else None
         to_fetch: list[TokenRange] = []
         for number in np.flatnonzero(np.bincount(components)):
             name, places = self._names[number], np.flatnonzero(components == number)
@@ -160,7 +160,7 @@ class Loader:
 
     def check_targets(self) -> None:
         """Raise DataError for the first step whose batch predicts nothing: its loss would be NaN. Reads no token."""
-        if not self._rule.chooses_targets:
+        if self._rule == PLAIN:
             return
         of_rows = {name: laid.targets_of(np.arange(laid.num_rows)) for name, laid in self._laid.items()}
         if all(targets.all() for targets in of_rows.values()):

@@ -27,14 +27,9 @@ class RowRule(NamedTuple):
     packing: PackingKind = "chunk"
     loss_on: LossOn = "all"
 
-    @property
-    def chooses_targets(self) -> bool:
-        """Whether any token after the first of a row is not predicted."""
-        return self != PLAIN
-
 
 PLAIN = RowRule()
-"""Full rows, every token."""
+"""Full rows, and every token after the first of a row is predicted."""
 
 
 class DrawnRows(NamedTuple):
@@ -43,11 +38,6 @@ class DrawnRows(NamedTuple):
     sequences: int
     seq_len: int
     packing: PackingKind = "chunk"
-
-    @property
-    def places(self) -> int:
-        """Room for tokens. Rows of `chunk` are full."""
-        return self.sequences * self.seq_len
 
 
 @dataclass(frozen=True)

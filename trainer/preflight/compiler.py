@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.data.packing import RowRule
+from phasewise.trainer.data.packing import PLAIN, RowRule
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.preflight.hlo import HBM, HOST, Module
 from phasewise.trainer.preflight.module_costs import host_traffic_bytes, read_collectives, traffic_bytes, update_flops
@@ -132,7 +132,7 @@ def _lower_step(run: RunConfig, devices: list[Any]) -> Any:
     of_batch = single if mesh is None else token_sharding(mesh)
     rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=of_batch)
     chosen = jax.ShapeDtypeStruct(rows.shape, jnp.bool_, sharding=of_batch)
-    targets = (chosen,) if RowRule(run.packing, run.loss_on).chooses_targets else ()
+    targets = (chosen,) if RowRule(run.packing, run.loss_on) != PLAIN else ()
     step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
     return step.lower(placed, rows, rows, scheduled_at(run, 0), *targets)
 

@@ -31,22 +31,19 @@ Alone = Callable[[], AbstractContextManager[None]]
 
 
 class Lease:
-    """The token of a trainer. `check` is cheap: it reads one small file."""
+    """The token of a trainer, with the next number, which fences off the holder of the previous one. The caller holds the lock.
 
-    def __init__(self, folder: Path, number: int, name: str) -> None:
-        self.number = number
-        self._folder, self._name = folder, name
+    `check` is cheap: it reads one small file.
+    """
 
-    @classmethod
-    def take(cls, folder: Path) -> "Lease":
-        """Take the next number, which fences off the holder of the previous one. The caller holds the lock."""
-        place, name = RunFolder(folder).token, uuid.uuid4().hex
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._name = folder, uuid.uuid4().hex
+        place = RunFolder(folder).token
         try:
-            number = int(read_json(place)["number"]) + 1
+            self.number = int(read_json(place)["number"]) + 1
         except (OSError, ValueError, KeyError, TypeError):
-            number = 1  # the random name decides
-        write_json(place, {"number": number, "name": name, "pid": os.getpid(), "host": socket.gethostname()})
-        return cls(folder, number, name)
+            self.number = 1  # the random name decides
+        write_json(place, {"number": self.number, "name": self._name, "pid": os.getpid(), "host": socket.gethostname()})
 
     def check(self) -> None:
         """Raise `TakenOver` if a later trainer took the token, or the folder was moved."""
@@ -101,7 +98,7 @@ def only_one_trainer(folder: Path) -> Iterator[Lease]:
                 )
             elif _is_at(run.trainer_lock, file):  # else another trainer took over between opening and locking
                 with _nobody_writes(folder):
-                    lease = Lease.take(folder)
+                    lease = Lease(folder)
                 yield lease
                 return
 

@@ -38,10 +38,6 @@ def test_a_setting_says_what_is_on():
     assert [wording.in_words(value) for value in values] == ["off", "yes", "no", "none", "12,000", "1.7e-05"]
 
 
-def test_bytes_are_millions():
-    assert wording.megabytes(1_234_560_000) == "1,234.6 MB"
-
-
 @pytest.mark.parametrize(
     ("value", "places", "figure", "words"),
     [

@@ -22,9 +22,9 @@ HALF_WRITTEN = ".orbax-checkpoint-tmp/"
 
 
 def test_tokens_only_rise_and_the_last_one_holds(tmp_path: Path):
-    first = Lease.take(tmp_path)
+    first = Lease(tmp_path)
     first.check()
-    second = Lease.take(tmp_path)
+    second = Lease(tmp_path)
     assert (first.number, second.number) == (1, 2)
     second.check()
     with pytest.raises(TakenOver, match=r"this trainer has token 1, the folder has 2\. This trainer stops writing"):
@@ -33,11 +33,11 @@ def test_tokens_only_rise_and_the_last_one_holds(tmp_path: Path):
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"number": 1}', b'{"number": "x"}'])
 def test_a_token_that_does_not_read_lets_nobody_write(tmp_path: Path, damage: bytes):
-    before = Lease.take(tmp_path)
+    before = Lease(tmp_path)
     (tmp_path / TOKEN_NAME).write_bytes(damage)
     with pytest.raises(TakenOver):
         before.check()
-    Lease.take(tmp_path).check()
+    Lease(tmp_path).check()
     with pytest.raises(TakenOver):  # also where the number starts from one again: names decide
         before.check()
 

@@ -12,7 +12,7 @@ import pytest
 
 from phasewise.tasks.report.card import STATEMENT_NAME, Against, CardOptions, Verification, verify_card, write_bundle, write_card
 from phasewise.tasks.report.claims import Subject
-from phasewise.trainer.base.identity import SEAL, sealed
+from phasewise.trainer.base.identity import SEAL, write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from tests.compilation import compile_from_now_on
 from tests.tasks.report.card.world import HELD_OUT_TOKENS, write_world
@@ -35,7 +35,7 @@ class Carded(NamedTuple):
         """Change a JSON file of the home, and seal it again where it was sealed."""
         content = read_json(self.home / path)
         edit(content)
-        write_json(self.home / path, sealed(content) if SEAL in content else content)
+        (write_sealed if SEAL in content else write_json)(self.home / path, content)
 
     def forge(self, edit: Edit) -> None:
         """Change the claims, and write the whole card again from them: all of its documents agree."""
