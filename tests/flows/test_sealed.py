@@ -36,8 +36,7 @@ from phasewise.tasks.validation.judge import judge_phase_health
 from phasewise.tasks.validation.scan_caches import scan_caches
 from phasewise.trainer.base.decision import Decision, Decisions, decision_path, seen_of
 from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.base.identity import read_sealed, write_sealed
-from phasewise.trainer.base.identity import sealed as with_seal
+from phasewise.trainer.base.identity import SEAL, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.process.compilation_cache import drop_changed
@@ -126,7 +125,7 @@ def another(path: Path) -> bytes | None:
         return None
     fields = read_sealed(path)
     fields |= {"key": "0" * 64} if "key" in fields else {"phases": {}, "files": {}}
-    return json.dumps(with_seal(fields)).encode()
+    return json.dumps({**fields, SEAL: digest_of_json(fields)}).encode()
 
 
 def flipped(content: bytes) -> bytes:
