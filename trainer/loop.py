@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, DataError, ExitCode, TrainingDiverged
-from phasewise.trainer.base.run_folder import RunFolder, append_event
-from phasewise.trainer.checkpoints.checkpointer import Checkpoints, check_rows
+from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, append_event
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.checkpoints.hand_off import state_to_start_from
 from phasewise.trainer.config import Component, Execution, LossEvaluation, ModelConfig, RunConfig, sequences_between
 from phasewise.trainer.data.cache import TokenCache, fetch
@@ -23,7 +23,7 @@ from phasewise.trainer.data.packing import PLAIN, ComponentRows, RowRule
 from phasewise.trainer.instability import Unstable, after_answer, decide
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loss import Targets
-from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.metrics import Row, read_metrics, whole_through
 from phasewise.trainer.model.params import Params
 from phasewise.trainer.process.compilation_cache import seal_new
 from phasewise.trainer.process.distributed import is_first, stop_agreed
@@ -181,8 +181,6 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
         if run.until_step is not None:
             raise Moves
     guards.watchdog.begin("finish")
-    if is_first():
-        check_rows(run, skipped)
     digest = params_digest(state.params)  # a collective: every process takes part
     return _summarise(run, digest, skipped) if is_first() else {}
 
@@ -315,6 +313,12 @@ class _Training:
 def _summarise(run: RunConfig, digest: str, skipped: SkippedSteps) -> dict[str, Any]:
     """The content of `result.json`. `final_loss` is the mean over the last 10 updates, in nats a token."""
     rows = read_metrics(RunFolder(run.output).metrics)
+    reached = whole_through(rows, run.start_step, skipped)
+    if reached != run.stop_step:
+        raise CheckpointError(
+            f"{run.output}/{METRICS_NAME}: expected a row of each step up to {run.stop_step}, found no readable row of step {reached + 1}. "
+            "Start the run again: it resumes from a checkpoint with all rows."
+        )
     losses = [row["loss"] for row in rows][-FINAL_LOSS_UPDATES:]
     counted = [row["counted_tokens"] for row in rows if "counted_tokens" in row]
     return {

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver, refusal_of
 from phasewise.trainer.base.identity import digest_of_file
-from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, cleaning_up
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import (
@@ -270,16 +270,6 @@ def _say(text: str) -> None:
 
 def _agreed(value: int) -> int:
     return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
-
-
-def check_rows(run: RunConfig, skipped_steps: SkippedSteps) -> None:
-    """Raise `CheckpointError` if the metrics of a finished training lack rows."""
-    reached = whole_through(read_metrics(RunFolder(run.output).metrics), run.start_step, skipped_steps)
-    if reached != run.stop_step:
-        raise CheckpointError(
-            f"{run.output}/{METRICS_NAME}: expected a row of each step up to {run.stop_step}, found no readable row of step {reached + 1}. "
-            "Start the run again: it resumes from a checkpoint with all rows."
-        )
 
 
 def check_resume(run: RunConfig) -> None:
