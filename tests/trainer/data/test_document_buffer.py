@@ -100,6 +100,9 @@ def test_any_row_can_be_asked_for_at_any_time(lengths: list[int], monkeypatch: p
     small = buffer_of(lengths, seq_len=32, low=16)
     for number in np.random.default_rng(0).integers(0, whole.num_rows, 300).tolist():
         assert tokens_of(small.row(number)) == tokens_of(whole.row(number))
+    for number in (-1, 10_000):
+        with pytest.raises(DataError, match=rf"has no row {number}"):
+            whole.row(number)
 
 
 def test_the_row_of_a_token_is_found(lengths: list[int]):
@@ -132,12 +135,6 @@ def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overla
     assert len(which) == len(expected)
     assert set(zip(which.tolist(), found.row.tolist(), found.start.tolist(), found.first.tolist(), strict=True)) == expected
     assert max(Counter((row, at) for _, row, at, _ in expected).values()) > 1
-
-
-@pytest.mark.parametrize("number", [-1, 10_000])
-def test_a_row_that_is_not_there_is_refused(lengths: list[int], number: int):
-    with pytest.raises(DataError, match=rf"has no row {number}"):
-        buffer_of(lengths, seq_len=32, low=16).row(number)
 
 
 def test_a_run_without_a_buffer_does_not_import_the_compiler():

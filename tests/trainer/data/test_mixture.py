@@ -37,16 +37,17 @@ def whole_shares(block: int) -> st.SearchStrategy[MixtureShares]:
 
 
 @st.composite
+def by_steps(draw: st.DrawFn, values: st.SearchStrategy) -> Steps:
+    changes = sorted(draw(st.sets(st.integers(1, 29), max_size=2)))
+    return Steps(tuple((step, draw(values)) for step in [0, *changes]))
+
+
+@st.composite
 def schedules(draw: st.DrawFn) -> tuple[MixtureSchedule, int]:
     """A schedule with up to three stages and three batch sizes, and how many steps to look at."""
     steps, block = draw(st.integers(1, 30)), draw(st.integers(4, 40))
-
-    def by_steps(values: st.SearchStrategy) -> Steps:
-        changes = sorted(draw(st.sets(st.integers(1, 29), max_size=2)))
-        return Steps(tuple((step, draw(values)) for step in [0, *changes]))
-
-    order = DataOrder(seed=draw(st.integers(0, 9)), permutation="linear", block_sequences=block, cut_blocks=True)
-    return MixtureSchedule(batch=by_steps(st.integers(1, 17)), mixture=by_steps(whole_shares(block)), order=order), steps
+    batch, mixture = draw(by_steps(st.integers(1, 17))), draw(by_steps(whole_shares(block)))
+    return schedule(batch, mixture, seed=draw(st.integers(0, 9)), block=block), steps
 
 
 def schedule(
@@ -86,33 +87,28 @@ def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(draw
         assert error.max() <= (1 - share) + share * max(present - 1, 0) + 1e-9
 
 
-@given(schedules())
-def test_each_component_gives_its_sequences_in_order_without_holes(drawn: tuple[MixtureSchedule, int]):
-    mixture, steps = drawn
-    batches = [batch_of(mixture, step) for step in range(steps)]
-    components, positions = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+@given(schedules(), st.data())
+def test_any_sequences_are_what_they_are_in_a_row_in_order_without_holes_and_counted(
+    drawn: tuple[MixtureSchedule, int], data: st.DataObject
+):
+    mixture, stop = drawn
+    components, positions = everything = mixture.draw(0, mixture.sequences_before(stop))
     for number in np.unique(components):
         mine = positions[components == number]
         np.testing.assert_array_equal(mine, np.arange(len(mine)))
-
-
-@given(schedules(), st.data())
-def test_realised_is_what_counting_finds(drawn: tuple[MixtureSchedule, int], data: st.DataObject):
-    mixture, stop = drawn
+    first, after = sorted(data.draw(st.tuples(*[st.integers(0, len(components))] * 2)))
+    for alone, whole in zip(mixture.draw(first, after), everything, strict=True):
+        np.testing.assert_array_equal(alone, whole[first:after])
     start = data.draw(st.integers(0, stop))
-    assert mixture.realised(start, stop) == Counter(drawn_names(mixture, range(start, stop)))
+    names = drawn_names(mixture, range(start, stop))
+    assert mixture.realised(start, stop) == Counter(names)
+    assert [mixture.components()[number] for number in components[mixture.sequences_before(start) :]] == names
 
 
-BATCHES = Steps[int](((0, 16), (5, 48), (23, 30)))
-
-
-def test_the_seed_decides_the_order_but_not_the_counts():
+def test_the_seed_decides_the_order_but_not_the_counts_and_no_share_moves_no_other():
     one, other = (drawn_names(schedule(seed=seed), range(4)) for seed in (0, 1))
     assert one != other
     assert Counter(one) == Counter(other)
-
-
-def test_a_component_without_a_share_moves_no_other():
     with_it = schedule(mixture=always({"aaa": 0.0, **WEB_HEAVY}))
     assert drawn_names(with_it, range(8)) == drawn_names(schedule(), range(8))
     assert "aaa" not in with_it.realised(0, 8)
@@ -129,24 +125,6 @@ def test_a_step_far_away_is_reached_at_once(step: int):
     for name in CODE_HEAVY:
         mine = positions[components == names.index(name)]
         np.testing.assert_array_equal(mine, counts[name] + np.arange(len(mine)))
-
-
-@given(schedules(), st.data())
-def test_any_stretch_adds_up_exactly(drawn: tuple[MixtureSchedule, int], data: st.DataObject):
-    mixture, stop = drawn
-    first, middle = sorted(data.draw(st.tuples(st.integers(0, stop), st.integers(0, stop))))
-    parts = Counter(mixture.realised(first, middle)) + Counter(mixture.realised(middle, stop))
-    assert parts == mixture.realised(first, stop)
-    assert parts.total() == mixture.sequences_before(stop) - mixture.sequences_before(first)
-
-
-@given(schedules(), st.data())
-def test_any_sequences_alone_are_what_they_are_in_a_row(drawn: tuple[MixtureSchedule, int], data: st.DataObject):
-    mixture, stop = drawn
-    everything = mixture.draw(0, mixture.sequences_before(stop))
-    first, after = sorted(data.draw(st.tuples(*[st.integers(0, len(everything[0]))] * 2)))
-    for alone, whole in zip(mixture.draw(first, after), everything, strict=True):
-        np.testing.assert_array_equal(alone, whole[first:after])
 
 
 # ── rounding ──
@@ -175,14 +153,10 @@ def late_orders(draw: st.DrawFn) -> tuple[MixtureSchedule, MixtureSchedule, int]
     """A schedule that begins at a step, one of the same batches and mixtures whose step 0 that step is, and the step."""
     first, block = draw(st.integers(0, 25)), draw(st.integers(4, 40))
 
-    def by_steps(values: st.SearchStrategy) -> Steps:
-        changes = sorted(draw(st.sets(st.integers(1, 29), max_size=2)))
-        return Steps(tuple((step, draw(values)) for step in [0, *changes]))
-
     def moved(steps: Steps) -> Steps:
         return Steps(((0, steps.at(first)), *((step - first, value) for step, value in steps.root if step > first)))
 
-    batch, mixture = by_steps(st.integers(1, 17)), by_steps(whole_shares(block))
+    batch, mixture = draw(by_steps(st.integers(1, 17))), draw(by_steps(whole_shares(block)))
     order = blocks_of(block, cut_blocks=True)
     late = MixtureSchedule(batch=batch, mixture=mixture, order=blocks_of(block, cut_blocks=True, first_step=first))
     return late, MixtureSchedule(batch=moved(batch), mixture=moved(mixture), order=order), first
@@ -220,12 +194,6 @@ def test_a_mixture_that_ended_before_an_order_begins_is_not_asked_for_its_counts
 
 HALVES: MixtureShares = {"web": 50.0, "code": 50.0}
 THIRDS: MixtureShares = {"web": 200 / 3, "code": 100 / 3}
-# Marin 32B: pretraining, and what of Mantis's mixture shows its difficulty (shares rescaled to sum to 100).
-PRETRAINING: MixtureShares = {
-    "medium": 30.69, "hq_synth": 24.70, "medium_low": 13.98, "hq_actual": 8.30, "medium_high": 7.49, "low_actual": 6.37,
-    "low_synth": 5.70, "starcoder": 2.27, "proofpile_2": 0.50,
-}  # fmt: skip
-MANTIS: MixtureShares = {"nemotron": 83.05, "megamath_web": 5.57, "text_code_block": 4.24, "finemath": 7.046, "medu": 0.094}
 
 
 def two_stages(batch: Steps[int], step: int, block: int, **changes: Any) -> MixtureSchedule:
@@ -233,12 +201,12 @@ def two_stages(batch: Steps[int], step: int, block: int, **changes: Any) -> Mixt
     return MixtureSchedule(batch=batch, mixture=mixture, order=blocks_of(block, **changes))
 
 
-@given(
-    batch=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=3, unique_by=lambda entry: entry[0]),
-    step=st.integers(1, 60),
-    block=st.integers(4, 48),
-    begins=st.integers(0, 30),
-)
+SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=4, unique_by=lambda entry: entry[0])
+WEIGHTS = st.lists(st.integers(1, 1000), min_size=1, max_size=6)
+ROUNDINGS = st.sampled_from(["floor", "largest_remainder"])
+
+
+@given(batch=SIZES, step=st.integers(1, 60), block=st.integers(4, 48), begins=st.integers(0, 30))
 def test_whatever_starts_off_the_grid_is_refused_with_the_steps_that_are_on_it(
     batch: list[tuple[int, int]], step: int, block: int, begins: int
 ):
@@ -263,18 +231,15 @@ def test_whatever_starts_off_the_grid_is_refused_with_the_steps_that_are_on_it(
         two_stages(sizes, other, block, first_step=begins)
 
 
-def test_the_advice_leaves_the_stages_around_it_a_step():
-    with pytest.raises(ConfigError, match=r"the mixture from step 13 .*: start it at step 16,"):
-        stages_of_16(0, 12, 13, 20)
-    with pytest.raises(ConfigError, match=r"the mixture from step 13 .*: start it at step 12,"):
-        stages_of_16(0, 8, 13, 16)
-    with pytest.raises(ConfigError, match=r"the mixture from step 13 .* before it: let the recipe's order declare cut_blocks\.$"):
-        stages_of_16(0, 12, 13, 16)  # neither 12 nor 16 is free for 13
-
-
-def stages_of_16(*steps: int) -> MixtureSchedule:
+@pytest.mark.parametrize(
+    ("steps", "advice"),
+    [((0, 12, 13, 20), ": start it at step 16,"), ((0, 8, 13, 16), ": start it at step 12,"), ((0, 12, 13, 16), " before it: let the .*$")],
+    ids=str,
+)
+def test_the_advice_leaves_the_stages_around_it_a_step(steps: tuple[int, ...], advice: str):
     mixture = Steps[MixtureShares](tuple((step, (HALVES, THIRDS)[number % 2]) for number, step in enumerate(steps)))
-    return MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
+    with pytest.raises(ConfigError, match=rf"the mixture from step 13 .*{advice}"):
+        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
 
 
 def test_a_component_that_a_block_has_no_sequence_of_is_refused_with_what_would_do():
@@ -308,7 +273,7 @@ def test_a_share_that_a_block_cannot_express_is_refused_with_what_would_do():
         check_shares(UNEVEN, blocks_of(10), step=7, max_error_points=0.0)
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), st.integers(1, 3000), st.sampled_from(["floor", "largest_remainder"]))
+@given(WEIGHTS, st.integers(1, 3000), ROUNDINGS)
 def test_both_limits_are_held_to_exactly(weights: list[int], block: int, rounding: str):
     shares: MixtureShares = {f"component-{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
     blocks = blocks_of(block, rounding=rounding)
@@ -334,11 +299,7 @@ def said_of(batch: Steps[int], step: int, block: int) -> str:
     return ""
 
 
-@given(
-    batch=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=4, unique_by=lambda entry: entry[0]),
-    step=st.integers(1, 60),
-    block=st.integers(2, 48),
-)
+@given(batch=SIZES, step=st.integers(1, 60), block=st.integers(2, 48))
 def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[tuple[int, int]], step: int, block: int):
     sizes = Steps[int](((0, batch[0][1]), *sorted(batch[1:])))
     if advice := ADVICE.search(said_of(sizes, step, block)):
@@ -347,11 +308,7 @@ def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[
             assert said_of(moved, step, block) == ""
 
 
-@given(
-    weights=st.lists(st.integers(1, 1000), min_size=1, max_size=6),
-    times=st.integers(1, 9),
-    rounding=st.sampled_from(["floor", "largest_remainder"]),
-)
+@given(weights=WEIGHTS, times=st.integers(1, 9), rounding=ROUNDINGS)
 def test_a_block_has_the_shares_that_it_can_express(weights: list[int], times: int, rounding: str):
     shares = {f"c{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
     counts = block_counts(shares, blocks_of(times * sum(weights), rounding=rounding))

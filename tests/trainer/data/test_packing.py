@@ -5,17 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import LossOn, PackingKind
 from phasewise.trainer.data.cache import TokenCache, fetch
-from phasewise.trainer.data.packing import (
-    ComponentRows,
-    RowRule,
-    counted_before,
-    pack,
-)
+from phasewise.trainer.data.packing import ComponentRows, RowRule, counted_before, pack
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 
 document_lengths = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 60)), max_size=40)
@@ -23,11 +17,6 @@ seq_lens = st.integers(1, 20)
 KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
 WHOLE: tuple[PackingKind, ...] = ("pad", "greedy")
 LOSSES: tuple[LossOn, ...] = get_args(LossOn)
-
-
-batches = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 3))
-
-
 Piece = tuple[int, int, int, int]
 """Row, start in the row, document, length."""
 
