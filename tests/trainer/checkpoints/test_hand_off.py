@@ -20,17 +20,9 @@ from tests.trainer.checkpoints.conftest import Build, Parent, assert_equal
 @pytest.mark.parametrize(
     ("fresh", "kind", "message"),
     [
-        (
-            [],
-            {"qk_norm": True},
-            r"params\.blocks\.\w+_norm is nothing in .*, not float32\[2, 8\]: declare 'qk_norm' in the hand-off's `fresh`",
-        ),
+        ([], {"qk_norm": True}, r"params\.blocks\.\w+_norm is nothing in .*, not float32\[2, 8\]: declare 'qk_norm' in the hand-off's "),
         (["optimizer", "ema"], {"qk_norm": True}, "declare 'qk_norm'"),
-        (
-            ["optimizer", "ema"],
-            {"d_ff": 64},
-            r"blocks\.down is float32\[2, 48, 32\] in .*, not float32\[2, 64, 32\]: the model must have the",
-        ),
+        (["optimizer", "ema"], {"d_ff": 64}, r"blocks\.down is float32\[2, 48, 32\] in .*, not float32\[2, 64, 32\]: the model must have"),
         (["optimizer", "ema"], {"tied_head": True}, r"params\.head of .*24 would be dropped: a phase cannot leave out weights"),
         (["ema"], {"ema_decay": None}, "'ema' is declared, and the phase's state has no such part: take it out"),
         (["rolling"], {"windows": False}, "'rolling' is declared, and"),
@@ -112,29 +104,21 @@ def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[...
     run = build(start=bare.start("ema", "rolling"))
     expected = init_state(run)._replace(params=bare.state.params, optimizer=bare.state.optimizer, ema=bare.state.params)
     assert_equal(state_to_start_from(run), expected)
-    message = (
-        r"phase child cannot start from .*24: ema\.\S+ is nothing in .*24, not float32\[.*\]: declare 'ema' in the hand-off's "
-        r"`fresh`, or graft it; .* and \d+ more\."
-    )
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=bare.start("rolling")))
-    with pytest.raises(CheckpointError, match=r"rolling\.losses\.values is nothing in .*declare 'rolling'"):
-        state_to_start_from(build(start=bare.start("ema")))
+    message = r"phase child cannot start from .*24: ema\.\S+ is nothing in .*24, not float32\[.*\]: declare 'ema' in .*; .* and \d+ more\."
+    for fresh, said in (("rolling", message), ("ema", r"rolling\.losses\.values is nothing in .*declare 'rolling'")):
+        with pytest.raises(CheckpointError, match=said):
+            state_to_start_from(build(start=bare.start(fresh)))
 
 
-def test_trained_gains_come_from_another_checkpoint(build: Build, llama: Parent, qwen: Parent):
-    found = leaves_of(state_to_start_from(build(qk_norm=True, start=llama.start(qk_norm=qwen))))
-    of_llama, of_qwen = leaves_of(llama.state), leaves_of(qwen.state)
-    for name, leaf in found.items():
-        assert np.array_equal(leaf, (of_qwen if name.endswith(("query_norm", "key_norm")) else of_llama)[name]), name
-
-
-def test_gains_are_fresh_with_their_moments_and_averages_and_all_else_is_carried(build: Build, llama: Parent):
+def test_gains_come_from_another_checkpoint_or_are_fresh_with_their_moments_and_averages(build: Build, llama: Parent, qwen: Parent):
+    of_qwen, gains = leaves_of(qwen.state), ("query_norm", "key_norm")
+    for name, leaf in leaves_of(state_to_start_from(build(qk_norm=True, start=llama.start(qk_norm=qwen)))).items():
+        assert np.array_equal(leaf, (of_qwen if name.endswith(gains) else leaves_of(llama.state))[name]), name
     found = state_to_start_from(build(qk_norm=True, start=llama.start("qk_norm")))
     assert_owned(found)
     named, parent = leaves_of(found), leaves_of(llama.state)
     values = {"params": 1.0, "ema": 1.0, "optimizer.mu": 0.0, "optimizer.nu": 0.0}
-    fresh = {f"{field}.blocks.{gain}": value for field, value in values.items() for gain in ("query_norm", "key_norm")}
+    fresh = {f"{field}.blocks.{gain}": value for field, value in values.items() for gain in gains}
     assert named.keys() == parent.keys() | fresh.keys()
     for name, leaf in named.items():
         assert np.array_equal(leaf, np.full((2, 8), fresh[name]) if name in fresh else parent[name]), name

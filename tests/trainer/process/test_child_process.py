@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ def test_a_command_looks_rarely_for_garbage_and_the_trainer_as_python_does(code:
     assert (done.stderr.splitlines()[-1] == "100000 50 50") is rarely
 
 
-Start = Callable[..., Any]
 PROGRAM = """
 import signal, sys, threading
 from phasewise.trainer.process.child_process import end_with_parent
@@ -42,34 +41,20 @@ threading.Event().wait()
 """
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
+def test_it_ends_with_its_parent_also_a_silent_one_or_stops_at_a_byte_as_at_sigterm():
     with ExitStack() as stack:
-
-        def begin(**variables: str) -> Any:
+        processes: list[Any] = []
+        for variables in ({}, {"PHASEWISE_PARENT_SECONDS": "100"}, {"PHASEWISE_PARENT_SECONDS": "0.3"}):
             command, environment = [sys.executable, "-c", PROGRAM], {**os.environ, **variables}
-            process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment, bufsize=0)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            assert process.stdout
-            process.stdout.readline()
-            return process
-
-        yield begin
-
-
-def test_it_ends_with_its_parent_or_stops_at_a_byte_as_at_sigterm(start: Start):
-    process, asked = start(), start(PHASEWISE_PARENT_SECONDS="100")
-    process.stdin.close()
-    assert process.wait(20) == 7
-    asked.stdin.write(b"...s")
-    assert asked.wait(20) == 75
-
-
-def test_a_parent_that_is_silent_for_too_long_counts_as_gone(start: Start):
-    process = start(PHASEWISE_PARENT_SECONDS="0.3")
-    assert process.wait(20) == 7
-    assert b"gave no sign of life for 0.3 s (PHASEWISE_PARENT_SECONDS)" in process.stderr.read()
+            processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment, bufsize=0))
+            stack.enter_context(processes[-1])
+            stack.callback(processes[-1].kill)
+        orphan, asked, silent = processes
+        assert orphan.stdout.readline() == asked.stdout.readline() == b"ready\n"
+        orphan.stdin.close()
+        asked.stdin.write(b"...s")
+        assert [process.wait(20) for process in processes] == [7, 75, 7]
+        assert b"gave no sign of life for 0.3 s (PHASEWISE_PARENT_SECONDS)" in silent.stderr.read()
 
 
 def test_children_are_started_by_one_function_alone():
@@ -85,23 +70,24 @@ def test_a_child_imports_nothing_from_the_current_folder(tmp_path: Path, module:
     assert ended.stderr.startswith(f"usage: python -m {module}")
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        ("raise ValueError('no such head')", "ended with code 1: ValueError: no such head"),
-        ("print('half way'); raise SystemExit(9)", "ended with code 9: half way"),
-        ("raise SystemExit(4)", "ended with code 4: its log says nothing"),
-        ("import os; print('loading', flush=True); os.kill(os.getpid(), 9)", "was ended by SIGKILL: loading"),
-        ("try:\n 1/0\nexcept Exception as e:\n raise OSError(28, 'full') from e", "ended with code 1: OSError: [Errno 28] full"),
-    ],
-)
-def test_an_unexpected_end_quotes_the_last_line_of_the_log(tmp_path: Path, program: str, said: str):
+def test_an_unexpected_end_quotes_the_last_line_of_the_log(tmp_path: Path):
     log = tmp_path / "log"
-    log.write_text("an earlier life\n")
-    before = log.stat().st_size
-    with open(log, "ab") as output:
-        code = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=output, check=False).returncode
-    assert ending_with_reason(code, log, before) == f"{said} (log: {log})"
+    try:
+        try:
+            raise ValueError("no such head")
+        except ValueError as error:
+            raise OSError(28, "full") from error
+    except OSError:
+        chained = traceback.format_exc()
+    for code, text, said in (
+        (1, chained, "ended with code 1: OSError: [Errno 28] full"),
+        (9, "half way\n\n", "ended with code 9: half way"),
+        (4, "", "ended with code 4: its log says nothing"),
+        (-9, "loading\nFatal Python error: Killed\n", "was ended by SIGKILL: loading"),
+        (-99, "loading", "was ended by signal 99: loading"),
+    ):
+        log.write_text(f"an earlier life\n{text}")
+        assert ending_with_reason(code, log, len("an earlier life\n")) == f"{said} (log: {log})"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -135,7 +121,7 @@ def test_ctrl_c_and_the_parents_sigterm_are_one_wish_and_a_second_ctrl_c_is_anot
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
-def test_a_time_that_is_none_is_refused(text: str):
-    with pytest.raises(ConfigError, match=f"PHASEWISE_JOIN_SECONDS must be a number of seconds above 0, found '{text}'"):
-        positive_seconds({"PHASEWISE_JOIN_SECONDS": text}, "PHASEWISE_JOIN_SECONDS", 1.0)
+def test_a_time_that_is_none_is_refused():
+    for text in ("0", "-1", "soon", "inf", "nan"):
+        with pytest.raises(ConfigError, match=f"PHASEWISE_JOIN_SECONDS must be a number of seconds above 0, found '{text}'"):
+            positive_seconds({"PHASEWISE_JOIN_SECONDS": text}, "PHASEWISE_JOIN_SECONDS", 1.0)
