@@ -10,8 +10,8 @@ import pytest
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
+from phasewise.trainer.data.loader import Batch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.trainer.data.packing import segment_ids
 from phasewise.trainer.loop import build_evaluate, is_due, read_held_out
 from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
 from phasewise.trainer.model.decoder import logits
@@ -53,7 +53,7 @@ def mean_loss(params: Params, tokens: np.ndarray, model: ModelConfig) -> float:
     """Minus the logarithm of the probability of each next token, in float64, one row after the other."""
     losses = list[float]()
     for row in tokens:
-        found = forward(params, jnp.asarray(row[None]), model, segment_ids=jnp.asarray(segment_ids(row[None], 0)))
+        found = forward(params, jnp.asarray(row[None]), model, segment_ids=jnp.asarray(Batch(row[None], 0).segment_ids))
         scores = np.asarray(found, np.float64)[0, :-1]
         scores -= scores.max(axis=-1, keepdims=True)
         log_probabilities = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))

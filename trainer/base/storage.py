@@ -155,7 +155,7 @@ def writing(url: str | Path) -> Iterator[BinaryIO]:
         with tempfile.TemporaryFile(prefix="phasewise-") as staged:
             yield cast(BinaryIO, staged)
             staged.flush()
-            _upload(*store, staged)
+            put_file(Path(f"/dev/fd/{staged.fileno()}"), url)
         return
     target = as_path(url)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,37 +194,33 @@ def put_file(path: Path, url: str | Path) -> None:
     """Upload a local file to a store, without another copy. Raises OSError if the store rejected it twice."""
     store = file_system_of(url)
     assert store is not None, "for a store"
+    file_system, name = store
     with open(path, "rb") as file:
-        _upload(*store, file)
+        opened, size = f"/dev/fd/{file.fileno()}", os.fstat(file.fileno()).st_size
+        for is_last in (False, True):
+            try:
+                if "gs" not in file_system.protocol:
+                    file_system.put_file(opened, name)
+                elif size >= PUT_CHUNK_BYTES:
+                    file_system.put_file(opened, name, chunksize=PUT_CHUNK_BYTES)
+                else:
+                    file.seek(0)
+                    content = file.read()
+                    options: dict[str, Any] = {"chunksize": size} if (b"--==0==" in content or content.endswith(b"\r")) else {}
+                    file_system.pipe_file(name, content, **options)
+                return
+            except Exception as error:  # each store has other error types
+                if not is_last:
+                    if isinstance(error, FileNotFoundError):
+                        raise  # the bucket does not exist: a second request does not help
+                    continue
+                from gcsfs.retry import ChecksumError
 
-
-def _upload(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
-    path = f"/dev/fd/{staged.fileno()}"
-    size = os.fstat(staged.fileno()).st_size
-    for is_last in (False, True):
-        try:
-            if "gs" not in file_system.protocol:
-                file_system.put_file(path, name)
-            elif size >= PUT_CHUNK_BYTES:
-                file_system.put_file(path, name, chunksize=PUT_CHUNK_BYTES)
-            else:
-                staged.seek(0)
-                content = staged.read()
-                options: dict[str, Any] = {"chunksize": size} if (b"--==0==" in content or content.endswith(b"\r")) else {}
-                file_system.pipe_file(name, content, **options)
-            return
-        except Exception as error:  # each store has other error types
-            if not is_last:
-                if isinstance(error, FileNotFoundError):
-                    raise  # the bucket does not exist: a second request does not help
-                continue
-            from gcsfs.retry import ChecksumError
-
-            url = file_system.unstrip_protocol(name)
-            if isinstance(error, ChecksumError):
-                with cleaning_up(url):
-                    file_system.rm_file(name)
-            raise OSError(f"{url}: the store did not take the file, also when asked again: {error}") from error
+                at = file_system.unstrip_protocol(name)
+                if isinstance(error, ChecksumError):
+                    with cleaning_up(at):
+                        file_system.rm_file(name)
+                raise OSError(f"{at}: the store did not take the file, also when asked again: {error}") from error
 
 
 class StoreEntry(NamedTuple):

@@ -163,7 +163,7 @@ class TokenCache:
 
         Raises DataError if a file is missing, damaged or was changed.
         """
-        if not self.manifest.has_spans:
+        if all(shard.spans is None for shard in self.manifest.shards):
             return None
         found: list[np.ndarray] = []
         again = f"Delete {self.folder} and prepare the data again."

@@ -22,7 +22,7 @@ from phasewise.trainer.data.cache import TokenCache, TokenRange, build_maps, fet
 from phasewise.trainer.data.document_buffer import BUFFER_VERSION, BufferedComponent
 from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.trainer.data.packing import PACKING_VERSION, PLAIN, ComponentRows, RowRule, positions, segment_ids
+from phasewise.trainer.data.packing import PACKING_VERSION, PLAIN, ComponentRows, RowRule
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
 from phasewise.trainer.skipped_steps import CONTRACT_NAME
 
@@ -47,17 +47,29 @@ class Batch:
 
     @cached_property
     def segment_ids(self) -> Int[np.ndarray, "b t"]:
-        """The number of the token's document in its row, 0 for padding."""
+        """The number of the token's document in its row from 1 on, 0 for padding, as int32.
+
+        In a full row, a segment starts at each BOS token and at the row's start.
+        """
         if self.packed is not None:
             return self.packed
         if self.begins is not None:
             return np.cumsum(self.begins, axis=1, dtype=np.int32)
-        return segment_ids(self.tokens, self.begin_of_text)
+        begins = self.tokens == self.begin_of_text
+        ids = np.cumsum(begins, axis=1, dtype=np.int32)
+        ids += ~begins[:, :1]
+        return ids
 
     @cached_property
     def positions(self) -> Int[np.ndarray, "b t"]:
-        """The token's position in its document."""
-        return positions(self.segment_ids)
+        """The token's position in its document, 0 for padding, as int32."""
+        ids = self.segment_ids
+        place = np.arange(ids.shape[1], dtype=np.int32)
+        begins = np.ones(ids.shape, bool)
+        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        within = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+        within[ids == 0] = 0
+        return within
 
 
 class Order:

@@ -80,18 +80,14 @@ class Manifest(Frozen):
 
     @model_validator(mode="after")
     def _spans_are_of_every_shard_or_none(self) -> "Manifest":
-        if len({shard.spans is None for shard in self.shards}) > 1:
+        with_spans = sum(shard.spans is not None for shard in self.shards)
+        if 0 < with_spans < len(self.shards):
             raise ValueError("some of its shards name the tokens that count, and some do not")
-        if self.template is None and self.has_spans:
+        if self.template is None and with_spans:
             raise ValueError("its shards name the tokens that count, and it names no chat template")
-        if self.format_version < FORMAT_VERSION and (self.template is not None or self.has_spans):
+        if self.format_version < FORMAT_VERSION and (self.template is not None or with_spans):
             raise ValueError(f"format version {self.format_version} has no conversations")
         return self
-
-    @property
-    def has_spans(self) -> bool:
-        """Whether its shards name the tokens that count."""
-        return bool(self.shards) and self.shards[0].spans is not None
 
     @property
     def digest(self) -> str:

@@ -100,15 +100,26 @@ class ComponentRows:
         return ranges
 
     def segment_ids(self, rows: Numbers) -> Int[np.ndarray, "n t"] | None:
-        """Return 1, 2, … along each row, 0 for padding, or None for `chunk`, whose tokens show the documents."""
-        return None if self.plan is None else packed_segment_ids(self.plan, rows)
+        """Return 1, 2, … along each row, 0 for padding, as int32, or None for `chunk`, whose tokens show the documents."""
+        if (plan := self.plan) is None:
+            return None
+        first, behind = np.searchsorted(plan.row, rows, "left"), np.searchsorted(plan.row, rows, "right")
+        counts = behind - first
+        row_of_piece = np.repeat(np.arange(len(rows)), counts)
+        pieces = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        used = np.bincount(row_of_piece, weights=plan.length[pieces], minlength=len(rows))
+        ids = np.zeros((len(rows), plan.seq_len), np.int32)
+        ids[row_of_piece, plan.start[pieces]] = 1
+        np.cumsum(ids, axis=1, out=ids)
+        ids[np.arange(plan.seq_len) >= used[:, None]] = 0
+        return ids
 
     def targets(self, rows: Numbers) -> Bool[np.ndarray, "n t"]:
         """Return whether each token of these rows is predicted, from the token before it: never a row's first token."""
-        if self.plan is None:
+        segments = self.segment_ids(rows)
+        if segments is None:
             found = np.ones((len(rows), self.seq_len), bool)
         else:
-            segments = packed_segment_ids(self.plan, rows)
             found = (segments != 0) & (segments == np.roll(segments, 1, axis=1))
         found[:, 0] = False
         return found if self.spans is None else found & counted_in_rows(self.spans, self.firsts(rows), self.seq_len)
@@ -132,41 +143,6 @@ def counted_before(spans: Int[np.ndarray, "n 2"], numbers: Int[np.ndarray, "*n"]
     last = np.searchsorted(spans[:, 0], numbers, "right") - 1
     within = np.clip(numbers - spans[last, 0], 0, lengths[last])
     return np.where(last < 0, 0, before[last] + within)
-
-
-def segment_ids(tokens: Int[np.ndarray, "b t"], begin_of_text: int) -> Int[np.ndarray, "b t"]:
-    """Return 1, 2, … along each row, as int32: a segment starts at each BOS token and at the row's start.
-
-    The rows must be full. Rows with padding need `packed_segment_ids`.
-    """
-    begins = tokens == begin_of_text
-    ids = np.cumsum(begins, axis=1, dtype=np.int32)
-    ids += ~begins[:, :1]
-    return ids
-
-
-def packed_segment_ids(packed: Packed, rows: Int[np.ndarray, " b"]) -> Int[np.ndarray, "b t"]:
-    """Return 1, 2, … along some rows of a plan, from its pieces, and 0 for padding, as int32."""
-    first, behind = np.searchsorted(packed.row, rows, "left"), np.searchsorted(packed.row, rows, "right")
-    counts = behind - first
-    row_of_piece = np.repeat(np.arange(len(rows)), counts)
-    pieces = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    used = np.bincount(row_of_piece, weights=packed.length[pieces], minlength=len(rows))
-    ids = np.zeros((len(rows), packed.seq_len), np.int32)
-    ids[row_of_piece, packed.start[pieces]] = 1
-    np.cumsum(ids, axis=1, out=ids)
-    ids[np.arange(packed.seq_len) >= used[:, None]] = 0
-    return ids
-
-
-def positions(segment_ids: Int[np.ndarray, "b t"]) -> Int[np.ndarray, "b t"]:
-    """Return 0, 1, 2, … within each segment, and 0 for padding (segment 0), as int32."""
-    place = np.arange(segment_ids.shape[1], dtype=np.int32)
-    begins = np.ones(segment_ids.shape, bool)
-    begins[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
-    within = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
-    within[segment_ids == 0] = 0
-    return within
 
 
 def pack(kind: PackingKind, lengths: Int[np.ndarray, " n"], *, seq_len: int) -> Packed:
