@@ -151,7 +151,7 @@ class TokenCache:
         while filled < len(target):
             count = min(len(target) - filled, self.manifest.shards[shard].tokens - start)
             piece = target[filled : filled + count]
-            if self.store and count:
+            if self.store is not None and count:
                 ranges.append(TokenRange(self.store, self.files[shard], self.dtype, start, piece))
             elif count:
                 piece[:] = self.maps(self.files[shard], self.dtype).tokens[start : start + count]
