@@ -1,6 +1,6 @@
 import io
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +82,18 @@ def test_documents_are_found_by_id_and_by_file(groups_of_three: Path):
 def test_documents_without_tokens_are_in_no_range(tmp_path: Path, write_cache: WriteCache):
     cache = TokenCache.open(write_cache(tmp_path / "web", [[np.arange(5), np.arange(0), np.arange(3)], [], [np.arange(4)]]))
     pieces = DocumentIndex(cache).covering(np.array([0]), np.array([12]))
-    assert [(piece.document.id, piece.first, piece.stop) for piece in pieces] == [
-        ("shard-00000 0", 0, 5),
-        ("shard-00000 2", 5, 8),
-        ("shard-00002 0", 8, 12),
-    ]
+    found = [(piece.document.id, piece.first, piece.stop) for piece in pieces]
+    assert found == [("shard-00000 0", 0, 5), ("shard-00000 2", 5, 8), ("shard-00002 0", 8, 12)]
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda index: index.covering(np.array([0]), np.array([index.cache.manifest.tokens])),
-        lambda index: index.named(("shard",)),
-        lambda index: index.of_file("nothing that is there"),
-    ],
-    ids=["covering", "named", "of_file"],
-)
+QUESTIONS: dict[str, Callable[[DocumentIndex], object]] = {
+    "covering": lambda index: index.covering(np.array([0]), np.array([index.cache.manifest.tokens])),
+    "named": lambda index: index.named(("shard",)),
+    "of_file": lambda index: index.of_file("nothing that is there"),
+}
+
+
+@pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
 def test_an_index_that_was_changed_or_is_gone_is_refused_by_every_question(caches: Mapping[str, Path], tmp_path: Path, ask: Any):
     folder = Path(shutil.copytree(caches["web"], tmp_path / "web"))
     path = folder / "shard-00001.parquet"
