@@ -9,9 +9,7 @@ from phasewise.trainer.config.execution import (
     BLOCK_INPUT,
     DECIDES_BITS,
     LANES,
-    AttentionKernel,
     Execution,
-    ExpertKernel,
     Instrumentation,
     Kept,
     Mesh,
@@ -55,8 +53,8 @@ from phasewise.trainer.config.run import (
 )
 
 __all__ = [  # noqa: RUF022
-    "ATTENTION", "AdamC", "AdamW", "AttentionKernel", "BLOCK_INPUT", "Balancing", "CheckpointPolicy", "Component",
-    "DECIDES_BITS", "DataOrder", "Execution", "ExpertKernel", "Experts", "Graft", "Instrumentation", "Kept", "LANES",
+    "ATTENTION", "AdamC", "AdamW", "BLOCK_INPUT", "Balancing", "CheckpointPolicy", "Component",
+    "DECIDES_BITS", "DataOrder", "Execution", "Experts", "Graft", "Instrumentation", "Kept", "LANES",
     "LearningRateSegment", "Llama3RopeScaling", "LossEvaluation", "LossOn", "Mesh", "MixtureShares", "ModelConfig",
     "Muon", "NAdamW", "Optimizer", "PackingKind", "Recovery", "Remat", "RollingLimit", "Rope", "RunConfig",
     "SignBalancing", "Smebu", "Stability", "StartFrom", "StatePart", "Steps", "always", "check_mixture", "check_rows",
