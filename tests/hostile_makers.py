@@ -45,11 +45,11 @@ def parquet(content: Any = None, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def arrow(new: Callable[..., Any], **options: Any) -> bytes:
+def arrow(new: Callable[..., Any], content: pa.Table | None = None, rows: int = 15, **options: Any) -> bytes:
     sink = pa.BufferOutputStream()
-    content = table()
+    content = table() if content is None else content
     with new(sink, content.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(content, max_chunksize=15)
+        writer.write_table(content, max_chunksize=rows)
     return sink.getvalue().to_pybytes()
 
 
@@ -60,10 +60,10 @@ def lz4(content: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def tar(files: Mapping[str, bytes], **heads: Any) -> bytes:
+def tar(files: Mapping[str, bytes], kind: int = tarfile.DEFAULT_FORMAT, **heads: Any) -> bytes:
     """A tar; `heads` are set on every member's head."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
+    with tarfile.open(fileobj=file, mode="w", format=kind) as archive:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -125,11 +125,8 @@ def good_files() -> dict[str, bytes]:
 
 
 PACKERS: tuple[Callable[[bytes], bytes], ...] = (
-    gzip.compress,
-    zstandard.compress,
-    lambda raw: tar({"in": raw}),
-    lambda raw: zipped({"in": raw}),
-)
+    gzip.compress, zstandard.compress, lambda raw: tar({"in": raw}), lambda raw: zipped({"in": raw}),
+)  # fmt: skip
 
 
 def mutations(folder: Path, count: int, seed: int) -> Iterator[Path]:
@@ -245,10 +242,8 @@ def _lies() -> dict[str, bytes]:
 
 
 def _oddities() -> dict[str, bytes]:
-    numbers = io.BytesIO()
-    text = io.BytesIO()
-    np.save(numbers, np.zeros(100))
-    np.save(text, np.array(["a text"]))
+    np.save(numbers := io.BytesIO(), np.zeros(100))
+    np.save(text := io.BytesIO(), np.array(["a text"]))
     twice = pa.table([pa.array(["one"]), pa.array(["two"])], names=["text", "text"])
     return {
         "empty.jsonl": b"",

@@ -67,15 +67,12 @@ class Faults:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refuse(self, *, where: str = "", method: str = "", times: int = 1, status: int = 503) -> None:
-        """Answer with a status and do nothing."""
         self.waiting.append(Fault("refuse", method, where, times, status))
 
     def tear(self, *, where: str = UPLOADS, method: str = "", times: int = 1) -> None:
-        """Cut the connection in the middle of the request's body."""
         self.waiting.append(Fault("tear", method, where, times))
 
     def drop_reply(self, *, where: str = "", method: str = "", times: int = 1) -> None:
-        """Do what is asked and cut the connection before the answer."""
         self.waiting.append(Fault("drop_reply", method, where, times))
 
     def clear(self) -> None:
@@ -213,8 +210,6 @@ class QuietServer(ThreadingHTTPServer):
 
 @dataclass(frozen=True)
 class Emulator:
-    """A running emulator with one bucket."""
-
     url: str
     faults: Faults
     storage: RememberingStorage
@@ -227,14 +222,12 @@ class Emulator:
         return self.storage.get_file_obj(BUCKET, str(path).removeprefix(f"gs://{BUCKET}/"))
 
     def forget(self, prefix: str) -> None:
-        """Free the memory of the objects whose names start so."""
         for name in [name for name in self.storage.objects.get(BUCKET, {}) if name.startswith(prefix)]:
             self.storage.delete_file(BUCKET, name)
 
 
 @contextmanager
 def serving() -> Iterator[Emulator]:
-    """An emulator on a free port, until the block ends."""
     faults = Faults()
     storage = RememberingStorage(faults)
     buckets.create_bucket(BUCKET, storage)

@@ -21,14 +21,11 @@ STORES = ("local", "gcs")
 
 @dataclass(frozen=True)
 class FaultyStore:
-    """A folder on the emulator, and the faults that can be laid in wait there."""
-
     root: Path
     faults: Faults
 
 
 def _folder_on_emulator(name: str) -> Iterator[Path]:
-    """A folder that nobody else uses, and that is emptied afterwards."""
     emulator = the_emulator()
     emulator.faults.clear()
     folder = f"{name}-{next(emulator.numbers)}"
@@ -39,13 +36,11 @@ def _folder_on_emulator(name: str) -> Iterator[Path]:
 
 @pytest.fixture
 def gcs(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder on Google Cloud Storage."""
     yield from _folder_on_emulator(request.node.originalname)
 
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A folder: the test runs once on this machine and once on Google Cloud Storage."""
     if request.param == "local":
         (tmp_path / "store").mkdir()
         yield tmp_path / "store"

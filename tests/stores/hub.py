@@ -58,7 +58,6 @@ class FakeHub:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def commit(self, files: Mapping[str, bytes], branch: str = "main") -> str:
-        """Make these files the branch's; the commit's name."""
         tree = {path: sha1(content).hexdigest() for path, content in files.items()}
         name = sha1(json.dumps([branch, len(self.commits), tree]).encode()).hexdigest()
         self.commits[name] = dict(files)
@@ -66,12 +65,10 @@ class FakeHub:
         return name
 
     def sleep(self, seconds: float) -> None:
-        """What `time.sleep` is while this hub is asked."""
         self.slept.append(seconds)
         self.now += seconds
 
     def close(self, seconds: float) -> None:
-        """Answer nothing but 429 for so long."""
         self.closed_until = self.now + seconds
 
     def fails(self, kind: Kind, where: str = "", *, times: int = 1, status: int = 503, passes: int = 0, **headers: str) -> None:
@@ -80,7 +77,6 @@ class FakeHub:
         self.faults.append(Fault(kind, where, times, status, named, passes))
 
     def take(self, path: str) -> Fault | None:
-        """The fault that is due for a request."""
         with self._lock:
             self.requests.append(path)
             for fault in [one for one in self.faults if one.times > 0 and re.search(one.where, path)]:
@@ -91,7 +87,6 @@ class FakeHub:
         return None
 
     def asked(self, where: str) -> int:
-        """How many requests match."""
         return sum(bool(re.search(where, path)) for path in self.requests)
 
     def files_at(self, revision: str) -> tuple[str, dict[str, bytes]]:
@@ -108,8 +103,6 @@ class FakeHub:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """One request."""
-
     protocol_version = "HTTP/1.1"
 
     @property
@@ -150,7 +143,6 @@ class HubHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  # http.server's name
 
     def _tree(self, files: Mapping[str, bytes], folder: str, query: Mapping[str, list[str]]) -> None:
-        """A page of the tree below a folder: folders and files, sorted by path."""
         prefix, found = f"{folder}/" if folder else "", dict[str, dict[str, Any]]()
         recursive = query.get("recursive", [""])[0].lower() == "true"
         for path, content in files.items():
@@ -211,8 +203,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening(handler: type[HubHandler], **state: Any) -> Iterator[str]:
-    """The address of a server with this state, for as long as the context lasts."""
+def listening(handler: type[BaseHTTPRequestHandler], **state: Any) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     for name, value in state.items():
@@ -229,7 +220,6 @@ def listening(handler: type[HubHandler], **state: Any) -> Iterator[str]:
 
 @contextmanager
 def serving() -> Iterator[FakeHub]:
-    """A hub that answers at `address` for as long as the context lasts."""
     hub = FakeHub()
     with listening(HubHandler, hub=hub) as hub.address:
         yield hub

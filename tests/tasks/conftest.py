@@ -18,6 +18,7 @@ from phasewise.tasks.data.prepare import build_missing_caches, make_missing_toke
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
 from phasewise.tasks.home import Home
+from phasewise.trainer.config import RunConfig
 from tests.stores.emulator import the_emulator
 
 
@@ -61,6 +62,28 @@ def write_prose(seed: int, sentences: int) -> str:
     )
 
 
+def tiny_run(phase: str, stop_step: int, caches: Mapping[str, Path], verdict: Path, output: Path, **changes: object) -> RunConfig:
+    fields = {
+        "recipe": "tiny", "scale": "proxy", "phase": phase, "start_step": 0, "stop_step": stop_step, "seed": 0,
+        "model": {
+            "vocab_size": VOCAB_SIZE, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1,
+            "head_dim": 8, "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02,
+            "compute_dtype": "float32", "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
+        },
+        "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
+        "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": stop_step, "start": 1e-2, "end": 1e-2}],
+        "stability": {
+            "max_grad_norm": [[0, 1.0]], "z_loss": [[0, None]], "ema_decay": [[0, None]], "max_update_rms": [[0, None]],
+            "max_update_norm": [[0, None]], "skip_step": [[0, None]],
+        },
+        "batch": [[0, 2]], "mixture": [[0, {"code": 50, "law": 25, "web": 25}]],
+        "order": {"seed": 0, "permutation": "linear", "block_sequences": 8},
+        "checkpoints": {"every_steps": stop_step, "every_minutes": None, "keep_all": False}, "start": None,
+        "caches": {name: str(folder) for name, folder in caches.items()}, "verdict": str(verdict), "output": str(output),
+    }  # fmt: skip
+    return RunConfig.model_validate(fields | changes)
+
+
 def write_lines(path: Path, texts: Sequence[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
@@ -69,8 +92,6 @@ def write_lines(path: Path, texts: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class World:
-    """A home, and a folder with the files of three components."""
-
     home: Home
     sources: Path
 
@@ -84,7 +105,6 @@ class World:
         return cls(home, home.sources)
 
     def source(self, component: str, **changes: object) -> Source:
-        """How a component is read."""
         fields: Mapping[str, object] = {
             "url": (self.sources / component).as_uri(),
             "include": ("*.jsonl",),
@@ -125,13 +145,11 @@ def scheduler() -> Iterator[str]:
 
 @pytest.fixture
 def on_scheduler(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks run on the shared cluster."""
     monkeypatch.setenv(SCHEDULER_VARIABLE, scheduler)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A home of the test's own, nothing prepared."""
     return World.write(tmp_path / "home")
 
 

@@ -20,12 +20,10 @@ from phasewise.trainer.data.manifest import Manifest, Split
 
 
 def bundles(source: Source, listing: Listing) -> tuple[Bundle, ...]:
-    """A bundle a file, however small."""
     return tuple(Bundle("web", source, (piece,), number) for number, piece in enumerate(pieces_of(source, listing.files)))
 
 
 def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20) -> DocumentsManifest:
-    """Read, find copies, finish."""
     listing = fingerprint(source)
     records = [read_to_parts(bundle, max_part_bytes, folder) for bundle in bundles(source, listing)]
     kept = [find_copies(folder, ranges, bucket) for bucket, ranges in enumerate(bucket_ranges(records))]
@@ -35,7 +33,6 @@ def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20)
 def build_cache(
     documents: Path, split: Split, tokenizer: Path, folder: Path, key: str = "key", *, length_bias: LengthBias | None = None
 ) -> Manifest:
-    """Encode every part for one split, and finish."""
     for number in range(len(read_documents_manifest(documents).parts)):
         encode_part(documents, number, tokenizer, {split: folder}, length_bias)
     return finish_cache("web", split, documents, tokenizer, key, folder, length_bias=length_bias)

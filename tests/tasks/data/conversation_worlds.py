@@ -23,17 +23,14 @@ VOCAB_SIZE = 600
 LAYOUTS: dict[str, dict[str, Any]] = {
     "messages": {"messages": "messages"},
     "share_gpt": {
-        "messages": "conversations",
-        "role": "from",
-        "content": "value",
-        "roles": {"human": "user", "gpt": "assistant", "system": "system"},
+        "messages": "conversations", "role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant", "system": "system"},
     },
     "messages_and_system": {"messages": "conversations", "role": "from", "content": "value", "system": "system"},
     "messages_and_answer": {"messages": "messages", "answer": AnswerColumn(key="answer")},
     "question_and_answer": {"prompt": "prompt", "answer": AnswerColumn(key="gold_standard_solution")},
     "best_answer": {"prompt": "question", "answer": AnswerColumn(key="inferences", content="completion", best_by="pass_rate")},
     "first_answer": {"prompt": "question", "answer": AnswerColumn(key="responses", content="response")},
-}
+}  # fmt: skip
 BEYOND_ASCII: list[list[Message]] = [
     [Message(role="user", content=question), Message(role="assistant", content=answer)]
     for question, answer in (
@@ -49,19 +46,16 @@ BEYOND_ASCII: list[list[Message]] = [
 
 
 def layout(name: str, template: str = "marin") -> Conversation:
-    """One of the layouts with a chat template."""
     return Conversation(**LAYOUTS[name], template=template)
 
 
 def made_conversations(count: int) -> list[list[Message]]:
-    """So many conversations about the standard library."""
     root = roots()["stdlib"]
     found = (said for path in sorted(root.glob("*.py")) for said in conversations_in(path, path.stem))
     return list(islice(found, count))
 
 
 def write_records(path: Path, records: Iterable[Mapping[str, Any]], kind: FileKind = "jsonl") -> None:
-    """A file of a source: JSON lines, or Parquet with nested lists and objects."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "jsonl":
         path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
@@ -72,7 +66,6 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]], kind: FileKi
 def write_source(
     folder: Path, how: Conversation, conversations: Sequence[Sequence[Message]], kind: FileKind = "jsonl", **changes: Any
 ) -> Source:  # fmt: skip
-    """Write conversations in the source's layout, and say how they are read."""
     write_records(folder / f"a.{kind}", [as_record(said, how) for said in conversations], kind)
     return Source.model_validate({"url": folder.as_uri(), "include": ("a.*",), "format": kind, "conversation": how, **changes})
 

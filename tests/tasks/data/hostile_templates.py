@@ -57,7 +57,6 @@ def own_mib() -> int:
 
 
 def processor_seconds() -> float:
-    """Of this process and of those that it started and that have ended."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

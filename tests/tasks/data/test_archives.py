@@ -1,6 +1,3 @@
-"""Archives member by member: what lies, what is cut, what leads elsewhere, and what is no member at all."""
-
-import io
 import os
 import tarfile
 import zipfile
@@ -48,24 +45,48 @@ def test_members_come_in_order_and_lead_nowhere(read: Read, pack: Callable[..., 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_names_are_read_in_every_dialect(read: Read, kind: int):
     name = "f/" * 60 + "Grüße" * (1 if kind == tarfile.USTAR_FORMAT else 60)
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=kind) as archive:
-        info = tarfile.TarInfo(name)
-        info.size = 5
-        archive.addfile(info, io.BytesIO(b"words"))
-        archive.addfile(tarfile.TarInfo("next"), io.BytesIO())
-    assert read(file.getvalue()) == [(name, "words"), ("next", "")]
+    assert read(tar({name: b"words", "next": b""}, kind)) == [(name, "words"), ("next", "")]
 
 
-def test_links_devices_and_folders_hold_nothing(read: Read):
+def with_changes(content: bytes, *changes: tuple[int, int]) -> bytes:
+    changed = bytearray(content)
+    for place, mask in changes:
+        changed[place] ^= mask
+    return bytes(changed)
+
+
+def tar_with_pax(record: bytes) -> bytes:
+    return tar({"x": record}, type=tarfile.XHDTYPE)[:1024] + tar({"a": b"words"})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (with_changes(tar({"a": b"x", "b": b"y", "c": b"z"}), (1034, 1)), "damaged tar: bad checksum"),
+        (tar(FILES) + tar(FILES), "more behind the end of the tar"),
+        (tar_with_pax(b"26 size=99999999999999\n"), "damaged tar"),
+        (tar_with_pax(b"12 size=-10\n"), "size of -10"),
+        (zipped(FILES) + zipped(FILES), "belong to no member"),
+    ],
+)
+def test_a_damaged_archive_is_a_fault(read: Read, content: bytes, said: str):
+    with pytest.raises(FileFault, match=said):
+        read(content)
+
+
+def test_a_member_without_readable_text_is_reported_and_the_others_are_read(read: Read):
     assert read(tar({"l": b""}, type=tarfile.SYMTYPE, linkname="/etc/passwd")) == [("l", "a link within its archive")]
     assert "device" in read(tar({"d": b""}, type=tarfile.CHRTYPE))[0][1]
     assert read(tar({"f": b""}, type=tarfile.DIRTYPE)) == []
     assert "type b'S'" in read(tar({"s": b"words"}, type=tarfile.GNUTYPE_SPARSE))[0][1]
+    good = zipped(FILES)
+    encrypted = with_changes(good, (good.index(b"PK\3\4") + 6, 1), (good.index(b"PK\1\2") + 8, 1))
+    assert [said for _, said in read(encrypted)] == ["other format: it is encrypted", "two", "three"]
+    stored = zipped(FILES, zipfile.ZIP_STORED)
+    assert read(with_changes(stored, (stored.index(b"two.txt") + len("two.txt"), 1)))[1][1].startswith("unreadable: Bad CRC-32")
 
 
-def test_a_tar_that_is_cut_anywhere_is_a_fault(read: Read):
-    """But between two members: some writers leave the end out."""
+def test_an_archive_that_is_cut_anywhere_is_a_fault(read: Read):
     content = tar({"a": b"x" * 700, "b": b"y"})
     for length in range(520, content.index(b"y"), 97):
         try:
@@ -73,54 +94,6 @@ def test_a_tar_that_is_cut_anywhere_is_a_fault(read: Read):
         except FileFault as fault:
             said = str(fault)
         assert "ends" in said, length
-
-
-def test_a_damaged_head_in_the_middle_of_a_tar_is_a_fault(read: Read):
-    content = bytearray(tar({"a": b"x", "b": b"y", "c": b"z"}))
-    content[1024 + 10] ^= 1
-    with pytest.raises(FileFault, match="damaged tar: bad checksum"):
-        read(bytes(content))
-
-
-def test_a_tar_behind_a_tar_is_a_fault(read: Read):
-    with pytest.raises(FileFault, match="more behind the end of the tar"):
-        read(tar(FILES) + tar(FILES))
-
-
-@pytest.mark.parametrize(("record", "said"), [(b"26 size=99999999999999\n", "damaged tar"), (b"12 size=-10\n", "size of -10")])
-def test_absurd_sizes_of_pax_are_faults(read: Read, record: bytes, said: str):
-    head = tar({"x": record}, type=tarfile.XHDTYPE)[:1024]
-    with pytest.raises(FileFault, match=said):
-        read(head + tar({"a": b"words"}))
-
-
-def test_an_encrypted_member_is_reported_and_the_others_are_read(read: Read):
-    content = bytearray(zipped(FILES))
-    content[content.index(b"PK\3\4") + 6] |= 1
-    content[content.index(b"PK\1\2") + 8] |= 1
-    assert [said for _, said in read(bytes(content))] == ["other format: it is encrypted", "two", "three"]
-
-
-def test_a_member_whose_bytes_are_not_those_that_were_packed_is_reported(read: Read):
-    content = bytearray(zipped(FILES, zipfile.ZIP_STORED))
-    content[content.index(b"two.txt") + len("two.txt")] ^= 1
-    assert read(bytes(content))[1][1].startswith("unreadable: Bad CRC-32")
-
-
-def test_zips_put_together_are_a_fault(read: Read):
-    """The last table would be taken for all."""
-    with pytest.raises(FileFault, match="belong to no member"):
-        read(zipped(FILES) + zipped(FILES))
-
-
-def test_a_table_that_is_larger_than_may_be_held_is_refused(read: Read, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(archives, "MAX_TABLE_BYTES", 2000)
-    assert len(read(zipped(FILES))) == 3
-    with pytest.raises(FileFault, match="at most 2000 are held"):
-        read(zipped({f"{number}": b"" for number in range(50)}))
-
-
-def test_a_zip_that_is_cut_is_a_fault(read: Read):
     content = zipped(FILES)
     for length in range(4, len(content), 31):
         with pytest.raises(FileFault) as fault:
@@ -128,7 +101,11 @@ def test_a_zip_that_is_cut_is_a_fault(read: Read):
         assert fault.value.reason in ("unreadable", "truncated")
 
 
-def test_expansion_counts_over_all_members(read: Read, monkeypatch: pytest.MonkeyPatch):
+def test_tables_and_expansion_over_all_members_are_bounded(read: Read, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(archives, "MAX_TABLE_BYTES", 2000)
+    assert len(read(zipped(FILES))) == 3
+    with pytest.raises(FileFault, match="at most 2000 are held"):
+        read(zipped({f"{number}": b"" for number in range(50)}))
     monkeypatch.setattr("phasewise.tasks.data.findings.FREE_EXPANSION_BYTES", 10_000)
     found = read(zipped({f"{number}": bytes(200_000) for number in range(40)}))
     assert found[0][1] == "\0" * 200_000

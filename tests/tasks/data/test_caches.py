@@ -1,5 +1,4 @@
-"""From documents to token caches: the bytes, their manifest, and what comes back."""
-
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from phasewise.tasks.data import caches
+from phasewise.tasks.data import caches, conversation_text, documents, filters, reading, tokenizer
 from phasewise.tasks.data.caches import cache_key
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
+from phasewise.tasks.evaluation import phase_evaluation
+from phasewise.trainer.base import identity
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
@@ -23,7 +24,7 @@ def plan(prepared) -> DataPlan:  # pyright: ignore[reportMissingParameterType]  
     return prepared.plan()
 
 
-def build(plan: DataPlan, folder: Path, split: Split = "train") -> Manifest:
+def build(plan: DataPlan, folder: Path, split: Split) -> Manifest:
     web = plan.components["web"]
     return build_cache(web.documents.folder, split, plan.tokenizer, folder, web.cache(split).key)
 
@@ -96,3 +97,53 @@ def test_the_key_names_everything_that_decides_the_bytes(monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(caches, name, value)
             assert cache_key("d", "train", "t") not in keys, name
+
+
+DECIDES_NOTHING = {
+    "phasewise.tasks.data.source": "settings, which are in the key themselves",
+    "phasewise.tasks.data.digests": "names and digests of files, which are in the key themselves",
+    "phasewise.tasks.data.listing": "names and digests of files, which are in the key themselves",
+}
+DECIDES_NO_MEASURE = {
+    "phasewise.tasks.data.conversation": "a template's text is in the key of its cache",
+    "phasewise.tasks.data.plan": "names caches, whose contents are in the key",
+    "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
+    "phasewise.tasks.evaluation.made_benchmarks": "reads benchmarks, whose bytes are in the key",
+    "phasewise.tasks.evaluation.gate_benchmarks": "its code is in the digests of real benchmarks and needles, which are in the key",
+    "phasewise.tasks.progress": "says what happens",
+}
+
+
+def modules_used_by(paths: set[str], room: str) -> set[str]:
+    trees = [ast.parse((identity.HOUSE / path).read_text()) for path in paths]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith(room)]
+    named = {(str(node.module), f"{node.module}.{alias.name}") for node in imports for alias in node.names}
+    return {
+        name if (identity.HOUSE / f"{name.removeprefix('phasewise.').replace('.', '/')}.py").exists() else module for module, name in named
+    }
+
+
+def names_of(paths: set[str]) -> set[str]:
+    return {f"phasewise.{path.removesuffix('.py').replace('/', '.')}" for path in paths}
+
+
+def test_every_module_that_decides_bytes_or_measures_is_in_a_version():
+    digested = {path.relative_to(identity.HOUSE).as_posix() for path in identity.files_of(*phase_evaluation.MEASURING)}
+    assert modules_used_by(digested, "phasewise.tasks.") - names_of(digested) == set(DECIDES_NO_MEASURE)
+    digested = {*reading.READER_CODE, *documents.DOCUMENTS_CODE, *caches.ENCODER_CODE, *conversation_text.COMPOSER_CODE}
+    assert modules_used_by(digested, "phasewise.tasks.data") - names_of(digested) <= set(DECIDES_NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        (reading.READER, reading.READER_CODE),
+        (documents.DOCUMENTS, documents.DOCUMENTS_CODE),
+        (caches.ENCODER, caches.ENCODER_CODE),
+        (conversation_text.COMPOSER, conversation_text.COMPOSER_CODE),
+        (tokenizer.TOKENIZER_VERSION, (tokenizer,)),
+        (filters.NORMALIZER, (filters,)),
+    ],
+)
+def test_each_version_has_its_digest(version: str, code: tuple[object, ...]):
+    assert identity.code_digest(*code) in version  # pyright: ignore[reportArgumentType]

@@ -1,23 +1,25 @@
-"""What becomes of every column of public sets of conversations, layout by layout: nothing that a person wrote is dropped in silence."""
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pydantic import ValidationError
 
+from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.conversation_text import build_compose, rendered
-from phasewise.tasks.data.documents import check_readable, read_to_parts
+from phasewise.tasks.data.documents import bucket_ranges, check_readable, find_copies, finish_documents, read_to_parts
 from phasewise.tasks.data.filters import Normalization
 from phasewise.tasks.data.findings import Fault, Finding, LeftOut, Record, Tally, beside_of, has_text, reach, texts_in
 from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import make_missing_tokenizer
 from phasewise.tasks.data.source import Source
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import SPLITS
 from tests.tasks.data.builds import bundles
-from tests.tasks.data.conversation_worlds import FileKind, write_records
+from tests.tasks.data.conversation_worlds import VOCAB_SIZE, FileKind, layout, made_conversations, write_records, write_source
 
 SAID = [{"role": "user", "content": "Why is it so?"}, {"role": "assistant", "content": "Because it is."}]
 TURNS = [{"from": "human", "value": "Why is it so?"}, {"from": "gpt", "value": "Because it is."}]
@@ -42,126 +44,81 @@ class Layout(NamedTuple):
     reported: str = ""
 
 
+KINDS: tuple[FileKind, FileKind] = ("jsonl", "parquet")
 Q = {"prompt": "question", "answer": AnswerColumn(key="answer")}
+ALPACA = {"instruction": "Name the colour.", "input": "grass", "output": "Green.", "text": "Below is an instruction."}
+IN_HEADERS = [{**one, "header": {"agent": "Mozilla (X11)"}, "toxic": False, "language": "en"} for one in SAID]
 LAYOUTS: dict[str, Layout] = {
     "alpaca": Layout(
-        {"prompt": "instruction", "answer": AnswerColumn(key="output")},
-        {"instruction": "Name the colour.", "input": "grass", "output": "Green.", "text": "Below is an instruction."},
-        read="instruction output",
-        refused="input text",
-    ),
+        {"prompt": "instruction", "answer": AnswerColumn(key="output")}, ALPACA, read="instruction output", refused="input text"),
     "alpaca with its input": Layout(
-        {"prompt": "instruction", "context": "input", "answer": AnswerColumn(key="output"), "leave_out": ("text",)},
-        {"instruction": "Name the colour.", "input": "grass", "output": "Green.", "text": "Below is an instruction."},
-        read="instruction input output",
-    ),
+        {"prompt": "instruction", "context": "input", "answer": AnswerColumn(key="output"), "leave_out": ("text",)}, ALPACA,
+        read="instruction input output"),
     "dolly": Layout(
         {"prompt": "instruction", "answer": AnswerColumn(key="response")},
         {"instruction": "When did it start?", "context": "It started in 1999.", "response": "1999", "category": "closed_qa"},
-        read="instruction response",
-        refused="context",
-        reported="category",
-    ),
+        read="instruction response", refused="context", reported="category"),
     "orca": Layout(
         {"prompt": "question", "system": "system_prompt", "answer": AnswerColumn(key="response")},
         {"id": "flan.1", "system_prompt": "Be brief.", "question": "Why is it so?", "response": "Because."},
-        read="system_prompt question response",
-        reported="id",
-    ),
+        read="system_prompt question response", reported="id"),
     "share_gpt": Layout(
         {"messages": "conversations", "role": "from", "content": "value", "roles": ROLES},
         {"id": "x_1", "conversations": TURNS, "system": "Be brief.", "tools": TOOLS},
-        read="conversations",
-        refused="system tools",
-        reported="id",
-    ),
+        read="conversations", refused="system tools", reported="id"),
     "share_gpt with its system text": Layout(
         {"messages": "conversations", "role": "from", "content": "value", "roles": ROLES, "system": "system"},
         {"conversations": TURNS, "system": "Be brief.", "tools": "[]", "model": "gpt-4", "hash": 7},
-        read="conversations system",
-        reported="model",
-    ),
+        read="conversations system", reported="model"),
     "openai": Layout(
-        {"messages": "messages"},
-        {"messages": SAID, "tools": [CALL[0]], "parallel_tool_calls": False, "functions": []},
-        read="messages",
-        refused="tools",
-    ),
+        {"messages": "messages"}, {"messages": SAID, "tools": [CALL[0]], "parallel_tool_calls": False, "functions": []},
+        read="messages", refused="tools"),
     "tulu": Layout({"messages": "messages"}, {"id": "a_1", "messages": SAID, "source": "ai2/x"}, read="messages", reported="id source"),
     "ultrachat": Layout(
-        {"messages": "messages"}, {"prompt": "Why is it so?", "prompt_id": "1f", "messages": SAID}, read="messages", refused="prompt",
-        reported="prompt_id",
-    ),
+        {"messages": "messages"}, {"prompt": "Why is it so?", "prompt_id": "1f", "messages": SAID},
+        read="messages", refused="prompt", reported="prompt_id"),
     "wildchat": Layout(
-        {"messages": "conversation"},
-        {"conversation": [{**one, "header": {"agent": "Mozilla (X11)"}, "toxic": False, "language": "en"} for one in SAID], "model": "m"},
-        read="conversation",
-        refused="header",
-        reported="model language",
-    ),
+        {"messages": "conversation"}, {"conversation": IN_HEADERS, "model": "m"},
+        read="conversation", refused="header", reported="model language"),
     "messages as a string": Layout(
-        {"messages": "conversation"}, {"conversation": json.dumps(SAID), "source": "x"}, read="conversation", reported="source"
-    ),
+        {"messages": "conversation"}, {"conversation": json.dumps(SAID), "source": "x"}, read="conversation", reported="source"),
     "prompt and completion": Layout(
         {"prompt": "prompt", "answer": AnswerColumn(key="completion")},
         {"prompt": "Why is it so?", "completion": "Because.", "meta": {"lang": "en", "licence": None}},
-        read="prompt completion",
-        reported="meta",
-    ),
+        read="prompt completion", reported="meta"),
     "gsm8k": Layout(Q, {"question": "How many?", "answer": "Two. #### 2"}, read="question answer"),
     "squad": Layout(
-        Q, {"question": "Who?", "context": "Ada wrote it.", "answer": "Ada", "title": "Ada_Lovelace"}, read="question answer",
-        refused="context", reported="title",
-    ),
+        Q, {"question": "Who?", "context": "Ada wrote it.", "answer": "Ada", "title": "Ada_Lovelace"},
+        read="question answer", refused="context", reported="title"),
     "open thoughts": Layout(
         {"prompt": "problem", "answer": AnswerColumn(key="solution")},
         {"problem": "What is 1 + 1?", "reasoning": "Well", "solution": "2", "domain": "math", "test_cases": {"in": ["1 2"]}},
-        read="problem solution",
-        refused="reasoning test_cases",
-        reported="domain",
-    ),
+        read="problem solution", refused="reasoning test_cases", reported="domain"),
     "preference": Layout(
         {"prompt": "prompt", "answer": AnswerColumn(key="chosen")},
-        {"prompt": "Why?", "chosen": "Because.", "rejected": "No", "score_chosen": 8.5},
-        read="prompt chosen",
-        refused="rejected",
-    ),
+        {"prompt": "Why?", "chosen": "Because.", "rejected": "No", "score_chosen": 8.5}, read="prompt chosen", refused="rejected"),
     "preference as messages": Layout(
         {"messages": "chosen", "leave_out": ("rejected", "prompt")},
-        {"prompt": "Why is it so?", "chosen": SAID, "rejected": SAID[:1]},
-        read="chosen",
-    ),
+        {"prompt": "Why is it so?", "chosen": SAID, "rejected": SAID[:1]}, read="chosen"),
     "text parts": Layout(
         {"messages": "messages"},
-        {"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID], "images": []},
-        read="messages",
-    ),
+        {"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID], "images": []}, read="messages"),
     "best of several": Layout(
         {"prompt": "question", "answer": AnswerColumn(key="inferences", content="completion", best_by="pass_rate")},
         {"question": "Why?", "inferences": [{"completion": "So it is.", "pass_rate": 1.0, "plan": "Say so", "model_name": "m"}]},
-        read="question",
-        refused="plan",
-        reported="model_name",
-    ),
+        read="question", refused="plan", reported="model_name"),
     "history": Layout(
-        Q, {"question": "And then?", "answer": "No.", "history": [["Hi", "Hello"]], "分类": "开放问答"}, read="question answer",
-        refused="history 分类",
-    ),
+        Q, {"question": "And then?", "answer": "No.", "history": [["Hi", "Hello"]], "分类": "开放问答"},
+        read="question answer", refused="history 分类"),
     "below an object": Layout(
-        {"messages": "data.messages"},
-        {"data": {"messages": SAID, "context": "It is about it.", "lang": "en"}, "id": "1"},
-        read="data.messages",
-        refused="data.context",
-        reported="data.lang id",
-    ),
+        {"messages": "data.messages"}, {"data": {"messages": SAID, "context": "It is about it.", "lang": "en"}, "id": "1"},
+        read="data.messages", refused="data.context", reported="data.lang id"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_every_column_is_read_refused_or_reported(tmp_path: Path, name: str, kind: FileKind):
-    """And what the refusal says to leave out is what lets the conversations through."""
-    one = LAYOUTS[name]
+def test_every_column_is_read_refused_or_reported(tmp_path: Path, name: str):
+    one, kind = LAYOUTS[name], KINDS[list(LAYOUTS).index(name) % 2]
     write_records(tmp_path / "in" / f"a.{kind}", [one.record] * 40, kind)
     how = Conversation.model_validate({"template": "trinity", **one.how})
     source = Source.model_validate({"url": str(tmp_path / "in"), "include": ("a.*",), "format": kind, "conversation": how})
@@ -204,29 +161,31 @@ def find(how: Conversation | None, record: Mapping[str, Any]) -> Finding:
 U, A = SAID
 
 
-@pytest.mark.parametrize(
-    ("messages", "found"),
-    [
-        ([{"role": "system", "content": ""}, U, A], "text"),
-        ([{"role": "system", "content": None}, U, A], "text"),
-        ([{"role": "system", "content": " \n"}, U, A], "text"),
-        ([{"role": "system", "content": []}, U, A], "text"),
-        ([{"role": "system", "content": ""}, {"role": "system", "content": ""}, U, A], "text"),
-        (json.dumps([U, A]), "text"),
-        ([U, {"role": "assistant", "content": [{"type": "output_text", "text": "Because "}, {"type": "text", "text": "it is."}]}], "text"),
-        ([{"role": "user", "content": ""}, A], "empty content"),
-        ([U, {"role": "assistant", "content": [{"type": "text", "text": ""}]}], "empty content"),
-        ("", "no messages"),
-        ("[]", "no messages"),
-        ("[" * 2000, "wrong type"),
-        ("{'role': 'user'}", "wrong type"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, A], "part that is not text"),
-        ([U, {"role": "assistant", "content": [{"type": "reasoning", "content": "t"}]}], "part that is not text"),
-        ([U, {"role": "assistant", "content": [{"text": "a"}]}], "wrong type"),
-        ([U, {"role": "assistant", "content": {"text": "a"}}], "wrong type"),
+def system(content: Any) -> dict[str, Any]:
+    return {"role": "system", "content": content}
+
+
+def answer(content: Any) -> list[dict[str, Any]]:
+    return [U, {"role": "assistant", "content": content}]
+
+
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, A]
+MEANINGS: dict[str, list[Any]] = {
+    "text": [
+        *([system(content), U, A] for content in ("", None, " \n", [])),
+        [system(""), system(""), U, A],
+        json.dumps([U, A]),
+        answer([{"type": "output_text", "text": "Because "}, {"type": "text", "text": "it is."}]),
     ],
-)
-def test_one_meaning_has_one_rule(messages: Any, found: str):
+    "empty content": [[{"role": "user", "content": ""}, A], answer([{"type": "text", "text": ""}])],
+    "no messages": ["", "[]"],
+    "wrong type": ["[" * 2000, "{'role': 'user'}", answer([{"text": "a"}]), answer({"text": "a"})],
+    "part that is not text": [IMAGE, answer([{"type": "reasoning", "content": "t"}])],
+}
+
+
+@pytest.mark.parametrize(("found", "messages"), [(found, messages) for found, many in MEANINGS.items() for messages in many])
+def test_one_meaning_has_one_rule(found: str, messages: Any):
     how = Conversation(messages="messages", template="trinity")
     one = find(how, {"messages": messages})
     if isinstance(one, Record):
@@ -239,13 +198,54 @@ def test_one_meaning_has_one_rule(messages: Any, found: str):
         assert one.sample.startswith(("image_url in ", "reasoning in "))
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return write_source(tmp_path / "source", layout("messages"), made_conversations(60))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def planned(source: Source, home: Home) -> DataPlan:
+    return plan_data({"web": source}, home, vocab_size=VOCAB_SIZE)
+
+
+def build(plan: DataPlan) -> None:
+    web = plan.components["web"]
+    folder = web.documents.folder
+    records = [read_to_parts(bundle, web.part_bytes, folder) for bundle in web.bundles]
+    finish_documents("web", web.source, web.listing, records, [find_copies(folder, bucket_ranges(records)[0], 0)], folder)
+    make_missing_tokenizer(plan, VOCAB_SIZE, None)
+    for split in SPLITS:
+        encode_part(folder, 0, plan.tokenizer, {split: web.cache(split).folder})
+        finish_cache("web", split, folder, plan.tokenizer, web.cache(split).key, web.cache(split).folder)
+
+
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    "change",
     [
-        ({"messages": "m", "context": "c"}, r"a context \('c'\) follows a question in a separate column"),
-        ({"messages": "m", "leave_out": ("m",)}, "leave_out names m, which the conversation is made of"),
+        {"template": "trinity"}, {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {"content": "text"},
+        {"roles": {"user": "user", "assistant": "assistant"}}, {"system": "system"}, {"answer": {"key": "answer"}},
+        {"special_tokens": ("[INST]",)}, {"leave_out": ("name",)},
     ],
-)
-def test_a_layout_that_contradicts_itself_is_refused(fields: dict[str, Any], said: str):
-    with pytest.raises(ValidationError, match=said):
-        Conversation.model_validate({"template": "trinity", **fields})
+)  # fmt: skip
+def test_every_setting_of_a_conversation_is_in_the_keys(source: Source, home: Home, change: dict[str, Any]):
+    assert source.conversation is not None
+    others = source.but(conversation={**source.conversation.model_dump(), **change})
+    web, other = (planned(one, home).components["web"] for one in (source, others))
+    assert web.documents.key != other.documents.key
+    assert web.train.key != other.train.key
+
+
+def test_the_tokenizer_has_the_special_tokens_of_the_template(source: Source, home: Home):
+    plan = planned(source, home)
+    assert plan.special_tokens == ("<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>")
+    build(plan)
+    added = {token["content"]: token["id"] for token in json.loads(plan.tokenizer.read_text())["added_tokens"]}
+    assert list(added) == ["<|begin_of_text|>", "<|end_of_text|>", *plan.special_tokens]
+    assert not [token for token in json.loads(plan.tokenizer.read_text())["model"]["vocab"] if "eot" in token and token not in added]
+    more = plan_data({"web": source}, home, vocab_size=VOCAB_SIZE, special_tokens=("<|more|>",))
+    assert more.special_tokens == ("<|end_header_id|>", "<|eot_id|>", "<|more|>", "<|start_header_id|>")
+    assert more.tokenizer != plan.tokenizer

@@ -1,5 +1,3 @@
-"""From a file of conversations to tokens and spans, with what is expected written by hand."""
-
 import json
 import re
 from pathlib import Path
@@ -13,8 +11,7 @@ from phasewise.tasks.data.conversation import Conversation, Message
 from phasewise.tasks.data.conversation_text import build_compose, rendered
 from phasewise.tasks.data.documents import read_documents_manifest, split_of, split_texts
 from phasewise.tasks.data.filters import Normalization
-from phasewise.tasks.data.findings import Fault, Finding, Record
-from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.findings import Finding, Record
 from phasewise.tasks.data.stand_ins import as_record
 from phasewise.tasks.data.template import ChatTemplate, NotMarked
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
@@ -53,27 +50,14 @@ def decoded(path: Path, tokens: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize(
-    ("template", "text", "answers"),
+    ("template", "turn", "answers"),
     [
-        (
-            "marin",
-            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\nBe brief.<|eot_id|>\n"
-            "<|start_header_id|>user<|end_header_id|>\nGrüße?<|eot_id|>\n<|start_header_id|>assistant<|end_header_id|>\nHé 🌳<|eot_id|>\n"
-            "<|start_header_id|>user<|end_header_id|>\nMore<|eot_id|>\n<|start_header_id|>assistant<|end_header_id|>\nno<|eot_id|>\n"
-            "<|end_of_text|>",
-            ["Hé 🌳<|eot_id|>", "no<|eot_id|>"],
-        ),
-        (
-            "trinity",
-            "<|begin_of_text|><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGrüße?<|im_end|>\n"
-            "<|im_start|>assistant\nHé 🌳<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\nno<|im_end|>\n"
-            "<|end_of_text|>",
-            ["Hé 🌳<|im_end|>", "no<|im_end|>"],
-        ),
+        ("marin", "<|start_header_id|>{}<|end_header_id|>\n{}<|eot_id|>\n", ["Hé 🌳<|eot_id|>", "no<|eot_id|>"]),
+        ("trinity", "<|im_start|>{}\n{}<|im_end|>\n", ["Hé 🌳<|im_end|>", "no<|im_end|>"]),
     ],
 )
-def test_a_conversation_s_tokens_and_those_that_count(tmp_path: Path, template: str, text: str, answers: list[str]):
-    """The second document as well: spans are in numbers of the shard."""
+def test_a_conversation_s_tokens_and_those_that_count(tmp_path: Path, template: str, turn: str, answers: list[str]):
+    text = BEGIN_OF_TEXT + "".join(turn.format(said["role"], said["content"]) for said in SAID) + END_OF_TEXT
     others = [[Message(role="user", content=f"Number {n}?"), Message(role="assistant", content=f"{n}!")] for n in range(40)]
     source = write_source(tmp_path / "source", layout("messages", template), [SAID, *others])
     write_documents(source, tmp_path / "documents")
@@ -96,16 +80,13 @@ def test_a_conversation_s_tokens_and_those_that_count(tmp_path: Path, template: 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_every_layout_gives_the_same_text(tmp_path: Path, kind: FileKind):
-    """A conversation that all have room for."""
     made = [said[:2] for said in made_conversations(60) if said[0]["role"] == "user"]
-    texts = [_texts(write_source(tmp_path / name, layout(name), made, kind), tmp_path / f"{name}-documents") for name in LAYOUTS]
+    texts = list[list[str]]()
+    for name in LAYOUTS:
+        write_documents(write_source(tmp_path / name, layout(name), made, kind), tmp_path / f"{name}-documents")
+        texts.append([text for split in SPLITS for text in split_texts(tmp_path / f"{name}-documents", split)])
     assert len(texts[0]) > 30
     assert all(text == texts[0] for text in texts)
-
-
-def _texts(source: Source, folder: Path) -> list[str]:
-    write_documents(source, folder)
-    return [text for split in SPLITS for text in split_texts(folder, split)]
 
 
 def test_which_tokens_count_is_told_by_a_loop_alike():
@@ -128,18 +109,12 @@ def caches(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tokenizer_without_the_template_s_tokens_is_refused_by_name(caches: Path):
+def test_a_tokenizer_that_does_not_fit_the_template_is_refused_by_name(caches: Path):
     others = write_source(caches / "others", layout("messages", "trinity"), made_conversations(60))
     write_documents(others, caches / "other-documents")
-    with pytest.raises(
-        DataError, match=r"must have <\|im_start\|>, <\|im_end\|> as special tokens, one token each: the chat template trinity"
-    ):
-        build_cache(caches / "other-documents", "train", caches / "tokenizer" / "tokenizer.json", caches / "other")
-
-
-def test_a_token_that_takes_the_space_beside_it_is_refused_by_name(caches: Path):
-    """As `transformers` reads it, the text behind it would lose its line end."""
     path = caches / "tokenizer" / "tokenizer.json"
+    with pytest.raises(DataError, match=r"must have <\|im_start\|>, <\|im_end\|> as special tokens, one token each: .* trinity"):
+        build_cache(caches / "other-documents", "train", path, caches / "other")
     written = json.loads(path.read_text())
     next(token for token in written["added_tokens"] if token["content"] == "<|eot_id|>")["rstrip"] = True
     other = caches / "other tokenizer" / "tokenizer.json"
@@ -153,36 +128,31 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     good = [as_record(said, layout("messages")) for said in made_conversations(60)]
     good[0]["messages"][-1] |= {"tool_calls": [], "reasoning_content": None, "weight": None}
     good[1]["messages"][-1] |= {"weight": 1, "id": 7}
-    user, assistant = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
-    system = {"role": "system", "content": "s"}
-    bad = {
-        "empty content": [
-            {"messages": [user, {"role": "assistant", "content": " "}]},
-            {"messages": [{"role": "user", "content": None}, assistant]},
-        ],
-        "no answer": [{"messages": [user]}, {"messages": [user, {**assistant, "weight": 0}]}],
-        "no messages": [{"messages": []}, {"messages": None}],
-        "unknown role": [{"messages": [user, {"role": "tool", "content": "t"}, assistant]}],
-        "two system texts": [{"messages": [system, system, user, assistant]}],
+    user, assistant, system = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
+    bad: dict[str, list[Any]] = {
+        "empty content": [[user, {**assistant, "content": " "}], [{**user, "content": None}, assistant]],
+        "no answer": [[user], [user, {**assistant, "weight": 0}]],
+        "no messages": [[], None],
+        "unknown role": [[user, {"role": "tool", "content": "t"}, assistant]],
+        "two system texts": [[system, system, user, assistant]],
         "call of a tool": [
-            {"messages": [user, {**assistant, "tool_calls": [{"name": "f"}]}]},
-            {"messages": [user, {"role": "assistant", "content": None, "function_call": {"name": "f"}}, assistant]},
+            [user, {**assistant, "tool_calls": [{"name": "f"}]}],
+            [user, {**assistant, "content": None, "function_call": {"name": "f"}}, assistant],
         ],
         "special token in a message": [
-            {"messages": [user, {"role": "assistant", "content": "a<|im_end|>b"}]},
-            {"messages": [user, {**assistant, "name": "<|im_end|>"}]},
-            {"messages": [user, {**assistant, "parts": [{"of": ["it", "<|im_end|>"]}]}]},
+            [user, {**assistant, **fields}]
+            for fields in ({"content": "a<|im_end|>b"}, {"name": "<|im_end|>"}, {"parts": [{"of": ["it", "<|im_end|>"]}]})
         ],
-        "weight is not 0 or 1": [{"messages": [user, {**assistant, "weight": weight}]} for weight in (0.5, 2, True, "0")],
+        "weight is not 0 or 1": [[user, {**assistant, "weight": weight}] for weight in (0.5, 2, True, "0")],
         "field of a message that nothing reads": [
-            {"messages": [user, {**assistant, name: "a thought"}]} for name in ("reasoning_content", "thinking", "train")
+            [user, {**assistant, name: "a thought"}] for name in ("reasoning_content", "thinking", "train")
         ],
-        "refused by the chat template": [{"messages": [user, system, assistant]}],
-        "missing key": [{"message": []}, {"messages": [{"role": "user"}]}],
-        "wrong type": [{"messages": "u"}, {"messages": ["u"]}, {"messages": [user, {"role": "assistant", "content": ["a"]}]}],
+        "refused by the chat template": [[user, system, assistant]],
+        "missing key": [[{"role": "user"}], "no messages at all"],
+        "wrong type": ["u", ["u"], [user, {**assistant, "content": ["a"]}]],
     }
-    records = [*good, *(record for of_reason in bad.values() for record in of_reason)]
-    write_records(tmp_path / "source" / "a.jsonl", records)
+    worse = [{"message": []} if one == "no messages at all" else {"messages": one} for of_reason in bad.values() for one in of_reason]
+    write_records(tmp_path / "source" / "a.jsonl", [*good, *worse])
     source = write_source(tmp_path / "other", layout("messages", "trinity"), [], max_bad_fraction=0.5).but(
         url=(tmp_path / "source").as_uri()
     )
@@ -193,14 +163,10 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
 
 
 def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_out_by_name():
-    thinks = (
-        "{% for m in messages %}{% generation %}{{ m.reasoning_content | default('') }}:{{ m.name | default('') }}:{{ m.content }} "
-        "{% endgeneration %}{% endfor %}"
-    )
-    said = [
-        {"role": "user", "content": "u", "name": "e\u0301"},
-        {"role": "assistant", "content": "a", "reasoning_content": "t", "train": None},
-    ]
+    fields = "{{ m.reasoning_content | default('') }}:{{ m.name | default('') }}:{{ m.content }} "
+    thinks = "{% for m in messages %}{% generation %}" + fields + "{% endgeneration %}{% endfor %}"
+    user = {"role": "user", "content": "u", "name": "e\u0301"}
+    said = [user, {"role": "assistant", "content": "a", "reasoning_content": "t", "train": None}]
 
     def found(**changes: Any) -> Finding:
         how = Conversation.model_validate({"messages": "messages", "template": thinks, **changes})
@@ -208,29 +174,19 @@ def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_
         (one,) = rendered([taken], how, lambda text, where, record: Record(text, where), "a.jsonl")
         return one
 
-    def text(**changes: Any) -> str:
-        record = found(**changes)
-        assert isinstance(record, Record)
-        return record.text
+    def text(**changes: Any) -> object:
+        return getattr(found(**changes), "text", None)
 
     assert text() == ":é:u t::a "
     assert text(template=thinks.replace("reasoning_content", "thinking")) == text(), "one field under two names, as transformers has it"
     assert text(leave_out=("reasoning_content",)) == ":é:u ::a "
     assert text(leave_out=("reasoning_content", "name"), template=LOOP) == "ua"
-    refused = found(template=LOOP)
-    assert isinstance(refused, Fault)
-    assert refused.reason == "field of a message that nothing reads"
+    assert getattr(found(template=LOOP), "reason", None) == "field of a message that nothing reads"
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        LOOP,
-        "{% generation %}" + LOOP + "{% endgeneration %}",
-        LOOP.replace("{{ message.content }}", "{% generation %}x{% endgeneration %}"),
-    ],
-)
-def test_a_weight_of_0_needs_marks_around_each_answer(template: str):
+def test_a_weight_of_0_needs_marks_around_each_answer():
     said: list[Message] = [*SAID[:2], Message(role="assistant", content="no", others={"weight": 0}), *SAID[3:]]
-    with pytest.raises(NotMarked):
-        ChatTemplate(template, "mine").render(said, "")
+    marks = "{{% generation %}}{}{{% endgeneration %}}"
+    for template in (LOOP, marks.format(LOOP), LOOP.replace("{{ message.content }}", marks.format("x"))):
+        with pytest.raises(NotMarked):
+            ChatTemplate(template, "mine").render(said, "")

@@ -1,6 +1,8 @@
-"""From files to documents: what is read, what is dropped, what is held out, what is refused, what is gone on with."""
-
-import json
+import hashlib
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,31 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.tasks.data import documents
-from phasewise.tasks.data.documents import (
-    QUARANTINE_NAME,
-    check_readable,
-    is_held_out,
-    read_to_parts,
-    split_of,
-    split_texts,
-    tally_of,
-)
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, is_held_out, read_to_parts, split_of, split_texts, tally_of
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.source import Source
+from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.identity import digest_of_bytes, write_sealed
+from phasewise.trainer.base.storage import read_json, write_atomically
 from phasewise.trainer.data.manifest import MANIFEST_NAME
+from tests.tasks.conftest import write_lines
 from tests.tasks.data.builds import bundles, write_documents
 
 
 def write(folder: Path, files: list[list[str]], max_part_bytes: int) -> list[str]:
     """The texts that are kept, in order: both splits, as the files have them."""
-    (folder / "in").mkdir(parents=True)
-    for number, texts in enumerate(files):
-        (folder / "in" / f"{number:02d}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    source = Source(url=(folder / "in").as_uri(), include=("*",), format="jsonl", max_bad_fraction=1.0)
-    write_documents(source, folder / "out", max_part_bytes)
-    return [text for split in ("train", "held_out") for text in split_texts(folder / "out", split)]
+    write_documents(component(folder / "in", *files, max_bad_fraction=1.0), folder / "out", max_part_bytes)
+    return list(splits(folder / "out"))
 
 
 @settings(max_examples=25, deadline=None)
@@ -62,36 +56,22 @@ def test_the_split_is_the_same_however_it_is_computed():
 TEXTS = [f"Document number {number}\nof many." for number in range(60)]
 
 
-def lines(texts: list[str]) -> bytes:
-    return "".join(json.dumps({"text": text, "id": 7}) + "\n" for text in texts).encode()
-
-
 def component(folder: Path, *files: list[str], max_bad_fraction: float = 0.0) -> Source:
-    folder.mkdir(exist_ok=True)
     for number, texts in enumerate(files):
-        (folder / f"{number}.jsonl").write_bytes(lines(texts))
+        write_lines(folder / f"{number:02d}.jsonl", texts)
     return Source(url=folder.as_uri(), include=("*",), format="jsonl", max_bad_fraction=max_bad_fraction)
 
 
 def splits(folder: Path) -> dict[str, str]:
-    """Text → split, as written."""
     return {text: split for split in ("train", "held_out") for text in split_texts(folder, split)}
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_another_document_moves_none(tmp_path: Path):
+def test_another_document_moves_none_and_copies_are_dropped_and_counted(tmp_path: Path):
     write_documents(component(tmp_path / "a", TEXTS), tmp_path / "before")
     write_documents(component(tmp_path / "b", ["A new one.", *reversed(TEXTS), "And one more."]), tmp_path / "after")
-    before = splits(tmp_path / "before")
-    after = splits(tmp_path / "after")
+    before, after = (splits(tmp_path / name) for name in ("before", "after"))
     assert len(after) == len(before) + 2
     assert {text: after[text] for text in before} == before
-
-
-def test_copies_are_dropped_and_counted_and_blanks_are_no_documents(tmp_path: Path):
     copies = [TEXTS[3], TEXTS[5].replace("\n", "\r\n"), TEXTS[3]]
     manifest = write_documents(component(tmp_path / "a", TEXTS, [*copies, "  \n", ""]), tmp_path / "out")
     assert manifest.train + manifest.held_out == 60
@@ -108,7 +88,6 @@ def test_an_empty_split_is_refused(tmp_path: Path, texts: list[str], found: str)
 
 
 def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Killed in the second piece: the first is not read again, and what the kill left is cleared away."""
     source = component(tmp_path / "a", TEXTS[:40], TEXTS[40:])
     write_documents(source, tmp_path / "whole")
 
@@ -125,7 +104,8 @@ def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkey
     (tmp_path / "out" / "part-00001-0007.parquet").write_bytes(b"of another time")
     finished = (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns
     write_documents(source, tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    found, whole = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "whole"))
+    assert found == whole
     assert (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns == finished
 
 
@@ -150,3 +130,101 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path, name: str):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(DataError, match=r"Delete .*/out and prepare the data again"):
         list(split_texts(tmp_path / "out", "train"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(str(tmp_path / "home"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sources" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"before")
+    return path
+
+
+def sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def digest_and_bytes_read(home: Home | None, path: str | Path, *, reads_all: bool = False) -> tuple[str, int]:
+    known = KnownDigests(home, reads_all=reads_all)
+    digest = known.content(path).digest
+    known.keep()
+    return digest, known.bytes_read
+
+
+def test_a_second_command_reads_nothing(home: Home, file: Path):
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
+    assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
+
+
+@pytest.mark.parametrize("change", ["touch", "edit", "edit and set the time back", "replace"])
+def test_what_changed_in_any_way_is_read_again(home: Home, file: Path, change: str):
+    content = b"before" if change == "touch" else b"edited"
+    one_command = KnownDigests(home)
+    one_command.content(file)
+    one_command.keep()
+    before = file.stat()
+    if change == "replace":
+        file.with_name("other").write_bytes(content)
+        shutil.copystat(file, file.with_name("other"))
+        file.with_name("other").replace(file)
+    elif change != "touch":
+        file.write_bytes(content)
+    if change == "touch":
+        os.utime(file)
+    if "time" in change:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert one_command.content(file) == (6, sha256(content))
+    assert digest_and_bytes_read(home, file) == (sha256(content), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(content), 0)
+
+
+def test_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
+    for number in range(20):
+        content = b"%06d" % number
+        file.write_bytes(content)
+        assert digest_and_bytes_read(home, file) == (sha256(content), 6)
+        file.write_bytes(b"%06d" % (number + 1))
+        assert digest_and_bytes_read(home, file) == (sha256(b"%06d" % (number + 1)), 6)
+
+
+def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, file: Path):
+    digest_and_bytes_read(home, file)
+    files = read_json(home.digests)["files"]
+    files[str(file)][2] = sha256(b"edited")
+    write_sealed(home.digests, {"version": 2, "files": files})
+    assert digest_and_bytes_read(home, file) == (sha256(b"edited"), 0)
+    assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
+
+
+def test_threads_that_ask_for_one_file_read_it_once(file: Path):
+    file.write_bytes(b"x" * 10_000_000)
+    known = KnownDigests()
+    together = threading.Barrier(8)
+
+    def ask(_number: int) -> str:
+        together.wait()
+        return known.content(file).digest
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {sha256(b"x" * 10_000_000)}
+    assert known.bytes_read == 10_000_000
+
+
+def test_a_store_vouches_for_a_source_and_a_file_of_the_home_keeps_its_digest(gcs: Path, home: Home):
+    at_store = Home.open(str(gcs))
+    source, beside = at_store.sources / "a.jsonl", gcs.parent / f"{gcs.name}-beside.jsonl"
+    for path in (source, beside):
+        write_atomically(path, b"before")
+    assert digest_and_bytes_read(home, str(source)) == (f"md5:{hashlib.md5(b'before').hexdigest()}", 0)
+    assert digest_and_bytes_read(at_store, str(beside))[0].startswith("md5:")
+    assert [digest_and_bytes_read(at_store, str(source)) for _ in range(2)] == [(sha256(b"before"), 6), (sha256(b"before"), 0)]
+    write_atomically(source, b"edited")
+    assert digest_and_bytes_read(at_store, str(source)) == (sha256(b"edited"), 6)
+    beside.unlink()

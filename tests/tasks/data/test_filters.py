@@ -1,26 +1,21 @@
-"""Filters by field and by text, against a count character by character."""
-
+import random
 import shutil
 import unicodedata
+from functools import reduce
+from operator import add
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.tasks.data.filters import (
-    REASON,
-    FieldFilter,
-    LengthBias,
-    Normalization,
-    TextFilter,
-    build_sift,
-    measured,
-    normalize,
-)
-from phasewise.tasks.data.findings import LeftOut, Record
+from phasewise.tasks.data import findings as module
+from phasewise.tasks.data.filters import REASON, FieldFilter, LengthBias, Normalization, TextFilter, build_sift, measured, normalize
+from phasewise.tasks.data.findings import Counting, Fault, Finding, LeftOut, Record, Sample, Tally
 from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.source import Piece, Source
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
@@ -69,10 +64,6 @@ TRINITY = LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)
 SOME = LengthBias(floor=0.05, ceiling=0.9, full_tokens=150)
 
 
-def names(count: int) -> list[str]:
-    return [digest_of_bytes(str(number).encode()) for number in range(count)]
-
-
 @pytest.mark.parametrize(
     ("tokens", "chance"), [(0, 0.01), (1, 0.01), (1_456, 0.01), (13_107, 0.09), (65_536, 0.45), (131_072, 0.90), (10**7, 0.90)]
 )
@@ -82,7 +73,7 @@ def test_the_chance_rises_with_the_length_from_its_floor(tokens: int, chance: fl
 
 @pytest.mark.parametrize("tokens", [10, 20_000, 65_536, 200_000])
 def test_documents_are_taken_as_often_as_their_chance_says(tokens: int):
-    taken = sum(TRINITY.takes(name, tokens) for name in names(20_000))
+    taken = sum(TRINITY.takes(digest_of_bytes(str(number).encode()), tokens) for number in range(20_000))
     chance = TRINITY.chance(tokens)
     assert abs(taken - 20_000 * chance) < 5 * np.sqrt(20_000 * chance * (1 - chance))
 
@@ -95,26 +86,16 @@ def own(prepared: World, tmp_path: Path) -> World:
     return type(prepared)(Home(tmp_path), prepared.sources)
 
 
-@pytest.fixture
-def biased(own: World) -> DataPlan:
-    plan = plan_with(own, SOME)
-    build(plan)
-    return plan
-
-
-def build(plan: DataPlan) -> None:
-    web = plan.components["web"]
-    build_cache(web.documents.folder, "train", plan.tokenizer, web.train.folder, web.train.key, length_bias=web.length_bias)
-
-
 def plan_with(world: World, bias: LengthBias | None) -> DataPlan:
     sources = {name: world.source(name) for name in ("code", "law", "web")}
     return plan_data(sources, world.home, vocab_size=VOCAB_SIZE, length_bias={} if bias is None else {"web": bias})
 
 
-def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(biased: DataPlan, own: World):
-    whole = TokenCache.open(plan_with(own, None).components["web"].train.folder)
-    cache = TokenCache.open(biased.components["web"].train.folder)
+def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(own: World):
+    plan = plan_with(own, SOME)
+    web = plan.components["web"]
+    build_cache(web.documents.folder, "train", plan.tokenizer, web.train.folder, web.train.key, length_bias=web.length_bias)
+    whole, cache = (TokenCache.open(folder) for folder in (plan_with(own, None).components["web"].train.folder, web.train.folder))
     everything = {one.id: one.tokens.tolist() for one in whole.documents()}
     taken = {name: tokens for name, tokens in everything.items() if SOME.takes(name, len(tokens) - 2)}
     assert 0 < len(taken) < len(everything)
@@ -142,12 +123,7 @@ def test_shares_are_those_of_the_characters(text: str):
 
 @pytest.mark.parametrize(
     ("measure", "text", "value"),
-    [
-        ("characters", "Grüße", 5),
-        ("words", " two\nwords ", 2),
-        ("digit_percent", "a1b2٣", 60),
-        ("special_percent", "a_b. é", 100 * 2 / 6),
-    ],
+    [("characters", "Grüße", 5), ("words", " two\nwords ", 2), ("digit_percent", "a1b2٣", 60), ("special_percent", "a_b. é", 100 * 2 / 6)],
 )
 def test_limits_are_within(measure: str, text: str, value: float):
     def is_taken(**limits: float) -> bool:
@@ -163,18 +139,10 @@ def test_limits_are_within(measure: str, text: str, value: float):
 @pytest.mark.parametrize(
     ("value", "keep", "is_taken"),
     [
-        ("py", "py", True),
-        ("python", "py", False),
-        (3, "3", True),
-        (True, "true", True),
-        (True, "1", False),
-        (False, "false", True),
-        (1.5, "1.5", True),
-        (None, "None", False),
-        (["py"], "py", False),
-        ({"py": 1}, "py", False),
+        ("py", "py", True), (3, "3", True), (True, "true", True), (False, "false", True), (1.5, "1.5", True),
+        ("python", "py", False), (True, "1", False), (None, "None", False), (["py"], "py", False), ({"py": 1}, "py", False),
     ],
-)
+)  # fmt: skip
 def test_a_field_must_have_one_of_the_values(value: object, keep: str, is_taken: bool):
     sift = build_sift([FieldFilter(key="metadata.extension", keep=("other", keep))])
     found = sift("text", "row 0", {"metadata": {"extension": value}})
@@ -186,3 +154,96 @@ def test_the_first_filter_that_fails_is_the_reason_and_no_text_is_before_all():
     assert sift("one", "row 0", {}) == LeftOut("filter words", "row 0")
     assert sift("one two", "row 0", {}) == LeftOut("filter field lang", "row 0")
     assert sift("\u00a0\n", "row 0", {}) == sift("", "row 0", {}) == LeftOut("empty text", "row 0")
+
+
+DOCUMENT = {"text": "x", "metadata": {"extension": "py", "deep": {"er": 3}, "none": None}, "a.b": "dotted", "a": {"b": "inner", "c": "d"}}
+
+
+def test_a_dot_reaches_into_an_object():
+    found = {"text": "x", "metadata.extension": "py", "metadata.deep.er": 3, "a.b": "dotted", "a.c": "d", "text.more": module.NOT_AN_OBJECT}
+    for key in (*found, "missing", "metadata.missing", "metadata.none.more", "missing.more"):
+        assert module.reach(DOCUMENT, key) == found.get(key), key
+    assert all(module.reach(document, "text") is module.NOT_AN_OBJECT for document in (["text"], "text", 3, None))
+
+
+SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)
+
+
+def count(findings: list[Finding], name: str = "a.jsonl", start: int | None = None) -> Tally:
+    counting = Counting("web", Piece(name=name, url=name, start=start, stop=None))
+    assert list(counting.records(findings)) == [finding for finding in findings if isinstance(finding, Record)]
+    return counting.tally
+
+
+FINDINGS: list[Finding] = [
+    Record("x", "byte 0"),
+    Fault("broken JSON", "byte 9", "{"),
+    LeftOut("filter words", "byte 10"),
+    LeftOut("empty text", "byte 20"),
+    LeftOut("empty text", "byte 30"),
+    Fault("truncated", "file", "cut", whole_file=True),
+]
+
+
+def test_a_piece_is_counted_by_reason():
+    assert count(FINDINGS) == Tally(
+        files=1,
+        documents=5,
+        bad_documents={"broken JSON": 1},
+        bad_files={"a.jsonl": "truncated"},
+        left_out={"empty text": 2, "filter words": 1},
+        samples=(
+            Sample(component="web", file="a.jsonl", where="byte 9", reason="broken JSON", sample="{"),
+            Sample(component="web", file="a.jsonl", where="file", reason="truncated", sample="cut"),
+        ),
+    )
+
+
+FAULTS = st.builds(
+    Fault,
+    st.sampled_from(["broken JSON", "too long"]),
+    st.integers(0, 99).map("byte {}".format),
+    st.just(""),
+    st.sampled_from([False] * 9 + [True]),
+)
+TALLIES = st.lists(
+    st.builds(count, st.lists(FAULTS, max_size=30), st.sampled_from("abc"), st.sampled_from([0, 100])), min_size=1, max_size=5
+)
+
+
+@settings(deadline=None)
+@given(TALLIES, st.integers(0, 99))
+def test_tallies_add_up_in_any_order(tallies: list[Tally], seed: int):
+    total = reduce(add, tallies, Tally())
+    shuffled = random.Random(seed).sample(tallies, len(tallies))
+    assert reduce(lambda sum_, tally: tally + sum_, shuffled, Tally()) == total
+    assert total.documents == sum(tally.documents for tally in tallies) == sum(total.bad_documents.values())
+    assert all(sum(sample.reason == reason for sample in total.samples) <= module.MAX_SAMPLES for reason in total.reasons)
+    assert {sample.reason for sample in total.samples} >= {*total.bad_documents, *total.bad_files.values()} == set(total.reasons)
+    assert Tally.model_validate_json(total.model_dump_json()) == total
+
+
+def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
+    tally = count([*FINDINGS, Fault("broken JSON", "byte 70", "{")]) + count([Record("x", "byte 0")], name="b.jsonl")
+    text = module.refusal("web", SOURCE, tally, "gs://bucket/quarantine.jsonl")
+    for part in (
+        "component web",
+        "at most 1.0000%",
+        "found 50.0000%",
+        "broken JSON, 2 documents, such as a.jsonl, byte 9 ('{'): repair or exclude the file",
+        "truncated, 1 file, such as a.jsonl, file ('cut'): fetch the file again",
+        "7 documents in 2 files of gs://bucket/web",
+        "gs://bucket/quarantine.jsonl",
+    ):
+        assert part in text
+    assert "leave_out" not in text
+    unread = count([Fault("field of a message that nothing reads", "byte 0", "{}")])
+    assert "must be named in the source's conversation.leave_out" in module.refusal("web", SOURCE, unread, "quarantine.jsonl")
+    linked = module.refusal("web", SOURCE, Tally(files=1, bad_files={"a": "outside the root"}), "quarantine.jsonl")
+    assert "outside the root, 1 file, such as a: the link leads out of the source's folder: name in `url` the folder" in linked
+    assert "max_bad_fraction" not in linked
+
+
+def test_each_reason_has_its_own_remedy():
+    assert set(module.REMEDIES) == set(get_args(module.Reason))
+    assert set(module.EMPTY_REMEDIES) == set(get_args(module.NoText))

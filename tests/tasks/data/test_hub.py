@@ -1,15 +1,14 @@
-"""A data set of the hub is read to its last byte, or refused by file, revision and what to do: each fault of the hub that we know."""
-
 import json
 import time
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phasewise.tasks.data.documents import read_to_parts
-from phasewise.tasks.data.listing import at_commit, fingerprint
+from phasewise.tasks.data.listing import Listing, at_commit, fingerprint
 from phasewise.tasks.data.reading import Record, pieces_of, read_piece
 from phasewise.tasks.data.source import HubTrouble, Source
 from phasewise.trainer.base.errors import DataError
@@ -20,32 +19,25 @@ LINES = 1200
 NAMES = tuple(f"data/part-{number}.jsonl" for number in range(5))
 
 
-def text(file: int, line: int, words: str = "as it was") -> str:
-    return f"document {line} of file {file}, {words}"
-
-
-def content(file: int, lines: int = LINES, words: str = "as it was") -> bytes:
-    return b"".join(json.dumps({"text": text(file, line, words)}).encode() + b"\n" for line in range(lines))
-
-
 def files(words: str = "as it was") -> dict[str, bytes]:
-    return {"README.md": b"about", **{name: content(number, words=words) for number, name in enumerate(NAMES)}}
+    texts = {name: [f"document {line} of file {number}, {words}" for line in range(LINES)] for number, name in enumerate(NAMES)}
+    lines = {name: b"".join(json.dumps({"text": text}).encode() + b"\n" for text in found) for name, found in texts.items()}
+    return {"README.md": b"about", **lines}
 
 
 def source(*include: str, revision: str | None = None) -> Source:
     return Source(url="hf://datasets/owner/name", revision=revision, include=include or ("data/*.jsonl",), format="jsonl")
 
 
-def texts(wanted: Source) -> list[str]:
-    """Everything that the source gives: listed, then read file by file."""
+def texts(wanted: Source, listed: Listing | None = None) -> list[str]:
     fixed = at_commit(wanted)
-    pieces = pieces_of(fixed, fingerprint(fixed).files)
+    pieces = pieces_of(fixed, (listed or fingerprint(fixed)).files)
     found = [finding for piece in pieces for finding in read_piece(fixed, piece)]
     assert all(isinstance(finding, Record) for finding in found), found
     return [finding.text for finding in found if isinstance(finding, Record)]
 
 
-ALL = [text(file, line) for file in range(5) for line in range(LINES)]
+ALL = [f"document {line} of file {file}, as it was" for file in range(5) for line in range(LINES)]
 FAULTS: dict[str, Callable[[FakeHub], None]] = {
     "nothing": lambda hub: None,
     "revision refused": lambda hub: hub.fails("refuse", "/api/datasets/owner/name(/revision/.*)?$", times=2),
@@ -63,7 +55,6 @@ FAULTS: dict[str, Callable[[FakeHub], None]] = {
 
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is read in several parts, each with a link of its own."""
     monkeypatch.setattr("phasewise.tasks.data.streams.BLOCK_BYTES", 5000)
     monkeypatch.setattr("phasewise.tasks.data.streams.BUFFER_BYTES", 5000)
 
@@ -79,7 +70,6 @@ def test_what_passes_leaves_no_trace(hub: FakeHub, fault: str):
 
 
 def test_a_retry_after_is_obeyed(hub: FakeHub):
-    """While the hub is closed it is asked once, and never again before the time that it named."""
     hub.commit(files())
     hub.close(120)
     at_commit(source())
@@ -102,17 +92,17 @@ def test_a_retry_after_is_obeyed(hub: FakeHub):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (lambda hub: hub.fails("refuse", "/resolve/.*part-2", times=10_000), r"part-2.jsonl: the hub is busy or out of reach \(503\)"),
-        (lambda hub: hub.fails("cut", "/signed/.*part-2", times=10_000), r"part-2.jsonl: the hub is busy or out of reach \(Remote"),
-        (lambda hub: hub.fails("whole", "/signed/.*part-2", times=10_000), r"part-2.jsonl: bytes .* does not support byte ranges. Set HF_"),
-        (lambda hub: hub.fails("refuse", "/resolve/.*part-2", times=10_000, status=418), r"part-2.jsonl: the hub answers 418"),
+        (("refuse", "/resolve/", 503), r"the hub is busy or out of reach \(503\)"),
+        (("cut", "/signed/", 503), r"the hub is busy or out of reach \(Remote"),
+        (("whole", "/signed/", 503), "bytes .* does not support byte ranges. Set HF_"),
+        (("refuse", "/resolve/", 418), "the hub answers 418"),
     ],
 )
-def test_a_file_that_never_comes_is_named_with_its_commit(hub: FakeHub, fault: Callable[[FakeHub], None], words: str):
-    """Dask asks again for what may pass; so it is no refusal yet."""
+def test_a_file_that_never_comes_is_named_with_its_commit(hub: FakeHub, fault: tuple[Any, str, int], words: str):
     commit = hub.commit(files())
-    fault(hub)
-    with pytest.raises(HubTrouble, match=rf"^hf://datasets/owner/name@{commit}/data/{words}"):
+    kind, path, status = fault
+    hub.fails(kind, f"{path}.*part-2", times=10_000, status=status)
+    with pytest.raises(HubTrouble, match=rf"^hf://datasets/owner/name@{commit}/data/part-2.jsonl: {words}"):
         texts(source())
 
 
@@ -127,19 +117,15 @@ def test_what_will_not_pass_is_refused_at_once(hub: FakeHub, status: int, words:
     assert hub.slept == []
 
 
-def test_a_moving_branch_is_read_at_the_commit_that_was_listed(hub: FakeHub):
+def test_a_moving_branch_is_read_at_its_commit_and_a_build_that_goes_on_asks_only_for_the_rest(hub: FakeHub, tmp_path: Path):
     first = hub.commit(files())
     fixed = at_commit(source(revision="main"))
     listed = fingerprint(fixed)
     second = hub.commit(files(words="as it is now"))
     assert first != second
-    found = [finding for piece in pieces_of(fixed, listed.files) for finding in read_piece(fixed, piece)]
-    assert [finding.text for finding in found if isinstance(finding, Record)] == ALL
+    assert texts(fixed, listed) == ALL
     assert fingerprint(fixed) == listed
     assert at_commit(source(revision="main")).revision == second
-
-
-def test_a_build_that_goes_on_asks_for_nothing_that_is_finished(hub: FakeHub, tmp_path: Path):
     hub.commit(files())
     fixed = at_commit(source())
     for bundle in bundles(fixed, fingerprint(fixed))[:2]:

@@ -1,10 +1,7 @@
-"""Which files a component is made of, and how one is known from another."""
-
 import gzip
 import os
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
@@ -14,6 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from phasewise.tasks.data.listing import expand, fingerprint, selects
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.errors import DataError
+from tests.stores.hub import listening
 
 
 @pytest.fixture
@@ -47,7 +45,6 @@ def source(folder: Path | str, *include: str, exclude: tuple[str, ...] = ()) -> 
     ],
 )
 def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], expected: str):
-    """Hidden files are read only if they are named in full, though the folder itself is in a hidden one."""
     wanted = source(folder, *include, exclude=exclude)
     found = expand(wanted)
     assert all(selects(wanted, name) for name in found.files)
@@ -83,23 +80,14 @@ def test_no_file_is_refused_by_url_and_globs(folder: Path, place: str, include: 
     ],
 )
 def test_each_glob_must_select_a_file(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], idle: str):
-    """A typo must not drop a part of a component."""
     with pytest.raises(DataError, match=rf"include {idle} matches no file under .*sources that is not excluded \(1 of 2 entries\)"):
         expand(source(folder, *include, exclude=exclude))
 
 
-@pytest.mark.parametrize(
-    ("url", "root"),
-    [
-        ("hf://datasets/owner/name", "hf://datasets/owner/name@abc"),
-        ("hf://datasets/owner/name/folder/sub", "hf://datasets/owner/name@abc/folder/sub"),
-    ],
-)
-def test_a_revision_comes_after_the_name_of_the_data_set(url: str, root: str):
-    assert source(url, "*").model_copy(update={"revision": "abc"}).root == root
-
-
-def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
+def test_revisions_are_in_the_root_and_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
+    for folder in ("", "/folder/sub"):
+        wanted = source(f"hf://datasets/owner/name{folder}", "*").model_copy(update={"revision": "abc"})
+        assert wanted.root == f"hf://datasets/owner/name@abc{folder}"
     (tmp_path / "secret.jsonl").write_text("{}")
     (folder / "out.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (folder / "gone.jsonl").symlink_to(folder / "no such file")
@@ -109,32 +97,18 @@ def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Pat
     assert [(file.name, file.reason) for file in found.rejected] == [("gone.jsonl", "broken link"), ("out.jsonl", "outside the root")]
 
 
-def turned_away(wanted: Source) -> dict[str, str]:
-    return {file.name: file.reason for file in fingerprint(wanted).rejected}
-
-
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    (tmp_path / "out" / "deep").mkdir(parents=True)
-    for name in ("x.jsonl", "x.txt", "deep/y.jsonl"):
-        (tmp_path / "out" / name).write_text("{}")
-    return tmp_path / "out"
-
-
 def test_what_is_no_file_is_turned_away_unopened(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """To open a pipe would be to wait for a writer."""
     os.mkfifo(folder / "pipe.jsonl")
     (folder / "to_pipe.jsonl").symlink_to(folder / "pipe.jsonl")
     monkeypatch.chdir(folder)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket.jsonl")
-        assert turned_away(source(folder, "*.jsonl")) == dict.fromkeys(["pipe.jsonl", "socket.jsonl", "to_pipe.jsonl"], "no regular file")
-        assert turned_away(source(folder, "pipe.jsonl", "sub")) == dict.fromkeys(["pipe.jsonl", "sub"], "no regular file")
+        for include, names in {("*.jsonl",): "pipe.jsonl socket.jsonl to_pipe.jsonl", ("pipe.jsonl", "sub"): "pipe.jsonl sub"}.items():
+            rejected = {file.name: file.reason for file in fingerprint(source(folder, *include)).rejected}
+            assert rejected == dict.fromkeys(names.split(), "no regular file")
 
 
 def test_plain_names_need_no_listing():
-    """A web server lists nothing: names without globs are looked up."""
-
     class Unlisted(MemoryFileSystem):
         protocol = "unlisted"
 
@@ -157,23 +131,14 @@ class Silent(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"{}\n")
+        self.wfile.write(b"" if self.command == "HEAD" else b"{}\n")
 
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.end_headers()
+    do_HEAD = do_GET  # noqa: N815  # http.server's name
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
 
 
 def test_a_server_that_gives_no_parts_is_refused_in_words():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with pytest.raises(DataError, match=r"a\.jsonl cannot be read .*its server must support byte ranges and report file sizes"):
-                fingerprint(source(f"http://127.0.0.1:{server.server_address[1]}/data", "a.jsonl"))
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(Silent) as address, pytest.raises(DataError, match=r"a\.jsonl cannot be read .*byte ranges and report file sizes"):
+        fingerprint(source(f"{address}/data", "a.jsonl"))

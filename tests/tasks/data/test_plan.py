@@ -1,5 +1,3 @@
-"""What must be there follows from the sources as they are now: a key changes exactly when what it is made of does."""
-
 import os
 import shutil
 from collections.abc import Callable
@@ -41,7 +39,6 @@ SPLITS = ("train", "held_out")
 
 
 def keys(plan: DataPlan) -> dict[str, str]:
-    """Everything that has a name by content."""
     found = {f"{name} documents": component.documents.key for name, component in plan.components.items()}
     found |= {f"{name} {split}": component.cache(split).key for name, component in plan.components.items() for split in SPLITS}
     return found | {"tokenizer": plan.tokenizer.parent.name, "benchmarks": plan.benchmarks.name}
@@ -54,56 +51,54 @@ def changed(before: DataPlan, after: DataPlan) -> set[str]:
 BUILT_WITH_THE_TOKENIZER = {"tokenizer", "benchmarks", *(f"{name} {split}" for name in ("code", "law", "web") for split in SPLITS)}
 
 
-def edit(web: Path):
+def edit(web: Path) -> None:
     """Another letter: the size stays, and the time is set back."""
-    path = web / "part-0.jsonl"
-    status = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"The", b"She", 1))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    status = (web / "part-0.jsonl").stat()
+    (web / "part-0.jsonl").write_bytes((web / "part-0.jsonl").read_bytes().replace(b"The", b"She", 1))
+    os.utime(web / "part-0.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def add(web: Path):
-    (web / "part-2.jsonl").write_text('{"text": "more"}\n')
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "edit": edit,
+    "add": lambda web: (web / "part-2.jsonl").write_text('{"text": "more"}\n'),
+    "remove": lambda web: (web / "part-1.jsonl").unlink(),
+    "rename": lambda web: (web / "part-1.jsonl").rename(web / "part-9.jsonl"),
+}
+IDLE_CHANGES: dict[str, Callable[[Path], object]] = {
+    "touch": lambda web: os.utime(web / "part-0.jsonl", (1, 1)),
+    "rewrite": lambda web: (web / "part-0.jsonl").write_bytes((web / "part-0.jsonl").read_bytes()),
+    "no document": lambda web: (web / "README.md").write_text("no document"),
+    "hidden file": lambda web: (web / ".part-3.jsonl").write_text("not ready yet"),
+}
 
 
-def remove(web: Path):
-    (web / "part-1.jsonl").unlink()
-
-
-def rename(web: Path):
-    (web / "part-1.jsonl").rename(web / "part-9.jsonl")
-
-
-@pytest.mark.parametrize("change", [edit, add, remove, rename])
-def test_a_changed_file_changes_what_is_made_of_it(world: Any, change: Callable[[Path], None]):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_file_changes_what_is_made_of_it(world: Any, change: str):
     before = world.plan()
-    change(world.sources / "web")
+    CHANGES[change](world.sources / "web")
     assert changed(before, world.plan()) == BUILT_WITH_THE_TOKENIZER | {"web documents"}
 
 
 @pytest.mark.parametrize(
     "setting",
     [
-        {"include": ("part-0.jsonl",)},
-        {"exclude": ("part-1*",)},
-        {"text_key": "content"},
-        {"format": "text"},
-        {"filters": ({"kind": "text", "measure": "words", "min": 3},)},
-        {"normalization": {"trailing_spaces": "strip"}},
+        {"include": ("part-0.jsonl",)}, {"exclude": ("part-1*",)}, {"text_key": "content"}, {"format": "text"},
+        {"filters": ({"kind": "text", "measure": "words", "min": 3},)}, {"normalization": {"trailing_spaces": "strip"}},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_changed_source_setting_changes_what_is_made_of_it(world: Any, setting: dict[str, Any]):
     assert changed(world.plan(), world.plan(**setting)) == BUILT_WITH_THE_TOKENIZER | {"web documents"}
+
+
+DOCUMENTS = {"web documents", "code documents", "law documents"}
+DECIDING = ("READER", "NORMALIZER", "DOCUMENTS", "HELD_OUT_ONE_IN")
 
 
 @pytest.mark.parametrize(
     ("module", "name", "value", "expected"),
     [
-        (documents, "READER", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
-        (documents, "NORMALIZER", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
-        (documents, "DOCUMENTS", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
-        (documents, "HELD_OUT_ONE_IN", 17, BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        *((documents, name, 17 if name == "HELD_OUT_ONE_IN" else "x", BUILT_WITH_THE_TOKENIZER | DOCUMENTS) for name in DECIDING),
         (tokenizer, "TOKENIZER_VERSION", "x", BUILT_WITH_THE_TOKENIZER),
         (tokenizer, "MAX_BYTES_PER_COMPONENT", 7, BUILT_WITH_THE_TOKENIZER),
         (caches, "ENCODER", "x", BUILT_WITH_THE_TOKENIZER - {"tokenizer"}),
@@ -118,44 +113,25 @@ def test_changed_code_changes_what_it_makes(
 
 
 def test_a_tokenizer_by_name_is_not_made_of_the_documents(world: Any):
-    """A new file then changes its own component's caches alone."""
-
     def named() -> DataPlan:
         sources = {component: world.source(component) for component in ("code", "law", "web")}
         return plan_data(sources, world.home, vocab_size=128_256, tokenizer_name="somebody/tokenizer")
 
     before = named()
-    add(world.sources / "web")
+    CHANGES["add"](world.sources / "web")
     assert changed(before, named()) == {"web documents", "web train", "web held_out", "benchmarks"}
 
 
-def touch(web: Path):
-    os.utime(web / "part-0.jsonl", (1, 1))
-
-
-def rewrite(web: Path):
-    path = web / "part-0.jsonl"
-    path.write_bytes(path.read_bytes())
-
-
-def write_beside(web: Path):
-    (web / "README.md").write_text("no document")
-    (web / ".part-3.jsonl").write_text("not ready yet")
-
-
-@pytest.mark.parametrize("change", [touch, rewrite, write_beside])
-def test_what_decides_nothing_changes_nothing(world: Any, change: Callable[[Path], None]):
+@pytest.mark.parametrize("change", IDLE_CHANGES)
+def test_what_decides_nothing_changes_nothing(world: Any, change: str):
     before = world.plan()
-    change(world.sources / "web")
+    IDLE_CHANGES[change](world.sources / "web")
     assert world.plan() == before
 
 
-def test_a_copied_folder_has_the_same_keys(world: Any, tmp_path: Path):
+def test_a_copied_folder_and_a_pin_change_no_key(world: Any, tmp_path: Path):
     shutil.copytree(world.sources / "web", tmp_path / "web")
     assert changed(world.plan(), world.plan(url=(tmp_path / "web").as_uri())) == set()
-
-
-def test_a_pin_names_another_folder_and_no_other_key(world: Any):
     pin = Pin(component="web", split="train", url="/elsewhere/web", digest="d" * 64)
     sources = {component: world.source(component) for component in ("code", "law", "web")}
     pinned = plan_data(sources, world.home, vocab_size=VOCAB_SIZE, pins=(pin,))

@@ -1,28 +1,12 @@
-"""Stand-ins: collected from this installation, near-duplicates left out, then the user's own."""
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from phasewise.tasks.data import prepare, stand_ins
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.prepare import collect_stand_ins
-from phasewise.tasks.data.stand_ins import (
-    MAX_SHARED_SHINGLES,
-    RECORD_NAME,
-    SHINGLE_WORDS,
-    NearDuplicates,
-    StandIn,
-    View,
-    collect,
-    documents_in,
-    required_packages,
-    stand_in_source,
-    texts_of,
-    write_stand_ins,
-)
+from phasewise.tasks.data.stand_ins import MAX_SHARED_SHINGLES, SHINGLE_WORDS, StandIn, collect, required_packages, stand_in_source
 from phasewise.trainer.base.storage import read_json
 
 LONG = "and so it goes on for a while, with one word after another, until there are enough of them to be worth a document of its own"
@@ -68,25 +52,19 @@ async def rain():
 '''
 
 
-def view(name: View, text: str = MODULE) -> list[str]:
-    return list(texts_of(name, text, "nature.water"))
-
-
 def test_questions_ask_for_classes_and_functions():
-    found = view("questions")
+    found = list(stand_ins.texts_of("questions", MODULE, "nature.water"))
     assert found[0] == f"Question: What is the class nature.water.River for?\n\nAnswer: A river.\n\nIt is long: {LONG}."
     assert found[1].startswith("Question: What is the function nature.water.River.flow for?\n\nAnswer: Flow downhill, always.\n\n>>>")
     assert found[2] == f"Question: What is the function nature.water.rain for?\n\nAnswer: Rain. {LONG}"
     assert len(found) == 3
 
 
-@pytest.mark.parametrize(
-    "content", [b"def broken(:\n    '''x'''\n", b"x = '\xff\xfe'\n", b"x = '\0'\n"], ids=["syntax", "encoding", "null"]
-)
 @pytest.mark.parametrize("name", ["docstrings", "questions", "doctests", "topics"])
-def test_a_file_that_does_not_read_gives_none(tmp_path: Path, name: View, content: bytes):
-    (tmp_path / "a.py").write_bytes(content * 30)
-    assert list(documents_in(name, tmp_path / "a.py", "a")) == []
+def test_a_file_that_does_not_read_gives_none(tmp_path: Path, name: stand_ins.View):
+    for content in (b"def broken(:\n    '''x'''\n", b"x = '\xff\xfe'\n", b"x = '\0'\n"):
+        (tmp_path / "a.py").write_bytes(content * 30)
+        assert list(stand_ins.documents_in(name, tmp_path / "a.py", "a")) == []
 
 
 TOPICS = StandIn(view="topics", where=("stdlib:pydoc_data/topics.py",), max_bytes=20_000)
@@ -105,7 +83,6 @@ def test_whole_files_are_taken_until_there_is_enough():
 
 
 def test_what_is_installed_besides_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A tool beside Phasewise, or one of its extras, brings text about itself; a package that Phasewise needs stays."""
     for package in ("dask-2026.1.0", "great_expectations-1.24", "pip-26.0", "pytest-9.0", "some_tool-1.2.dev3"):
         path = tmp_path / f"{package}.dist-info" / "METADATA"
         path.parent.mkdir()
@@ -117,8 +94,8 @@ def test_what_is_installed_besides_changes_nothing(tmp_path: Path, monkeypatch: 
     assert not {"pytest", "kubernetes", "wandb"} & required_packages()
 
 
-def test_copies_and_near_copies_are_found():
-    duplicates = NearDuplicates()
+def test_copies_and_near_copies_are_found_and_written_once(tmp_path: Path):
+    duplicates = stand_ins.NearDuplicates()
     assert duplicates.is_new(words(0, 100))
     assert not duplicates.is_new(words(0, 100))
     assert not duplicates.is_new(words(0, 100).upper().replace(" ", ",  "))
@@ -126,24 +103,18 @@ def test_copies_and_near_copies_are_found():
     assert duplicates.is_new(f"{words(2000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES - 1)}")
     assert not duplicates.is_new(words(2000, 50))
     assert not duplicates.is_new(words(0, SHINGLE_WORDS + 1))
-
-
-def test_a_copy_is_written_once_over_all_components(tmp_path: Path):
     document = {"id": "x#0", "text": words(0, 60)}
-    written = write_stand_ins({"web": [document, {"id": "x#1", "text": words(900, 60)}], "code": [document]}, tmp_path)
+    written = stand_ins.write_stand_ins({"web": [document, {"id": "x#1", "text": words(900, 60)}], "code": [document]}, tmp_path)
     assert written == {"code": 1, "web": 1}
     lines = (tmp_path / "web" / "stand-in.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["x#1"]
-    record = read_json(tmp_path / RECORD_NAME)
+    record = read_json(tmp_path / stand_ins.RECORD_NAME)
     assert record["documents"] == written
     assert record["packages"]["click"]
 
 
 def test_files_that_the_user_adds_are_kept_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def in_this_process(_work: str, function: Any, calls: list[tuple[Any, ...]]) -> list[Any]:
-        return [function(*call) for call in calls]
-
-    monkeypatch.setattr(prepare, "run_all", in_this_process)
+    monkeypatch.setattr(prepare, "run_all", lambda _work, function, calls: [function(*call) for call in calls])
     assert collect_stand_ins({"web": TOPICS}, tmp_path) == 1
     before = fingerprint(stand_in_source(CLICK, tmp_path / "web"))
     (tmp_path / "web" / "mine.jsonl").write_text('{"text": "my own"}\n')

@@ -1,13 +1,9 @@
-"""Packed files: every packing, in members, cut, damaged, and as a bomb; and what a file system fails with is not the data's fault."""
-
 import bz2
 import gzip
 import io
 import lzma
 import random
-import tarfile
 import tracemalloc
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
@@ -24,37 +19,12 @@ from phasewise.tasks.data.archives import unpack
 from phasewise.tasks.data.findings import MAX_EXPANSION, FileFault
 from phasewise.tasks.data.streams import Nature, WatchedFile, kind_of, open_watched, recognise
 from phasewise.trainer.base.errors import DataError
+from tests.hostile_makers import arrow, lz4, parquet, tar, zipped
 
-TABLE = pa.table({"text": ["a few words"] * 20})
 
-
-def saved(save: Any, *arguments: Any) -> bytes:
-    file = io.BytesIO()
-    save(file, *arguments)
+def array(values: Any) -> bytes:
+    np.save(file := io.BytesIO(), np.array(values))
     return file.getvalue()
-
-
-def tar(name: str, content: bytes, kind: int = tarfile.PAX_FORMAT) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=kind) as archive:
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-    return file.getvalue()
-
-
-def zipped() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("a.txt", "words")
-    return file.getvalue()
-
-
-def arrow(new: Any, **options: Any) -> bytes:
-    sink = pa.BufferOutputStream()
-    with new(sink, TABLE.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(TABLE)
-    return sink.getvalue().to_pybytes()
 
 
 SKIPPABLE = b"\x5a\x2a\x4d\x18\3\0\0\0abc"
@@ -64,42 +34,28 @@ SKIPPABLE = b"\x5a\x2a\x4d\x18\3\0\0\0abc"
     ("start", "nature", "name"),
     [
         (b"", "empty", "an empty file"),
-        (gzip.compress(b"words"), "packed", "gzip"),
-        (zstandard.compress(b"words"), "packed", "zstd"),
-        (SKIPPABLE * 2 + zstandard.compress(b"words"), "packed", "zstd"),
-        (SKIPPABLE + b"\x04\x22\x4d\x18", "packed", "lz4"),
-        (bz2.compress(b"words"), "packed", "bzip2"),
-        (bz2.compress(b""), "packed", "bzip2"),
-        (lzma.compress(b"words"), "packed", "xz"),
-        (zipped(), "archive", "zip"),
-        (tar("a.txt", b"words"), "archive", "tar"),
-        (saved(lambda file: pq.write_table(TABLE, file)), "parquet", None),
-        (arrow(pa.ipc.new_file), "arrow", "an Arrow file"),
-        (arrow(pa.ipc.new_stream), "arrow", "an Arrow stream"),
+        (gzip.compress(b"words"), "packed", "gzip"), (zstandard.compress(b"words"), "packed", "zstd"),
+        (SKIPPABLE * 2 + zstandard.compress(b"words"), "packed", "zstd"), (SKIPPABLE + b"\x04\x22\x4d\x18", "packed", "lz4"),
+        (bz2.compress(b"words"), "packed", "bzip2"), (bz2.compress(b""), "packed", "bzip2"), (lzma.compress(b"words"), "packed", "xz"),
+        (zipped({"a.txt": b"words"}), "archive", "zip"), (tar({"a.txt": b"words"}), "archive", "tar"), (parquet(), "parquet", None),
+        (arrow(pa.ipc.new_file), "arrow", "an Arrow file"), (arrow(pa.ipc.new_stream), "arrow", "an Arrow stream"),
         (arrow(pa.ipc.new_stream, use_legacy_format=True), "arrow", "an Arrow stream"),
-        (b"WARC/1.1\r\nWARC-Type: response\r\n", "warc", None),
-        (b"WARC/1.1 is a format.", "text", None),
-        ("Grüße".encode("utf-16"), "wide text", "utf-16"),
-        ("Grüße".encode("utf-32"), "wide text", "utf-32"),
-        (b"words without a mark".decode().encode("utf-16-le"), "wide text", "utf-16-le"),
-        (b"words without a mark".decode().encode("utf-16-be"), "wide text", "utf-16-be"),
-        (b"\xef\xbb\xbf{}", "text", None),
-        ("日本語".encode("shift-jis"), "text", None),
-        (b"\x89PNG\r\n\x1a\n", "no text", "a PNG image"),
-        (saved(np.save, np.zeros(3)), "no text", "an array of numbers (NumPy)"),
-        (saved(np.save, np.array(["a text"])), "unknown", "a NumPy array of texts or objects"),
-        (b"%PDF-1.7 words", "unknown", "a PDF document"),
+        (b"WARC/1.1\r\nWARC-Type: response\r\n", "warc", None), (b"WARC/1.1 is a format.", "text", None),
+        ("Grüße".encode("utf-16"), "wide text", "utf-16"), ("Grüße".encode("utf-32"), "wide text", "utf-32"),
+        ("words without a mark".encode("utf-16-le"), "wide text", "utf-16-le"),
+        ("words without a mark".encode("utf-16-be"), "wide text", "utf-16-be"),
+        (b"\xef\xbb\xbf{}", "text", None), ("日本語".encode("shift-jis"), "text", None),
+        (b"\x89PNG\r\n\x1a\n", "no text", "a PNG image"), (array([0.0]), "no text", "an array of numbers (NumPy)"),
+        (array(["a text"]), "unknown", "a NumPy array of texts or objects"), (b"%PDF-1.7 words", "unknown", "a PDF document"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "unknown", None),
         (b"PARE" + bytes(50), "unknown", "an encrypted Parquet file"),
         (b"BM is a shop, BZh a word, PK another one and PARIS a town", "text", None),
         (bytes(range(256)), "unknown", None),
-        (b'{"a": 1}\n' + bytes(range(256)), "text", None),
-        (b'{"a": 1}' + bytes(range(256)), "unknown", None),
-        (b"a form feed\fand \x1b[1mcolours\x1b[0m", "text", None),
-        (b"one stray \0 in a long line of words" * 20, "unknown", None),
+        (b'{"a": 1}\n' + bytes(range(256)), "text", None), (b'{"a": 1}' + bytes(range(256)), "unknown", None),
+        (b"a form feed\fand \x1b[1mcolours\x1b[0m", "text", None), (b"one stray \0 in a long line of words" * 20, "unknown", None),
         (b"one stray \0 in a long line of words" + b" and more of them" * 20, "text", None),
     ],
-)
+)  # fmt: skip
 def test_the_first_bytes_say_what_a_file_is(start: bytes, nature: Nature, name: str | None):
     assert kind_of(start).nature == nature
     assert name in (None, kind_of(start).name)
@@ -108,29 +64,15 @@ def test_the_first_bytes_say_what_a_file_is(start: bytes, nature: Nature, name: 
 Pack = Callable[[bytes], bytes]
 
 
-def lz4(content: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "lz4") as stream:
-        stream.write(content)
-    return sink.getvalue().to_pybytes()
-
-
 PACKINGS: dict[str, Pack] = {
-    "x.gz": gzip.compress,
-    "x.GZIP": gzip.compress,
-    "x.zst": zstandard.compress,
-    "x.zstd": zstandard.compress,
-    "x.bz2": bz2.compress,
-    "x.xz": lzma.compress,
-    "x.lz4": lz4,
+    "x.GZIP": gzip.compress, "x.zst": zstandard.compress, "x.bz2": bz2.compress, "x.xz": lzma.compress, "x.lz4": lz4,
     "without-ending": gzip.compress,
-}
+}  # fmt: skip
 LONGEST_MAGIC_BYTES = 10  # bzip2's; of fewer nobody can say what they were to become
 CONTENT = random.Random(0).randbytes(100_000).hex().encode()
 
 
 def unpacked(file: WatchedFile) -> io.BufferedReader:
-    """The file's bytes, unpacked once if they are packed."""
     kind, stream = recognise(file)
     return io.BufferedReader(unpack(file, stream, kind.name)) if kind.nature == "packed" else stream
 
@@ -140,11 +82,11 @@ def read(path: Path) -> bytes:
         return unpacked(file).read()
 
 
-def expand(path: Path) -> int:
-    """How many bytes come, none of them kept."""
+def expand(path: Path) -> None:
     with open_watched(path.as_uri()) as file:
         stream = unpacked(file)
-        return sum(map(len, iter(lambda: stream.read(2**20), b"")))
+        while stream.read(2**20):
+            pass
 
 
 @pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
@@ -180,8 +122,6 @@ def test_a_bomb_goes_off_in_little_memory(tmp_path: Path, name: str, pack: Pack)
 
 
 class Losing(io.BytesIO):
-    """A connection that is lost at the second block."""
-
     def readinto(self, buffer: object, /) -> int:
         if self.tell() > 0:
             raise ConnectionResetError("connection lost")
@@ -195,17 +135,12 @@ class LosingFileSystem(MemoryFileSystem):
         return Losing(3 * CONTENT)
 
 
-def test_what_the_file_system_fails_with_is_kept():
+def test_what_the_file_system_fails_with_is_kept_and_a_missing_file_is_refused(tmp_path: Path):
     fsspec.register_implementation("losing", LosingFileSystem, clobber=True)
     with open_watched("losing://x") as file:
         with pytest.raises(ConnectionResetError):
             unpacked(file).read()
         assert isinstance(file.failure, ConnectionResetError)
         assert 0 < file.taken_bytes < 3 * len(CONTENT)
-
-
-def test_a_missing_file_is_refused_with_what_to_do(tmp_path: Path):
-    with pytest.raises(DataError, match=r"gone\.gz was listed as a source file and is gone: put it back"), open_watched(
-        (tmp_path / "gone.gz").as_uri()
-    ):  # fmt: skip
-        pass
+    with pytest.raises(DataError, match=r"gone\.gz was listed as a source file and is gone: put it back"):
+        read(tmp_path / "gone.gz")

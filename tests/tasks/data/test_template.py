@@ -1,5 +1,3 @@
-"""Chat templates: equality with transformers, refusals, and the limits of the rendering process."""
-
 import json
 import math
 import signal
@@ -46,7 +44,6 @@ ENOUGH_MADE = 1100
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra `parity`)")
 @pytest.mark.parametrize("template", ["marin", "trinity"])
 def test_every_token_and_every_span_is_that_of_apply_chat_template(tmp_path: Path, template: str):
-    """What each layout holds of its share, and everywhere some text beyond ASCII."""
     made = made_conversations(ENOUGH_MADE)
     compared = 0
     for number, name in enumerate(LAYOUTS):
@@ -62,7 +59,6 @@ def test_every_token_and_every_span_is_that_of_apply_chat_template(tmp_path: Pat
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra `parity`)")
 def test_a_template_is_given_the_whole_message_as_apply_chat_template_gives_it(tmp_path: Path):
-    """Thoughts of an answer, names and nested fields; each conversation has some of them."""
     template = (
         "{{ bos_token }}{% for message in messages %}{{ message | tojson }}{{ message.name or '' }}{% if message.role == 'assistant' %}"
         "{% generation %}{% if message.reasoning_content is string %}<think>{{ message.reasoning_content }}</think>{% endif %}"
@@ -79,7 +75,6 @@ def test_a_template_is_given_the_whole_message_as_apply_chat_template_gives_it(t
 
 
 def tokenizer_of_transformers(path: Path, template: str) -> Any:
-    """As an exported folder has it."""
     build = import_module("transformers").PreTrainedTokenizerFast
     tokenizer = build(tokenizer_file=str(path), bos_token=BEGIN_OF_TEXT, eos_token=END_OF_TEXT)
     tokenizer.chat_template = template
@@ -121,20 +116,20 @@ def render(template: str, said: list[Message] = SAID) -> Rendered:
     return ChatTemplate(template, "mine").render(said, "a.jsonl, byte 12")
 
 
-def test_it_has_what_transformers_gives_a_template():
-    """Blocks trimmed, JSON without escapes of HTML, break and continue, tools that are none, and no question to go on from."""
-    assert render("{{ messages[0] | tojson }}").text == '{"role": "user", "content": "u"}'
-    assert render('{{ "<é>" | tojson(indent=1) }}').text == '"<é>"'
-    assert (
-        render("{% for m in messages %}\n  {% if loop.index0 %}\n{% continue %}\n  {% endif %}\n{{ m.content }}\n{% endfor %}").text
-        == "u\n"
-    )
-    assert (
-        render("{{ bos_token }}{% if tools or documents or add_generation_prompt %}x{% endif %}{{ eos_token }}").text == "<|end_of_text|>"
-    )
-    assert render("{% for m in [[1, [2]]] recursive %}{{ m if m is number else loop(m) }}{% endfor %}").text == "12"
-    assert render("{{ loop is defined }}{{ 'x' if messages[0].tools else messages[0].tools | default('none') }}").text == "Falsenone"
-    assert render("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}").text == "2False 2True "
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "u"}'),
+        ('{{ "<é>" | tojson(indent=1) }}', '"<é>"'),
+        ("{% for m in messages %}\n  {% if loop.index0 %}\n{% continue %}\n  {% endif %}\n{{ m.content }}\n{% endfor %}", "u\n"),
+        ("{{ bos_token }}{% if tools or documents or add_generation_prompt %}x{% endif %}{{ eos_token }}", "<|end_of_text|>"),
+        ("{% for m in [[1, [2]]] recursive %}{{ m if m is number else loop(m) }}{% endfor %}", "12"),
+        ("{{ loop is defined }}{{ 'x' if messages[0].tools else messages[0].tools | default('none') }}", "Falsenone"),
+        ("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}", "2False 2True "),
+    ],
+)
+def test_it_has_what_transformers_gives_a_template(template: str, text: str):
+    assert render(template).text == text
 
 
 @pytest.mark.parametrize(
@@ -189,7 +184,6 @@ def test_the_token_that_ends_a_turn_is_that_of_an_answer():
 
 
 def test_a_file_is_the_text_in_it_wherever_it_is(tmp_path: Path):
-    """So that the same template in another folder makes the same key, and another text another one."""
     for name in ("a", "b"):
         (tmp_path / name).write_text(LOOP)
     read = [resolved(Conversation(messages="m", template=str(tmp_path / name))) for name in ("a", "b")]
@@ -211,6 +205,8 @@ def test_a_file_is_the_text_in_it_wherever_it_is(tmp_path: Path):
         ({"messages": "m", "roles": {"human": "user"}}, "must be the assistant's"),
         ({"prompt": "p", "answer": {"key": "a", "best_by": "rate"}}, "chooses among the answers of a list"),
         ({"messages": "m", "template": "llama"}, "must be marin or trinity, a file"),
+        ({"messages": "m", "context": "c"}, "a context ('c') follows a question in a separate column"),
+        ({"messages": "m", "leave_out": ("m",)}, "leave_out names m, which the conversation is made of"),
         ({"messages": "m", "special_tokens": ("",)}, "has an empty one"),
     ],
 )
@@ -221,7 +217,6 @@ def test_what_does_not_fit_together_is_refused(fields: dict[str, object], messag
 
 
 ROOT = Path(__file__).parents[3]
-PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 MAX_SECONDS, MAX_MIB = 2.0, 300
 """Of a processor, with the start of the process: the clock passes faster where other tests run."""
 
@@ -251,28 +246,21 @@ def test_what_a_message_has_arrives_as_it_is(value: object):
     assert found[:2] == ["text", json.dumps(value)]
 
 
-def test_a_process_that_was_killed_is_started_again():
+def test_a_process_that_was_killed_or_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch):
     own = Renderer()
     line = as_line([{"role": "user", "content": "u"}])
-    assert own.ask(PLAIN, ("", ""), [line])[1][1] == "u"
+    assert own.ask(LOOP, ("", ""), [line])[1][1] == "u"
     (child,) = [one for one in psutil.Process().children() if one.pid == own._process.pid]  # pyright: ignore  # the process itself is meant
     child.kill()
     psutil.wait_procs([child])
-    assert own.ask(PLAIN, ("", ""), [line])[1][1] == "u"
-    own.close()
-
-
-def test_one_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch):
-    own = Renderer()
-    own.ask(PLAIN, ("", ""), ())
+    assert own.ask(LOOP, ("", ""), [line])[1][1] == "u"
     assert own._process  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(renderers, "WALL_SECONDS", 0.5)
     own._process.send_signal(signal.SIGSTOP)  # pyright: ignore[reportPrivateUsage]
-    assert own.ask(PLAIN, ("", ""), [as_line([{"content": "u" * 2**20}])])[-1] == ["limit", "clock"]
+    assert own.ask(LOOP, ("", ""), [as_line([{"content": "u" * 2**20}])])[-1] == ["limit", "clock"]
 
 
 def test_it_can_open_nothing_and_start_nothing_and_ends_with_its_parent():
-    """As if a template had got out of Jinja: the program itself, with a line that tries."""
     tries = (
         "open('/etc/passwd')",
         "__import__('socket').socket()",
@@ -280,9 +268,8 @@ def test_it_can_open_nothing_and_start_nothing_and_ends_with_its_parent():
         "os.execv('/bin/true', ['true'])",
         "__import__('ctypes').CDLL(None)",
     )
-    attempts = "".join(
-        f"    try:\n        {one}\n        print('done')\n    except Exception as e:\n        print(type(e).__name__)\n" for one in tries
-    )
+    attempt = "    try:\n        {}\n        print('done')\n    except Exception as e:\n        print(type(e).__name__)\n"
+    attempts = "".join(map(attempt.format, tries))
     program = renderers.PROGRAM.read_text().replace("    sys.addaudithook(refuse)\n", f"    sys.addaudithook(refuse)\n{attempts}")
     ran = subprocess.run([sys.executable, "-P", "-c", program], input="", capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["SecurityError"] * len(tries)

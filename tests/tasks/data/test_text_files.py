@@ -1,5 +1,3 @@
-"""JSON lines: what a line may be, what makes it a fault, and that pieces of a file together give exactly its lines."""
-
 import gzip
 import io
 import json
@@ -28,11 +26,7 @@ def test_a_file_is_a_document_as_it_is(tmp_path: Path, read: Read, file_format: 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [
-        (b"caf\xe9", "not UTF-8"),
-        (b"half \xed\xa0\xbc", "half a surrogate pair"),
-        (b"x" * (MAX_DOCUMENT_BYTES + 1), "too long"),
-    ],
+    [(b"caf\xe9", "not UTF-8"), (b"half \xed\xa0\xbc", "half a surrogate pair"), (b"x" * (MAX_DOCUMENT_BYTES + 1), "too long")],
     ids=["Latin-1", "surrogate", "long"],
 )
 def test_a_bad_file_is_a_fault(tmp_path: Path, read: Read, content: bytes, reason: Reason):
@@ -42,20 +36,15 @@ def test_a_bad_file_is_a_fault(tmp_path: Path, read: Read, content: bytes, reaso
     assert (fault.reason, fault.where, fault.whole_file) == (reason, "file", False)
 
 
-def read(text: str | bytes) -> list[Record]:
-    content = text if isinstance(text, bytes) else text.encode()
-    found = list(read_paragraphs(io.BufferedReader(io.BytesIO(content)), lambda text, where, _: Record(text, where)))
+def read_paragraphs_of(text: str) -> list[Record]:
+    found = list(read_paragraphs(io.BufferedReader(io.BytesIO(text.encode())), lambda text, where, _: Record(text, where)))
     assert all(isinstance(one, Record) for one in found)
     return found  # pyright: ignore[reportReturnType]
 
 
-def paragraph(number: int) -> str:
-    return f"Paragraph {number}. " + "word " * 100 + "\n\n"
-
-
 def test_text_is_cut_at_blank_lines_and_nothing_is_lost():
-    text = "".join(map(paragraph, range(40)))
-    found = read(text)
+    text = "".join(f"Paragraph {number}. " + "word " * 100 + "\n\n" for number in range(40))
+    found = read_paragraphs_of(text)
     assert "".join(one.text for one in found) == text
     assert len(found) > 5
     assert all(WANTED_CHARACTERS <= len(one.text) < WANTED_CHARACTERS + 600 for one in found[:-1])
@@ -63,26 +52,14 @@ def test_text_is_cut_at_blank_lines_and_nothing_is_lost():
     assert [one.where for one in found[:2]] == ["from line 1", "from line 9"]
 
 
-MIB = 2**20
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_values_are_refused_and_a_text_full_of_brackets_is_no_list(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(text_files, "ALWAYS_PARSED_BYTES", 1000)
-    monkeypatch.setattr(text_files, "MAX_VALUES_BYTES", MIB)
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("unit", [b"[],", b"{},", b'{"a":0},', b'"ab",', b"0,", b'{"":0},'])
-def test_many_values_are_refused(unit: bytes):
-    assert loads(b"[" + unit * 300 + b"0]") is not None
-    with pytest.raises(FileFault, match="of JSON hold more than") as fault:
-        loads(b"[" + unit * 30_000 + b"0]")
-    assert fault.value.reason == "expands too much"
-
-
-@pytest.mark.usefixtures("small")
-def test_a_text_full_of_brackets_is_no_list():
+    monkeypatch.setattr(text_files, "MAX_VALUES_BYTES", 2**20)
+    for unit in (b"[],", b"{},", b'{"a":0},', b'"ab",', b"0,", b'{"":0},'):
+        assert loads(b"[" + unit * 300 + b"0]") is not None
+        with pytest.raises(FileFault, match="of JSON hold more than") as fault:
+            loads(b"[" + unit * 30_000 + b"0]")
+        assert fault.value.reason == "expands too much"
     text = r"[{\"x\": [1, 2]}, \\" * 9000
     assert loads(b'{"text": "' + text.encode() + b'"}') == {"text": text.replace(r"\"", '"').replace("\\\\", "\\")}
 
@@ -90,8 +67,8 @@ def test_a_text_full_of_brackets_is_no_list():
 SIFT = build_sift(())
 
 
-def find(content: bytes, start: int = 0, stop: int | None = None, text_key: str = "text") -> list[Any]:
-    return list(read_json_lines(io.BufferedReader(io.BytesIO(content)), take=take_text(text_key, SIFT), start=start, stop=stop))  # pyright: ignore[reportArgumentType]  # BytesIO reads raw bytes as well
+def find(content: bytes, start: int = 0, stop: int | None = None) -> list[Any]:
+    return list(read_json_lines(io.BufferedReader(io.BytesIO(content)), take=take_text("text", SIFT), start=start, stop=stop))  # pyright: ignore[reportArgumentType]  # BytesIO reads raw bytes as well
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"  \n"])
@@ -104,33 +81,22 @@ def test_line_ends_blank_lines_and_a_byte_order_mark_are_no_text(end: bytes, las
     assert len(found) == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"text": "cut', "broken JSON"),
-        (b'{"text": "a"} {"text": "b"}', "broken JSON"),
-        (b'{"text": "a", "n": NaN,}', "broken JSON"),
-        (b'{"text": "a", "n": Nan}', "broken JSON"),
-        (b'{"text": "a", "n": ' + b"9" * 10_000 + b"}", "broken JSON"),
-        (b"[" * 1_000_000, "broken JSON"),
-        (b'{"text": "a", "n": ' + b"[" * 5000 + b"]" * 5000 + b"}", "broken JSON"),
-        (b"\x00" * 100, "broken JSON"),
-        (b'{"text": "caf\xe9"}', "not UTF-8"),
-        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
-        (b'{"text": "\xed\xa0\xbc"}', "half a surrogate pair"),
-        (b'{"text": "\\ud83c"}', "half a surrogate pair"),
-        (b'{"text": "\\udf33\\ud83c"}', "half a surrogate pair"),
-        (b'{"text": "a", "other": "\\udf33"}', "half a surrogate pair"),
-        (b'{"content": "a"}', "missing key"),
-        (b"{}", "missing key"),
-        (b'{"text": 3}', "wrong type"),
-        (b'{"text": ["a"]}', "wrong type"),
-        (b'["text"]', "wrong type"),
-        (b'"text"', "wrong type"),
-        (b"null", "wrong type"),
-    ],
-)
-def test_a_bad_line_is_a_fault_and_no_other_is_lost(line: bytes, reason: Reason):
+BAD_LINES: dict[Reason, tuple[bytes, ...]] = {
+    "broken JSON": (
+        b'{"text": "cut', b'{"text": "a"} {"text": "b"}', b'{"text": "a", "n": NaN,}', b'{"text": "a", "n": Nan}', b"[" * 1_000_000,
+        b'{"text": "a", "n": ' + b"9" * 10_000 + b"}", b'{"text": "a", "n": ' + b"[" * 5000 + b"]" * 5000 + b"}", b"\x00" * 100,
+    ),
+    "not UTF-8": (b'{"text": "caf\xe9"}', b"\xff\xfe{\x00}\x00"),
+    "half a surrogate pair": (
+        b'{"text": "\xed\xa0\xbc"}', b'{"text": "\\ud83c"}', b'{"text": "\\udf33\\ud83c"}', b'{"text": "a", "other": "\\udf33"}',
+    ),
+    "missing key": (b'{"content": "a"}', b"{}"),
+    "wrong type": (b'{"text": 3}', b'{"text": ["a"]}', b'["text"]', b'"text"', b"null"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "line"), [(reason, line) for reason, lines in BAD_LINES.items() for line in lines])
+def test_a_bad_line_is_a_fault_and_no_other_is_lost(reason: Reason, line: bytes):
     first, fault, last = find(b'{"text":"a"}\n' + line + b'\n{"text":"b"}')
     assert (first, last) == (Record("a", "byte 0"), Record("b", f"byte {14 + len(line)}"))
     assert isinstance(fault, Fault)
@@ -172,7 +138,6 @@ def test_pieces_together_give_the_lines_of_the_file(lines: list[bytes], mark: by
 
 
 def _text(line: bytes) -> str | None:
-    """What the standard library reads, slowly."""
     try:
         text = json.loads(line.decode())["text"]
         text.encode()
@@ -181,7 +146,7 @@ def _text(line: bytes) -> str | None:
     return text
 
 
-def test_the_longest_document_is_read_and_one_byte_more_is_not():
+def test_the_longest_document_is_read_and_a_piece_inside_a_long_line_reads_no_further():
     longest = b'{"text":"' + b"x" * (MAX_DOCUMENT_BYTES - 11) + b'"}'
     (record,) = find(longest + b"\n")
     assert isinstance(record, Record)
@@ -192,9 +157,6 @@ def test_the_longest_document_is_read_and_one_byte_more_is_not():
         assert isinstance(fault, Fault)
         assert fault.reason == "too long"
         assert len(rest) == end.count(b"b")
-
-
-def test_a_piece_inside_a_long_line_reads_no_further_than_its_end():
     content = io.BytesIO(b'{"text":"' + b"x" * 20_000_000 + b'"}\n{"text":"b"}\n')
     lines: io.BufferedReader = io.BufferedReader(content)
     assert list(read_json_lines(lines, take=take_text("text", SIFT), start=1_000_000, stop=2_000_000)) == []

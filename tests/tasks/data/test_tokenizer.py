@@ -1,5 +1,3 @@
-"""The byte-level tokenizer: the same for the same training split, and every text comes back."""
-
 import json
 import sys
 from pathlib import Path
@@ -11,45 +9,29 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from phasewise.tasks.data import tokenizer as module
-from phasewise.tasks.data.tokenizer import (
-    BEGIN_OF_TEXT,
-    END_OF_TEXT,
-    SpecialTokens,
-    check_special_tokens,
-    fetch_tokenizer,
-    load_tokenizer,
-    refused,
-    shared_special_tokens,
-    tokenizer_key,
-    train_tokenizer,
-)
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, SpecialTokens, load_tokenizer, shared_special_tokens, tokenizer_key
 from phasewise.trainer.base.errors import DataError
 
 
-def written(folder: Path, *special: str, first: int = 0) -> Path:
-    """A tokenizer of a few letters with these tokens, numbered from the letters on."""
-    tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate("abcdefgh"[: 8 - first])}, []))
+@pytest.mark.parametrize(
+    ("special", "said"),
+    [
+        ((), "must have the tokens"),
+        ((BEGIN_OF_TEXT,), "must have the tokens"),
+        ((END_OF_TEXT, "<s>"), "must have the tokens"),
+        ((BEGIN_OF_TEXT, END_OF_TEXT), r"ids below the recipe's tokenizer.vocab_size of 9, found 9 \(<\|end_of_text\|>\)"),
+    ],
+)
+def test_special_tokens_must_be_there_and_within_the_vocabulary(tmp_path: Path, special: tuple[str, ...], said: str):
+    tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate("abcdefgh")}, []))
     tokenizer.add_special_tokens(list(special))
-    path = folder / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=said):
+        module.check_special_tokens(tmp_path / "tokenizer.json", vocab_size=9)
 
 
-@pytest.mark.parametrize("special", [(), (BEGIN_OF_TEXT,), (END_OF_TEXT, "<s>")])
-def test_a_tokenizer_without_one_of_them_is_refused(tmp_path: Path, special: tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match="must have the tokens"):
-        check_special_tokens(written(tmp_path, *special), vocab_size=100)
-
-
-def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, BEGIN_OF_TEXT, END_OF_TEXT)
-    with pytest.raises(DataError, match=r"ids below the recipe's tokenizer.vocab_size of 9, found 9 \(<\|end_of_text\|>\)"):
-        check_special_tokens(path, vocab_size=9)
-
-
-def test_all_must_have_the_same_ids() -> None:
-    ours = SpecialTokens(0, 1)
-    llama = SpecialTokens(128_000, 128_001)
+def test_all_must_have_the_same_ids():
+    ours, llama = SpecialTokens(0, 1), SpecialTokens(128_000, 128_001)
     assert shared_special_tokens({"law": llama, "web": llama}) == llama
     with pytest.raises(DataError, match="found the ids 0 and 1 in law, 128000 and 128001 in web"):
         shared_special_tokens({"law": ours, "web": llama})
@@ -61,18 +43,14 @@ TRAIN = {
 }
 
 
-def train(root: Path, vocab_size: int = 300) -> Path:
-    train_tokenizer(TRAIN.values(), vocab_size, root / "tokenizer.json")
-    return root / "tokenizer.json"
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load_tokenizer(train(tmp_path_factory.mktemp("tokenizer")))
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    module.train_tokenizer(TRAIN.values(), 300, path)
+    return load_tokenizer(path)
 
 
 def test_what_a_file_says_of_cutting_and_filling_up_is_not_taken_from_it(trained: Tokenizer, tmp_path: Path):
-    """A tokenizer of the hub may be saved so: then documents would end early, and their tokens depend on those beside them."""
     texts = ["a river", "a river runs past the lighthouse"]
     other = Tokenizer.from_str(trained.to_str())
     other.enable_truncation(2)
@@ -83,25 +61,18 @@ def test_what_a_file_says_of_cutting_and_filling_up_is_not_taken_from_it(trained
     assert {len(one.ids) for one in other.encode_batch(texts)} == {40}
 
 
-def test_a_tokenizer_with_chance_in_it_is_refused(trained: Tokenizer, tmp_path: Path):
-    written = json.loads(trained.to_str())
-    written["model"]["dropout"] = 0.5
-    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(DataError, match=r"must give a text the same tokens each time, found a dropout of 0\.5"):
-        load_tokenizer(tmp_path / "tokenizer.json")
-
-
-def test_a_file_that_is_no_tokenizer_and_a_pattern_without_end_are_refused_by_name(trained: Tokenizer, tmp_path: Path):
-    """The library panics at such a pattern, which is no `Exception`."""
+def test_a_tokenizer_with_dropout_broken_or_with_a_pattern_without_end_is_refused_by_name(trained: Tokenizer, tmp_path: Path):
     path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json cannot be used"):
-        load_tokenizer(path)
     written = json.loads(trained.to_str())
+    with_dropout = {**written, "model": {**written["model"], "dropout": 0.5}}
+    for content, said in ((with_dropout, r"the same tokens each time, found a dropout of 0\.5"), ({}, r"tokenizer\.json cannot be used")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(DataError, match=said):
+            load_tokenizer(path)
     written["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps(written))
     tokenizer = load_tokenizer(path)
-    with pytest.raises(DataError, match=r"tokenizer\.json cannot be used: .*retry"), refused(path):
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be used: .*retry"), module.refused(path):
         tokenizer.encode("a" * 40 + "!")
 
 
@@ -114,13 +85,12 @@ def test_every_text_comes_back(trained: Tokenizer, text: str):
 
 @given(before=st.text(max_size=5), after=st.text(max_size=5), name=st.sampled_from([BEGIN_OF_TEXT, END_OF_TEXT]))
 def test_text_that_names_a_special_token_is_text(trained: Tokenizer, before: str, after: str, name: str):
-    """Else a document could end itself, and what comes after would be missing where it is looked for."""
     ids = trained.encode(f"{before}{name}{after}", add_special_tokens=False).ids
     assert all(id >= 2 for id in ids)
     assert trained.decode(ids, skip_special_tokens=True) == f"{before}{name}{after}"
 
 
-def test_its_key_names_what_decides_it(monkeypatch: pytest.MonkeyPatch):
+def test_its_key_names_what_decides_it_and_a_name_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     key = tokenizer_key(["a", "b"], 300, None)
     assert tokenizer_key(["b", "a"], 300, None) == key
     others = [tokenizer_key(documents, size, None) for documents, size in ((["a"], 300), (["a", "c"], 300), (["a", "b"], 301))]
@@ -130,8 +100,6 @@ def test_its_key_names_what_decides_it(monkeypatch: pytest.MonkeyPatch):
             patch.setattr(module, name, value)
             assert tokenizer_key(["a", "b"], 300, None) != key, name
 
-
-def test_a_name_that_cannot_be_fetched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Unreachable:
         @staticmethod
         def from_pretrained(_name: str):
@@ -139,5 +107,5 @@ def test_a_name_that_cannot_be_fetched_is_refused(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Unreachable))
     with pytest.raises(DataError, match="the tokenizer somebody/tokenizer cannot be fetched from the hub: no route to the hub"):
-        fetch_tokenizer("somebody/tokenizer", tmp_path / "tokenizer.json")
+        module.fetch_tokenizer("somebody/tokenizer", tmp_path / "tokenizer.json")
     assert not (tmp_path / "tokenizer.json").exists()

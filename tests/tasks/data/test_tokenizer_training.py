@@ -1,5 +1,3 @@
-"""Tokenizers: training, truncation and measures."""
-
 import json
 import random
 import re
@@ -7,32 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from phasewise.tasks.data import tokenizer_training
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import make_missing_tokenizer
 from phasewise.tasks.data.tokenizer import check_tokenizer
-from phasewise.tasks.data.tokenizer_training import (
-    MAX_DIGITS,
-    MIN_VOCAB_SIZE,
-    SPLITS,
-    TRAINED_BY,
-    Fit,
-    ScriptFit,
-    SplitName,
-    TokenizerManifest,
-    TrainedOn,
-    build_pre_tokenizer,
-    digit_groups,
-    measure,
-    script_of,
-    train,
-    truncate,
-    white_space_tokens,
-    write_folder,
-)
+from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, ScriptFit, SplitName, measure, train, truncate, white_space_tokens
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from tests.tasks.conftest import World, write_prose
@@ -42,14 +23,15 @@ FOLDER_VOCAB_SIZE = 320
 
 def write(folder: Path, seed: int = 0) -> Path:
     content = train({"prose": [write_prose(seed, 40)]}, FOLDER_VOCAB_SIZE, split="trinity").content
-    read = TrainedOn(
-        component="prose", documents_key="d", cache_digest="c", phase="first", verdict_digest="v", documents=1, text_bytes=9, is_whole=True
-    )
-    manifest = TokenizerManifest(
-        tokenizer_digest=digest_of_bytes(content.encode()), vocab_size=FOLDER_VOCAB_SIZE, split="trinity", max_bytes_per_component=9,
-        recipe="r", scale="proxy", trained_on=(read,), trained_by=TRAINED_BY,
-    )  # fmt: skip
-    write_folder(folder, content, manifest)
+    read = {
+        "component": "prose", "documents_key": "d", "cache_digest": "c", "phase": "first", "verdict_digest": "v", "documents": 1,
+        "text_bytes": 9, "is_whole": True,
+    }  # fmt: skip
+    manifest = {
+        "tokenizer_digest": digest_of_bytes(content.encode()), "vocab_size": FOLDER_VOCAB_SIZE, "split": "trinity", "recipe": "r",
+        "max_bytes_per_component": 9, "scale": "proxy", "trained_on": (read,), "trained_by": tokenizer_training.TRAINED_BY,
+    }  # fmt: skip
+    tokenizer_training.write_folder(folder, content, tokenizer_training.TokenizerManifest.model_validate(manifest))
     return folder
 
 
@@ -62,21 +44,18 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "mine")
 
 
-def test_data_are_prepared_with_it(world: World, folder: Path):
+def test_data_are_prepared_with_it_and_its_content_decides_the_caches(world: World, folder: Path, tmp_path: Path):
     plan = plan_of(world, str(folder))
     assert make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
     assert plan.tokenizer.read_bytes() == (folder / "tokenizer.json").read_bytes()
     check_tokenizer(plan.tokenizer)
     assert not make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
 
+    def key(name: object) -> str:
+        return plan_of(world, str(name)).components["web"].train.key
 
-def test_its_content_decides_the_caches_and_its_place_does_not(world: World, folder: Path, tmp_path: Path):
-    keys = {
-        name: plan_of(world, name).components["web"].train.key for name in map(str, (folder, shutil.copytree(folder, tmp_path / "copy")))
-    }
-    assert len(set(keys.values())) == 1
-    assert plan_of(world, str(write(tmp_path / "other", seed=1))).components["web"].train.key not in keys.values()
-    assert plan_of(world, "somebody/mine").components["web"].train.key not in keys.values()
+    assert key(folder) == key(shutil.copytree(folder, tmp_path / "copy"))
+    assert len({key(folder), key(write(tmp_path / "other", seed=1)), key("somebody/mine")}) == 3
 
 
 def test_one_that_was_changed_is_refused_before_anything_is_prepared(world: World, folder: Path):
@@ -99,25 +78,26 @@ def test_what_is_no_tokenizer_is_refused(world: World, tmp_path: Path):
 
 
 def cut(text: str, name: SplitName = "trinity") -> list[str]:
-    """The pieces, as they are in the text."""
-    return [text[start:stop] for _, (start, stop) in build_pre_tokenizer(name).pre_tokenize_str(text)]
+    return [text[start:stop] for _, (start, stop) in tokenizer_training.build_pre_tokenizer(name).pre_tokenize_str(text)]
 
 
-@given(digits=st.text("0123456789", min_size=1, max_size=MAX_DIGITS))
+@settings(deadline=None)
+@given(digits=st.text("0123456789", min_size=1, max_size=tokenizer_training.MAX_DIGITS))
 def test_digits_are_cut_as_the_report_s_look_ahead_cuts_them(digits: str):
     assert cut(digits) == re.sub(r"(?<=\d)(?=(\d{3})+(?!\d))", "|", digits).split("|")
 
 
 @pytest.mark.timeout(300)  # a guard against hanging: a cut that looks ahead to the end of the run at each digit takes days
 def test_millions_of_digits_come_to_an_end():
-    digits = "".join(random.Random(0).choices("0123456789", k=3_000_000))
+    digits = "".join(random.Random(0).choices("0123456789", k=1_000_000))
     tokenizer = Tokenizer(models.BPE(vocab={digit: int(digit) for digit in "0123456789"}, merges=[]))
-    tokenizer.pre_tokenizer = build_pre_tokenizer("trinity")
+    tokenizer.pre_tokenizer = tokenizer_training.build_pre_tokenizer("trinity")
     (found,) = tokenizer.encode_batch_fast([digits])
     assert len(found.ids) == len(digits)
 
 
-@given(text=st.text(), name=st.sampled_from(SPLITS))
+@settings(deadline=None)
+@given(text=st.text(), name=st.sampled_from(tokenizer_training.SPLITS))
 def test_nothing_is_lost_between_the_cuts(text: str, name: SplitName):
     assert "".join(cut(text, name)) == text
 
@@ -133,7 +113,7 @@ def content(split: SplitName = "trinity", vocab_size: int = VOCAB_SIZE) -> str:
     return train(TEXTS, vocab_size, split=split).content
 
 
-@pytest.fixture(scope="module", params=SPLITS)
+@pytest.fixture(scope="module", params=tokenizer_training.SPLITS)
 def trained(request: pytest.FixtureRequest) -> tuple[SplitName, str]:
     return request.param, content(request.param)
 
@@ -145,7 +125,6 @@ def test_a_cut_one_is_the_one_that_training_gives(trained: tuple[SplitName, str]
 
 
 def test_two_merges_may_make_one_entry():
-    """A cut after it keeps the merges that were learnt when it had its last entry."""
     written = json.loads(content(vocab_size=MIN_VOCAB_SIZE))
     merges = [["a", "b"], ["b", "c"], ["a", "bc"], ["ab", "c"], ["c", "d"]]
     for number, token in enumerate(("ab", "bc", "abc", "cd")):
@@ -157,7 +136,6 @@ def test_two_merges_may_make_one_entry():
 
 
 def test_special_tokens_of_a_template_have_entries_and_nothing_is_learnt_from_them():
-    """A cut keeps them, and where a text spells one, its bytes are not merged towards it."""
     more = ("<|eot_id|>", "<|start_header_id|>")
     texts = {"chat": ["<|start_header_id|>" * 50 + " river mountain river mountain" * 20]}
     larger = train(texts, 272, split="llama3", special_tokens=more).content
@@ -200,14 +178,10 @@ BYTES = by_bytes()
 
 def test_a_small_text_by_hand():
     found = measure(by_bytes(" cat"), {"a": ["a cat", " cat é"], "b": ["日本 12\n"]})
-    assert found.subsets == {"a": Fit(2, 12, 11, 4, 6, 0), "b": Fit(1, 10, 6, 2, 10, 0)}
+    assert found.subsets == {"a": tokenizer_training.Fit(2, 12, 11, 4, 6, 0), "b": tokenizer_training.Fit(1, 10, 6, 2, 10, 0)}
     assert (found.subsets["a"].bytes_per_token, found.subsets["a"].fertility, found.subsets["b"].characters_per_token) == (2.0, 1.5, 0.6)
-    assert found.scripts == {
-        "latin": ScriptFit(1 + 4 + 4 + 2, 1 + 1 + 1 + 2),
-        "white space": ScriptFit(3, 3),
-        "cjk": ScriptFit(6, 6),
-        "digits": ScriptFit(2, 2),
-    }
+    latin = ScriptFit(1 + 4 + 4 + 2, 1 + 1 + 1 + 2)
+    assert found.scripts == {"latin": latin, "white space": ScriptFit(3, 3), "cjk": ScriptFit(6, 6), "digits": ScriptFit(2, 2)}
 
 
 @given(texts=st.lists(st.text(min_size=1), min_size=1, max_size=4))
@@ -226,24 +200,19 @@ def test_a_text_that_does_not_come_back_is_counted():
     assert measure(lossy, {"a": ["ab", "aB", "ba"]}).subsets["a"].not_back == 1
 
 
-@pytest.mark.parametrize(
-    ("character", "script"),
-    [("a", "latin"), ("é", "latin"), ("ж", "cyrillic"), ("日", "cjk"), ("한", "hangul"), ("ไ", "thai"), ("7", "digits"), ("½", "digits"),
-     ("\n", "white space"), ("\u00a0", "white space"), ("+", "punctuation and symbols"), ("🌳", "punctuation and symbols")],
-)  # fmt: skip
-def test_scripts(character: str, script: str):
-    assert script_of(character) == script
-
-
-NUMBERS = " ".join(str(7919 * number % 1_000_003) for number in range(5000))
+def test_scripts():
+    scripts = {"aé": "latin", "ж": "cyrillic", "日": "cjk", "한": "hangul", "ไ": "thai", "7½": "digits", "\n\u00a0": "white space"}
+    scripts["+🌳"] = "punctuation and symbols"
+    assert all(tokenizer_training.script_of(character) == script for characters, script in scripts.items() for character in characters)
 
 
 @pytest.mark.parametrize(
     ("split", "found"), [("trinity", "threes from the right"), ("llama3", "threes from the left"), ("gpt2", "no rule")]
 )
 def test_how_digits_are_cut_is_found_by_asking(split: SplitName, found: str):
-    tokenizer = Tokenizer.from_str(train({"a": [NUMBERS]}, 1200, split=split).content)
-    assert digit_groups(tokenizer) == found
+    numbers = " ".join(str(7919 * number % 1_000_003) for number in range(5000))
+    tokenizer = Tokenizer.from_str(train({"a": [numbers]}, 1200, split=split).content)
+    assert tokenizer_training.digit_groups(tokenizer) == found
 
 
 def test_white_space_is_counted_beside_what_it_is_between():

@@ -13,14 +13,11 @@ RUN_NAME = "tiny-proxy"
 
 
 class Machine:
-    """One machine's working folder, and the home on the store."""
-
     def __init__(self, folder: Path, store: Path) -> None:
         self.kept = Kept(folder, store, RUN_NAME)
         self.run = RunFolder(folder / "runs" / RUN_NAME / "kestrel")
 
     def train_to(self, step: int, *, text: str = "") -> None:
-        """Rows up to a step, and its checkpoint."""
         rows = b"".join(json.dumps({"step": number, "loss": 1 / number}).encode() + b"\n" for number in range(1, step + 1))
         write_atomically(self.run.metrics, rows)
         folder = self.run.checkpoint(step)
@@ -30,12 +27,10 @@ class Machine:
         write_json(self.run.heartbeat, {"step": step})
 
     def files(self) -> dict[str, bytes]:
-        """Everything that is here, but what is of one machine."""
         own, root = (self.run.heartbeat, self.kept.known), self.kept.work
         files = [path for path in root.rglob("*") if path.is_file() and path not in own and path.parent != self.kept.known.parent]
         return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
     def objects(self) -> set[str]:
-        """The names of the content on the store."""
         prefix = str(self.kept.objects.folder).removeprefix(f"gs://{BUCKET}/")
         return {name.rpartition("/")[2] for name in the_emulator().storage.objects[BUCKET] if name.startswith(prefix)}

@@ -1,18 +1,22 @@
-"""What is committed on one machine is what another finds: nothing is lost, and who was shut out changes nothing."""
-
+import logging
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from phasewise.tasks.home import Home
+from phasewise.tasks.locks import held
 from phasewise.tasks.store.content import ABSENT, Head, HeadObject, Objects, Piece, take_snapshot
-from phasewise.tasks.store.publisher import Publisher, check_not_taken_over, keeping
+from phasewise.tasks.store.publisher import Publisher, check_not_taken_over, keeper_of, keeping
+from phasewise.tasks.training.hosts import take_back
+from phasewise.trainer.base import storage
 from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
-from phasewise.trainer.base.storage import as_path, write_atomically
+from phasewise.trainer.base.storage import as_path, file_system_of, remove_strays, write_atomically
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.stores.fixtures import FaultyStore
@@ -38,14 +42,12 @@ Build = Callable[[str], Machine]
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
-    """A machine by name, whose home is on the store of the test."""
     faulty = request.getfixturevalue("faulty_store") if "faulty_store" in request.fixturenames else None
     store = faulty.root if faulty else request.getfixturevalue("gcs")
     return lambda name: Machine(tmp_path / name, store)
 
 
 def publisher_of(one: Machine) -> Publisher:
-    """One that commits when a test says so, and at its end."""
     return Publisher(one.kept, every_seconds=HOUR)
 
 
@@ -194,21 +196,12 @@ def test_a_store_that_is_away_for_long_keeps_what_it_had_and_gets_the_rest_later
         faulty_store.faults.clear()
         assert one.kept.head.read() == before
         publisher.check()  # whoever was away is not shut out
+    faulty_store.faults.lag = OFTEN  # a listing that lags decides nothing
+    faulty_store.faults.requests.clear()
     other.kept.look(weights_below="")
     assert other.files() == one.files()
-
-
-def test_a_listing_that_lags_decides_nothing(faulty_store: FaultyStore, machine: Build):
-    one, other = machine("one"), machine("other")
-    faulty_store.faults.lag = OFTEN
-    with publisher_of(one):
-        faulty_store.faults.requests.clear()  # where nothing was ever committed, uploaded files are looked for
-        one.train_to(5)
-    with publisher_of(other):
-        assert other.files() == one.files()
-    assert not [
-        request for request in faulty_store.faults.requests if request.startswith("GET") and "/o?" in request and "prefix" in request
-    ]
+    requests = faulty_store.faults.requests
+    assert not [one for one in requests if one.startswith("GET") and "/o?" in one and "prefix" in one]
 
 
 def test_who_was_taken_over_writes_nothing_more(machine: Build):
@@ -311,7 +304,14 @@ def test_who_lost_the_work_is_stopped_and_hears_it(machine: Build, monkeypatch: 
     check_not_taken_over()  # it keeps nothing any more
 
 
-def test_a_home_on_a_store_is_worked_on_here(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_home_on_a_store_is_worked_on_here_and_a_local_one_keeps_nothing_elsewhere(
+    gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    local = Home.open(str(tmp_path / "local"))
+    assert local.work == local.root
+    with local.kept(RUN_NAME):
+        local.look(RUN_NAME)
+    assert list(local.root.iterdir()) == []
     monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path))
     home, looked = Home.at(str(gcs)), Home.at(str(gcs), reads_only=True)
     places = (home.run(RUN_NAME, "kestrel"), home.verdict(RUN_NAME, "kestrel", "data"), home.report(RUN_NAME))
@@ -324,22 +324,18 @@ def test_a_home_on_a_store_is_worked_on_here(gcs: Path, tmp_path: Path, monkeypa
     assert looked.verdict(RUN_NAME, "kestrel", "data").read_text() == "{}"
 
 
-def test_a_local_home_keeps_nothing_elsewhere(tmp_path: Path):
-    home = Home.open(str(tmp_path))
-    assert home.work == home.root
-    with home.kept(RUN_NAME):
-        home.look(RUN_NAME)
-    assert list(tmp_path.iterdir()) == []
-
-
 # ── the head ──
 
 
-def test_of_two_who_replace_the_head_the_second_is_refused(gcs: Path):
-    place = HeadObject(gcs / "head.json")
+def test_of_two_who_replace_the_head_the_second_is_refused(faulty_store: FaultyStore):
+    with pytest.raises(ConfigError, match=r"found memory://.*gs:// alone"):
+        HeadObject(as_path("memory://bucket/head.json")).read()
+    place = HeadObject(faulty_store.root / "head.json")
     assert place.read() == (Head(), ABSENT)
     first, second = Head().taken(), Head().taken()
+    faulty_store.faults.drop_reply(method="POST", where="head.json")
     generation = place.replace(first, ABSENT)
+    assert faulty_store.faults.happened, "a lost answer is no refusal"
     with pytest.raises(TakenOver, match="another's"):
         place.replace(second, ABSENT)
     assert place.read() == (first, generation)
@@ -347,19 +343,93 @@ def test_of_two_who_replace_the_head_the_second_is_refused(gcs: Path):
     with pytest.raises(TakenOver):
         place.replace(first.followed({}), generation)
     assert place.read()[0] == second
-    write_atomically(gcs / "head.json", b'{"files"')
+    write_atomically(faulty_store.root / "head.json", b'{"files"')
     with pytest.raises(StorageError, match="found a damaged object"):
         place.read()
 
 
-def test_a_lost_answer_is_no_refusal(faulty_store: FaultyStore):
-    place, head = HeadObject(faulty_store.root / "head.json"), Head().taken()
-    faulty_store.faults.drop_reply(method="POST", where="head.json")
-    generation = place.replace(head, ABSENT)
-    assert faulty_store.faults.happened
-    assert place.read() == (head, generation)
+ROOT = Path(__file__).parents[3]
+DELETES = re.compile(r'\.rm_file\(|\.rm\(|"DELETE"|\.mv\(|\.delete_file\(')
+PLACES = {
+    "tasks/home.py": 1,  # the probe
+    "tasks/locks.py": 1,  # a lease
+    "tasks/store/content.py": 1,  # content that no head names any more
+    "tasks/training/hosts.py": 1,  # heartbeats and meetings of hosts
+    "trainer/base/storage.py": 2,  # strays, and an object that the store says is damaged
+}
+"""Where something on a store is deleted, and how often; the test below goes through each but the last."""
 
 
-def test_a_store_without_preconditions_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"found memory://.*gs:// alone"):
-        HeadObject(as_path("memory://bucket/head.json")).read()
+@pytest.fixture
+def forbidding(faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
+    monkeypatch.setattr(storage, "_warned", set())
+    faulty_store.faults.refuse(method="DELETE", status=403, times=10**9)
+    return faulty_store
+
+
+def test_every_place_that_deletes_on_a_store_is_known_here():
+    found = {
+        str(path.relative_to(ROOT)): len(hits)
+        for package in ("trainer", "tasks", "validations", "flows", "deployments")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if (hits := DELETES.findall(path.read_text()))
+    }
+    assert found == PLACES, "deletion is clean-up: go through it within trainer.base.storage.cleaning_up, and name it here"
+
+
+def test_a_run_does_its_work_where_nothing_can_be_deleted(
+    forbidding: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "phasewise")
+
+    def work(step: int, scratch: str) -> Machine:
+        monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path / scratch))
+        home = Home.open(str(forbidding.root))
+        one = Machine(home.work, forbidding.root)
+        with home.held("a run"), home.kept(RUN_NAME):
+            if step not in [int(path.name) for path in one.run.checkpoints.glob("*")]:
+                one.train_to(step)
+                keeper = keeper_of(one.run.path)
+                assert keeper
+                assert keeper.publish()
+                remove_checkpoint(one.run.checkpoint(step - 1))
+            write_atomically(forbidding.root / "documents" / "stray", b"1")
+            remove_strays(forbidding.root / "documents", ())
+            keeper = keeper_of(one.run.path)
+            assert keeper
+            keeper.publish()
+            take_back(keeper, one.run, needs_weights=False)
+        return one
+
+    write_atomically(forbidding.root / "runs" / RUN_NAME / "launches" / "gone" / "0", b"{}")
+    work(4, "one")
+    first = work(5, "one")
+    second = work(5, "another")
+    assert second.files() == first.files()
+    assert find_damage(second.run.checkpoint(5)) is None
+    assert not second.run.checkpoint(4).exists()
+    assert len(first.objects()) > len(second.files())  # the weights of step 4 are still there
+    (line,) = [record.getMessage() for record in caplog.records if "warning" in record.getMessage()]
+    assert re.fullmatch(r"warning: gs://phasewise-tests does not let files be deleted \(Forbidden: .*\): those that .* stay there\.", line)
+    refused = " ".join(request for kind, request in forbidding.faults.happened if kind == "refuse")
+    for deleted in (".probe-", "/lock", "/objects/", "/stray", "/launches/gone/0"):
+        assert deleted in refused, deleted
+
+
+def test_a_lease_that_cannot_be_deleted_is_given_back_and_found_dead(forbidding: FaultyStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PHASEWISE_LEASE_SECONDS", "60")
+    lock = forbidding.root / "lock"
+    began = time.monotonic()
+    for _ in range(3):
+        with held(lock, wait=False):
+            pass
+    assert time.monotonic() - began < 30  # nobody waits for a lease of 60 s
+    with held(lock, wait=False) as still_held:
+        file_system, name = cast(tuple[Any, str], file_system_of(lock))
+        before = the_emulator().describe(lock)["metageneration"]
+        file_system.call("PATCH", "b/{}/o/{}", *name.split("/", 1), json={"metadata": {"beat": "1", "lease_seconds": "1", "free": "no"}})
+        assert the_emulator().describe(lock)["metageneration"] != before
+        assert still_held()
+    monkeypatch.setenv("PHASEWISE_LEASE_SECONDS", "1")
+    with held(lock, wait=False), pytest.raises(ConfigError, match="another run is at work"), held(lock, wait=False):
+        pass

@@ -14,7 +14,6 @@ BENCHMARK = "made-math"
 
 @pytest.fixture(scope="session")
 def word_problems() -> list[BenchmarkItem]:
-    """Long enough to be found whatever of them is there."""
     return [item for item in made_items(60, seed=4) if item.benchmark == BENCHMARK]
 
 

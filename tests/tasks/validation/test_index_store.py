@@ -1,5 +1,3 @@
-"""The kept index: the same for the same items, built once, whole or not at all."""
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +15,6 @@ from phasewise.validations.evidence.leakage.items import BenchmarkItem
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of items of every index that is built from now on."""
     made: list[int] = []
     build = LeakageIndex.build
 
@@ -30,8 +27,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("index")
-def test_it_is_built_once_for_the_same_items(benchmarks: Path, tmp_path: Path, builds: list[int]):
-    """Wherever they lie; other items, and other code, have an index of their own."""
+def test_it_is_built_once_for_the_same_items_and_code(benchmarks: Path, tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch):
     copied = shutil.copytree(benchmarks, tmp_path / "copies" / benchmarks.name)
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda path: index_of_folder(str(path), tmp_path / "store"), (benchmarks, copied)))
@@ -45,13 +41,9 @@ def test_it_is_built_once_for_the_same_items(benchmarks: Path, tmp_path: Path, b
     one_file = index_of_folder(str(test), tmp_path / "store")
     assert one_file != folders[0]
     assert builds == [60, 60, 60]
-    assert {path.name for path in (tmp_path / "store").iterdir() if path.is_dir()} >= {folders[0].name, one_file.name}
-
-
-def test_other_code_makes_another_index(benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    before = index_of_folder(str(benchmarks), tmp_path)
     monkeypatch.setattr(index_store, "leakage_version", lambda: "another")
-    assert index_of_folder(str(benchmarks), tmp_path) != before
+    assert index_of_folder(str(test), tmp_path / "store") != one_file
+    assert {path.name for path in (tmp_path / "store").iterdir() if path.is_dir()} >= {folders[0].name, one_file.name}
 
 
 def test_what_fails_leaves_nothing(benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -67,14 +59,11 @@ def test_what_fails_leaves_nothing(benchmarks: Path, tmp_path: Path, monkeypatch
     assert open_index(index_of_folder(str(benchmarks), tmp_path)).names
 
 
-def test_benchmarks_without_items_are_wrong_usage(tmp_path: Path):
+def test_benchmarks_without_items_are_wrong_usage_and_the_place_is_of_the_home_or_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert place_of(None) == tmp_path / "cache" / "phasewise" / "indexes"
+    assert place_of(Home.open(str(tmp_path / "home"))) == tmp_path / "home" / "evidence" / "indexes"
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "nowhere", tmp_path / "empty"):
         with pytest.raises(ConfigError, match="--benchmarks needs"):
             index_of_folder(str(place), tmp_path / "store")
-
-
-def test_it_lies_in_the_home_or_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert place_of(None) == tmp_path / "cache" / "phasewise" / "indexes"
-    assert place_of(Home.open(str(tmp_path / "home"))) == tmp_path / "home" / "evidence" / "indexes"

@@ -1,5 +1,3 @@
-"""Judging a phase's data, from its caches to its verdict."""
-
 import json
 import shutil
 from collections.abc import Sequence
@@ -29,6 +27,7 @@ from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits
 from phasewise.validations.verdict import Verdict, read_verdict
+from tests.tasks.conftest import tiny_run
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
 
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
@@ -39,31 +38,10 @@ MIXTURE = {"code": 50, "law": 25, "web": 25}
 
 def build_run(plan: DataPlan, home: Any, mixture: dict[str, float] | None = None) -> RunConfig:
     shares = mixture or MIXTURE
-    return RunConfig.model_validate(
-        {
-            "recipe": "tiny", "scale": "proxy", "phase": "first", "start_step": 0, "stop_step": 20, "seed": 0,
-            "model": {
-                "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1,
-                "head_dim": 8, "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02,
-                "compute_dtype": "float32",
-        "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
-            },
-            "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
-            "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 20, "start": 1e-3, "end": 1e-3}],
-            "stability": {
-                "max_grad_norm": [[0, 1.0]], "z_loss": [[0, None]],
-                "ema_decay": [[0, None]], "max_update_rms": [[0, None]], "max_update_norm": [[0, None]], "skip_step": [[0, None]],
-            },
-            "batch": [[0, 4]],
-            "mixture": [[0, shares]],
-            "order": {"seed": 0, "permutation": "feistel", "block_sequences": 8},
-            "checkpoints": {"every_steps": 20, "every_minutes": None, "keep_all": False},
-            "start": None,
-            "caches": {name: str(plan.components[name].train.folder) for name in shares},
-            "verdict": str(home.verdict("tiny-proxy", "first", "data")),
-            "output": str(home.run("tiny-proxy", "first")),
-        }
-    )  # fmt: skip
+    verdict, output = home.verdict("tiny-proxy", "first", "data"), home.run("tiny-proxy", "first")
+    order = {"seed": 0, "permutation": "feistel", "block_sequences": 8}
+    caches = {name: plan.components[name].train.folder for name in shares}
+    return tiny_run("first", 20, caches, verdict, output, batch=[[0, 4]], mixture=[[0, shares]], order=order)
 
 
 def judged(world: Any, limits: DataLimits = LIMITS, mixture: dict[str, float] | None = None) -> Verdict:
@@ -77,7 +55,6 @@ def judge_plan(plan: DataPlan, home: Any, limits: DataLimits = LIMITS, mixture: 
 
 @pytest.fixture
 def copied(prepared: Any, tmp_path: Path) -> Any:
-    """The prepared home to be judged in: nothing scanned yet."""
     shutil.copytree(prepared.home.root, tmp_path / "home", ignore=shutil.ignore_patterns("evidence*", "verdicts", "sources"))
     return type(prepared)(type(prepared.home).open(str(tmp_path / "home")), prepared.sources)
 
@@ -112,7 +89,6 @@ def test_data_that_is_in_order_may_be_trained_on(copied: Any):
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_scan_of_the_same_bytes_is_not_made_again(copied: Any, scans: list[list[str]]):
-    """Neither for the same phase, nor for another one with the same components; another rule scans again."""
     first = judged(copied)
     second = judged(copied)
     fewer = judged(copied, mixture={"law": 50, "web": 50})
@@ -124,31 +100,36 @@ def test_a_scan_of_the_same_bytes_is_not_made_again(copied: Any, scans: list[lis
     assert scans == [["code", "law", "web"], [], [], ["code", "law", "web"]]
 
 
-def plant(world: Any) -> tuple[str, str]:
-    """Put a held-out document of `law` into a file of `code`, between other words; its id and the file's name."""
-    planted = next(split_texts(world.plan().components["law"].documents.folder, "held_out"))
-    texts = (f"Copied from elsewhere, {number}: {planted} And so on." for number in range(50))
+def plant(world: Any, component: str, text: str) -> None:
+    texts = (f"Copied from elsewhere, {number}: {text} And so on." for number in range(50))
     training = next(text for text in texts if split_of(digest_of_bytes(text.encode())) == "train")
-    (world.sources / "code" / "planted.jsonl").write_text(f'{{"text": "{training}"}}\n')
-    return digest_of_bytes(planted.encode()), "planted.jsonl"
+    (world.sources / component / "planted.jsonl").write_text(f'{{"text": "{training}"}}\n')
+
+
+def leaked(verdict: Verdict) -> pd.DataFrame:
+    return pd.read_parquet(Path(verdict.evidence) / "leaked_items.parquet")
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tmp_path: Path):
-    """It is named with its file and in how many documents it is, and the trainer refuses too."""
+def test_a_held_out_document_or_a_benchmark_item_in_another_source_stops_the_phase(prepared: Any, tmp_path: Path):
     world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
     shutil.copytree(prepared.sources, world.sources)
-    world.prepare()
-    item, file = plant(world)
+    plan = world.prepare()
+    question = next(item for item in items_of(plan, []) if item.benchmark == "word_order")
+    held_out = next(split_texts(plan.components["law"].documents.folder, "held_out"))
+    plant(world, "web", question.question)
+    plant(world, "code", held_out)
     world.prepare()
 
     verdict = judged(world)
     assert not verdict.passes
     reasons = [reason for reason in verdict.reasons if reason.severity == "critical"]
-    assert any("held-out law" in reason.what and file in reason.what for reason in reasons), reasons
+    assert any("held-out law" in reason.what and "planted.jsonl" in reason.what for reason in reasons), reasons
     found = leaked(verdict).query("benchmark == 'held-out law'")
-    assert found[["component", "item"]].values.tolist() == [["code", item]]
-    assert file in found["files"].item()
+    assert found[["component", "item"]].values.tolist() == [["code", digest_of_bytes(held_out.encode())]]
+    assert "planted.jsonl" in found["files"].item()
+    named = set(leaked(verdict)[["component", "benchmark", "item"]].itertuples(index=False, name=None))
+    assert ("web", "word_order", question.id) in named
     run = build_run(world.plan(), world.home)
     with pytest.raises(VerdictError, match="does not pass: phase first must not train"):
         check_verdict(run)
@@ -163,26 +144,6 @@ def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tm
         check_verdict(run)
 
 
-def leaked(verdict: Verdict) -> pd.DataFrame:
-    return pd.read_parquet(Path(verdict.evidence) / "leaked_items.parquet")
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_a_benchmark_item_in_a_source_stops_the_phase(prepared: Any, tmp_path: Path):
-    """What is in a training document by less than the limit is no leak; above it, every item is named."""
-    world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
-    shutil.copytree(prepared.sources, world.sources)
-    plan = world.prepare()
-    item = next(item for item in items_of(plan, []) if item.benchmark == "word_order")
-    texts = (f"Number {number}. {item.question}" for number in range(50))
-    training = next(text for text in texts if split_of(digest_of_bytes(text.encode())) == "train")
-    (world.sources / "web" / "planted.jsonl").write_text(f'{{"text": "{training}"}}\n')
-    world.prepare()
-    verdict = judged(world)
-    assert not verdict.passes
-    assert set(leaked(verdict)[["component", "benchmark", "item"]].itertuples(index=False, name=None)) >= {("web", "word_order", item.id)}
-
-
 def test_the_test_items_are_the_benchmarks_and_what_is_held_out(prepared: Any):
     plan = prepared.plan()
     items = items_of(plan, [])
@@ -194,7 +155,6 @@ def test_the_test_items_are_the_benchmarks_and_what_is_held_out(prepared: Any):
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_mixture_that_cannot_be_drawn_does_not_pass(copied: Any):
-    """A share that a block of 8 cannot express is not drawn as intended; too little data is repeated too often."""
     strict = DataLimits(max_share_error_points=1.0, max_share_error_percent=None, max_epochs=0.1, leakage=LEAKAGE, order=ORDER)
     verdict = judged(copied, strict)
     assert not verdict.passes
@@ -206,7 +166,6 @@ def test_a_mixture_that_cannot_be_drawn_does_not_pass(copied: Any):
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_cache_whose_source_has_changed_does_not_pass(copied: Any):
-    """The caches as they were planned, judged against other files."""
     plan = copied.plan()
     first, *others = plan.components["web"].files
     changed = replace(plan.components["web"], listing=Listing((SourceFile(name=first.name, size_bytes=1, digest="0" * 64), *others)))
@@ -218,7 +177,6 @@ def test_a_cache_whose_source_has_changed_does_not_pass(copied: Any):
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_damaged_cache_is_not_scanned(copied: Any, scans: list[list[str]]):
-    """Its scan would be kept under the digest of the bytes that were written; what is there in their place does not pass."""
     plan = copied.plan()
     shard = next(plan.components["web"].train.folder.glob("*.bin"))
     shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
@@ -226,11 +184,6 @@ def test_a_damaged_cache_is_not_scanned(copied: Any, scans: list[list[str]]):
     assert scans == [["code", "law"]]
     assert {check.table for check in verdict.checks if not check.passes} >= {"differences", "leakage"}
     assert any(shard.name in reason.what for reason in verdict.reasons)
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_a_cache_that_is_not_there_cannot_be_judged(copied: Any):
-    plan = copied.plan()
     (plan.components["web"].train.folder / "manifest.json").unlink()
     with pytest.raises(DataError, match="the token caches are not what is configured: web: half-built cache"):
         judge_plan(plan, copied.home)
@@ -239,7 +192,7 @@ def test_a_cache_that_is_not_there_cannot_be_judged(copied: Any):
 @pytest.mark.usefixtures("on_scheduler")
 def test_real_benchmarks_are_scanned_for_where_they_are_named(
     prepared: Any, copied: Any, benchmarks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+):  # fmt: skip
     def benchmarks_of(verdict: Verdict) -> set[str]:
         return set(pd.read_parquet(Path(verdict.evidence) / "leakage.parquet")["benchmark"])
 
@@ -252,7 +205,6 @@ def test_real_benchmarks_are_scanned_for_where_they_are_named(
 
 
 def test_a_training_is_judged_by_its_metrics(prepared: Any, tmp_path: Path):
-    """A run whose loss is not finite stops; the verdict names the metrics that it judged."""
     home = type(prepared.home).open(str(tmp_path))
     run = build_run(prepared.plan(), home)
     limits = MARIN_8B.phases[0].gates.health
@@ -266,7 +218,6 @@ def test_a_training_is_judged_by_its_metrics(prepared: Any, tmp_path: Path):
 
 
 def test_a_branch_that_is_planned_beside_a_phase_changes_nothing_that_is_looked_for(prepared: Any):
-    """What is held out of the main line and of the phase's own components must not be trained on; another branch's text is not asked."""
     with_branch = replace(prepared.plan(), benchmark_components=("code", "law"))
     alone = replace(with_branch, components={name: with_branch.components[name] for name in ("code", "law")})
     assert scan_caches.items_key(with_branch, ["code"]) == scan_caches.items_key(alone, ["law"])
@@ -274,7 +225,6 @@ def test_a_branch_that_is_planned_beside_a_phase_changes_nothing_that_is_looked_
 
 
 def test_epochs_before_an_order_count_packed_rows_by_themselves(tmp_path: Path):
-    """Three documents: padded rows have most of their places empty, and greedy ones leave out the end of the longest."""
     documents = [np.array([BEGIN, *[5] * (length - 2), END], np.uint16) for length in (4, 4, 52)]
     folder = write_token_cache(tmp_path / "web", [documents])
     assert judge.epochs_of([DrawnRows(3, 16, "pad")], folder) == 1.0

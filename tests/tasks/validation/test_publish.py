@@ -1,5 +1,3 @@
-"""What people meet when a verdict is published: lines, the page in the Prefect UI, the report beside the evidence."""
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -65,10 +63,7 @@ def test_a_verdict_that_passes_gets_one_line_and_no_report_of_its_own(
     assert artifacts[0]["markdown"].startswith("# ✓ bison data passed")
     assert not Path(report_folder_of(verdict)).exists()
     raise_unless_let_pass(verdict, tmp_path / "data.json", "`approve`")
-
-
-def test_the_report_of_a_failure_does_not_outlive_it(tmp_path: Path):
     task.publish(judged("bison data", evidence(stale=1), tmp_path), tmp_path / "data.json")
-    rebuilt = judged("bison data", evidence(), tmp_path)
+    rebuilt = judged("bison data", evidence(), tmp_path)  # the report of a failure does not outlive it
     task.publish(rebuilt, tmp_path / "data.json")
     assert "1 of 1 verdict passed:</strong> 5 of 5 checks passed." in (Path(report_folder_of(rebuilt)) / "index.html").read_text()

@@ -1,16 +1,14 @@
-"""Whatever a file looks like, what is in it is scanned, or it is said that it was not."""
-
 import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 import pytest
 import zstandard
 from hypothesis import given
@@ -18,7 +16,9 @@ from hypothesis import strategies as st
 
 from phasewise.tasks.validation import scan_texts
 from phasewise.tasks.validation.scan_files import FilePiece, Reading
+from phasewise.tasks.validation.scan_tables import may_hold_text, strings_of
 from phasewise.tasks.validation.scan_texts import Text, text_of_line, text_of_value, texts_of
+from tests.hostile_makers import arrow, parquet
 
 ROWS = [
     {"id": "first", "question": "What is it?", "choices": ["red", "blue"], "answer": {"text": "red", "label": 0}},
@@ -33,7 +33,6 @@ def piece(path: Path, start: int = 0, stop: int | None = None) -> FilePiece:
 
 
 def read(path: Path) -> tuple[list[str], list[str]]:
-    """The texts, and why something was not read."""
     reading = Reading(piece(path))
     found = list(reading)
     assert [document.number for document in found] == list(range(reading.documents))
@@ -48,42 +47,25 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl", LINES),
-        ("a.json", LINES),
-        ("a.json", json.dumps(ROWS).encode()),
-        ("a.json", json.dumps(ROWS, indent=2).encode()),
-        ("a.ndjson", b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n\r\n")),
-        ("a.jsonl.gz", gzip.compress(LINES)),
-        ("a.jsonl.zst", zstandard.compress(LINES)),
-        ("a.json.bz2", bz2.compress(json.dumps(ROWS).encode())),
-        ("a.jsonl.xz", lzma.compress(LINES)),
-        ("without an ending", LINES),
-        ("b10b", gzip.compress(LINES)),
-        ("a.txt", json.dumps(ROWS).encode()),
-        ("a.png", zstandard.compress(gzip.compress(LINES))),
-        ("a.utf16.jsonl", LINES.decode().encode("utf-16")),
-        ("a.utf16", LINES.decode().encode("utf-16-le")),
+        ("a.jsonl", LINES), ("a.json", LINES), ("a.json", json.dumps(ROWS).encode()), ("a.json", json.dumps(ROWS, indent=2).encode()),
+        ("a.ndjson", b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n\r\n")), ("a.jsonl.zst", zstandard.compress(LINES)),
+        ("a.json.bz2", bz2.compress(json.dumps(ROWS).encode())), ("a.jsonl.xz", lzma.compress(LINES)), ("without an ending", LINES),
+        ("b10b", gzip.compress(LINES)), ("a.txt", json.dumps(ROWS).encode()), ("a.png", zstandard.compress(gzip.compress(LINES))),
+        ("a.utf16.jsonl", LINES.decode().encode("utf-16")), ("a.utf16", LINES.decode().encode("utf-16-le")),
     ],
-)
+)  # fmt: skip
 def test_every_string_of_a_row_is_its_text(tmp_path: Path, name: str, content: bytes):
     path = written(tmp_path, name, content)
     assert read(path) == (TEXTS, [])
     assert [document.id for document in Reading(piece(path))] == ["first", "2"]
 
 
-def test_the_field_called_text_comes_first(tmp_path: Path):
-    """A span counts from its start."""
+def test_the_text_comes_first_and_what_does_not_parse_is_scanned_as_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = written(tmp_path, "a.jsonl", b'{"source": "web", "text": "Long ago.", "id": "x"}\n{"title": "T", "text": ["a", "b"]}\n')
     assert read(path)[0] == ["Long ago.\nweb", "T\na\nb"]
-
-
-def test_what_does_not_parse_is_scanned_as_it_is(tmp_path: Path):
     path = written(tmp_path, "a.jsonl", b'{"text": "fine"}\n{"text": "cut of\n\xff\xfe bytes\n')
     assert read(path) == (["fine", '{"text": "cut of\n', "�� bytes\n"], [])
     assert read(written(tmp_path, "b.json", b'{"text": "one"}\n{"text": "two"\n'))[0] == ["one", '{"text": "two"\n']
-
-
-def test_a_large_json_file_is_read_as_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scan_texts, "MAX_JSON_BYTES", LINES.index(10) + 1)
     assert read(written(tmp_path, "a.json", LINES))[0] == TEXTS
     rows = json.dumps(ROWS, indent=0, ensure_ascii=False)
@@ -104,7 +86,6 @@ def test_ranges_of_a_file_have_each_line_once(tmp_path_factory: pytest.TempPathF
 
 
 def test_a_line_too_long_to_be_held_is_scanned_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """By the range in which it begins, and by no other."""
     monkeypatch.setattr(scan_texts, "MAX_DOCUMENT_BYTES", 16)
     monkeypatch.setattr(scan_texts, "SKIP_BYTES", 4)
     path = written(tmp_path, "a.jsonl", b'"short"\n"' + b"x" * 40 + b'"\n"last"\n')
@@ -114,50 +95,26 @@ def test_a_line_too_long_to_be_held_is_scanned_in_pieces(tmp_path: Path, monkeyp
     assert found[1:] == [[], [b"last"]]
 
 
-def nested_table() -> pa.Table:
-    return pa.table(
-        {
-            "number": [1, 2],
-            "question": pa.array(["What is it?", "Grüße"], pa.large_string()),
-            "choices": [["red", "blue"], None],
-            "answer": [{"text": "red", "place": 1}, {"text": None, "place": 2}],
-            "kind": pa.array(["a", "b"]).dictionary_encode(),
-            "image": [b"\0\1", b"plain"],
-        }
-    )
-
-
-def arrow_file(table: pa.Table, path: Path, new: Callable[..., Any]) -> Path:
-    with new(str(path), table.schema) as writer:
-        writer.write_table(table)
-    return path
-
-
 def test_every_column_of_a_table_that_may_hold_text(tmp_path: Path):
-    table, expected = nested_table(), (["What is it?\nred\nblue\nred\na", "Grüße\nb\nplain"], [])
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
-    assert read(tmp_path / "a.parquet") == expected
-    assert read(arrow_file(table, tmp_path / "a.arrow", pa.ipc.new_file)) == expected
-    assert read(arrow_file(table, tmp_path / "b.arrow", pa.ipc.new_stream)) == expected
-    pq.write_table(table.select(["number"]), tmp_path / "c.parquet")
-    assert read(tmp_path / "c.parquet") == ([], ["no column may hold text: number"])
-
-
-def test_a_row_that_is_not_utf_8_costs_no_other(tmp_path: Path):
+    columns = {
+        "number": [1, 2], "question": pa.array(["What is it?", "Grüße"], pa.large_string()), "choices": [["red", "blue"], None],
+        "answer": [{"text": "red", "place": 1}, {"text": None, "place": 2}], "kind": pa.array(["a", "b"]).dictionary_encode(),
+        "image": [b"\0\1", b"plain"],
+    }  # fmt: skip
+    table, expected = pa.table(columns), (["What is it?\nred\nblue\nred\na", "Grüße\nb\nplain"], [])
+    for content in (parquet(table, row_group_size=1), arrow(pa.ipc.new_file, table), arrow(pa.ipc.new_stream, table)):
+        assert read(written(tmp_path, "a", content)) == expected
+    assert read(written(tmp_path, "c", parquet(table.select(["number"])))) == ([], ["no column may hold text: number"])
     raw = pa.array([b"fine", b"\xff broken", b"fine too"]).view(pa.string())
-    pq.write_table(pa.table({"text": raw}), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet") == (["fine", "� broken", "fine too"], [])
+    assert read(written(tmp_path, "d", parquet(pa.table({"text": raw})))) == (["fine", "� broken", "fine too"], [])
 
 
-def test_any_other_file_is_one_text(tmp_path: Path):
+def test_any_other_file_is_one_text_that_is_cut_at_line_ends_if_it_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert read(written(tmp_path, "README", "Grüße\n\nund mehr".encode())) == (["Grüße\n\nund mehr"], [])
     assert read(written(tmp_path, "a.py.gz", gzip.compress(b"x = 1\n"))) == (["x = 1\n"], [])
     assert read(written(tmp_path, "a.txt", "Grüße".encode("utf-16"))) == (["Grüße"], [])
     assert read(written(tmp_path, "b.txt", "Grüße".encode("latin-1"))) == (["Gr��e"], [])
     assert read(written(tmp_path, "empty.txt", b"")) == ([], [])
-
-
-def test_a_text_too_long_to_be_held_is_cut_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scan_texts, "MAX_DOCUMENT_BYTES", 10)
     content = b"one\ntwo\nthree\nfourfourfourfour\nfive"
     found, unread = read(written(tmp_path, "a.txt", content))
@@ -182,29 +139,90 @@ def test_what_cannot_be_read_is_said(tmp_path: Path):
 # ── the text of a row ──
 
 
-def test_sentences_for_keys_and_ids_are_text():
+def test_the_text_of_a_row():
     assert text_of_value({"What is it called?": "red", "short key": 1}) == Text("", b"What is it called?\nred")
     assert text_of_value({"id": "row-7", "text": "words"}) == Text("row-7", b"words")
     assert text_of_value({"id": "a question of words", "text": "words"}) == Text("a question of words", b"words\na question of words")
     assert text_of_value({"id": {"q": "hidden"}, "x": "y"}) == Text("", b"y\nhidden")
-
-
-def test_the_text_is_first_and_may_be_anything():
     assert text_of_value({"a": "1", "text": "2", "b": ["3"]}).text == b"2\n1\n3"
     assert text_of_value({"a": "1", "text": ["2"]}).text == b"1\n2"
     assert text_of_value(["1", {"text": "2"}]).text == b"1\n2"
     assert text_of_value({"text": "half \ud800"}).text == b"half ?"
     assert text_of_line(b"[" * 1000 + b'"deep"' + b"]" * 1000).text == b"deep"
-
-
-def test_what_does_not_parse_is_as_it_is_and_is_reported_where_it_is_no_text():
     assert text_of_line(b'{"text": "cut of') == Text("", b'{"text": "cut of')
     assert text_of_line(b"caf\xe9") == Text("", "caf�".encode())
     assert not text_of_line(bytes(40)).readable
-
-
-def test_a_row_too_long_to_be_held_comes_in_pieces():
     found = ["a" * 6, "b" * 6, "c"]
     assert list(texts_of("row", found, max_characters=13)) == [Text("row", b"aaaaaa\nbbbbbb\nc")]
     assert list(texts_of("row", found, max_characters=12)) == [Text("row", b"aaaaaa\nbbbbbb"), Text("row", b"c")]
     assert list(texts_of("row", ["long"] * 3, max_characters=3)) == [Text("row", b"long")] * 3
+
+
+OFFSETS: Any = pa.array([0, 1, 2, 3], pa.int32())
+SECOND = pa.array([False, True, False])
+ABC: Any = pa.array(["a", "b", "c"])
+COLUMNS: list[Any] = [
+    pa.ListArray.from_arrays(OFFSETS, ABC, mask=SECOND),  # what is null may have values all the same
+    pa.MapArray.from_arrays(OFFSETS, ABC, ABC, mask=SECOND),
+    pa.array(["a", None, "b\0c"]),
+    pa.array(["a", None, "b"], pa.large_string()),
+    pa.array(["a", None, "b" * 40], pa.string_view()),
+    pa.array([b"ab", None, b"cd"], pa.binary(2)),
+    pa.array([b"ab", None, b"cd"], pa.binary_view()),
+    pa.array([["a", "b"], None, ["c", None], []]),
+    pa.array([["a", "b"], None, ["c"]], pa.large_list(pa.large_string())),
+    pa.array([["a", "b"], None, ["c", "d"]], pa.list_(pa.string(), 2)),
+    pa.array([["a", "b"], None, ["c"]], pa.list_view(pa.string())),
+    pa.array([[("k", "a")], None, [("q", "c"), ("r", None)]], pa.map_(pa.string(), pa.string())),
+    pa.array([{"x": "a", "y": ["l"]}, None, {"x": None, "y": ["m", "n"]}]),
+    pa.array(["a", None, "a", "b"]).dictionary_encode(),
+    pa.array([["a"], ["b", "a"]], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+    pa.array([{"x": [[["deep"]], []]}, {"x": None}]),
+    pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array(["a", "b", "c"]), pa.array([1, 2, 3])]),
+    pa.UnionArray.from_dense(pa.array([0, 1, 0], pa.int8()), pa.array([0, 0, 1], pa.int32()), [pa.array(["a", "b"]), pa.array([1])]),
+    pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', "x"])),
+]
+
+
+def strings(value: object) -> Iterator[str]:
+    """The slow way: every string in a Python value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield value.decode()
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from strings(each)
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type)[:30])
+def test_the_strings_of_a_column_are_those_of_its_values(column: Any):
+    assert may_hold_text(column.type)
+    for part in (column, column.slice(1), column.slice(1, 1), column.slice(0, 0)):
+        expected = [list(strings(value)) for value in part.to_pylist()]
+        assert [list(row) for row in strings_of(part)] == expected
+
+
+def test_runs_bytes_and_broken_text_are_read_and_what_leads_out_is_refused():
+    runs = pc.run_end_encode(pa.array(["a", "a", "b"]))  # pyright: ignore[reportAttributeAccessIssue]  # the stubs lack it
+    assert [list(row) for row in strings_of(runs.slice(1))] == [["a"], ["b"]]
+    twice = pa.StructArray.from_arrays([pa.array(["a"]), pa.array(["b"])], ["n", "n"])
+    assert [list(row) for row in strings_of(twice)] == [["a", "b"]]
+    assert not may_hold_text(pa.list_(pa.int64()))
+    assert strings_of(pa.array([1, 2])) == [(), ()]
+    assert [list(row) for row in strings_of(pa.array([b"\0\1\2", "Grüße".encode()]))] == [[], ["Grüße"]]
+    broken: Any = pa.array([b"fine", b"\xff"]).view(pa.string())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), broken)
+    for column in (broken, lists, pa.StructArray.from_arrays([broken], ["x"])):
+        assert [list(row) for row in strings_of(column)] == [["fine"], ["�"]]
+    wrong = pa.DictionaryArray.from_arrays(pa.array([0, 7], pa.int32()), pa.array(["a"]), safe=False)
+    with pytest.raises(pa.ArrowException, match="out of bounds"):
+        strings_of(wrong)
+    whole: Any = pa.array([["a"], ["b"]])
+    buffers = [None, pa.array([0, 9, 2], pa.int32()).buffers()[1]]
+    column = pa.Array.from_buffers(whole.type, 2, buffers, children=[whole.values])
+    with pytest.raises(pa.ArrowInvalid, match="lead out of its values"):
+        strings_of(column)

@@ -1,5 +1,3 @@
-"""Files within files: what is read there, what is listed, what fails the scan by name, and what is excluded."""
-
 import gzip
 import io
 import json
@@ -22,7 +20,6 @@ JSON_LINES = lines()
 
 
 def read(content: bytes, folder: Path, name: str = "x", exclude: tuple[str, ...] = ()) -> tuple[dict[str, str], list[Unread]]:
-    """Each file's texts together, and what was not read."""
     (folder / name).write_bytes(content)
     reading = Reading(FilePiece(name, str(folder / name), name, len(content), exclude=exclude))
     found: dict[str, str] = {}
@@ -39,15 +36,12 @@ def test_every_kind_of_file_is_read_whatever_its_name(tmp_path: Path, name: str)
     assert expected in "\n".join(found.values())
 
 
-def test_members_are_named_by_their_way(tmp_path: Path):
+def test_members_are_named_by_their_way_and_layers_have_a_bound(tmp_path: Path):
     inner = zipped({"in/a.jsonl.gz": gzip.compress(JSON_LINES)})
     found, unread = read(zstandard.compress(tar({"deep/x.zip": inner, "/etc/b": parquet()})), tmp_path)
     assert list(found) == ["x!/deep/x.zip!/in/a.jsonl.gz", "x!//etc/b"]
     assert all(TEXT in text for text in found.values())
     assert unread == []
-
-
-def test_layers_have_a_bound_and_what_is_below_fails_by_name(tmp_path: Path):
     content = JSON_LINES
     for _ in range(MAX_LAYERS):
         content = zipped({"in": content})
@@ -59,8 +53,7 @@ def test_layers_have_a_bound_and_what_is_below_fails_by_name(tmp_path: Path):
 
 
 def array(of: object) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.array(of))
+    np.save(file := io.BytesIO(), np.array(of))
     return file.getvalue()
 
 
@@ -110,14 +103,11 @@ def test_what_is_before_a_cut_is_scanned(tmp_path: Path, content: bytes):
     assert all("the file ends" in one.reason and one.is_fault for one in unread)
 
 
-def test_what_is_excluded_is_reported_with_its_glob_and_not_opened(tmp_path: Path):
+def test_what_is_excluded_or_a_link_is_reported_and_not_opened(tmp_path: Path):
     members = {"a/b.pdf": b"%PDF-1.4", "c.jsonl": JSON_LINES, "d.zip": zipped({"e.pdf": b"%PDF-1.4"})}
     found, unread = read(tar(members), tmp_path, exclude=("*.png", "*.pdf"))
     assert list(found) == ["x!/c.jsonl"]
     assert unread == [Unread(f"x!/{name}", "excluded by *.pdf", False, "*.pdf") for name in ("a/b.pdf", "d.zip!/e.pdf")]
-
-
-def test_links_out_of_an_archive_are_reported_and_not_followed(tmp_path: Path):
     (tmp_path / "secret").write_text(TEXT)
     found, unread = read(tar({"to": b""}, type=tarfile.SYMTYPE, linkname=str(tmp_path / "secret")), tmp_path)
     assert (found, unread) == ({}, [Unread("x!/to", "a link within its archive", is_fault=False)])
@@ -134,15 +124,14 @@ def test_an_endless_list_of_complaints_is_summed_up(tmp_path: Path, monkeypatch:
 def test_a_bomb_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("phasewise.tasks.data.findings.FREE_EXPANSION_BYTES", 10_000)
     many = [{"words": "all the same"}] * 50_000
-    for number, content in enumerate(
-        (
-            gzip.compress(json.dumps(many).encode()),
-            parquet(pa.Table.from_pylist(many), compression="zstd", use_dictionary=False),
-            parquet(pa.table({"repeated": pa.array(["all the same " * 99] * 9000).dictionary_encode()})),
-            parquet(pa.table({"lists": pa.array([[word["words"] for word in many]])}), compression="zstd"),
-            zipped({str(number): gzip.compress(b"word " * 13_000) for number in range(50)}),
-        )
-    ):
+    bombs = (
+        gzip.compress(json.dumps(many).encode()),
+        parquet(pa.Table.from_pylist(many), compression="zstd", use_dictionary=False),
+        parquet(pa.table({"repeated": pa.array(["all the same " * 99] * 9000).dictionary_encode()})),
+        parquet(pa.table({"lists": pa.array([[word["words"] for word in many]])}), compression="zstd"),
+        zipped({str(number): gzip.compress(b"word " * 13_000) for number in range(50)}),
+    )
+    for number, content in enumerate(bombs):
         unread = read(content, tmp_path)[1]
         assert any("of one are taken" in one.reason and one.is_fault for one in unread), (number, len(content), unread)
 

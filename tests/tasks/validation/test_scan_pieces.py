@@ -1,5 +1,3 @@
-"""Files and caches scanned in pieces: the same hits for any number of workers and any cut."""
-
 import json
 from pathlib import Path
 from random import Random
@@ -40,7 +38,7 @@ def expected(items: list[BenchmarkItem]) -> set[tuple[str, int, str, str]]:
 
 def test_documents_are_numbered_through_their_file(
     planted: Path, index: Path, word_problems: list[BenchmarkItem], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     whole = scan_pieces(select([str(planted)]).pieces, index, LIMITS)
     assert found(whole) == expected(word_problems)
     assert whole.scans[None].documents == 141
@@ -71,7 +69,6 @@ def test_spans_and_excerpts_are_of_the_documents_text(planted: Path, index: Path
 
 
 def test_each_cache_is_a_scan_of_its_own(prepared: Any, index: Path):
-    """Two caches may be made of files of the same names."""
     plan = prepared.plan()
     folders = [plan.components[name].train.folder for name in ("code", "web")]
     scanned = scan_pieces(select(map(str, folders)).pieces, index, LIMITS)
