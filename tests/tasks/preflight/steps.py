@@ -13,38 +13,27 @@ from phasewise.trainer.preflight.spec import Collective, Memory, Result, Spec, S
 def result_of(peak_gib: float, *, limit_gib: float = 30.75, refused: bool = False, host_gib: float = 0.0) -> Result:
     peak = round(peak_gib * GIB)
     memory = Memory(arguments=GIB, temporaries=peak - GIB, peak=peak, host=round(host_gib * GIB))
-    return Result(
-        refusal="RESOURCE_EXHAUSTED: as it says" if refused else None,
-        memory=memory,
-        limit_bytes=round(limit_gib * GIB),
-        collectives=(
-            Collective(kind="all-gather", axis="fsdp", link="ici", count=128, bytes=30 * 10**9),
-            Collective(kind="all-reduce", axis="fsdp", link="ici", count=64, bytes=10 * 10**9),
-            Collective(kind="all-reduce", axis="replica", link="dcn", count=64, bytes=10**8),
-        ),
-        hbm_bytes=5 * 10**11,
-        host_traffic_bytes=0,
-        update_flops=0,
-        flops_by_xla=1e16,
-        lower_seconds=1.0,
-        compile_seconds=4.0,
-        host_bytes=GIB,
+    collectives = (
+        Collective(kind="all-gather", axis="fsdp", link="ici", count=128, bytes=30 * 10**9),
+        Collective(kind="all-reduce", axis="fsdp", link="ici", count=64, bytes=10 * 10**9),
+        Collective(kind="all-reduce", axis="replica", link="dcn", count=64, bytes=10**8),
     )
+    return Result(
+        refusal="RESOURCE_EXHAUSTED: as it says" if refused else None, memory=memory, limit_bytes=round(limit_gib * GIB),
+        collectives=collectives, hbm_bytes=5 * 10**11, host_traffic_bytes=0, update_flops=0, flops_by_xla=1e16, lower_seconds=1.0,
+        compile_seconds=4.0, host_bytes=GIB,
+    )  # fmt: skip
 
 
 def plan_of(spec: Spec, where: Slice) -> Plan:
-    """The plan that a specification was made of."""
     execution = spec.execution
     batch = spec.step.batch_sequences
     tokens = (execution.microbatch_sequences or batch) * spec.step.model.seq_len // where.devices
     chunk = execution.loss_chunk_tokens // where.devices if execution.loss_chunk_tokens else None
     whole = LOSS_TOKENS_A_CHIP if tokens <= LOSS_TOKENS_A_CHIP else 4 * LOSS_TOKENS_A_CHIP
-    return Plan(
-        remat=execution.remat,
-        parts=batch // (execution.microbatch_sequences or batch),
-        mesh=None if execution.mesh == where.mesh else execution.mesh,
-        loss_tokens_a_chip=chunk or whole,
-    )
+    mesh = None if execution.mesh == where.mesh else execution.mesh
+    parts = batch // (execution.microbatch_sequences or batch)
+    return Plan(remat=execution.remat, parts=parts, mesh=mesh, loss_tokens_a_chip=chunk or whole)
 
 
 def compiler_of(step: StepShape, where: Slice, limit_gib: float, factors: np.ndarray) -> tuple[Callable[[Spec], Result], list[Plan]]:

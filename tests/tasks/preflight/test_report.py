@@ -4,15 +4,16 @@ import pytest
 
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.tasks.home import Home
-from phasewise.tasks.preflight.estimate import roofline_of
+from phasewise.tasks.preflight import launcher as module
+from phasewise.tasks.preflight.estimate import ici_speed, roofline_of
 from phasewise.tasks.preflight.launcher import preflight_setup
-from phasewise.tasks.preflight.plan import Plan, Setup, batch_refusal, spec_for
+from phasewise.tasks.preflight.plan import GIB, Plan, Setup, batch_refusal, policies_for, spec_for
 from phasewise.tasks.preflight.report import refused_report, report_of
-from phasewise.tasks.preflight.search import Found, Tried
+from phasewise.tasks.preflight.search import Found, Tried, estimate_plan
 from phasewise.tasks.preflight.slices import find_slice
-from phasewise.trainer.config import Execution, Kept, Mesh
+from phasewise.trainer.config import ATTENTION, Execution, Kept, Mesh
 from phasewise.trainer.flops import step_flops
-from phasewise.trainer.preflight.spec import Collective, Result
+from phasewise.trainer.preflight.spec import Collective
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
@@ -33,26 +34,20 @@ def fitting(remat: str = "full") -> Found:
     return Found(plan=plan, result=result, tried=tried, compile_seconds=5.0, considered=900, why="the fastest of 1 that fit")
 
 
-def nothing_found(*tried: Tried, result: Result | None = None) -> Found:
-    return Found(plan=None, result=result, tried=tried, compile_seconds=9.0, considered=900, why="none fits")
+NOTHING = Found(plan=None, result=None, tried=(), compile_seconds=9.0, considered=900, why="none fits")
 
 
 def unfit(remat: str, reason: str) -> Tried:
     return Tried(plan=Plan.model_validate({"remat": remat}), reason=reason, gib=40.0, roofline=None)
 
 
-def test_what_scripts_read_is_there() -> None:
+def test_what_scripts_read_is_there():
     report = report_of(KESTREL, find_slice("2x v5e-256"), fitting())
     assert set(report) >= PROMISED
     assert {"arguments", "temporaries", "peak", "limit"} <= set(report["gib_per_chip"])
     assert report["gib_per_chip"]["peak"] == 6.7
     assert report["collective_bytes"] == {"all-gather": 30 * 10**9, "all-reduce": 10 * 10**9 + 10**8}
-    assert report["fits"]
-    assert report["reason"] is None
-
-
-def test_time_follows_from_steps_and_the_largest_term() -> None:
-    report = report_of(KESTREL, find_slice("2x v5e-256"), fitting())
+    assert (report["fits"], report["reason"]) == (True, None)
     seconds = report["roofline_seconds"]["compute"]
     assert report["step_seconds"] == seconds == max(report["roofline_seconds"][term] for term in ("compute", "hbm", "ici", "dcn", "host"))
     assert report["days"] == pytest.approx(660_000 * seconds / 86_400, rel=1e-3)
@@ -63,28 +58,23 @@ def test_time_follows_from_steps_and_the_largest_term() -> None:
     assert report["roofline_seconds"]["dcn"] == pytest.approx(1e8 / 3.125e9, abs=1e-3)
 
 
-def test_two_reports_have_the_same_fields_whether_or_not_they_fit() -> None:
+def test_a_report_has_the_same_fields_and_every_reason_if_nothing_fits():
     where = find_slice("3x v5p-512")
     setup = Setup(phase="phase-1", slice="3x v5p-512", stretches=((18_500, 21_010),), step=step_of(LLAMA_32B, 8192, window=128))
-    reason = batch_refusal(8192, where)
-    assert reason is not None
-    refused = refused_report(setup, where, reason)
-    nothing = report_of(KESTREL, find_slice("2x v5e-256"), nothing_found())
+    refused = refused_report(setup, where, batch_refusal(8192, where) or "")
+    nothing = report_of(KESTREL, find_slice("2x v5e-256"), NOTHING)
     assert set(refused) == set(nothing) == set(report_of(KESTREL, find_slice("2x v5e-256"), fitting()))
     assert not refused["fits"]
     assert "7,680" in refused["reason"]
     assert refused["step_seconds"] is None
-
-
-def test_where_no_plan_fits_every_reason_is_reported() -> None:
     tried = (unfit("full", "needs 40.0 GiB of 30.75"), unfit("offload", "needs 31.0 GiB"))
-    report = report_of(KESTREL, find_slice("v4-2048"), nothing_found(*tried, result=result_of(31)))
+    report = report_of(KESTREL, find_slice("v4-2048"), NOTHING.but(tried=tried, result=result_of(31)))
     assert report["reason"].startswith("no plan fits: blocks computed again needs 40.0 GiB")
     assert "offloaded needs 31.0 GiB" in report["reason"]
     assert report["gib_per_chip"]["peak"] == 31.0
 
 
-def test_the_plan_is_there_as_the_trainer_takes_it() -> None:
+def test_each_compiled_plan_is_there_with_its_cost_and_the_chosen_one_as_the_trainer_takes_it():
     """What was compiled, whole: mesh, names of what is kept, parts, chunk, kernel."""
     where = find_slice("2x v5e-256")
     plan = Plan(remat=Kept(on_device=("gate",)), parts=2, mesh=Mesh(replica=4, fsdp=128), loss_tokens_a_chip=4096)
@@ -93,16 +83,9 @@ def test_the_plan_is_there_as_the_trainer_takes_it() -> None:
     assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1, "expert": 1, "context": 1}
     assert report["remat"] == report["execution"]["remat"]
     assert report["microbatch_sequences"] == 512
-
-
-def test_each_plan_that_was_compiled_is_there_with_its_cost() -> None:
     where = find_slice("2x v5e-256")
-    slower = Tried(
-        plan=Plan(remat="full"),
-        reason="fits, 4.13 s a step",
-        gib=6.66,
-        roofline=roofline_of(KESTREL.step, where, Plan(remat="full"), result_of(6)),
-    )
+    plan = Plan(remat="full")
+    slower = Tried(plan=plan, reason="fits, 4.13 s a step", gib=6.66, roofline=roofline_of(KESTREL.step, where, plan, result_of(6)))
     report = report_of(KESTREL, where, fitting().but(tried=(slower, unfit("none", "needs 40.0 GiB"))))
     first, second = report["tried"]
     assert (first["fits"], first["gib"], first["binds"]) == (True, 6.66, "compute")
@@ -110,7 +93,7 @@ def test_each_plan_that_was_compiled_is_there_with_its_cost() -> None:
     assert (second["fits"], second["step_seconds"]) == (False, None)
 
 
-def test_a_sparse_model_that_nothing_cuts_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+def test_a_sparse_model_that_nothing_cuts_is_refused_before_anything_is_compiled(tmp_path: Path):
     """Sizes that no mesh divides: the compiler is not asked."""
     sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS, d_model=4095)))
     report = preflight_setup(sparse, Home.open(str(tmp_path)))
@@ -119,7 +102,7 @@ def test_a_sparse_model_that_nothing_cuts_is_refused_before_anything_is_compiled
     assert report["step_seconds"] is None
 
 
-def test_a_sparse_report_has_its_parameters_and_its_exchange_by_axis() -> None:
+def test_a_sparse_report_has_its_parameters_and_its_exchange_by_axis():
     """Memory has all experts, arithmetic those that a token meets. Without an axis for experts nothing is exchanged."""
     where = find_slice("v5p-1024")
     step = step_of(TRINITY_NANO.model, 4096, keeps_average=False)
@@ -137,7 +120,7 @@ def test_a_sparse_report_has_its_parameters_and_its_exchange_by_axis() -> None:
     assert report_of(setup, where, fitting())["all_to_all"] == {}
 
 
-def test_chip_hours_are_of_chips_and_mfu_of_devices() -> None:
+def test_chip_hours_are_of_chips_and_mfu_of_devices():
     """Ironwood has two devices a chip: the same step is not twice as dear, nor half as fast."""
     where = find_slice("tpu7x-128")
     report = report_of(KESTREL.but(slice="tpu7x-128"), where, fitting())
@@ -145,3 +128,73 @@ def test_chip_hours_are_of_chips_and_mfu_of_devices() -> None:
     assert (report["chips"], report["devices"]) == (64, 128)
     assert report["chip_hours"] == pytest.approx(660_000 * seconds * 64 / 3600, rel=1e-3)
     assert report["mfu"] == pytest.approx(report["flops_per_step"] / seconds / (64 * 2307e12), rel=1e-2)
+
+
+STEP = step_of(LLAMA_8B.but(num_layers=12, d_model=1536, d_ff=5376, num_query_heads=12, num_kv_heads=3), 32)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(module, "examine", lambda spec, home: pytest.fail("something was compiled"))
+    return Home(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["h100-1", "h100-8", "h200-8", "2x h100-8"])
+def test_a_gpu_is_estimated_and_the_report_says_so(name: str, home: Home):
+    report = preflight_setup(Setup(phase="kestrel", slice=name, stretches=((0, 100),), step=STEP), home)
+    where = find_slice(name)
+    assert (report["fits"], report["estimated"], report["compile_seconds"]) == (True, True, 0.0)
+    assert report["gib_per_chip"]["peak"] + 0.5 <= report["gib_per_chip"]["limit"] == round(where.chip.memory_gib * 0.75, 2)
+    assert report["gib_per_chip"]["arguments"] <= report["gib_per_chip"]["peak"]
+    execution = Execution.model_validate(report["execution"])
+    assert execution.attention == "cudnn"
+    mesh = execution.mesh
+    assert mesh.replica * mesh.fsdp * mesh.tensor * mesh.expert == where.devices
+    longest = max(value for name, value in report["roofline_seconds"].items() if name != "binds")
+    assert report["step_seconds"] == pytest.approx(longest, rel=0.01)
+    assert report["chip_hours"] == pytest.approx(100 * report["step_seconds"] * where.chips / 3600, rel=1e-3)
+
+
+def test_a_tpu_is_estimated_where_that_is_asked_and_what_is_too_large_does_not_fit(home: Home):
+    setup = Setup(phase="kestrel", slice="v6e-8", stretches=((0, 100),), step=STEP)
+    report = preflight_setup(setup, home, estimated=True)
+    assert (report["fits"], report["estimated"], report["execution"]["attention"]) == (True, True, "splash")
+    found = estimate_plan(step_of(LLAMA_32B, 32), find_slice("h100-1"))
+    assert (found.plan, found.estimated) == (None, True)
+    assert "is estimated to need" in found.tried[0].reason
+    assert (found.tried[0].gib or 0) > 59.7
+
+
+def test_a_larger_batch_is_never_estimated_to_need_no_more_time():
+    seconds = [estimate_plan(STEP.but(batch_sequences=size), find_slice("h100-8")).roofline for size in (32, 64, 128)]
+    times = [roofline.step_seconds for roofline in seconds if roofline]
+    assert times == sorted(times)
+    assert times[2] == pytest.approx(4 * times[0], rel=0.2)
+
+
+def test_the_kernels_are_of_the_platform():
+    kernels = {("v6e-8", "bfloat16"): "splash", ("v6e-8", "float32"): "splash", ("h100-8", "bfloat16"): "cudnn"}
+    for (name, dtype), attention in (kernels | {("h100-8", "float32"): "xla", ("cpu-2", "bfloat16"): "xla"}).items():
+        step = STEP.but(model=STEP.model.but(compute_dtype=dtype))
+        assert spec_for(step, find_slice(name), Plan(remat="none")).execution.attention == attention
+    step = STEP.but(model=STEP.model.but(experts=EXPERTS))
+    for name, kernel in {"v6e-8": "megablox", "h100-8": "padded", "cpu-2": "padded"}.items():
+        assert spec_for(step, find_slice(name), Plan(remat="none")).execution.expert_kernel == kernel
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_elsewhere_than_on_a_tpu_nothing_goes_to_the_host_and_attention_has_no_name(platform: str):
+    found = list(policies_for(LLAMA_8B, platform))  # pyright: ignore[reportArgumentType]  # of two
+    assert found[:2] == ["full", "none"]
+    assert all(isinstance(one, Kept) and not one.on_host and ATTENTION not in one.on_device for one in found[2:])
+    assert len(found) == len(set(found)) > 10
+
+
+def test_the_slices_beside_the_record():
+    sizes = {"h100-1": (1, 1), "h100-8": (8, 1), "2x h100-8": (16, 2), "v5e-8": (8, 2), "v6e-8": (8, 2), "cpu-4": (4, 1)}
+    assert {name: (find_slice(name).devices, find_slice(name).hosts) for name in sizes} == sizes
+    where = find_slice("h100-8")  # behind a switch every chip has all its links
+    for mesh in (Mesh(fsdp=8), Mesh(replica=4, fsdp=2)):
+        assert ici_speed("fsdp", mesh, where) == ici_speed("fsdp", mesh, where, all_to_all=True) == 450e9
+    assert find_slice("2x h100-8").mesh == Mesh(replica=2, fsdp=8)
+    assert find_slice("h100-1").chip.memory_gib * GIB < 81_559 * 2**20 + GIB

@@ -5,15 +5,8 @@ import pytest
 from phasewise.flows.recipes.trinity.large import PHASE_1 as LARGE
 from phasewise.flows.recipes.trinity.small import TRINITY_MINI as MINI_RECIPE
 from phasewise.flows.recipes.trinity.small import TRINITY_NANO as NANO_RECIPE
-from phasewise.tasks.preflight.estimate import (
-    block_a_token,
-    count_weights,
-    exchanged_a_token,
-    gathered_bytes,
-    kept_a_token,
-    muon_flops,
-    state_bytes,
-)
+from phasewise.tasks.preflight import estimate
+from phasewise.tasks.preflight.estimate import count_weights, exchanged_a_token, kept_a_token, muon_flops, state_bytes
 from phasewise.trainer.config import ATTENTION, Kept
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 
@@ -30,13 +23,13 @@ EXPERTS = 54 * 128 * 3 * 1024 * 256
     [(NANO, 6.12e9, EXPERTS), (MINI, 26.12e9, 30 * 128 * 3 * 2048 * 1024), (LARGE, 398.6e9, 54 * 256 * 3 * 3072 * 3072)],
     ids=["nano", "mini", "large"],
 )
-def test_memory_counts_every_expert(phase: object, total: float, experts: int) -> None:
+def test_memory_counts_every_expert(phase: object, total: float, experts: int):
     found = count_weights(phase.model)  # type: ignore[attr-defined]
     assert found.experts == experts
     assert found.all == pytest.approx(total, rel=1e-3)
 
 
-def test_muon_has_one_moment_for_its_matrices_and_two_for_all_else() -> None:
+def test_muon_has_one_moment_for_its_matrices_and_two_for_all_else():
     """AdamW's weights: embedding, head, gains and the routers' biases. All else is Muon's, each expert too."""
     vocabulary = 2 * 200_192 * 1024
     gains = 56 * (4 * 1024 + 2 * 128) + 1024
@@ -46,7 +39,7 @@ def test_muon_has_one_moment_for_its_matrices_and_two_for_all_else() -> None:
     assert state_bytes(STEP.but(keeps_average=True)) - state_bytes(STEP) == 4 * count_weights(MODEL).all
 
 
-def test_what_is_exchanged_is_what_was_compiled() -> None:
+def test_what_is_exchanged_and_gathered_is_what_was_compiled():
     """On v5p-1024, eight rows a device: Trinity Nano with experts over 8 and blocks computed again, Mini with 16 and everything kept."""
     tokens = 8 * 4096
     assert tokens * exchanged_a_token(MODEL, expert=8, again=True) == 171_228_266_496
@@ -54,21 +47,14 @@ def test_what_is_exchanged_is_what_was_compiled() -> None:
     row, gate = 7 / 8 * 8 * 2 * 1024, 7 / 8 * 8 * 512
     assert exchanged_a_token(MODEL, expert=8, again=False) == 54 * (4 * row + 2 * gate)
     assert exchanged_a_token(MODEL.but(post_norms=False), expert=8, again=True) == 54 * (5 * row + 3 * gate)
+    assert exchanged_a_token(MODEL, expert=1, again=True) == exchanged_a_token(LLAMA_8B, expert=8, again=True) == 0
+    # 128 experts of a layer, and their gradients, two bytes a number; a quarter of them where four devices share.
+    assert estimate.gathered_bytes(MODEL, expert=1, tensor=1) == 2 * 2 * 128 * 3 * 1024 * 256
+    assert estimate.gathered_bytes(MODEL, expert=4, tensor=2) == estimate.gathered_bytes(MODEL, expert=1, tensor=1) / 8
+    assert estimate.gathered_bytes(LLAMA_8B, expert=1, tensor=1) == 0
 
 
-def test_nothing_is_exchanged_where_nothing_is_dealt_out() -> None:
-    assert exchanged_a_token(MODEL, expert=1, again=True) == 0
-    assert exchanged_a_token(LLAMA_8B, expert=8, again=True) == 0
-
-
-def test_a_device_gathers_the_experts_of_its_place() -> None:
-    """128 experts of a layer, and their gradients, two bytes a number; a quarter of them where four devices share."""
-    assert gathered_bytes(MODEL, expert=1, tensor=1) == 2 * 2 * 128 * 3 * 1024 * 256
-    assert gathered_bytes(MODEL, expert=4, tensor=2) == gathered_bytes(MODEL, expert=1, tensor=1) / 8
-    assert gathered_bytes(LLAMA_8B, expert=1, tensor=1) == 0
-
-
-def test_what_is_kept_is_counted_in_the_layers_that_have_it() -> None:
+def test_what_is_kept_is_counted_in_the_layers_that_have_it():
     """Two dense layers, 54 with a shared expert, 56 with attention. Experts' products come with everything or not at all."""
     carry = 56 * 2 * 1024
     assert kept_a_token(MODEL, "full") == (carry, 0)
@@ -79,15 +65,12 @@ def test_what_is_kept_is_counted_in_the_layers_that_have_it() -> None:
     assert kept_a_token(MODEL, Kept(on_device=(ATTENTION,)))[0] - carry == 56 * 8 * (2 * 128 + 4)
     experts = 54 * 2 * 8 * (2 * 256 + 1024)
     assert kept_a_token(MODEL, "none")[0] > kept_a_token(MODEL, "dots")[0] + experts
-
-
-def test_a_block_with_experts_needs_the_rows_of_all_that_a_token_is_routed_to() -> None:
     assert MODEL.experts is not None
     more = MODEL.but(experts=MODEL.experts.but(num_active=9))
-    assert block_a_token(more, 1) - block_a_token(MODEL, 1) == 2 * (2 * 256 + 1024) + 3 * 2 * 1024
+    assert estimate.block_a_token(more, 1) - estimate.block_a_token(MODEL, 1) == 2 * (2 * 256 + 1024) + 3 * 2 * 1024
 
 
-def test_muons_steps_of_one_device() -> None:
+def test_muons_steps_of_one_device():
     """Square products are those of every device that shares a matrix: twice the devices along fsdp leave more than half."""
     once, twice = (muon_flops(STEP, fsdp=fsdp, expert=8, tensor=1) for fsdp in (8, 16))
     assert once / 2 < twice < once

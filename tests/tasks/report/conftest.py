@@ -1,7 +1,7 @@
 """Synthetic reports that look like a proxy run of marin-8b."""
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,7 +29,6 @@ Model = TypeVar("Model", Report, PhaseReport)
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """The model with other fields, validated again."""
     return type(model).model_validate(dict(model) | fields)
 
 
@@ -44,7 +43,6 @@ def build_report(*phases: PhaseReport, **fields: object) -> Report:
 
 
 def planned(i: int) -> PhaseReport:
-    """The phase of `PHASES[i]` before anything ran."""
     name, start, stop, sequences, first, last, _, _ = PHASES[i]
     steps = {"start_step": start, "stop_step": stop, "tokens": (stop - start) * sequences * 512, "batch_sequences": ((start, sequences),)}
     declares = (f"batch: {PHASES[i - 1][3]} → {sequences} sequences", "mixture: pre-training → 70 % dolmino_dclm") if i else ()
@@ -62,44 +60,35 @@ def trained(i: int) -> PhaseReport:
             held_out[component] -= 0.4 / earlier
     macro = sum(held_out.values()) / len(held_out)
     steps = range(start, stop)
-    return changed(
-        planned(i),
-        learning_rate=tuple((step, first + (last - first) * (step - start) / (stop - start)) for step in steps),
-        loss=tuple((step, level + (3.0 - 2.85 * bool(i)) * math.exp((start - step) / 80) + 0.1 * math.sin(step)) for step in steps),
-        final_loss=level,
-        mixture=mixture,
-        bits_per_byte=held_out,
-        macro_bits_per_byte=macro,
-        ema_macro_bits_per_byte=macro - 0.04 if i else None,
-        benchmarks=(
-            BenchmarkReport(benchmark="next_sentence", metric="acc", value=0.27 + 0.03 * i, baseline=0.25, stderr=0.03),
-            BenchmarkReport(benchmark="complete_word", metric="exact_match", value=0.02 * i, baseline=0.01, stderr=0.008),
-        ),
-        verdicts=(
-            VerdictReport(name="data", counts=CheckCounts(passed=87), reasons=(), accepted=(), path=f"verdicts/{name}/data.json"),
-            VerdictReport(name="gate", counts=CheckCounts(passed=34), reasons=(), accepted=(), path=f"verdicts/{name}/gate.json"),
-        ),
-        state="done",
-        params_digest=f"{i}" * 64,
+    curves = {
+        "learning_rate": tuple((step, first + (last - first) * (step - start) / (stop - start)) for step in steps),
+        "loss": tuple((step, level + (3.0 - 2.85 * bool(i)) * math.exp((start - step) / 80) + 0.1 * math.sin(step)) for step in steps),
+    }
+    benchmarks = (
+        BenchmarkReport(benchmark="next_sentence", metric="acc", value=0.27 + 0.03 * i, baseline=0.25, stderr=0.03),
+        BenchmarkReport(benchmark="complete_word", metric="exact_match", value=0.02 * i, baseline=0.01, stderr=0.008),
     )
+    gates: tuple[tuple[Any, int], ...] = (("data", 87), ("gate", 34))
+    verdicts = tuple(
+        VerdictReport(name=what, counts=CheckCounts(passed=passed), reasons=(), accepted=(), path=f"verdicts/{name}/{what}.json")
+        for what, passed in gates
+    )
+    return changed(
+        planned(i), **curves, final_loss=level, mixture=mixture, bits_per_byte=held_out, macro_bits_per_byte=macro, benchmarks=benchmarks,
+        ema_macro_bits_per_byte=macro - 0.04 if i else None, verdicts=verdicts, state="done", params_digest=f"{i}" * 64,
+    )  # fmt: skip
 
 
 def marin(*phases: PhaseReport, **fields: object) -> Report:
     about: dict[str, object] = {
-        "recipe": "marin-8b",
-        "created": "2025-11-20T13:06:41+00:00",
-        "parameters": 2_361_600,
-        "facts": {"seed": "0"},
-    }
-    baselines = {"byte 3-gram": 2.61, "byte 5-gram": 2.2}
-    return build_report(
-        *phases, **{**about, "headline": "All six phases trained and passed their gates.", "baselines": baselines, **fields}
-    )
+        "recipe": "marin-8b", "created": "2025-11-20T13:06:41+00:00", "parameters": 2_361_600, "facts": {"seed": "0"},
+        "headline": "All six phases trained and passed their gates.", "baselines": {"byte 3-gram": 2.61, "byte 5-gram": 2.2},
+    }  # fmt: skip
+    return build_report(*phases, **(about | fields))
 
 
 @pytest.fixture
 def passed_report() -> Report:
-    """Six phases, all done."""
     return marin(*map(trained, range(6)))
 
 

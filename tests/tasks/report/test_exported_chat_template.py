@@ -1,5 +1,3 @@
-"""The chat template of an exported folder: with it a conversation has the bytes that were trained on."""
-
 import json
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,7 +24,7 @@ def eos_ids(written: TokenizerFiles) -> int | list[int]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_changed_field_of_a_folder_of_the_model_is_named(recipe: str, tmp_path: Path) -> None:
+def test_every_changed_field_of_a_folder_of_the_model_is_named(recipe: str, tmp_path: Path):
     model = load_recipe(recipe, "proxy").phases[-1].model
     written = {**to_hugging_face(model, "float32"), "bos_token_id": 1}
     for changed in ({}, *({name: "changed"} for name in to_hugging_face(model, "float32"))):
@@ -53,7 +51,6 @@ def exported(folder: Path, template: str) -> tuple[dict[str, str], list[int] | i
 
 @pytest.mark.parametrize(("template", "turn_end"), [("marin", "<|eot_id|>"), ("trinity", "<|im_end|>"), (WITHOUT_BEGIN, END_OF_TEXT)])
 def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, template: str, turn_end: str):
-    """One that does not begin a document does so there: the model has seen none without a beginning."""
     write_caches(write_source(tmp_path / "source", layout("messages", template), made_conversations(80)), tmp_path)
     about, ends, folder = exported(tmp_path, template)
     text = template_of(layout("messages", template)).text
@@ -73,12 +70,14 @@ def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, templ
     assert {document[:-1] for document in documents} <= found
 
 
-def test_plain_text_has_none(tmp_path: Path):
+def test_plain_text_has_no_template_and_one_that_opens_no_answer_is_known(tmp_path: Path):
     write_caches(write_source(tmp_path / "source", layout("messages"), made_conversations(60)), tmp_path)
     written = tokenizer_files(tmp_path / "tokenizer" / "tokenizer.json", 128)
     assert set(written.files) == {"tokenizer.json", "tokenizer_config.json"}
     assert "chat_template" not in json.loads(written.files["tokenizer_config.json"])
     assert (written.begin_of_text, eos_ids(written)) == (0, 1)
+    for template, missing in MISSING_OPENINGS.items():
+        assert template_of(layout("messages", template)).missing_generation_prompt() == missing, template
 
 
 CHATML = """
@@ -90,24 +89,14 @@ CHATML = """
 OPENING = "<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    ("template", "missing"),
-    [
-        ("marin", ""),
-        ("trinity", ""),
-        (CHATML, OPENING),
-        (CHATML.strip(), OPENING),
-        (CHATML + "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}", ""),
-        (CHATML + "{% if add_generation_prompt and false %}<|im_start|>assistant{% endif %}", OPENING),
-        (WITHOUT_BEGIN, "<|u|>assistant: "),
-        ("{% for m in messages %}{{ '[INST] %s [/INST]' % m.content if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}", ""),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('never') }}", ""),
-    ],
-)
-def test_a_template_that_opens_no_answer_is_known(template: str, missing: str):
-    """Of one that writes nothing between a question and its answer nothing is missing."""
-    assert template_of(layout("messages", template)).missing_generation_prompt() == missing
+MISSING_OPENINGS = {
+    "marin": "", "trinity": "", CHATML: OPENING, CHATML.strip(): OPENING, WITHOUT_BEGIN: "<|u|>assistant: ",
+    CHATML + "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}": "",
+    CHATML + "{% if add_generation_prompt and false %}<|im_start|>assistant{% endif %}": OPENING,
+    "{% for m in messages %}{{ '[INST] %s [/INST]' % m.content if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}": "",
+    "{% for m in messages %}{{ m.content }}{% endfor %}": "",
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('never') }}": "",
+}  # fmt: skip
 
 
 def test_export_asks_for_what_opens_an_answer(tmp_path: Path):

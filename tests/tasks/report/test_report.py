@@ -1,5 +1,3 @@
-"""The page as a reader, a browser and a hostile name meet it."""
-
 import math
 import os
 import re
@@ -61,22 +59,15 @@ def page_of(report: Report) -> Page:
 def hostile_report(passed_report: Report) -> Report:
     """Every text of the run wants to be markup."""
     judged: dict[str, Any] = {"reasons": (HOSTILE,), "accepted": (HOSTILE,), "path": HOSTILE}
+    failed, warned = CheckCounts(failed=1), CheckCounts(warned=1)
     phase = changed(
-        passed_report.phases[1],
-        name=HOSTILE,
-        mixture=((660, {HOSTILE: 60.0, "<i>y": 39.0, "<i>z": 1.0}),),
-        bits_per_byte={HOSTILE: 2.5},
-        declares=(HOSTILE,),
-        parent=HOSTILE,
-        params_digest=HOSTILE,
-        verdicts=(
-            VerdictReport(name="data", counts=CheckCounts(failed=1), **judged),
-            VerdictReport(name="gate", counts=CheckCounts(warned=1), **judged),
-        ),
+        passed_report.phases[1], name=HOSTILE, mixture=((660, {HOSTILE: 60.0, "<i>y": 39.0, "<i>z": 1.0}),), bits_per_byte={HOSTILE: 2.5},
+        declares=(HOSTILE,), parent=HOSTILE, params_digest=HOSTILE,
+        verdicts=(VerdictReport(name="data", counts=failed, **judged), VerdictReport(name="gate", counts=warned, **judged)),
         benchmarks=(BenchmarkReport(benchmark=HOSTILE, metric=HOSTILE, value=0.5, baseline=0.25, stderr=0.1),),
         roll_backs=(RollBackReport(steps=HOSTILE, sequences=4, why=HOSTILE, decided_by=HOSTILE),),
         routing=routing_of([{"step": 661, "max_violation": 1.0, "expert_load/0/0": 1.0, "expert_load/0/1": 0.0}], None),
-    )
+    )  # fmt: skip
     texts = dict.fromkeys(("recipe", "scale", "created", "headline"), HOSTILE)
     others: dict[str, Any] = {"facts": {HOSTILE: HOSTILE}, "unused": (HOSTILE,), "baselines": {HOSTILE: 2.6}}
     return changed(passed_report, phases=(passed_report.phases[0], phase), **texts, **others)
@@ -110,13 +101,8 @@ def test_every_colour_follows_the_page(name: str, request: pytest.FixtureRequest
 
 def test_a_passed_page_tells_everything(passed_report: Report):
     page = page_of(passed_report)
-    for words in (
-        "Passed. All six phases trained and passed their gates.",
-        "6 of 6",
-        "12 of 12 verdicts passed",
-        "726 of 726 checks passed",
-    ):
-        assert words in page.text
+    headline = "Passed. All six phases trained and passed their gates."
+    assert all(words in page.text for words in (headline, "6 of 6", "12 of 12 verdicts passed", "726 of 726 checks passed"))
     for phase in passed_report.phases:
         assert f"{phase.start_step:,} → {phase.stop_step:,}" in page.text
         assert f"{phase.macro_bits_per_byte:.3f}" in page.text
@@ -159,15 +145,12 @@ def test_what_is_only_sometimes_there(passed_report: Report):
     assert '<div class="status warned">' in page.html
 
 
-def test_nothing_but_a_plan_still_gives_a_page(passed_report: Report):
+def test_a_bare_plan_and_a_loss_that_is_not_finite_give_a_page(passed_report: Report):
     bare = changed(planned(1), learning_rate_turns=(), batch_sequences=(), tokens=0)
     text = page_of(changed(passed_report, phases=(bare,), baselines={}, facts={})).text
     assert all(words in text for words in ("0 of 1", "not measured", "Nothing was judged."))
     for absent in ("Training Every logged loss", "Mixture", "By component", "Benchmarks", "Small print"):
         assert absent not in text
-
-
-def test_a_loss_that_is_not_finite_is_named(passed_report: Report):
     first = passed_report.phases[0]
     points = (*first.loss[:300], *((step, math.nan) for step, _ in first.loss[300:]))
     fields = {"loss": points, "final_loss": math.nan, "macro_bits_per_byte": math.inf, "bits_per_byte": {"dclm_baseline": math.nan}}
@@ -196,13 +179,11 @@ def test_a_report_is_written_at_once_or_not_at_all(tmp_path: Path, passed_report
 
 
 def test_the_page_of_a_long_run_of_a_large_sparse_model_stays_small(passed_report: Report):
-    """Trinity Large: 54 layers of 256 experts, 100,000 updates, no two neighbours alike."""
     first, *others = passed_report.phases
     loads = np.random.default_rng(0).lognormal(0, 0.5, (54, 256))
     loads /= loads.sum(axis=1, keepdims=True)
-    rows: list[dict[str, Any]] = [
-        {"step": step, "max_violation": 1 + math.sin(step), "dead_experts": step % 3, "router_entropy": 0.9} for step in range(100_000)
-    ]
+    plain = {"dead_experts": 1.0, "router_entropy": 0.9}
+    rows: list[dict[str, Any]] = [{"step": step, "max_violation": 1 + math.sin(step), **plain} for step in range(100_000)]
     rows[-1] |= {f"expert_load/{layer}/{expert}": load for layer, row in enumerate(loads.tolist()) for expert, load in enumerate(row)}
     curves = {"loss": tuple((step, 3 + math.sin(step) / 10) for step in range(100_000))}
     curves["learning_rate"] = tuple((step, 1e-3 + 1e-4 * math.cos(step / 50)) for step in range(100_000))
@@ -236,14 +217,10 @@ def text(template: str, **params: Any) -> dict[str, Any]:
         (text("$5 and $unknown"), "$5 and $unknown"),
         (text("$icon", icon='<i class="fas fa-times text-danger"></i>'), '<span class="word failed">✗ fails</span>'),
         (text("$icon", icon='<i class="fas fa-check-circle text-success"></i>'), '<span class="word passed">✓ passes</span>'),
-        (
-            {"content_block_type": "collapse", "collapse_toggle_link": "More", "collapse": ["inside"]},
-            "<details><summary>More</summary><div>inside</div></details>",
-        ),
-        (
-            {"content_block_type": "table", "header_row": ["A"], "table": [[1], ["b"]]},
-            '<table class=""><thead><tr><th scope="col">A</th></tr></thead><tbody><tr><td>1</td></tr><tr><td>b</td></tr></tbody></table>',
-        ),
+        ({"content_block_type": "collapse", "collapse_toggle_link": "More", "collapse": ["inside"]},
+            "<details><summary>More</summary><div>inside</div></details>"),
+        ({"content_block_type": "table", "header_row": ["A"], "table": [[1], ["b"]]},
+            '<table class=""><thead><tr><th scope="col">A</th></tr></thead><tbody><tr><td>1</td></tr><tr><td>b</td></tr></tbody></table>'),
         ({"content_block_type": "bullet_list", "bullet_list": ["a", "b"]}, "<ul><li>a</li><li>b</li></ul>"),
         ({"content_block_type": "text", "header": "Why", "text": ["a"]}, "<p><strong>Why</strong></p><p>a</p>"),
         ({"content_block_type": "content_block_container", "content_blocks": ["a", "b"]}, "ab"),

@@ -1,5 +1,3 @@
-"""The sums and words behind the page: mixtures, components, figures beside the parent's, the record's, and the load on experts."""
-
 import math
 import re
 from typing import Any
@@ -9,22 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phasewise.tasks.report import sections
 from phasewise.tasks.report.contents import BenchmarkReport, MeasuredReport, RecordReport, Report, RoutingReport, VerdictReport
 from phasewise.tasks.report.html import render
 from phasewise.tasks.report.pictures import heat_map, level_of, panels_of
-from phasewise.tasks.report.sections import (
-    benchmark_gaps,
-    busiest_in_words,
-    component_gaps,
-    component_rows,
-    gauges_of,
-    macro_row,
-    report_markdown,
-    routing_of,
-    row_of,
-    spans_of,
-    standing_of,
-)
+from phasewise.tasks.report.sections import component_rows, gauges_of, macro_row, report_markdown, routing_of, row_of
 from phasewise.trainer.metrics import Row
 from phasewise.validations.outcomes import CheckCounts
 from tests.tasks.report.conftest import build_phase, build_report
@@ -36,19 +23,17 @@ from tests.tasks.report.conftest import build_phase, build_report
         ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(passed=1, accepted=1))), "done", "passed"),
         ((("data", CheckCounts(warned=2)), ("gate", CheckCounts(passed=1, warned=1))), "done", "passed with 3 warnings"),
         ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(broken=1))), "done", "gate failed"),
-        ((("data", CheckCounts(failed=1)),), "refused", "data failed"),
-        ((), "refused", "refused"),
-        ((), "not reached", "not reached"),
-        ((), "done", "not judged"),
+        ((("data", CheckCounts(failed=1)),), "refused", "data failed"), ((), "refused", "refused"),
+        ((), "not reached", "not reached"), ((), "done", "not judged"),
     ],
-)
+)  # fmt: skip
 def test_a_phase_passes_only_where_it_was_judged(verdicts: tuple[tuple[Any, CheckCounts], ...], state: str, word: str):
     judged = tuple(VerdictReport(name=name, counts=counts, reasons=(), accepted=(), path="") for name, counts in verdicts)
-    assert standing_of(build_phase("p", verdicts=judged, state=state)).word == word
+    assert sections.standing_of(build_phase("p", verdicts=judged, state=state)).word == word
 
 
 def test_bars_hold_every_percent_and_group_the_small_and_a_component_keeps_its_colour(passed_report: Report):
-    spans = spans_of(passed_report)
+    spans = sections.spans_of(passed_report)
     assert [(span.phase, span.start_step, span.stop_step) for span in spans][3:5] == [("phoenix", 820, 822), ("phoenix", 822, 1320)]
     segments = [[segment for block in span.blocks for segment in block.segments] for span in spans]
     for span, parts in zip(spans, segments, strict=True):
@@ -108,15 +93,9 @@ def figure(what: str = "b acc", value: float = 0.5, **fields: object) -> Measure
 
 @pytest.fixture
 def two() -> Report:
-    """A phase and its child, with an interval and without."""
     fields: dict[str, Any] = {
-        "parent": 0.5,
-        "difference": -0.1,
-        "interval": (-0.17, -0.03),
-        "smallest_effect": 0.08,
-        "floor": 0.25,
-        "stderr": 0.03,
-    }
+        "parent": 0.5, "difference": -0.1, "interval": (-0.17, -0.03), "smallest_effect": 0.08, "floor": 0.25, "stderr": 0.03,
+    }  # fmt: skip
     macro = figure("macro", 2.0, higher_is_better=False, parent=3.0, difference=-1.0)
     first = build_phase("first", measured=(figure(floor=0.25),), bits_per_byte={"a": 2.0, "b": 4.0}, macro_bits_per_byte=3.0)
     second = build_phase(
@@ -146,30 +125,24 @@ def test_only_an_interval_without_zero_is_coloured(interval: tuple[float, float]
     assert row_of(figure(difference=0.1, interval=interval, higher_is_better=higher_is_better), {}).direction == direction
 
 
-def test_the_gap_to_the_parent_is_over_finite_values_that_both_have(two: Report):
+def test_gaps_to_the_parent_are_over_finite_values_and_need_two_phases(two: Report):
     not_finite = figure(value=math.nan, difference=math.nan)
     broken = build_phase("broken", parent="second", bits_per_byte={"a": math.nan, "b": 4.0}, measured=(not_finite,))
     report = build_report(*two.phases, broken)
-    gap, of_broken = component_gaps(report)
+    gap, of_broken = sections.component_gaps(report)
     assert (gap.phase, [name for name, _ in gap.changes]) == ("second", ["a", "b"])
     assert gap.mean == pytest.approx((-0.5 + 0.1) / 2)
     assert [name for name, _ in of_broken.changes] == ["b"]
-    [gap] = benchmark_gaps(report)
+    [gap] = sections.benchmark_gaps(report)
     assert gap.changes == (("b acc", -0.1),)
     assert "not finite" in render(report)
-
-
-def test_one_phase_is_no_picture_across_phases(two: Report):
     assert panels_of(build_report(two.phases[0])) == []
-    assert [panel.title.split(":")[0] for panel in panels_of(two)] == [
-        "benchmarks",
-        "held-out bits per byte by component (lower is better)",
-        "bits per byte against the parent",
-        "benchmarks against the parent",
-    ]
+    titles = ["benchmarks", "held-out bits per byte by component (lower is better)"]
+    titles += ["bits per byte against the parent", "benchmarks against the parent"]
+    assert [panel.title.split(":")[0] for panel in panels_of(two)] == titles
 
 
-def test_the_page_says_that_the_record_is_another_run(two: Report):
+def test_page_and_markdown_say_that_the_record_is_another_run(two: Report):
     page = " ".join(re.sub(r"<[^>]*>", " ", render(two).split("Phase by phase", 1)[1]).split())
     assert "Reported by the record, at full scale : another model, other data and other prompts. Not to be compared" in page
     assert "MMLU (5-shot) 65.3 %" in page
@@ -178,9 +151,6 @@ def test_the_page_says_that_the_record_is_another_run(two: Report):
     full = render(build_report(*two.phases, scale="full", baselines=two.baselines))
     assert "at full scale" not in full.split("Phase by phase", 1)[1].split("Verdicts", 1)[0]
     assert "What else the record reported" in full
-
-
-def test_the_markdown_has_every_row_and_escapes_bars(two: Report):
     lines = report_markdown(two, "report.html", "docs").splitlines()
     assert "| second | b acc | 0.400 ± 0.030 | 0.500 | −0.100 | −0.170 to −0.030 | 0.080 | 0.250 |" in lines
     assert "| second | c\\|d em | 0.200 | – | – | – | – | – |" in lines
@@ -207,13 +177,12 @@ def routing_with(loads: np.ndarray, first_layer: int = 1) -> RoutingReport:
 
 
 def test_the_last_load_counts_as_a_share_of_the_mean_and_values_that_are_no_numbers_are_left_out():
-    """Of twelve experts: their numbers are no words, in which 10 comes before 2."""
     loads = np.arange(24.0).reshape(2, 12)
     found = routing_with(loads, first_layer=9)
     assert (found.layers, found.loads_step, found.limit) == ((9, 10), 3, 2.1)
     np.testing.assert_allclose(found.loads, loads / loads.mean(axis=1, keepdims=True))
     assert found.max_violation == ((1, 1.0), (2, 1.0), (3, 1.0))
-    assert busiest_in_words(found) == "expert 11 of layer 9 has 2.00 times the mean; 1 of 24 experts have nothing"
+    assert sections.busiest_in_words(found) == "expert 11 of layer 9 has 2.00 times the mean; 1 of 24 experts have nothing"
     found = routing_of([{"step": 1, "max_violation": None}, {"step": 2, "max_violation": 0.5, "router_entropy": None}], None)
     assert found is not None
     assert (found.max_violation, found.router_entropy, heat_map(found)) == (((2, 0.5),), (), None)
