@@ -84,10 +84,13 @@ def test_each_glob_must_select_a_file(folder: Path, include: tuple[str, ...], ex
         expand(source(folder, *include, exclude=exclude))
 
 
-def test_revisions_are_in_the_root_and_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
+def test_a_revision_comes_after_the_name_of_the_data_set():
     for folder in ("", "/folder/sub"):
         wanted = source(f"hf://datasets/owner/name{folder}", "*").model_copy(update={"revision": "abc"})
         assert wanted.root == f"hf://datasets/owner/name@abc{folder}"
+
+
+def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
     (tmp_path / "secret.jsonl").write_text("{}")
     (folder / "out.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (folder / "gone.jsonl").symlink_to(folder / "no such file")

@@ -5,15 +5,31 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from phasewise.tasks.data import tokenizer_training
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import make_missing_tokenizer
 from phasewise.tasks.data.tokenizer import check_tokenizer
-from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, ScriptFit, SplitName, measure, train, truncate, white_space_tokens
+from phasewise.tasks.data.tokenizer_training import (
+    MAX_DIGITS,
+    MIN_VOCAB_SIZE,
+    SPLITS,
+    TRAINED_BY,
+    Fit,
+    ScriptFit,
+    SplitName,
+    TokenizerManifest,
+    build_pre_tokenizer,
+    digit_groups,
+    measure,
+    script_of,
+    train,
+    truncate,
+    white_space_tokens,
+    write_folder,
+)
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from tests.tasks.conftest import World, write_prose
@@ -29,9 +45,9 @@ def write(folder: Path, seed: int = 0) -> Path:
     }  # fmt: skip
     manifest = {
         "tokenizer_digest": digest_of_bytes(content.encode()), "vocab_size": FOLDER_VOCAB_SIZE, "split": "trinity", "recipe": "r",
-        "max_bytes_per_component": 9, "scale": "proxy", "trained_on": (read,), "trained_by": tokenizer_training.TRAINED_BY,
+        "max_bytes_per_component": 9, "scale": "proxy", "trained_on": (read,), "trained_by": TRAINED_BY,
     }  # fmt: skip
-    tokenizer_training.write_folder(folder, content, tokenizer_training.TokenizerManifest.model_validate(manifest))
+    write_folder(folder, content, TokenizerManifest.model_validate(manifest))
     return folder
 
 
@@ -44,13 +60,15 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "mine")
 
 
-def test_data_are_prepared_with_it_and_its_content_decides_the_caches(world: World, folder: Path, tmp_path: Path):
+def test_data_are_prepared_with_it(world: World, folder: Path):
     plan = plan_of(world, str(folder))
     assert make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
     assert plan.tokenizer.read_bytes() == (folder / "tokenizer.json").read_bytes()
     check_tokenizer(plan.tokenizer)
     assert not make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
 
+
+def test_its_content_decides_the_caches_and_its_place_does_not(world: World, folder: Path, tmp_path: Path):
     def key(name: object) -> str:
         return plan_of(world, str(name)).components["web"].train.key
 
@@ -78,26 +96,25 @@ def test_what_is_no_tokenizer_is_refused(world: World, tmp_path: Path):
 
 
 def cut(text: str, name: SplitName = "trinity") -> list[str]:
-    return [text[start:stop] for _, (start, stop) in tokenizer_training.build_pre_tokenizer(name).pre_tokenize_str(text)]
+    """The pieces, as they are in the text."""
+    return [text[start:stop] for _, (start, stop) in build_pre_tokenizer(name).pre_tokenize_str(text)]
 
 
-@settings(deadline=None)
-@given(digits=st.text("0123456789", min_size=1, max_size=tokenizer_training.MAX_DIGITS))
+@given(digits=st.text("0123456789", min_size=1, max_size=MAX_DIGITS))
 def test_digits_are_cut_as_the_report_s_look_ahead_cuts_them(digits: str):
     assert cut(digits) == re.sub(r"(?<=\d)(?=(\d{3})+(?!\d))", "|", digits).split("|")
 
 
 @pytest.mark.timeout(300)  # a guard against hanging: a cut that looks ahead to the end of the run at each digit takes days
 def test_millions_of_digits_come_to_an_end():
-    digits = "".join(random.Random(0).choices("0123456789", k=1_000_000))
+    digits = "".join(random.Random(0).choices("0123456789", k=3_000_000))
     tokenizer = Tokenizer(models.BPE(vocab={digit: int(digit) for digit in "0123456789"}, merges=[]))
-    tokenizer.pre_tokenizer = tokenizer_training.build_pre_tokenizer("trinity")
+    tokenizer.pre_tokenizer = build_pre_tokenizer("trinity")
     (found,) = tokenizer.encode_batch_fast([digits])
     assert len(found.ids) == len(digits)
 
 
-@settings(deadline=None)
-@given(text=st.text(), name=st.sampled_from(tokenizer_training.SPLITS))
+@given(text=st.text(), name=st.sampled_from(SPLITS))
 def test_nothing_is_lost_between_the_cuts(text: str, name: SplitName):
     assert "".join(cut(text, name)) == text
 
@@ -113,7 +130,7 @@ def content(split: SplitName = "trinity", vocab_size: int = VOCAB_SIZE) -> str:
     return train(TEXTS, vocab_size, split=split).content
 
 
-@pytest.fixture(scope="module", params=tokenizer_training.SPLITS)
+@pytest.fixture(scope="module", params=SPLITS)
 def trained(request: pytest.FixtureRequest) -> tuple[SplitName, str]:
     return request.param, content(request.param)
 
@@ -178,7 +195,7 @@ BYTES = by_bytes()
 
 def test_a_small_text_by_hand():
     found = measure(by_bytes(" cat"), {"a": ["a cat", " cat é"], "b": ["日本 12\n"]})
-    assert found.subsets == {"a": tokenizer_training.Fit(2, 12, 11, 4, 6, 0), "b": tokenizer_training.Fit(1, 10, 6, 2, 10, 0)}
+    assert found.subsets == {"a": Fit(2, 12, 11, 4, 6, 0), "b": Fit(1, 10, 6, 2, 10, 0)}
     assert (found.subsets["a"].bytes_per_token, found.subsets["a"].fertility, found.subsets["b"].characters_per_token) == (2.0, 1.5, 0.6)
     latin = ScriptFit(1 + 4 + 4 + 2, 1 + 1 + 1 + 2)
     assert found.scripts == {"latin": latin, "white space": ScriptFit(3, 3), "cjk": ScriptFit(6, 6), "digits": ScriptFit(2, 2)}
@@ -201,18 +218,27 @@ def test_a_text_that_does_not_come_back_is_counted():
 
 
 def test_scripts():
-    scripts = {"aé": "latin", "ж": "cyrillic", "日": "cjk", "한": "hangul", "ไ": "thai", "7½": "digits", "\n\u00a0": "white space"}
-    scripts["+🌳"] = "punctuation and symbols"
-    assert all(tokenizer_training.script_of(character) == script for characters, script in scripts.items() for character in characters)
+    scripts = {
+        "aé": "latin",
+        "ж": "cyrillic",
+        "日": "cjk",
+        "한": "hangul",
+        "ไ": "thai",
+        "7½": "digits",
+        "\n\u00a0": "white space",
+        "+🌳": "punctuation and symbols",
+    }
+    assert all(script_of(character) == script for characters, script in scripts.items() for character in characters)
 
 
 @pytest.mark.parametrize(
     ("split", "found"), [("trinity", "threes from the right"), ("llama3", "threes from the left"), ("gpt2", "no rule")]
 )
 def test_how_digits_are_cut_is_found_by_asking(split: SplitName, found: str):
-    numbers = " ".join(str(7919 * number % 1_000_003) for number in range(5000))
-    tokenizer = Tokenizer.from_str(train({"a": [numbers]}, 1200, split=split).content)
-    assert tokenizer_training.digit_groups(tokenizer) == found
+    tokenizer = Tokenizer.from_str(
+        train({"a": [" ".join(str(7919 * number % 1_000_003) for number in range(5000))]}, 1200, split=split).content
+    )
+    assert digit_groups(tokenizer) == found
 
 
 def test_white_space_is_counted_beside_what_it_is_between():
