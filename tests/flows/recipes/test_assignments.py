@@ -57,14 +57,12 @@ def test_a_number_for_a_value_by_steps_is_for_every_step():
     ("given", "said"),
     [
         (f"{LAST}.optimzer.beta1=0.5", f"{LAST} has no field 'optimzer', did you mean optimizer?"),
-        (f"{LAST}.optimizer.beta3=0.5", "has no field 'beta3', did you mean beta"),
         (f"{LAST}.optimizer.qqq=0.5", "has no field 'qqq', there are beta1, beta2"),
         ("kestral.batch=4", "marin-8b has no phase 'kestral', did you mean kestrel"),
         (f"{LAST}.stop_step.x=4", f"{LAST}.stop_step is 1420, and has no fields: set {LAST}.stop_step as a whole"),
         (f"{LAST}.learning_rate.7.end=4", "is a list of 1: take a number from 0 on"),
         (f"{LAST}.batch=soon", f"marin-8b is invalid with --set {LAST}.batch=soon: {LAST}.batch: expected a whole number, found 'soon'"),
         (f"{LAST}.batch=4", "makes a change that it does not declare. batch: 8 → 4. Name batch in `declares`"),
-        (f"{LAST}.batch=", "expected a whole number, found ''"),
         ('recipe.name="NO"', "name: expected a text like ^[a-z0-9][a-z0-9-]*$, found 'NO'"),
         ("kestrel.stop_step=600", "phase ocelot starts from step 660 of kestrel, which would stop at step 600. Set ocelot.start.step and"),
     ],
@@ -77,7 +75,6 @@ def test_what_cannot_be_set_is_refused(given: str, said: str):
     ("given", "said"),
     [
         ("kestrel", "--set takes PHASE.FIELD=VALUE or recipe.FIELD=VALUE, found 'kestrel'"),
-        ("kestrel=4", "--set takes PHASE.FIELD=VALUE"),
         ("kestrel..batch=4", "--set takes PHASE.FIELD=VALUE"),
         ("recipe.phases=[]", "phases cannot be set this way. Instead, name a phase"),
         ("recipe.scale=full", "scale cannot be set this way. Instead, use --scale"),
