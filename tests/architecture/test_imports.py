@@ -2,6 +2,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ class Import(NamedTuple):
         return self.module.removeprefix("phasewise.").partition(".")[0]
 
 
+@cache
 def imports_of(source: str, path: str) -> list[Import]:
     """Every module that a file imports, with `from a import b` as `a` and `a.b`, and relative names resolved."""
     package = ["phasewise", *path.removesuffix(".py").split("/")[:-1]]
@@ -85,6 +87,7 @@ def problems_of(source: str, path: str) -> list[str]:
     return problems
 
 
+@cache
 def sources() -> dict[str, str]:
     paths = sorted(path for package in BELOW for path in (ROOT / package).rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,11 +20,12 @@ BUDGET = {
     "lines of tests": 49_600,
 }
 """Of product code, but for the last two."""
+parsed = cache(ast.parse)
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|Users|work)/\.?\w+")
 
 
 def long_functions(source: str) -> list[str]:
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES]
 
 
@@ -39,7 +41,7 @@ def one_importer(files: dict[str, str]) -> list[str]:
     """Small modules that one other module imports: candidates to join it."""
     importers: dict[str, set[str]] = defaultdict(set)
     for path, source in files.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for module in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
                     importers[module].add(path)
@@ -50,7 +52,7 @@ def one_importer(files: dict[str, str]) -> list[str]:
 def code_lines(source: str) -> int:
     """The number of lines that are not empty, a comment or a part of a docstring."""
     docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(source.splitlines(), 1)
@@ -60,7 +62,7 @@ def code_lines(source: str) -> int:
 def house(files: dict[str, str]) -> dict[str, float]:
     code = sum(code_lines(source) for source in files.values())
     functions = sum(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for source in files.values() for node in ast.walk(ast.parse(source))
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for source in files.values() for node in ast.walk(parsed(source))
     )
     return {
         "lines": sum(source.count("\n") for source in files.values()),
