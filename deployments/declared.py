@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from phasewise.flows.prefect.server import CONTROL, DATA, LOCAL, TAG
-from phasewise.flows.recipes import default_scale, load_every, load_written
-from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes import default_scale, load_every
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError, RecipeError
@@ -16,36 +15,27 @@ from phasewise.trainer.base.storage import write_atomically
 
 DEFAULT_QUEUE, TRAINING_QUEUE, MAX_TRAININGS = "default", "training", 1
 Kind = Literal["train-recipe", "train-phase", "prepare-data", "validate-data", "preflight", "evaluate", "export"]
-MODULES: dict[Kind, str] = {
-    "train-recipe": "train_recipe",
-    "train-phase": "train_phase",
-    "prepare-data": "prepare_data",
-    "validate-data": "validate_data",
-    "preflight": "preflight",
-    "evaluate": "evaluate_checkpoint",
-    "export": "export_phase",
+
+
+class FlowPlace(NamedTuple):
+    """Module of a flow, which has a function of the same name, the work pool and queue of its deployments, and their tag."""
+
+    module: str
+    pool: str
+    queue: str
+    subject: str
+
+
+FLOWS: dict[Kind, FlowPlace] = {
+    "train-recipe": FlowPlace("train_recipe", LOCAL, TRAINING_QUEUE, "training"),
+    "train-phase": FlowPlace("train_phase", LOCAL, TRAINING_QUEUE, "training"),
+    "prepare-data": FlowPlace("prepare_data", DATA, DEFAULT_QUEUE, "data"),
+    "validate-data": FlowPlace("validate_data", DATA, DEFAULT_QUEUE, "data"),
+    "preflight": FlowPlace("preflight", CONTROL, DEFAULT_QUEUE, "preflight"),
+    "evaluate": FlowPlace("evaluate_checkpoint", LOCAL, DEFAULT_QUEUE, "evaluation"),
+    "export": FlowPlace("export_phase", CONTROL, DEFAULT_QUEUE, "export"),
 }
-"""Flow → module, which has a function of the same name."""
-QUEUES: dict[Kind, tuple[str, str]] = {
-    "train-recipe": (LOCAL, TRAINING_QUEUE),
-    "train-phase": (LOCAL, TRAINING_QUEUE),
-    "prepare-data": (DATA, DEFAULT_QUEUE),
-    "validate-data": (DATA, DEFAULT_QUEUE),
-    "preflight": (CONTROL, DEFAULT_QUEUE),
-    "evaluate": (LOCAL, DEFAULT_QUEUE),
-    "export": (CONTROL, DEFAULT_QUEUE),
-}
-"""Flow → work pool and work queue."""
-SUBJECTS: dict[Kind, str] = {
-    "train-recipe": "training",
-    "train-phase": "training",
-    "prepare-data": "data",
-    "validate-data": "data",
-    "preflight": "preflight",
-    "evaluate": "evaluation",
-    "export": "export",
-}
-"""Flow → tag of its deployments."""
+TOKEN_UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 _WAITS = "It waits until the parent has passed its gate. It does not repeat finished work."
 
 
@@ -90,7 +80,8 @@ class Deployment(Frozen):
     @property
     def entrypoint(self) -> str:
         """The flow's module and function, as a dotted name."""
-        return f"phasewise.flows.{MODULES[self.flow]}.{MODULES[self.flow]}"
+        module = FLOWS[self.flow].module
+        return f"phasewise.flows.{module}.{module}"
 
 
 @dataclass(frozen=True)
@@ -99,11 +90,6 @@ class Source:
 
     given: str
     written: Recipe
-
-    @classmethod
-    def named(cls, name: str) -> "Source":
-        """Load a built-in recipe."""
-        return cls(name, load_written(name))
 
 
 def read_folder(folder: Path, home: Home) -> list[Source]:
@@ -187,7 +173,9 @@ def _train_phases(source: Source) -> list[Deployment]:
         steps = f"{phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}"
         slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
         start = f"It starts from {phase.parent}." if phase.parent else "It starts from scratch."
-        size = f"{scale}: {steps}; {_tokens(phase)} tokens; on {'this machine' if slices == LOCAL else slices}."
+        divisor, word = next((unit for unit in TOKEN_UNITS if phase.tokens >= unit[0]), (1, ""))
+        tokens = f"{phase.tokens / divisor:.3g} {word}" if word else f"{phase.tokens:,}"
+        size = f"{scale}: {steps}; {tokens} tokens; on {'this machine' if slices == LOCAL else slices}."
         text = f"Trains {phase.name} of {recipe.name}. {start}\n\n{size}{here}\n\n{_WAITS}"
         asks: dict[str, tuple[str, ...]] = {"retrain": (), "settings": ()}
         made.append(_deployment(source, "train-phase", text, asks, phase=phase.name, schedules=nightly))
@@ -272,16 +260,9 @@ def _deployment(
         flow=flow,
         name=name or (f"{recipe.name}-{phase}" if phase else recipe.name),
         description=description,
-        tags=(TAG, recipe.name, SUBJECTS[flow], *scales.values()),
+        tags=(TAG, recipe.name, FLOWS[flow].subject, *scales.values()),
         parameters={"recipe": source.given, **scales, **({"phase": phase} if phase else {})},
         asks=asks,
         required=required,
         schedules=schedules,
     )
-
-
-def _tokens(phase: Phase) -> str:
-    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
-        if phase.tokens >= size:
-            return f"{phase.tokens / size:.3g} {word}"
-    return f"{phase.tokens:,}"

@@ -22,7 +22,7 @@ from phasewise.flows.prefect.access import AUTH_NAME, hide_from_children, keep_l
 from phasewise.flows.prefect.missed_schedules import close_missed
 from phasewise.flows.prefect.server import SERVED, OwnServer, client_environment, own_server
 from phasewise.flows.prefect.stale_runs import close_leftovers
-from phasewise.flows.recipes import NAMES
+from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError, print_refusal, refused_by_system
@@ -54,11 +54,11 @@ class Plan:
 def main(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
     """Run a Prefect server, its deployments and workers on this machine, until Ctrl-C."""
     collect_rarely()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with refused_by_system(home or os.environ.get("PHASEWISE_HOME") or ".phasewise"):
             opened_home = Home.open(home)
-            sources = [Source.named(name) for name in NAMES]
+            sources = [Source(name, load_written(name)) for name in NAMES]
             own: list[Source] = []
             if recipes:
                 with allow_code():
@@ -156,10 +156,6 @@ Start a run
 At most {MAX_TRAININGS} training runs at a time; others wait. Schedules are inactive examples: activate them in the UI.
 
 Stop: Ctrl-C. Active runs save and stop. After a restart they resume."""
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from phasewise.deployments.declared import QUEUES, Source, declare, declare_pools
-from phasewise.flows.recipes import NAMES
+from phasewise.deployments.declared import FLOWS, Source, declare, declare_pools
+from phasewise.flows.recipes import NAMES, load_written
 
 HEAD = """\
 # Deployments of the included recipes, printed by `python -m phasewise.deployments.prefect_file`.
@@ -23,17 +23,17 @@ HEAD = """\
 
 def main() -> None:
     """Print `prefect.yaml` for the included recipes."""
-    sources = [Source.named(name) for name in NAMES]
+    sources = [Source(name, load_written(name)) for name in NAMES]
     entries: list[dict[str, Any]] = []
     for deployment in declare(sources):
-        pool, queue = QUEUES[deployment.flow]
+        place = FLOWS[deployment.flow]
         entry: dict[str, Any] = {
             "name": deployment.name,
             "entrypoint": deployment.entrypoint,
             "description": deployment.description,
             "tags": list(deployment.tags),
             "parameters": dict(deployment.parameters),
-            "work_pool": {"name": pool, "work_queue_name": queue},
+            "work_pool": {"name": place.pool, "work_queue_name": place.queue},
         }
         if deployment.schedules:
             entry["schedules"] = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from phasewise.deployments.declared import MAX_TRAININGS, MODULES, QUEUES, TRAINING_QUEUE, Deployment, Pool
+from phasewise.deployments.declared import FLOWS, MAX_TRAININGS, TRAINING_QUEUE, Deployment, Pool
 from phasewise.flows.prefect.server import LOCAL, TAG
 from phasewise.tasks.report.contents import GATE_EVENTS, GATE_RESOURCE
 from phasewise.trainer.base.errors import ConfigError
@@ -51,7 +51,7 @@ async def register(deployments: Sequence[Deployment], pools: Sequence[Pool]) -> 
         for declared in deployments:
             await _register_deployment(client, declared, registered.get(declared.full_name))
         wanted = {declared.full_name for declared in deployments}
-        entrypoints = {f"phasewise.flows.{module}.{module}" for module in MODULES.values()}
+        entrypoints = {f"phasewise.flows.{place.module}.{place.module}" for place in FLOWS.values()}
         retired = [
             name for name, found in registered.items() if name not in wanted and TAG in found.tags and found.entrypoint in entrypoints
         ]
@@ -71,7 +71,7 @@ async def _register_deployment(client: Any, declared: Deployment, found: Any | N
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
-    pool, queue = QUEUES[declared.flow]
+    place = FLOWS[declared.flow]
     wanted = {
         "entrypoint": declared.entrypoint,
         "description": declared.description,
@@ -79,8 +79,8 @@ async def _register_deployment(client: Any, declared: Deployment, found: Any | N
         "parameters": declared.parameters,
         "parameter_openapi_schema": form_of(declared, parameters_of(declared)),
         "enforce_parameter_schema": True,
-        "work_pool_name": pool,
-        "work_queue_name": queue,
+        "work_pool_name": place.pool,
+        "work_queue_name": place.queue,
     }
     if found:
         current = {field: getattr(found, field) for field in wanted} | {"tags": sorted(found.tags)}
@@ -103,7 +103,7 @@ def parameters_of(declared: Deployment) -> dict[str, Any]:
     """Return the JSON schema of all parameters of the flow."""
     from prefect.utilities.callables import parameter_schema
 
-    name = MODULES[declared.flow]
+    name = FLOWS[declared.flow].module
     return parameter_schema(getattr(importlib.import_module(f"phasewise.flows.{name}"), name)).model_dump(exclude_unset=True)
 
 

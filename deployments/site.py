@@ -67,10 +67,15 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         answer: Response | None = None
+        path, query = request.scope["path"], request.scope["query_string"]
+        texts = (path, *(part for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) for part in pair))
         if request.method not in ("GET", "HEAD"):
             answer = PlainTextResponse("This page is read-only.\n", 405, {"Allow": "GET, HEAD"})
-        elif problem := _address_problem(request.scope["path"], request.scope["query_string"]):
-            answer = PlainTextResponse(f"The address {problem}.\n", 400)
+        elif len(path) > MAX_PATH or len(query) > MAX_QUERY:
+            limits = f"expected at most {MAX_PATH} characters and {MAX_QUERY} in the query, found {len(path)} and {len(query)}"
+            answer = PlainTextResponse(f"The address is too long: {limits}.\n", 400)
+        elif not path.isprintable() or any("\0" in text or "\ufffd" in text for text in texts):
+            answer = PlainTextResponse("The address has characters that page addresses never have.\n", 400)
         elif token is not None:
             answer = _check_token(request, token)
         answer = answer or await call_next(request)
@@ -81,7 +86,22 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
     app.add_middleware(OwnAddress, names=known_names, takes_digits=not known_names <= {*LOOPBACK})
     _add_files(app, site)  # before the pages: the pages' patterns match these paths as well
     _add_pages(app, site)
-    _add_problems(app, site)
+
+    @app.exception_handler(404)
+    @app.exception_handler(NotHere)
+    @app.exception_handler(ConfigError)
+    async def not_here(request: Request, error: Exception) -> Response:
+        text = str(error)
+        if not isinstance(error, NotHere | ConfigError):
+            text = f"Pages are at /RECIPE/SCALE/PHASE/GATE; found {request.url.path}."
+        elif request.url.path.startswith("/live/"):
+            return JSONResponse({"problem": text}, 404)
+        return HTMLResponse(site.render("problem.html", Links(""), title="Page not found", said=text), 404)
+
+    @app.exception_handler(OSError)
+    async def unreadable(_request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{refusal_of(error, site.shelf.home.root)}\n", 503)
+
     return app
 
 
@@ -144,35 +164,6 @@ def _add_pages(app: FastAPI, site: Site) -> None:
         found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
         named = _gate(gate)
         return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, named, asked_of(request.query_params))
-
-
-def _add_problems(app: FastAPI, site: Site) -> None:
-    def problem_page(text: str) -> Response:
-        return HTMLResponse(site.render("problem.html", Links(""), title="Page not found", said=text), 404)
-
-    @app.exception_handler(NotHere)
-    @app.exception_handler(ConfigError)
-    async def not_here(request: Request, error: Exception) -> Response:
-        if request.url.path.startswith("/live/"):
-            return JSONResponse({"problem": str(error)}, 404)
-        return problem_page(str(error))
-
-    @app.exception_handler(404)
-    async def no_such_address(request: Request, error: Exception) -> Response:
-        return problem_page(f"Pages are at /RECIPE/SCALE/PHASE/GATE; found {request.url.path}.")
-
-    @app.exception_handler(OSError)
-    async def unreadable(_request: Request, error: Exception) -> Response:
-        return PlainTextResponse(f"{refusal_of(error, site.shelf.home.root)}\n", 503)
-
-
-def _address_problem(path: str, query: bytes) -> str:
-    texts = (path, *(part for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) for part in pair))
-    if len(path) > MAX_PATH or len(query) > MAX_QUERY:
-        return f"is too long: expected at most {MAX_PATH} characters and {MAX_QUERY} in the query, found {len(path)} and {len(query)}"
-    if not path.isprintable() or any("\0" in text or "\ufffd" in text for text in texts):
-        return "has characters that page addresses never have"
-    return ""
 
 
 def _gate(text: str) -> Gate:

@@ -3,12 +3,12 @@
 import asyncio
 import functools
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import click
 import httpx
 
 from phasewise.flows.prefect.missed_schedules import close_missed
@@ -54,7 +54,7 @@ async def work(on_started: Callable[[], None], supervision: "asyncio.Task[None] 
     # Workers stay up until the flow runs have ended: the workers report how they ended
     running = [child for child in psutil.Process().children() if RUN_MODULE in child.cmdline()]
     if running:
-        _print(f"stopping {len(running)} flow {'run' if len(running) == 1 else 'runs'}")
+        click.echo(f"stopping {len(running)} flow {'run' if len(running) == 1 else 'runs'}", err=True)
     for process in running:
         process.terminate()
     deadline = loop.time() + stop_seconds() + REPORT_SECONDS
@@ -121,9 +121,9 @@ async def supervise(home: Home, server: OwnServer | None) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         if server:
             for error in server.new_errors():
-                _print(f"phasewise: the Prefect server reports: {error} (see {server.log})")
+                click.echo(f"phasewise: the Prefect server reports: {error} (see {server.log})", err=True)
             if line := server.restart_if_ended():
-                _print(f"phasewise: {line}")
+                click.echo(f"phasewise: {line}", err=True)
         since_sweep += LOOK_SECONDS
         if since_sweep >= SWEEP_SECONDS:
             with suppress(httpx.HTTPError):  # the server is busy or down: the next sweep is soon
@@ -131,9 +131,5 @@ async def supervise(home: Home, server: OwnServer | None) -> None:
                 await close_missed()
                 await wake(home)
                 for name in await rerun.look(but=sweep.asked):
-                    _print(f"phasewise: '{name}' crashed, and is started once more")
+                    click.echo(f"phasewise: '{name}' crashed, and is started once more", err=True)
             since_sweep = 0.0
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

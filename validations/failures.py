@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +15,7 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
 from phasewise.validations.expectations.suites import SUITES, Severity
-from phasewise.validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding, CheckOutcome
+from phasewise.validations.outcomes import KIND_WORDS, MARKS, CheckOutcome
 from phasewise.validations.reevaluate import as_text
 from phasewise.validations.verdict import Verdict, read_tables
 
@@ -33,6 +33,8 @@ PARENT = "parent"
 """Column with the parent's value."""
 _TOTAL = re.compile(r"\d+ more like these were found, (\d+) in total")
 _NONE_FAIL = re.compile(r"0 of (\d+) rows fail")
+_ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>#|~&$"})
+"""Characters of Markdown."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,11 @@ def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
     return tuple(failure for _, _, failure in sorted(placed, key=lambda entry: entry[:2]))
 
 
-def accepted_of(verdict: Verdict) -> tuple[AcceptedFinding, ...]:
-    """List the accepted findings in the order of the suite."""
-    return tuple(finding for check in verdict.checks for finding in check.accepted)
-
-
-def summary_of(verdict: Verdict) -> str:
-    """Return the subject, its state and the number of checks as one line."""
-    return f"{verdict.subject} {verdict.counts.words}"
-
-
 def lines_of(verdict: Verdict) -> tuple[str, ...]:
     """Return three lines about the worst failure: location and finding, value and limit, remedy and report. A pass has one line."""
     failures = failures_of(verdict)
     if not failures:
-        return (summary_of(verdict),)
+        return (f"{verdict.subject} {verdict.counts.words}",)
     case, more = failures[0].worst, failures[0].total - 1
     where = "" if case.where in case.what else f" (in {_cut_line(case.where)})"
     rest = f"And {plural(more, 'more case')}. " if more else ""
@@ -104,11 +96,6 @@ def lines_of(verdict: Verdict) -> tuple[str, ...]:
         f"  found: {_cut_line(case.found)}; limit: {_cut_line(case.limit)}",
         f"  to do: {_cut_line(case.what_to_do)} {rest}In all, {verdict.counts.shares}. See {_location_of(verdict)}",
     )
-
-
-def notes_of(verdict: Verdict) -> tuple[str, ...]:
-    """Return the verdict's notes, a line each."""
-    return tuple(f"  {_whole_line(note)}" for note in verdict.notes)
 
 
 def report_folder_of(verdict: Verdict) -> str:
@@ -123,7 +110,8 @@ def why_in_a_line(verdict: Verdict) -> str:
         return f"{verdict.subject} {verdict.counts.words}."
     worst, more = failures[0].worst, len(failures) - 1
     rest = f", and {plural(more, 'more check')} did not pass" if more else ""
-    return f"{verdict.subject} {verdict.counts.standing_words}: {_whole_line(worst.what)} (found {worst.found}; limit {worst.limit}){rest}."
+    finding = f"{' '.join(worst.what.split())} (found {worst.found}; limit {worst.limit})"
+    return f"{verdict.subject} {verdict.counts.standing_words}: {finding}{rest}."
 
 
 def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None = None) -> str:
@@ -134,7 +122,8 @@ def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None
     ruling = ruling or ruling_of(verdict.model_dump(mode="json"), None)
     measures, failures, counts = _measures_of(verdict), failures_of(verdict), verdict.counts
     worst = f" {_inline(failures[0].worst.what)}." if failures else ""
-    lines = [f"# {MARKS[counts.standing]} {_inline(summary_of(verdict))}", "", f"**{STATE_WORDS[ruling.state]}**{worst}", ""]
+    title = _inline(f"{verdict.subject} {counts.words}")
+    lines = [f"# {MARKS[counts.standing]} {title}", "", f"**{STATE_WORDS[ruling.state]}**{worst}", ""]
     if ruling.decision:
         lines += [f"{_inline(ruling.decision.words[:1].upper() + ruling.decision.words[1:])}", ""]
     if ruling.void:
@@ -142,19 +131,32 @@ def as_markdown(verdict: Verdict, ruling: Ruling | None = None, page: str | None
     if page:
         lines += [f"[This verdict with all its evidence]({page})", ""]
     for failure in failures:
-        lines += [*_section(failure, measures), ""]
-    if accepted := accepted_of(verdict):
+        mine = next((one for one in measures if (one.check.table, one.check.asks) == (failure.table, failure.asks)), None)
+        word = "Could not be made" if failure.is_broken else "Failed" if failure.severity == "critical" else "Warning"
+        case = failure.worst
+        lines += [f"## {word}: {_inline(case.what)}", "", f"- **Found:** {_inline(case.found)}", f"- **Limit:** {_inline(case.limit)}"]
+        lines += [f"- **Parent's value:** {_inline(mine.parent)}"] if mine and mine.parent else []
+        lines += [f"- **Where:** {_inline(case.where)}", f"- **What to do:** {_inline(case.what_to_do)}"]
+        if failure.total > 1:
+            lines += ["", f"{failure.total:,} such cases. {'The first' if failure.total > SHOWN_CASES else 'The others'}:", ""]
+            lines += [f"{number}. {_inline(other.what)}" for number, other in enumerate(failure.cases[1:SHOWN_CASES], start=2)]
+        if mine and mine.rows is not None and len(mine.rows):
+            failing = [[_inline(as_text(cell)) for cell in row] for row in mine.rows.itertuples(index=False)]
+            head = [_inline(str(name)) for name in mine.rows.columns]
+            lines += ["", f"Rows of {failure.table} that fail ({mine.failing:,}):", "", *_table(head, failing)]
+        lines.append("")
+    if accepted := [finding for check in verdict.checks for finding in check.accepted]:
         lines += ["## Accepted by the recipe", ""]
         for finding in accepted:
             warning = finding.warning
             lines.append(f"- {_inline(finding.worst.what)}. **Accepted:** {_inline(warning.reason)} ({_inline(warning.source)})")
         lines.append("")
     if verdict.notes:
-        lines += ["## What the gate could see", "", *(f"- {_escaped(_whole_line(note))}" for note in verdict.notes), ""]
-    rows = [
-        [f"{MARKS[one.check.kind]} {KIND_WORDS[one.check.kind]}", *(_inline(text) or "–" for text in one.cells)]
-        for one in sorted(measures, key=lambda one: one.check.passes)
-    ]
+        lines += ["## What the gate could see", "", *(f"- {' '.join(note.split()).translate(_ESCAPED)}" for note in verdict.notes), ""]
+    rows: list[list[str]] = []
+    for one in sorted(measures, key=lambda one: one.check.passes):
+        cells = (one.check.asks, one.value, one.limit, one.parent)
+        rows.append([f"{MARKS[one.check.kind]} {KIND_WORDS[one.check.kind]}", *(_inline(text) or "–" for text in cells)])
     width = 5 if any(one.parent for one in measures) else 4
     head = ["", "expected", "found", "limit", "parent"]
     lines += ["## Every check", "", *_table(head[:width], [row[:width] for row in rows])]
@@ -186,10 +188,6 @@ class _Measure:
     rows: pd.DataFrame | None = None
     failing: int = 0
 
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.check.asks, self.value, self.limit, self.parent
-
 
 def _measures_of(verdict: Verdict) -> list[_Measure]:
     """Measure each check in the verdict's order, without numbers if the evidence is missing or cannot be judged again."""
@@ -203,53 +201,37 @@ def _measures_of(verdict: Verdict) -> list[_Measure]:
         with suppress(Exception):  # an older verdict may lack any field
             results = judge_tables(tables, suite.checks(verdict.thresholds, tables))
             found = {(result.check.table, result.name, result.check.asks): result for result in results}
-    return [_measure(check, found.get((check.table, check.name, check.asks)), tables) for check in verdict.checks]
-
-
-def _measure(check: CheckOutcome, result: CheckResult | None, tables: Mapping[str, pd.DataFrame]) -> _Measure:
-    match = _NONE_FAIL.fullmatch(check.observed)
-    observed = f"holds in {match[1]} of {match[1]} rows" if match else check.observed
-    if result is None:
-        return _Measure(check, observed)
-    table = tables[check.table].reset_index(drop=True)
-    failing = table.iloc[list(result.failing_rows)]
-    arguments, value, limit, row = result.check.arguments, "", "", None
-    rows, column = failing if len(failing) else table, arguments.get("column")
-    if column in rows and len(rows):  # the row nearest to the limit, or farthest beyond it
-        numbers = pd.to_numeric(rows[column], errors="coerce").to_numpy()
-        worst = 0 if np.isnan(numbers).all() else int(np.nanargmin(numbers) if "floor" in arguments else np.nanargmax(numbers))
-        row = rows.iloc[worst]
-    bounds = [(word, arguments[name]) for name, word in (("limit", "at most"), ("floor", "above")) if name in arguments]
-    if row is not None and bounds:
-        word, bound = bounds[0]
-        value, limit = as_text(row[str(column)]), "no limit" if bound is None else f"{word} {as_text(bound)}"
-    if reasons := reasons_for(result, tables):
-        value, limit = reasons[0].found, reasons[0].limit
-    parent = as_text(row[PARENT]) if row is not None and PARENT in row and pd.api.types.is_number(row[PARENT]) else ""
-    # First the columns that the check's texts name, then the measured column
-    names = [str(name) for name in failing.columns]
-    words = " ".join((result.check.what, result.check.found, result.check.where))
-    named = [name for name in names if f"{{{name}" in words and name != column]
-    measured = [name for name in names if name == column]
-    shown = failing[list(dict.fromkeys([*named, *measured, *names]))[:MAX_COLUMNS]].head(MAX_ROWS)
-    return _Measure(check, value or observed, limit, parent, shown, len(failing))
-
-
-def _section(failure: Failure, measures: Sequence[_Measure]) -> list[str]:
-    worst = failure.worst
-    word = "Could not be made" if failure.is_broken else "Failed" if failure.severity == "critical" else "Warning"
-    mine = next((one for one in measures if (one.check.table, one.check.asks) == (failure.table, failure.asks)), None)
-    lines = [f"## {word}: {_inline(worst.what)}", "", f"- **Found:** {_inline(worst.found)}", f"- **Limit:** {_inline(worst.limit)}"]
-    lines += [f"- **Parent's value:** {_inline(mine.parent)}"] if mine and mine.parent else []
-    lines += [f"- **Where:** {_inline(worst.where)}", f"- **What to do:** {_inline(worst.what_to_do)}"]
-    if failure.total > 1:
-        lines += ["", f"{failure.total:,} such cases. {'The first' if failure.total > SHOWN_CASES else 'The others'}:", ""]
-        lines += [f"{number}. {_inline(case.what)}" for number, case in enumerate(failure.cases[1:SHOWN_CASES], start=2)]
-    if mine and mine.rows is not None and len(mine.rows):
-        rows = [[_inline(as_text(cell)) for cell in row] for row in mine.rows.itertuples(index=False)]
-        head = [_inline(str(name)) for name in mine.rows.columns]
-        lines += ["", f"Rows of {failure.table} that fail ({mine.failing:,}):", "", *_table(head, rows)]
-    return lines
+    measures: list[_Measure] = []
+    for check in verdict.checks:
+        match = _NONE_FAIL.fullmatch(check.observed)
+        observed = f"holds in {match[1]} of {match[1]} rows" if match else check.observed
+        result = found.get((check.table, check.name, check.asks))
+        if result is None:
+            measures.append(_Measure(check, observed))
+            continue
+        table = tables[check.table].reset_index(drop=True)
+        failing = table.iloc[list(result.failing_rows)]
+        arguments, value, limit, row = result.check.arguments, "", "", None
+        rows, column = failing if len(failing) else table, arguments.get("column")
+        if column in rows and len(rows):  # the row nearest to the limit, or farthest beyond it
+            numbers = pd.to_numeric(rows[column], errors="coerce").to_numpy()
+            worst = 0 if np.isnan(numbers).all() else int(np.nanargmin(numbers) if "floor" in arguments else np.nanargmax(numbers))
+            row = rows.iloc[worst]
+        bounds = [(word, arguments[name]) for name, word in (("limit", "at most"), ("floor", "above")) if name in arguments]
+        if row is not None and bounds:
+            word, bound = bounds[0]
+            value, limit = as_text(row[str(column)]), "no limit" if bound is None else f"{word} {as_text(bound)}"
+        if reasons := reasons_for(result, tables):
+            value, limit = reasons[0].found, reasons[0].limit
+        parent = as_text(row[PARENT]) if row is not None and PARENT in row and pd.api.types.is_number(row[PARENT]) else ""
+        # First the columns that the check's texts name, then the measured column
+        names = [str(name) for name in failing.columns]
+        words = " ".join((result.check.what, result.check.found, result.check.where))
+        named = [name for name in names if f"{{{name}" in words and name != column]
+        measured = [name for name in names if name == column]
+        shown = failing[list(dict.fromkeys([*named, *measured, *names]))[:MAX_COLUMNS]].head(MAX_ROWS)
+        measures.append(_Measure(check, value or observed, limit, parent, shown, len(failing)))
+    return measures
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -262,19 +244,11 @@ def _location_of(verdict: Verdict) -> str:
     return report if as_path(report).exists() else verdict.evidence
 
 
-def _whole_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _cut_line(text: str) -> str:
-    line = _whole_line(text)
+    line = " ".join(text.split())
     return line if len(line) <= MAX_CHARACTERS else line[: MAX_CHARACTERS - 1] + "…"
 
 
 def _inline(text: str) -> str:
     """Return one line of bounded length that Markdown shows unchanged: text from data is not markup."""
-    return _escaped(_cut_line(text))
-
-
-def _escaped(line: str) -> str:
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in line)
+    return _cut_line(text).translate(_ESCAPED)

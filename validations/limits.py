@@ -85,7 +85,7 @@ class GateLimits(Frozen):
     max_increase_bits_per_byte: float
     """Macro bits per byte over the held-out components, above the parent's."""
     must_beat_baseline: bool
-    """Each benchmark must show that the model is above the floor, by accuracy or by likelihoods."""
+    """Each benchmark must show that the model is above the floor, by accuracy or by likelihoods, at the `floor_error_rate`."""
     floor_error_rate: float | None = Field(gt=0, lt=0.5)
     """How often a model at the floor of a benchmark may pass."""
     false_refusal_rate: float | None = Field(default=None, gt=0, lt=0.5)
@@ -102,11 +102,6 @@ class GateLimits(Frozen):
     """Gain in the likelihood of held-out answers over the parent, in nats a token. Each conversation counts the same."""
     answer_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
     """How often a checkpoint without this gain may pass."""
-
-    @property
-    def asked_floor_error_rate(self) -> float | None:
-        """Return the rate if the recipe checks the floor."""
-        return self.floor_error_rate if self.must_beat_baseline else None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -98,20 +98,19 @@ class CheckCounts(Frozen):
         parts += [f"{self.failed:,} failed"] if self.failed else []
         parts += [f"{self.broken:,} could not be made"] if self.broken else []
         parts += [plural(self.warned, "warning")] if self.warned else []
-        return ", ".join(parts) + self._accepted()
+        parts += [f"{plural(self.accepted, 'warning')} accepted by the recipe"] if self.accepted else []
+        return ", ".join(parts)
 
     @property
     def words(self) -> str:
         """The state and all counts, such as `passed: 17 of 18 checks, 1 warning accepted by the recipe`."""
         if not self.passes:
             return f"failed: {self.shares}"
-        return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{self._accepted()}"
+        accepted = f", {plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
+        return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{accepted}"
 
     def __add__(self, other: "CheckCounts") -> "CheckCounts":
         return CheckCounts(**{name: getattr(self, name) + getattr(other, name) for name in CheckCounts.model_fields})
-
-    def _accepted(self) -> str:
-        return f", {plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
 
 
 def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
@@ -122,16 +121,11 @@ def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
 
 def verdicts_in_words(verdicts: Sequence[CheckCounts]) -> str:
     """Summarise several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
-    passed = count_passed(verdicts)
+    passed = sum(verdict.passes for verdict in verdicts)
     warned = sum(verdict.standing == "warned" for verdict in verdicts)
     with_warnings = f", {warned:,} of them with warnings" if warned else ""
     failed = f", {len(verdicts) - passed:,} failed" if passed < len(verdicts) else ""
     return f"{passed:,} of {plural(len(verdicts), 'verdict')} passed{with_warnings}{failed}"
-
-
-def count_passed(verdicts: Sequence[CheckCounts]) -> int:
-    """Count the verdicts that pass, with or without warnings."""
-    return sum(verdict.passes for verdict in verdicts)
 
 
 def sum_counts(verdicts: Iterable[CheckCounts]) -> CheckCounts:

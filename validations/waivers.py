@@ -24,11 +24,6 @@ class AcceptedWarning(Frozen):
     source: str = Field(pattern=r"\S")
 
     @property
-    def finding(self) -> tuple[str, str, dict[str, Cell]]:
-        """The warning without its reason and phases."""
-        return self.table, self.check, self.where
-
-    @property
     def words(self) -> str:
         """The finding as text, such as `expect_order_to_mix where permutation = linear`."""
         return f"{self.check} where {' and '.join(f'{column} = {cell}' for column, cell in self.where.items())}"
@@ -62,12 +57,6 @@ NOBODY = AsksPeople()
 def accepted_in(phase: str, accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
     """Select the warnings of one phase."""
     return tuple(warning for warning in accepts if warning.phases is None or phase in warning.phases)
-
-
-def asked_in(phase: str, approvable: Iterable[ApprovableCheck], *, on_warnings: bool) -> AsksPeople:
-    """Select the decisions of one phase."""
-    listed = tuple(check for check in approvable if check.phases is None or phase in check.phases)
-    return AsksPeople(approvable=listed, on_warnings=on_warnings)
 
 
 def expected(accepts: Iterable[AcceptedWarning]) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.evidence.caches import hand_off_evidence
 from phasewise.validations.expectations.judging import load_library
-from phasewise.validations.failures import summary_of
 from phasewise.validations.verdict import Verdict, judge_gate, write_verdict
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 
@@ -87,7 +86,7 @@ def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
 
     everything = seconds(judge_three)
     great_expectations = clock.steps.pop(LIBRARY)
-    failures = {verdict.subject: summary_of(verdict) for verdict in verdicts if not verdict.passes}
+    failures = {verdict.subject: f"{verdict.subject} {verdict.counts.words}" for verdict in verdicts if not verdict.passes}
     tokens = sum(read_manifest(as_path(folder)).tokens for folder in run.caches.values())
     return Judged(clock.steps, great_expectations, everything, failures, len(run.caches), tokens)
 

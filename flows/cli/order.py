@@ -9,11 +9,10 @@ from rich.table import Table
 from phasewise.flows.cli.terminal import print_table
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.data.permutation import MAX_LENGTH, Kind, Permutation
-from phasewise.validations.evidence.order.measures import judge_measures, measure_order, take_sample
+from phasewise.validations.evidence.order.measures import measure_order, take_sample
 
 FALSE_ALARM_RATE = 1e-6
 """Probability that the measures together reject a true random permutation."""
-FIELDS = ("name", "value", "limit", "passes", "bound", "p_value", "detail")
 
 
 def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:
@@ -26,14 +25,14 @@ def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:
     if not 0 <= seed < 2**64:
         raise ConfigError(f"the seed of a permutation must be from 0 to 2^64 - 1, found {seed}.")
     measures = measure_order(take_sample(Permutation(cast(Kind, kind), length=length, key=seed)))
-    judged = judge_measures(measures, FALSE_ALARM_RATE / len(measures))
+    judged = [one.judged(FALSE_ALARM_RATE / len(measures)) for one in measures]
     return {
         "kind": kind,
         "length": length,
         "seed": seed,
-        "passes": all(one.passes for one in judged),
+        "passes": all(one["passes"] for one in judged),
         "false_alarm_rate": FALSE_ALARM_RATE,
-        "measures": [{field: getattr(one, field) for field in FIELDS} for one in judged],
+        "measures": judged,
     }
 
 

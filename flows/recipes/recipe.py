@@ -16,7 +16,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
 from phasewise.trainer.data.mixture import MixtureSchedule
-from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople, asked_in
+from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople
 
 T = TypeVar("T")
 Between = Literal["130m", "370m", "1b", "3b"]
@@ -145,7 +145,8 @@ class Recipe(Frozen):
 
     def asks_people_in(self, phase: Phase) -> AsksPeople:
         """The checks and warnings of a phase that people decide."""
-        return asked_in(phase.name, self.approvable, on_warnings=self.warnings_ask_people)
+        listed = tuple(check for check in self.approvable if check.phases is None or phase.name in check.phases)
+        return AsksPeople(approvable=listed, on_warnings=self.warnings_ask_people)
 
     def tokens_before(self, phase: Phase, step: int) -> int:
         """The tokens of the phase's lineage up to a step."""

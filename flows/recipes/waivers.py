@@ -61,7 +61,8 @@ def check_waivers(accepts: Sequence[AcceptedWarning], approvable: Sequence[Appro
 
     Names of missing phases are ignored, for recipes without branches.
     """
-    listed: list[tuple[str, AcceptedWarning | ApprovableCheck, str, object]] = [("accepts", one, one.words, one.finding) for one in accepts]
+    listed: list[tuple[str, AcceptedWarning | ApprovableCheck, str, object]] = []
+    listed += [("accepts", one, one.words, (one.table, one.check, one.where)) for one in accepts]
     listed += [("approvable", one, f"{one.check} of table {one.table}", (one.table, one.check)) for one in approvable]
     for number, (kind, one, words, key) in enumerate(listed):
         for other_kind, other, _, other_key in listed[:number]:

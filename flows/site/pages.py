@@ -12,7 +12,7 @@ from phasewise.flows.status.summary import reported_by_the_record
 from phasewise.tasks.report.charts import Node, tree
 from phasewise.tasks.report.html import GATE_WORDS
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.validations.failures import accepted_of, failures_of
+from phasewise.validations.failures import failures_of
 from phasewise.validations.verdict import Verdict
 
 MAX_FOUND = MAX_QUERY = 200
@@ -130,7 +130,7 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
         verdict=verdict,
         failures=failures,
         by_check={(failure.table, failure.asks): failure for failure in failures},
-        accepted=accepted_of(verdict),
+        accepted=[finding for check in verdict.checks for finding in check.accepted],
         ruling=files.rulings[gate],
         out_of_date="" if record is None or verdict in record.verdicts else "; ".join(record.lacks).rstrip(" .…"),
         holds=site.holds(found),

@@ -17,9 +17,9 @@ from phasewise.tasks.report.html import STYLE_SHEET, environment, static_files
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import as_path, file_system_of, locked, write_atomically
 from phasewise.validations.expectations.suites import SUITES
-from phasewise.validations.failures import SHOWN_CASES, accepted_of, failures_of
+from phasewise.validations.failures import SHOWN_CASES, failures_of
 from phasewise.validations.outcomes import STANDINGS, sum_counts, verdicts_in_words
-from phasewise.validations.reevaluate import Judge, ShownTable, judge_again, show_rows, show_table
+from phasewise.validations.reevaluate import ShownTable, judge_again, show_table
 from phasewise.validations.verdict import Verdict, read_tables, unused_of
 
 INDEX, LOCK = "index.html", ".lock"
@@ -45,7 +45,8 @@ class Card:
     ) -> None:  # fmt: skip
         self.anchor, self.verdict, self.tables, self.note = anchor, verdict, tables, note
         self.particulars = particulars or {}
-        self.counts, self.failures, self.accepted = verdict.counts, failures_of(verdict), accepted_of(verdict)
+        self.counts, self.failures = verdict.counts, failures_of(verdict)
+        self.accepted = [finding for check in verdict.checks for finding in check.accepted]
         self.links = {links.table: links for links in tables}
 
 
@@ -59,8 +60,7 @@ def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
     latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
     with locked(folder / LOCK, wait=True) if file_system_of(folder) is None else nullcontext():
         pages = {STYLE_SHEET: static_files()[STYLE_SHEET].decode()}
-        judge = Judge.open()
-        cards = [_add_pages(pages, judge, name, verdict) for name, verdict in latest.items()]
+        cards = [_add_pages(pages, name, verdict) for name, verdict in latest.items()]
         pages[INDEX] = index_page(cards)
         for path, content in pages.items():
             write_atomically(folder / path, content.encode())
@@ -90,7 +90,7 @@ def index_page(cards: Sequence[Card]) -> str:
     )
 
 
-def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict) -> Card:
+def _add_pages(pages: dict[str, str], name: str, verdict: Verdict) -> Card:
     """Add the pages of a verdict's tables, and return its card on the index."""
     anchor = f"{re.sub(r'[^a-zA-Z0-9]+', '-', name)[:60].strip('-')}-{digest_of_bytes(name.encode())[:8]}"
     suite = SUITES.get(verdict.suite)
@@ -99,14 +99,14 @@ def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict)
     for table in names:
         with suppress(OSError, ValueError, KeyError):  # the index names a lost or changed table
             tables |= read_tables(verdict.evidence, {table: verdict.tables[table]})
-    judged = judge_again(judge, verdict, tables)
+    judged = judge_again(verdict, tables)
     links: list[TableLinks] = []
     for table in names:
         file = f"{anchor}/" + re.sub(r"[^\w-]+", "-", table)
         counts = len(tables.get(table, ())), len(judged.failing_rows(table)), len(judged.accepted_rows(table))
         links.append(TableLinks(table, *counts, f"{file}.html" * (table in tables), f"{file}-expectations.html" * (table in judged.tables)))
     particulars = {
-        check: show_rows(found.table, tables[found.table], found.rows[:SHOWN_CASES], found.rows)
+        check: show_table(found.table, tables[found.table], found.rows, order=found.rows[:SHOWN_CASES])
         for check, found in judged.particulars.items()
     }
     outcomes: dict[str, tuple[bool, bool]] = {}

@@ -12,7 +12,7 @@ from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordR
 from phasewise.trainer.base.wording import MISSING, count, decimal, signed
 from phasewise.trainer.config import Component, MixtureShares
 from phasewise.trainer.metrics import Row
-from phasewise.validations.outcomes import count_passed, sum_counts, verdicts_in_words
+from phasewise.validations.outcomes import sum_counts, verdicts_in_words
 
 PLACES = 3
 MIN_BLOCK_PERCENT = 4.0
@@ -68,7 +68,7 @@ def tiles_of(report: Report) -> list[Tile]:
         Tile("phases trained", f"{len(done)} of {len(report.phases)}", f"to step {done[-1].stop_step:,}" if done else "none yet"),
         Tile("tokens trained on", count(sum(phase.tokens for phase in done)), f"{count(report.parameters)} parameters"),
         Tile("held-out bits per byte", value, note),
-        Tile("verdicts passed", f"{count_passed(verdicts)} of {len(verdicts)}", words),
+        Tile("verdicts passed", f"{sum(verdict.passes for verdict in verdicts)} of {len(verdicts)}", words),
     ]
 
 

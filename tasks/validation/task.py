@@ -19,7 +19,7 @@ from phasewise.trainer.base.decision import read_decisions, ruling_of
 from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.packing import DrawnRows
-from phasewise.validations.failures import as_markdown, lines_of, notes_of, report_folder_of, summary_of, why_in_a_line
+from phasewise.validations.failures import as_markdown, lines_of, report_folder_of, why_in_a_line
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 from phasewise.validations.waivers import AcceptedWarning, AsksPeople
@@ -93,10 +93,11 @@ def publish(verdict: Verdict, path: str | Path) -> None:
     report = report_folder_of(verdict)
     if not verdict.passes or ruling.state != "passes" or as_path(report).exists():
         build_data_docs(report, [verdict])
-    for line in (*lines_of(verdict), *notes_of(verdict)):
+    notes = (f"  {' '.join(note.split())}" for note in verdict.notes)
+    for line in (*lines_of(verdict), *notes):
         say(line)
     place = as_path(path)
     key = f"{place.parent.parent.name}-{place.parent.name}-{place.stem}".lower()
     page = gate_address(verdict.subject, place.stem)
-    publish_page(as_markdown(verdict, ruling, page), key=key, description=summary_of(verdict))
+    publish_page(as_markdown(verdict, ruling, page), key=key, description=f"{verdict.subject} {verdict.counts.words}")
     tell_of_gate(ruling.state, subject=verdict.subject, gate=place.stem, message=why_in_a_line(verdict), link=page)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from experiments.survival.runs import tiny_recipe
-from phasewise.deployments.declared import MODULES, Deployment, Source, declare, declare_pools, read_folder
+from phasewise.deployments.declared import FLOWS, Deployment, Source, declare, declare_pools, read_folder
 from phasewise.deployments.prefect_file import main as print_prefect_file
 from phasewise.deployments.register import form_of, parameters_of
 from phasewise.flows.recipes import NAMES, load_recipe, load_written
@@ -78,9 +78,9 @@ def test_what_is_no_recipe_is_named(folder: Path, tmp_path: Path) -> None:
         read_folder(tmp_path / "empty", home)
 
 
-SOURCES = [Source.named(name) for name in NAMES]
+SOURCES = [Source(name, load_written(name)) for name in NAMES]
 DECLARED = {one.full_name: one for one in declare(SOURCES)}
-ONE_OF_EACH = [next(one for one in DECLARED.values() if one.flow == flow) for flow in MODULES]
+ONE_OF_EACH = [next(one for one in DECLARED.values() if one.flow == flow) for flow in FLOWS]
 
 
 def test_prefect_yaml_has_every_declared_deployment(capsys: pytest.CaptureFixture[str]) -> None:

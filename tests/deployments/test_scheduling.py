@@ -19,7 +19,7 @@ from phasewise.deployments.register import register
 from phasewise.deployments.worker import RUN_MODULE
 from phasewise.flows.prefect.server import SERVED
 from phasewise.flows.prefect.stale_runs import CANCELLED_MESSAGE, close_leftovers
-from phasewise.flows.recipes import NAMES
+from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import write_sealed
@@ -87,7 +87,7 @@ def test_schedules_are_kept(up: Up, recipes: Path) -> None:
     ask(up, "deployments/", {**copied, "name": "of-a-person", "tags": ["mine"]})
     ask(up, "deployments/", {**copied, "name": "of-another", "tags": ["phasewise"], "entrypoint": "elsewhere.py:flow"})
     with allow_code():
-        sources = [*(Source.named(name) for name in NAMES), *read_folder(recipes, Home(up.home))]
+        sources = [*(Source(name, load_written(name)) for name in NAMES), *read_folder(recipes, Home(up.home))]
     changed = [one.but(description="Changed.") if one.name == "marin-8b-kestrel" else one for one in declare(sources)]
     pools = declare_pools(sources)
     assert run_with(up, register(changed, pools)) == ["train-phase/ours-of-old"]

@@ -32,9 +32,20 @@ def write_conversations(folder: Path, shards: Sequence[Sequence[tuple[np.ndarray
     return folder
 
 
-def write_token_cache(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16", begin_of_text: int = BEGIN) -> Path:
-    """Write a cache as data preparation does: shards, their index, the manifest last."""
-    written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]
+def write_token_cache(
+    folder: Path,
+    shards: Sequence[Sequence[np.ndarray]],
+    *,
+    source_files: Sequence[Sequence[str]] | None = None,
+    dtype: str = "uint16",
+    begin_of_text: int = BEGIN,
+) -> Path:
+    """Write a cache as data preparation does: shards, their index, the manifest last. `source_files`: of each document of each shard."""
+    files = source_files or [["by hand"] * len(documents) for documents in shards]
+    written = [
+        _write_shard(folder, f"shard-{number:05d}", documents, of_shard, dtype)
+        for number, (documents, of_shard) in enumerate(zip(shards, files, strict=True))
+    ]
     manifest = Manifest.model_validate(
         {
             "format_version": FORMAT_VERSION, "component": folder.name, "split": "train", "key": f"key of {folder.name}", "source": {},
@@ -54,12 +65,12 @@ def write_passing_verdict(run: RunConfig, **changes: Any) -> None:
     write_sealed(run.verdict, {"passes": True, "judged": judged, **changes})
 
 
-def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], dtype: str) -> Shard:
+def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], files: Sequence[str], dtype: str) -> Shard:
     lengths = np.array([len(document) for document in documents], np.int64)
     tokens = np.concatenate([np.empty(0, np.uint16), *documents]).astype(dtype)
     columns = {
         "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()),
-        "source_file": pa.array(["by hand"] * len(documents), pa.string()),
+        "source_file": pa.array(files, pa.string()),
         "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
         "length": pa.array(lengths, pa.int64()),
     }

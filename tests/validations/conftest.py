@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
-from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
+from phasewise.trainer.data.manifest import SourceFile, read_manifest, write_manifest
+from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.validations.evidence.caches import cache_evidence, differences_evidence, hand_off_evidence
 from phasewise.validations.evidence.mixture import PACKING_COLUMNS as PACKING_COLUMNS
 from phasewise.validations.evidence.mixture import mixture_evidence
@@ -21,6 +19,7 @@ from phasewise.validations.expectations.judging import load_library
 from phasewise.validations.expectations.suites import SUITES, Check
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits, PackingLimits
 from phasewise.validations.verdict import DataEvidence
+from tests.trainer.token_caches import write_token_cache
 
 PROSE = {
     "wikipedia": "The river rises in the northern hills and runs for two hundred miles through farms and towns before it meets the sea.",
@@ -33,12 +32,10 @@ BENCHMARKS = {"continuation": 20, "held-out wikipedia": 7}
 
 @pytest.fixture(scope="session", autouse=True)
 def library():
-    """Great Expectations, whose import takes seconds, once for all tests."""
     return load_library()
 
 
 def build_tokenizer() -> Tokenizer:
-    """A byte-level BPE with begin and end tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,60 +52,21 @@ def tokenizer() -> Tokenizer:
 
 @dataclass(frozen=True)
 class CacheMaker:
-    """Writes caches as data preparation does: shards, their index, the manifest last."""
+    """Writes caches as data preparation does."""
 
     root: Path
     tokenizer: Tokenizer
 
     def write(self, component: str, texts: Sequence[str], *, file: str = "part-0.jsonl", split: str = "train") -> Path:
         """A cache of one shard, in which every text is a document of `file`."""
-        folder = self.root / split / component
-        folder.mkdir(parents=True, exist_ok=True)
+        folder, name = self.root / split / component, f"sources/{component}/{file}"
         documents = [np.array([0, *self.tokenizer.encode(text).ids, 1], np.uint16) for text in texts]
-        tokens = np.concatenate([np.empty(0, np.uint16), *documents])
-        (folder / "shard-00000.bin").write_bytes(tokens.tobytes())
-        self._write_index(folder, texts, documents, f"sources/{component}/{file}")
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            component=component,
-            split=split,  # pyright: ignore[reportArgumentType]  # the model refuses another word
-            key=f"key-{component}",
-            source={"include": ["*.jsonl"], "exclude": []},
-            sources=self.sources(component, file),
-            reader="jsonl-1",
-            normalizer="none-1",
-            encoder="none-1",
-            begin_of_text=0,
-            end_of_text=1,
-            left_out={},
-            tokenizer_digest="0" * 64,
-            dtype="uint16",
-            shards=(self._shard(folder, len(tokens), len(documents)),),
-            documents=len(documents),
-            tokens=len(tokens),
-            text_bytes=sum(len(text.encode()) for text in texts),
+        write_token_cache(folder, [documents], source_files=[[name] * len(texts)])
+        sources = (SourceFile(name=name, size_bytes=1, digest=f"digest of {component}"),)
+        write_manifest(
+            folder, read_manifest(folder).but(split=split, sources=sources, text_bytes=sum(len(text.encode()) for text in texts))
         )
-        write_manifest(folder, manifest)
         return folder
-
-    def sources(self, component: str, file: str = "part-0.jsonl") -> tuple[SourceFile, ...]:
-        """What the cache of this component says it was made of."""
-        return (SourceFile(name=f"sources/{component}/{file}", size_bytes=1, digest=f"digest of {component}"),)
-
-    def _write_index(self, folder: Path, texts: Sequence[str], documents: Sequence[np.ndarray], source_file: str) -> None:
-        lengths = np.array([len(document) for document in documents], np.int64)
-        columns = {
-            "id": pa.array([digest_of_bytes(text.encode())[:12] for text in texts], pa.string()),
-            "source_file": pa.array([source_file] * len(texts), pa.string()),
-            "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
-            "length": pa.array(lengths, pa.int64()),
-        }
-        pq.write_table(pa.table(columns), folder / "shard-00000.parquet")
-
-    def _shard(self, folder: Path, tokens: int, documents: int) -> Shard:
-        digest = digest_of_file(folder / "shard-00000.bin")
-        index_digest = digest_of_file(folder / "shard-00000.parquet")
-        return Shard(name="shard-00000", tokens=tokens, documents=documents, digest=digest, index_digest=index_digest)
 
 
 @pytest.fixture
@@ -132,7 +90,6 @@ def limits() -> DataLimits:
 
 
 def order_checks(limits: OrderLimits, tables: Mapping[str, pd.DataFrame]) -> list[Check]:
-    """The checks of the tables `order` and `shifts`."""
     suite = SUITES["data"]
     every = {name: tables.get(name, pd.DataFrame()) for name in suite.tables}
     thresholds = DATA_LIMITS.model_copy(update={"order": limits}).model_dump()
@@ -165,60 +122,35 @@ def data_evidence(caches: CacheMaker) -> Callable[..., DataEvidence]:
 
 
 def _packing() -> pd.DataFrame:
-    """Packed rows of each component within all limits."""
     numbers = (20, 8, 1024, 950, 7.2, 1, 5.0, 12, 1.2, 400, 42.1, 0)
     return pd.DataFrame([(name, "greedy", "answers", *numbers) for name in PROSE], columns=list(PACKING_COLUMNS))
 
 
 def _leakage(planted: dict[str, list[str]]) -> pd.DataFrame:
-    """One row a component × benchmark."""
     rows: list[dict[str, object]] = []
     for component in PROSE:
         for benchmark, items in BENCHMARKS.items():
             hit = len(planted.get(component, [])) if benchmark == "continuation" else 0
-            rows.append(
-                {
-                    "component": component,
-                    "benchmark": benchmark,
-                    "items": items,
-                    "items_hit": hit,
-                    "hit_percent": 100 * hit / items,
-                    "documents_hit": hit,
-                    "tokens_hit": 30 * hit,
-                    "files": f"sources/{component}/part-0.jsonl" if hit else "",
-                    "documents_scanned": 1 + len(planted.get(component, [])),
-                    "items_out_of_reach": 1,
-                    "scan_key": f"scan of {component}",
-                    "expected_scan_key": f"scan of {component}",
-                }
-            )
+            counts = {"items": items, "items_hit": hit, "hit_percent": 100 * hit / items, "documents_hit": hit, "tokens_hit": 30 * hit}
+            scan = {"documents_scanned": 1 + len(planted.get(component, [])), "items_out_of_reach": 1}
+            keys = dict.fromkeys(("scan_key", "expected_scan_key"), f"scan of {component}")
+            files = f"sources/{component}/part-0.jsonl" if hit else ""
+            rows.append({"component": component, "benchmark": benchmark, **counts, "files": files, **scan, **keys})
     return pd.DataFrame(rows)
 
 
 def _leaked_items(planted: dict[str, list[str]]) -> pd.DataFrame:
-    """One row a component × item."""
     columns = ("component", "benchmark", "item", "part", "score", "documents", "files", "excerpt", "start", "end")
-    rows = [
-        (
-            component,
-            "continuation",
-            f"mc-{12 + number:04}",
-            "question",
-            1.0,
-            str(1 + number),
-            f"sources/{component}/part-0.jsonl",
-            text,
-            12,
-            90,
-        )
-        for component, texts in planted.items()
-        for number, text in enumerate(texts)
-    ]
+    rows: list[tuple[object, ...]] = []
+    for component, texts in planted.items():
+        for number, text in enumerate(texts):
+            place = (str(1 + number), f"sources/{component}/part-0.jsonl", text, 12, 90)
+            rows.append((component, "continuation", f"mc-{12 + number:04}", "question", 1.0, *place))
     return pd.DataFrame(rows, columns=list(columns))
 
 
 @dataclass
-class Drawn:
+class Drawn(MixtureSchedule):
     """A schedule that has drawn these sequences, whatever the steps."""
 
     mixture: Steps[MixtureShares]
@@ -239,21 +171,12 @@ def _mixture(drawn: dict[str, int]) -> pd.DataFrame:
 
 
 def _order() -> pd.DataFrame:
-    """One row a component × measure, of an order that mixes."""
-    said = {
-        "permutation": "feistel",
-        "measure": "serial correlation",
-        "value": 0.01,
-        "limit": 0.1,
-        "bound": "max",
-        "passes": True,
-        "detail": "",
-    }
-    numbers = {"rows": 300, "drawn": 200, "p_value": 0.5, "judged_p_value": 0.5, "components": 2, "components_failing": 0}
+    said = {"permutation": "feistel", "measure": "serial correlation", "bound": "max", "passes": True, "detail": ""}
+    numbers = {"rows": 300, "drawn": 200, "value": 0.01, "limit": 0.1, "components": 2, "components_failing": 0}
+    numbers |= {"p_value": 0.5, "judged_p_value": 0.5}
     return pd.DataFrame([{"component": name, **said, **numbers} for name in PROSE])
 
 
 def _shifts() -> pd.DataFrame:
-    """One row a component × signal, of an order in which nothing changes."""
     numbers = {"rows_looked_at": 200, "change_at_step": 50, "before": 1.0, "after": 1.01, "shift_deviations": 0.01, "p_value": 0.5}
     return pd.DataFrame([{"component": name, "signal": "source file", **numbers, "sure_deviations": 0.0} for name in PROSE])

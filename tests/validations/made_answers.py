@@ -12,36 +12,18 @@ def guessed_result(*, right: int, first: int, items: int = 200, benchmark: str =
 
     At the floor a quarter of the items is right, and here half of them are first: the two ends of the places balance.
     """
-    answers = [
-        {
-            "id": f"{benchmark}-{number}",
-            "right": number < right,
-            "baseline_right": None,
-            "group": None,
-            "gold": number % NUM_CHOICES,
-            "log_likelihoods": [
-                (-5.0 if number < first else -20.0) if at == number % NUM_CHOICES else -10.0 - at for at in range(NUM_CHOICES)
-            ],
-        }
-        for number in range(items)
-    ]
+    answers: list[dict[str, Any]] = []
+    for number in range(items):
+        gold = number % NUM_CHOICES
+        scores = [(-5.0 if number < first else -20.0) if at == gold else -10.0 - at for at in range(NUM_CHOICES)]
+        answers.append(_answer(f"{benchmark}-{number}", number < right, gold, scores))
     return _result(benchmark, "acc", answers, baseline=0.25)
 
 
 def scored_result(scores: np.ndarray, *, right: np.ndarray | None = None, benchmark: str = "continuation") -> dict[str, Any]:
     """A benchmark whose choices have these scores [items, choices], the first the right one: chosen where `right`, else where likeliest."""
     chosen = scores.argmax(axis=1) == 0 if right is None else right
-    answers = [
-        {
-            "id": f"{benchmark}-{number}",
-            "right": bool(chosen[number]),
-            "baseline_right": None,
-            "group": None,
-            "gold": 0,
-            "log_likelihoods": row.tolist(),
-        }
-        for number, row in enumerate(scores)
-    ]
+    answers = [_answer(f"{benchmark}-{number}", bool(chosen[number]), 0, row.tolist()) for number, row in enumerate(scores)]
     return _result(benchmark, "acc", answers, baseline=1 / NUM_CHOICES)
 
 
@@ -54,18 +36,15 @@ def grouped_result(
         scores: [groups, items, choices], the right choice of item i at i.
         right, baseline_right: [groups, items].
     """
-    answers = [
-        {
-            "id": f"{benchmark}-{group}-{item}",
-            "right": bool(right[group, item]),
-            "baseline_right": bool(baseline_right[group, item]),
-            "group": group,
-            "gold": item,
-            "log_likelihoods": scores[group, item].tolist(),
-        }
-        for group, item in np.random.default_rng(seed).permutation([*np.ndindex(right.shape)]).tolist()
-    ]
+    answers: list[dict[str, Any]] = []
+    for group, item in np.random.default_rng(seed).permutation([*np.ndindex(right.shape)]).tolist():
+        answer = _answer(f"{benchmark}-{group}-{item}", bool(right[group, item]), item, scores[group, item].tolist())
+        answers.append(answer | {"baseline_right": bool(baseline_right[group, item]), "group": group})
     return _result(benchmark, "exact_match", answers, baseline=float(np.mean(baseline_right)))
+
+
+def _answer(id: str, right: bool, gold: int, scores: list[float]) -> dict[str, Any]:
+    return {"id": id, "right": right, "baseline_right": None, "group": None, "gold": gold, "log_likelihoods": scores}
 
 
 def _result(benchmark: str, metric: str, answers: list[dict[str, Any]], baseline: float) -> dict[str, Any]:
@@ -76,6 +55,5 @@ def _result(benchmark: str, metric: str, answers: list[dict[str, Any]], baseline
 
 
 def setting(benchmark: str, items: int, **changed: Any) -> dict[str, Any]:
-    """How a benchmark was put."""
     found = {"version": "1.0", "shots": 0, "filter": "none", "items": items, "asked": items, "precision": "float32"}
     return found | {"items_digest": f"items of {benchmark}", "prompts_digest": f"prompts of {benchmark}"} | changed

@@ -1,5 +1,3 @@
-"""What a recipe may put to people, and what it may not."""
-
 from typing import Any
 
 import pytest

@@ -3,7 +3,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -14,9 +13,9 @@ import pytest
 from phasewise.tasks.report import data_docs
 from phasewise.tasks.report.data_docs import Card, build_data_docs
 from phasewise.validations import reevaluate
-from phasewise.validations.reevaluate import Judge
+from phasewise.validations.reevaluate import judge_again
 from phasewise.validations.verdict import Verdict
-from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
+from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
 
 VOID = {"meta", "link", "br", "wbr"}
 
@@ -52,7 +51,6 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier test had judged is forgotten."""
     monkeypatch.setattr(reevaluate, "_judged", {})
     register(monkeypatch)
 
@@ -172,17 +170,14 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
     assert broken_links(index) == []
 
 
-def test_the_same_evidence_is_put_before_the_library_once_and_any_other_again():
-    """One cell, one setting of a check, another subject: nothing is taken for what it is not."""
-    checks = SAMPLE_SUITE.checks({"max_items": 0}, tables := evidence(leaked=1))
-    fresh = replace(checks[-1], arguments={**checks[-1].arguments, "limit": 1})
-    judge = Judge.open()
-    judged_once = judge.judge("s", tables["leakage"], [checks[-1]])
-    assert judge.judge("s", tables["leakage"].copy(), [checks[-1]]) is judged_once
-    assert not judged_once.passes
-    assert judge.judge("s", tables["leakage"], [fresh]).passes
-    assert judge.judge("s", evidence(leaked=0)["leakage"], [checks[-1]]).passes
-    assert judge.judge("of another", tables["leakage"], [checks[-1]]) is not judged_once
+def test_the_same_evidence_is_put_before_the_library_once_and_any_other_again(bison: Verdict):
+    verdict, tables = bison.but(thresholds={"max_items": 0}), evidence(leaked=1)
+    judged_once = judge_again(verdict, tables)
+    assert judge_again(verdict, {name: table.copy() for name, table in tables.items()}) is judged_once
+    assert not judged_once.tables["leakage"].passes
+    assert judge_again(verdict.but(thresholds={"max_items": 1}), tables).tables["leakage"].passes
+    assert judge_again(verdict, evidence(leaked=0)).tables["leakage"].passes
+    assert judge_again(verdict.but(subject="of another"), tables) is not judged_once
 
 
 def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path: Path):
@@ -201,7 +196,6 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
 
 
 def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One waits for the other. Meanwhile every page that can be read is whole, and the index is there at any moment."""
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
     meeting = Barrier(2)
     met = list[str]()
@@ -267,7 +261,6 @@ def test_what_nobody_accepts_is_marked_beside_what_the_recipe_accepts(tmp_path: 
 
 
 def test_evidence_that_is_no_longer_covered_is_said_to_have_changed(tmp_path: Path):
-    """The check fails before and after; only what the recipe accepts of it is another."""
     tables = evidence(like_tests=2)
     verdict = judged("bison data", tables, tmp_path / "evidence", known_test_file())
     tables["caches"].assign(component="web").to_parquet(tmp_path / "evidence" / "caches.parquet")

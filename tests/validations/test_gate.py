@@ -37,6 +37,7 @@ def at(macro: float) -> dict[str, Any]:
 
 
 BETTER = at(1.6)
+IN_SET = "expect_column_values_to_be_in_set"
 LIMITS = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=0.01)
 
 
@@ -62,46 +63,28 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
 @pytest.mark.parametrize(
     ("evaluation", "expectation", "said"),
     [
-        (BETTER | {"finite": False}, "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
-        (BETTER | {"macro_bits_per_byte": math.nan}, "expect_column_values_to_be_in_set", "macro bits per byte rests on responses"),
-        (
-            BETTER | {"bits_per_byte": {"wikipedia": math.inf, "starcoderdata": 1.0}},
-            "expect_column_values_to_be_in_set",
-            "macro bits per byte rests on responses",
-        ),
-        (
-            BETTER | {"results": []},
-            "expect_column_values_to_be_in_set",
-            "the phase names the benchmark continuation, and it was not measured",
-        ),
-        (
-            BETTER | {"benchmarks": ["continuation", "completion"]},
-            "expect_column_values_to_be_in_set",
-            "the phase names the benchmark completion, and it was not measured",
-        ),
+        (BETTER | {"finite": False}, IN_SET, "continuation acc rests on responses"),
+        (BETTER | {"macro_bits_per_byte": math.nan}, IN_SET, "macro bits per byte rests on responses"),
+        (BETTER | {"bits_per_byte": {"wikipedia": math.inf, "starcoderdata": 1.0}}, IN_SET, "macro bits per byte rests on responses"),
+        (BETTER | {"results": []}, IN_SET, "names the benchmark continuation, and it was not measured"),
+        (BETTER | {"benchmarks": ["continuation", "completion"]}, IN_SET, "names the benchmark completion, and it was not measured"),
         (BETTER | {"benchmarks": [], "results": []}, "expect_table_row_count_to_be_between", "the evidence table asked is empty"),
-        (
-            BETTER | {"results": [PARENT["results"][0] | {"value": math.nan}]},
-            "expect_column_values_to_be_in_set",
-            "continuation acc rests on responses",
-        ),
-        (with_a_broken_response(scoring()), "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
+        (BETTER | {"results": [PARENT["results"][0] | {"value": math.nan}]}, IN_SET, "continuation acc rests on responses"),
+        (with_a_broken_response(scoring()), IN_SET, "continuation acc rests on responses"),
         (
             scoring(right=60),
             "expect_score_to_be_above_the_floor",
-            "continuation acc does not tell the model from one that knows nothing: 60 of 200 right, 0.300 ± 0.032 against the 0.250 of the "
-            "dumb baseline (p = 0.062, exact binomial), and right answers -1.000 nats likelier than the others (p = 0.51)",
+            "60 of 200 right, 0.300 ± 0.032 against the 0.250 of the dumb baseline (p = 0.062, exact binomial), and right answers -1.000",
         ),
         (
             scoring(right=30, first=180),
             "expect_accuracy_not_to_be_below_the_baseline",
-            "continuation acc is 0.150 ± 0.025, 30 of 200 right, below the 0.250 of its dumb baseline by more than its error "
-            "(p = 0.00042, exact binomial)",
+            "is 0.150 ± 0.025, 30 of 200 right, below the 0.250",
         ),
         (
             at(1.75),
             "expect_loss_to_parent_within_limit",
-            "went from the parent's 1.7000 to 1.7500, by +0.0500, on what both were measured on: starcoderdata, wikipedia",
+            "from the parent's 1.7000 to 1.7500, by +0.0500, on what both were measured on: star",
         ),
     ],
 )
@@ -129,7 +112,6 @@ def test_the_baseline_counts_only_where_the_recipe_says_so(tmp_path: Path, rate:
 
 @pytest.mark.parametrize(("right", "first", "decided_by"), [(80, 100, "accuracy"), (50, 140, "likelihood"), (38, 140, "likelihood")])
 def test_either_test_shows_that_a_model_is_above_the_floor(tmp_path: Path, right: int, first: int, decided_by: str):
-    """At the baseline, or below it within the error, the likelihood of the right answers decides."""
     evaluation = scoring(right=right, first=first)
     assert judge_gate("gate", evaluation, parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path).passes
     [row] = pd.read_parquet(tmp_path / "benchmarks.parquet").to_dict("records")
@@ -151,7 +133,6 @@ def test_a_benchmark_at_the_floor_is_not_made_up_for_by_another(tmp_path: Path):
 
 
 def test_no_more_models_at_the_floor_pass_the_whole_rule_than_it_says():
-    """Of models that guess, those that both checks of a gate let pass. Answers and scores are independent: that is two full chances."""
     rng = np.random.default_rng(17)
     rate = 0.2
     simulations = 1000
@@ -193,7 +174,6 @@ def branch(**bits_per_byte: float) -> dict[str, Any]:
 
 
 def test_a_branch_is_compared_with_its_parent_on_what_both_measured():
-    """A component of its own, however easy, makes it no better than its parent, and however hard no worse."""
     for own in (0.1, 9.0):
         row = gate_evidence(branch(wikipedia=1.8, starcoderdata=1.4, flan=own), PARENT).to_dict("records")[-1]
         assert (row["name"], row["components"]) == (MACRO, "starcoderdata, wikipedia")

@@ -1,5 +1,3 @@
-"""Outcomes of checks: counted once, said in one way."""
-
 import itertools
 
 import pytest
@@ -53,7 +51,6 @@ def test_counts_are_reported_with_every_number(counts: CheckCounts, said: str):
 
 
 def test_no_two_counts_are_reported_alike():
-    """A number that changes and is not seen would be a wrong answer with a straight face."""
     every = [CheckCounts(**dict(zip(KIND_WORDS, numbers, strict=True))) for numbers in itertools.product((0, 1, 2), repeat=5)]
     assert len({counts.words for counts in every}) == len({counts.shares for counts in every}) == len(every)
 

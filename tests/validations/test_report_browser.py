@@ -1,5 +1,3 @@
-"""The report in a real browser, headless, with the network off."""
-
 import json
 import re
 import shutil
@@ -95,7 +93,6 @@ def test_no_page_asks_for_anything_or_complains(look: Look, index: Path, tmp_pat
 
 
 def test_what_a_page_may_not_do_would_be_seen(look: Look, tmp_path: Path):
-    """The instruments of this file: a request and a word on the console."""
     page = tmp_path / "talks.html"
     page.write_text("<!DOCTYPE html><img src='http://example.invalid/pixel.png'><script>console.error('a word')</script>")
     seen = look(page)
@@ -104,7 +101,6 @@ def test_what_a_page_may_not_do_would_be_seen(look: Look, tmp_path: Path):
 
 
 def test_a_phone_shows_every_page_without_scrolling_sideways(look: Look, index: Path, tmp_path: Path):
-    """Measured by a script in copies of the pages, with every fold open: the report itself has no script and lets none run."""
     copies = [copy_with_probe(page) for page in sorted(index.parent.rglob("*.html"))]
     page = framed(copies, tmp_path)
     page.write_text(f"<script>onmessage = told => document.body.append(told.data + ';')</script>{page.read_text()}")

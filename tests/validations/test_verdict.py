@@ -72,7 +72,6 @@ def test_as_many_items_as_allowed_may_leak(data_evidence: Build, limits: DataLim
 
 
 def test_a_benchmark_of_which_much_leaks_is_reported_once(data_evidence: Build, judge: Judge):
-    """All 1,319 of GSM8K, in one file: one reason, and the list stays in the table."""
     evidence = data_evidence(extra={"starcoderdata": [PLANTED]})
     leaked = pd.concat([evidence.leaked_items.assign(benchmark="gsm8k", item=str(number), files="test.json") for number in range(1319)])
     gsm8k = evidence.leakage.head(1).assign(component="starcoderdata", benchmark="gsm8k", items=1319, items_hit=1319, files="test.json")
@@ -108,44 +107,30 @@ def test_a_list_of_leaked_items_that_does_not_agree_with_their_counts_fails(data
 
 
 DIFFERENCES = {
-    "file no longer selected": (
-        "expect_cached_files_to_be_selected",
-        "file test.json is in the cache of component wikipedia, and the source does not select it any more (left out by *.json). "
-        "Prepare the data again.",
-    ),
-    "shard damaged": (
-        "expect_shards_to_match_manifest",
-        "test.json of component wikipedia does not hold the bytes that the manifest names. Prepare the data again.",
-    ),
+    "file no longer selected": ("expect_cached_files_to_be_selected", "the source does not select it any more (left out by *.json)"),
+    "shard damaged": ("expect_shards_to_match_manifest", "component wikipedia does not hold the bytes that the manifest names"),
     "content changed": (
         "expect_cache_to_be_fresh",
-        "the cache of component wikipedia is stale: content changed: test.json (expected left out by *.json, found in the cache). "
-        "Prepare the data again.",
+        "wikipedia is stale: content changed: test.json (expected left out by *.json, found in",
     ),
     "filters changed": (
         "expect_cache_to_be_made_as_configured",
-        "the cache of component wikipedia is not what is configured: filters changed: test.json "
-        "(expected left out by *.json, found in the cache). Prepare the data again.",
+        "is not what is configured: filters changed: test.json (expected left out",
     ),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_every_kind_of_difference_is_reported(data_evidence: Build, limits: DataLimits, what: str):
-    """As in the record: the filter drops the file of test items, the cache keeps it."""
     evidence = data_evidence()
-    found = {
-        "what": what,
-        "file": "test.json",
-        "expected": "left out by *.json",
-        "found": "in the cache",
-        "remedy": "prepare the data again",
-    }
+    found = {"what": what, "file": "test.json", "expected": "left out by *.json", "found": "in the cache"}
+    found["remedy"] = "prepare the data again"
     folders = dict(zip(evidence.caches["component"], evidence.caches["folder"], strict=True))
     differences = differences_evidence({"wikipedia": [found], "starcoderdata": []}, folders)
     (reason,) = judge_alone(replace(evidence, differences=differences), "differences", limits)
-    assert (reason.expectation, reason.sentence) == DIFFERENCES[what]
-    assert reason.severity == "critical"
+    expectation, said = DIFFERENCES[what]
+    assert (reason.expectation, reason.severity, reason.what_to_do) == (expectation, "critical", "Prepare the data again.")
+    assert said in reason.what
 
 
 def test_caches_that_were_rebuilt_since_they_were_verified_do_not_pass(data_evidence: Build, judge: Judge):
@@ -178,13 +163,7 @@ def test_a_hand_off_without_silent_changes_passes(
         ("caches", "split", "held_out", "expect_training_split", "must not be trained on"),
         ("caches", "split", None, "expect_training_split", "must not be trained on"),
         ("caches", "tokens", 0, "expect_something_to_read", "component wikipedia holds no tokens"),
-        (
-            "caches",
-            "manifest_component",
-            "arxiv",
-            "expect_column_pair_values_to_be_equal",
-            "named for component wikipedia holds component arxiv",
-        ),
+        ("caches", "manifest_component", "arxiv", "expect_column_pair_values_to_be_equal", "wikipedia holds component arxiv"),
         ("mixture", "rows", 0, "expect_something_to_read", "does not fill one row"),
         ("mixture", "intended_percent", 0.0, "expect_share_to_be_intended", "wikipedia is drawn 600 times in steps 0 to 100"),
         ("mixture", "error_points", float("nan"), "expect_share_error_within_limit", "the recipe intends 75.00 %"),
@@ -210,27 +189,20 @@ def test_a_wrong_share_fails_for_each_component(data_evidence: Build, judge: Jud
     assert verdict.reasons[0].limit == "0.5 percentage points"
 
 
-def test_a_component_that_is_never_drawn_only_warns(data_evidence: Build, judge: Judge):
+@pytest.mark.parametrize(
+    ("table", "column", "values", "said"),
+    [
+        ("mixture", "is_drawn", [True, False], "component starcoderdata"),
+        ("mixture", "undeclared_cut_sequences", 7, "starts inside a block: the block before it is cut short after 7 sequences"),
+        ("leakage", "items_out_of_reach", [20, 1, 1, 1], "none of the 20 items of benchmark continuation can be found"),
+    ],
+)
+def test_what_may_be_meant_only_warns_and_once(data_evidence: Build, limits: DataLimits, table: str, column: str, values: Any, said: str):
     evidence = data_evidence()
-    verdict = judge(replace(evidence, mixture=change(evidence.mixture, "is_drawn", False, row=1)))
-    assert verdict.passes
-    assert [(reason.severity, reason.where) for reason in verdict.reasons] == [("warning", "steps 0 to 100, component starcoderdata")]
-
-
-def test_a_stage_inside_a_block_warns_once(data_evidence: Build, judge: Judge):
-    evidence = data_evidence()
-    verdict = judge(replace(evidence, mixture=evidence.mixture.assign(undeclared_cut_sequences=7)))
-    assert verdict.passes
-    assert [(reason.severity, reason.what) for reason in verdict.reasons] == [
-        ("warning", "the stage from step 0 to 100 starts inside a block: the block before it is cut short after 7 sequences")
-    ]
-
-
-def test_a_benchmark_that_the_scan_cannot_find_warns(data_evidence: Build, judge: Judge):
-    evidence = data_evidence()
-    verdict = judge(replace(evidence, leakage=change(evidence.leakage, "items_out_of_reach", 20)))
-    assert verdict.passes
-    assert [reason.what[:52] for reason in verdict.reasons] == ["none of the 20 items of benchmark continuation can b"]
+    changed = getattr(evidence, table).assign(**{column: values})
+    (reason,) = judge_alone(replace(evidence, **{table: changed}), table, limits)
+    assert reason.severity == "warning"
+    assert said in f"{reason.what} {reason.where}"
 
 
 @pytest.mark.parametrize("table", ["caches", "differences", "leakage", "order"])
@@ -252,25 +224,20 @@ def test_a_check_that_cannot_be_made_is_not_mistaken_for_bad_data(data_evidence:
     assert "not of the data" in verdict.reasons[0].what_to_do
 
 
-def test_a_verdict_is_read_back_as_it_was_written(data_evidence: Build, judge: Judge, tmp_path: Path):
-    verdict = judge(data_evidence(extra={"starcoderdata": [PLANTED]}))
+def test_a_verdict_is_read_back_and_says_what_was_judged_by_what_with_which_limits(
+    data_evidence: Build, judge: Judge, limits: DataLimits, tmp_path: Path
+):
+    evidence = data_evidence(extra={"starcoderdata": [PLANTED]})
+    verdict = judge(evidence)
     write_verdict(tmp_path / "verdict.json", verdict)
     assert read_verdict(tmp_path / "verdict.json") == verdict
     assert {path.stem for path in (tmp_path / "evidence").glob("*.parquet")} == set(TABLES)
-
-
-def test_the_file_says_what_was_judged_by_what_with_which_limits_and_where_the_evidence_is(
-    data_evidence: Build, judge: Judge, limits: DataLimits, tmp_path: Path
-):
-    evidence = data_evidence()
-    write_verdict(tmp_path / "verdict.json", judge(evidence))
     as_json = json.loads((tmp_path / "verdict.json").read_text())
-    assert as_json["passes"] is True
+    assert as_json["passes"] is False
     assert as_json["judged"] == dict(zip(evidence.caches["component"], evidence.caches["manifest_digest"], strict=True))
     assert (as_json["suite"], as_json["suite_version"]) == ("data", version_of(SUITES["data"]))
     assert DataLimits.model_validate(as_json["thresholds"]) == limits
     assert as_json["evidence"] == str(tmp_path / "evidence")
-    assert all(check["outcome"] == "passed" and check["asks"] for check in as_json["checks"])
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"passes": true}'])

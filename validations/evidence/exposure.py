@@ -5,7 +5,6 @@ have found the leak into Marin's Bison: its data had GSM8K's items without calcu
 prompts with the tags. The reference is items of the same kind that are in no data. Permutation tests are exact for any distribution.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,15 +43,9 @@ class Readings:
                 "a log-likelihood must be a finite number, found one that is not. The model has diverged, or an answer is empty."
             )
 
-    def less(self, before: "Readings") -> "Readings":
-        """Return the gain since the parent."""
-        if self.first.shape != before.first.shape:
-            raise DataError(f"a model and its parent must read the same items, found {len(self.first)} and {len(before.first)}.")
-        return Readings(self.first - before.first, self.second - before.second)
-
 
 def exposure_evidence(
-    items: Readings, reference: Readings, *, parent_items: Readings | None = None, parent_reference: Readings | None = None
+    items: Readings, reference: Readings, parent_items: Readings | None = None, parent_reference: Readings | None = None
 ) -> pd.DataFrame:
     """Compare test items with reference items in three rows: the gap between the renderings, and the likelihood under each rendering.
 
@@ -62,7 +55,11 @@ def exposure_evidence(
     if (parent_items is None) != (parent_reference is None):
         raise DataError("a parent must have read both the items and the reference, found one of them.")
     if parent_items is not None and parent_reference is not None:
-        items, reference = items.less(parent_items), reference.less(parent_reference)
+        for one, before in ((items, parent_items), (reference, parent_reference)):
+            if one.first.shape != before.first.shape:
+                raise DataError(f"a model and its parent must read the same items, found {len(one.first)} and {len(before.first)}.")
+        items = Readings(items.first - parent_items.first, items.second - parent_items.second)
+        reference = Readings(reference.first - parent_reference.first, reference.second - parent_reference.second)
     tests: tuple[tuple[str, np.ndarray, np.ndarray, Alternative], ...] = (
         ("gap between the renderings", items.first - items.second, reference.first - reference.second, "two-sided"),
         ("likelihood of the first rendering", items.first, reference.first, "greater"),
@@ -118,18 +115,14 @@ def exposure_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.Data
         why_not = f"{phase} was never measured on these items"
     elif any(len(read[kind]["first"]) != len(theirs[kind]["first"]) for kind in ("items", "reference")):
         why_not = f"{phase} sees other items whole"
-
-    def readings(nats: Mapping[str, Any]) -> Readings:
-        return Readings(np.array(nats["first"], np.float64), np.array(nats["second"], np.float64))
-
     before = None if why_not else theirs
-    table = exposure_evidence(
-        readings(read["items"]),
-        readings(read["reference"]),
-        parent_items=readings(before["items"]) if before else None,
-        parent_reference=readings(before["reference"]) if before else None,
-    )
     against = phase if before else ""
+    readings = [
+        Readings(*(np.array(measured[kind][rendering], np.float64) for rendering in ("first", "second")))
+        for measured in ((read, before) if before else (read,))
+        for kind in ("items", "reference")
+    ]
+    table = exposure_evidence(*readings)
     table["against"] = against
     table["since"] = f"since {against}" if against else "now"
     table["why_not"] = why_not

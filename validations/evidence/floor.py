@@ -83,10 +83,27 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
         is_whole = None not in told and abs(sum(told) / len(told) - baseline) < 1e-6
         _require(result, is_whole, "a baseline that is right on as many of its items as its value says")
         test, (above, below) = PAIRED, paired_p_values(right, told)
-    units = _units(result, answers)
+    # Scores [items, choices] and the right column of each row, per group of items or single item
+    groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for answer in answers if any(answer["log_likelihoods"] for answer in answers) else ():
+        groups[("alone", answer["id"]) if answer["group"] is None else ("group", answer["group"])].append(answer)
+    units: list[tuple[np.ndarray, list[int]]] = []
+    for (kind, _), members in groups.items():
+        gold = [int(member["gold"]) for member in members]
+        sizes = {len(member["log_likelihoods"]) for member in members}
+        _require(result, len(sizes) == 1 and 0 <= min(gold) <= max(gold) < min(sizes), "a log-likelihood of each choice of each item")
+        is_square = sorted(gold) == list(range(min(sizes))) and len(gold) <= MAX_GROUP_ITEMS
+        _require(result, kind == "alone" or is_square, f"groups of at most {MAX_GROUP_ITEMS} items, whose choices are their own answers")
+        units.append((np.array([member["log_likelihoods"] for member in members], np.float64), gold))
     is_finite = all(np.isfinite(scores).all() for scores, _ in units)
     margins: list[float] = []
+    ways: list[np.ndarray] = []  # scores of all assignments of answers to openings, the true assignment first
     for scores, gold in units if is_finite else ():
+        if len(gold) == 1:
+            ways.append(np.concatenate([scores[0, gold], np.delete(scores[0], gold)]))
+        else:
+            rows = np.arange(len(gold))
+            ways.append(scores[:, gold][rows, np.array([*permutations(rows)])].sum(axis=1))
         margins += [float(row[at] - np.delete(row, at).mean()) if len(row) > 1 else 0.0 for row, at in zip(scores, gold, strict=True)]
     return Floor(
         items=len(answers),
@@ -94,7 +111,7 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
         accuracy_test=test,
         accuracy_p_value=above,
         below_p_value=below,
-        likelihood_p_value=place_p_value([_ways(scores, gold) for scores, gold in units]) if is_finite else math.nan,
+        likelihood_p_value=place_p_value(ways) if is_finite else math.nan,
         mean_margin_nats=float(np.mean(margins)) if margins else math.nan,
     )
 
@@ -141,32 +158,6 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
         half_a_step = math.gcd(*(step // len(ways) for ways in units)) / 2
         return float(ndtr(-(observed - half_a_step - mean) / math.sqrt(variance))) if variance else 1.0
     return min(1.0, float(distribution[observed:].sum()))
-
-
-def _units(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, list[int]]]:
-    """Return scores [items, choices] and the right column of each row, per group of items or single item."""
-    groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    if not any(answer["log_likelihoods"] for answer in answers):
-        return []
-    for answer in answers:
-        groups[("alone", answer["id"]) if answer["group"] is None else ("group", answer["group"])].append(answer)
-    units: list[tuple[np.ndarray, list[int]]] = []
-    for (kind, _), members in groups.items():
-        gold = [int(member["gold"]) for member in members]
-        sizes = {len(member["log_likelihoods"]) for member in members}
-        _require(result, len(sizes) == 1 and 0 <= min(gold) <= max(gold) < min(sizes), "a log-likelihood of each choice of each item")
-        is_square = sorted(gold) == list(range(min(sizes))) and len(gold) <= MAX_GROUP_ITEMS
-        _require(result, kind == "alone" or is_square, f"groups of at most {MAX_GROUP_ITEMS} items, whose choices are their own answers")
-        units.append((np.array([member["log_likelihoods"] for member in members], np.float64), gold))
-    return units
-
-
-def _ways(scores: np.ndarray, gold: Sequence[int]) -> np.ndarray:
-    """Return the scores of all assignments of answers to openings, the true assignment first."""
-    if len(gold) == 1:
-        return np.concatenate([scores[0, gold], np.delete(scores[0], gold)])
-    rows = np.arange(len(gold))
-    return scores[:, gold][rows, np.array([*permutations(rows)])].sum(axis=1)
 
 
 def _require(result: Mapping[str, Any], holds: bool, what: str) -> None:

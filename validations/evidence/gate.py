@@ -29,13 +29,14 @@ ANSWER_COLUMNS = (
     "rise_p_value", "fall_p_value", "judged_p_value",
 )  # fmt: skip
 EVERY = "all components"
+_DIFFERENCE = "{difference:+.3f} ({low:+.3f} to {high:+.3f})"
 IN_TEN = f"{10 * POWER:g} of 10 cases"
 
 
 def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateLimits) -> dict[str, pd.DataFrame]:
     """Build all tables of a gate. `parent` is None if the phase starts from scratch."""
     others = {**evaluation, "results": [result for result in evaluation["results"] if not is_needle(result["benchmark"])]}
-    evidence = gate_evidence(others, parent, floor_error_rate=limits.asked_floor_error_rate)
+    evidence = gate_evidence(others, parent, floor_error_rate=limits.floor_error_rate if limits.must_beat_baseline else None)
     measured = {result["benchmark"] for result in evaluation["results"]}
     asked = [{"name": name, "measured": name in measured} for name in evaluation["benchmarks"]]
     return {
@@ -190,35 +191,37 @@ def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:
             f"{len(keys)} conversations, {len(alone)} of them measured of one model alone. Evaluate the phase again."
         )
     limit = limits.min_answer_gain_nats or 0.0
-    names = sorted({item["component"] for item in items})
-    rows = [_answer_row(name, [item for item in items if item["component"] == name], against, limit) for name in names]
-    for row, adjusted in zip(rows, holm([row["fall_p_value"] for row in rows]), strict=True):
-        row |= {"fall_p_value": adjusted, "judged_p_value": 0.0}
-    whole = _answer_row(EVERY, items, against, limit)
-    whole |= {"fall_p_value": 1.0, "judged_p_value": whole["rise_p_value"]}
-    return pd.DataFrame([whole, *rows], columns=list(ANSWER_COLUMNS))
-
-
-def _answer_row(name: str, items: Sequence[Mapping[str, Any]], against: str | None, limit: float) -> dict[str, Any]:
-    tokens = np.array([item["tokens"] for item in items], np.float64)
-    ours = np.array([_number(item["nats"]) for item in items]) / tokens
-    theirs = np.array([_number(item["parent_nats"]) for item in items]) / tokens
-    gains = theirs - ours
-    low, high, fall = mean_test(gains, alternative="less")
-    return {
-        "component": name,
-        "against": against or "",
-        "conversations": len(items),
-        "tokens": int(tokens.sum()),
-        "nats_per_token": float(ours.mean()),
-        "parent_nats_per_token": float(theirs.mean()),
-        "gain_nats": float(gains.mean()),
-        "low": low,
-        "high": high,
-        "limit": limit,
-        "rise_p_value": mean_test(gains, mean=limit, alternative="greater").p_value,
-        "fall_p_value": fall,
-    }
+    groups = {EVERY: items}
+    for name in sorted({item["component"] for item in items}):
+        groups[name] = [item for item in items if item["component"] == name]
+    rows: list[dict[str, Any]] = []
+    for name, members in groups.items():
+        tokens = np.array([item["tokens"] for item in members], np.float64)
+        ours = np.array([_number(item["nats"]) for item in members]) / tokens
+        theirs = np.array([_number(item["parent_nats"]) for item in members]) / tokens
+        gains = theirs - ours
+        low, high, fall = mean_test(gains, alternative="less")
+        rows.append(
+            {
+                "component": name,
+                "against": against or "",
+                "conversations": len(members),
+                "tokens": int(tokens.sum()),
+                "nats_per_token": float(ours.mean()),
+                "parent_nats_per_token": float(theirs.mean()),
+                "gain_nats": float(gains.mean()),
+                "low": low,
+                "high": high,
+                "limit": limit,
+                "rise_p_value": mean_test(gains, mean=limit, alternative="greater").p_value,
+                "fall_p_value": fall,
+                "judged_p_value": 0.0,
+            }
+        )
+    for row, adjusted in zip(rows[1:], holm([row["fall_p_value"] for row in rows[1:]]), strict=True):
+        row["fall_p_value"] = adjusted
+    rows[0] |= {"fall_p_value": 1.0, "judged_p_value": rows[0]["rise_p_value"]}
+    return pd.DataFrame(rows, columns=list(ANSWER_COLUMNS))
 
 
 def _number(value: float | None) -> float:
@@ -238,7 +241,8 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
         if row["why_not"]:
             notes.append(f"{score}; not compared with a parent: {row['why_not']}.")
         else:
-            notes.append(f"{score}; {_difference(row)} to {row['against']}'s {row['parent']:.3f} on the same {row['items']:,} items.")
+            against = f"{row['against']}'s {row['parent']:.3f} on the same {row['items']:,} items"
+            notes.append(f"{score}; {_DIFFERENCE.format(**row)} to {against}.")
     for row in _rows(tables["answers"])[:1]:  # the first row covers all components
         found = f"answers of held-out conversations: {row['nats_per_token']:.3f} nats a token"
         if not row["against"]:
@@ -276,7 +280,8 @@ def _benchmark_note(
         elif math.isnan(margin):
             floor = f"The floor alone decides (baseline {baseline:.3f}), and on so few items only by the likelihood of the right answers."
         return f"{score}, not compared with a parent: {why}. {floor}"
-    sentences = [f"{score}, {_difference(change)} to {change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items."]
+    against = f"{change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items"
+    sentences = [f"{score}, {_DIFFERENCE.format(**change)} to {against}."]
     for kind, row in (("fall", fall), ("rise", rise)):
         if row is None:
             continue
@@ -291,10 +296,6 @@ def _benchmark_note(
     if why_not:
         sentences.append(f"{why_not[:1].upper()}{why_not[1:]}.")
     return " ".join(sentences)
-
-
-def _difference(row: Mapping[str, Any]) -> str:
-    return f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:

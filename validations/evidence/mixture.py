@@ -1,16 +1,16 @@
 """Evidence on the mixture: realised against intended shares, and packing."""
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
-from phasewise.trainer.config import Component, DataOrder, MixtureShares, RunConfig, Steps
+from phasewise.trainer.config import Component, RunConfig
 from phasewise.trainer.data.cache import TokenCache, build_maps
-from phasewise.trainer.data.mixture import block_counts
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
 from phasewise.trainer.data.packing import ComponentRows, RowRule
 
 PACKING_COLUMNS = (
@@ -66,23 +66,8 @@ def _percent(part: int, whole: int) -> float:
     return 100 * part / whole if whole else 0.0
 
 
-class Schedule(Protocol):
-    """Interface of `trainer.data.mixture.MixtureSchedule`."""
-
-    mixture: Steps[MixtureShares]
-    order: DataOrder
-
-    def realised(self, start_step: int, stop_step: int) -> dict[Component, int]:
-        """Sequences of each component in `[start_step, stop_step)`."""
-        ...
-
-    def cut_at(self, step: int) -> int:
-        """Sequences in the block that a stage starting at `step` cuts."""
-        ...
-
-
 def mixture_evidence(
-    schedule: Schedule,
+    schedule: MixtureSchedule,
     *,
     start_step: int,
     stop_step: int,
@@ -125,8 +110,8 @@ def mixture_evidence(
                     "block_percent": block_percent,
                     "realised_percent": realised_percent,
                     "error_points": abs(realised_percent - intended),
-                    "error_percent": _percent_off(realised_percent, intended),
-                    "block_error_percent": _percent_off(block_percent, intended),
+                    "error_percent": 100 * abs(realised_percent - intended) / intended if intended else math.inf,
+                    "block_error_percent": 100 * abs(block_percent - intended) / intended if intended else math.inf,
                     "block_sequences": counts.get(name, 0),
                     "cut_sequences": cut,
                     "undeclared_cut_sequences": 0 if order.cut_blocks else cut,
@@ -141,11 +126,7 @@ def mixture_evidence(
     return pd.DataFrame(measured, columns=list(COLUMNS))
 
 
-def _percent_off(found: float, intended: float) -> float:
-    return 100 * abs(found - intended) / intended if intended else float("inf")
-
-
 def _epochs(sequences: int, rows: int) -> float:
     if rows:
         return sequences / rows
-    return float("inf") if sequences else 0.0
+    return math.inf if sequences else 0.0

@@ -79,7 +79,17 @@ def compare(name: str, result: Result, evaluation: Evaluation, parent: Evaluatio
     if theirs is None:
         return Comparison(name, phase, limited, why_not=f"{phase} was never measured on it")
     without = [who for who, one in (("this phase", evaluation), (phase, parent)) if not one.get("schedule")]
-    differences = _setting_differences(result.get("setting"), theirs.get("setting"))
+    differences: list[str] = []
+    parents = theirs.get("setting")
+    if parents is None:
+        differences.append("the parent's evaluation does not say how it was put")
+    elif setting is not None:
+        for field in [*SETTING_WORDS, *sorted({*setting, *parents} - {*SETTING_WORDS})]:
+            mine, other, words = setting.get(field), parents.get(field), SETTING_WORDS.get(field, field)
+            if mine != other and field.endswith("_digest"):
+                differences.append(f"other {words} ({str(mine)[:8]}, the parent's {str(other)[:8]})")
+            elif mine != other:
+                differences.append(f"{words} {mine}, the parent's {other}")
     if without:
         differences.append(f"the evaluation of {' and '.join(without)} does not say at which learning rate the phase ended")
     if limited or differences:
@@ -96,21 +106,6 @@ def compare(name: str, result: Result, evaluation: Evaluation, parent: Evaluatio
 def name_of(result: Result) -> str:
     """Return benchmark and metric, which name a row of the evidence."""
     return f"{result['benchmark']} {result['metric']}"
-
-
-def _setting_differences(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> list[str]:
-    if ours is None or theirs is None:
-        return [] if theirs is not None else ["the parent's evaluation does not say how it was put"]
-    found: list[str] = []
-    for name in [*SETTING_WORDS, *sorted({*ours, *theirs} - {*SETTING_WORDS})]:
-        mine, parents, words = ours.get(name), theirs.get(name), SETTING_WORDS.get(name, name)
-        if mine == parents:
-            continue
-        if name.endswith("_digest"):
-            found.append(f"other {words} ({str(mine)[:8]}, the parent's {str(parents)[:8]})")
-        else:
-            found.append(f"{words} {mine}, the parent's {parents}")
-    return found
 
 
 def favoured_by_schedule(point: Mapping[str, Any], parent: Mapping[str, Any]) -> Favours:
@@ -134,16 +129,11 @@ def favoured_by_schedule(point: Mapping[str, Any], parent: Mapping[str, Any]) ->
     higher = max(point["peak"], parent["peak"])
     same_kind = point["optimizer"] == parent["optimizer"]
     share, theirs = (one["end"] / (higher if same_kind else one["peak"]) for one in (point, parent))
-    if _stage(share) == _stage(theirs) and (_stage(share) != 1 or max(share, theirs) <= ALIKE_FACTOR * min(share, theirs)):
+    # 2 for annealed, 1 for mid-decay, 0 for steady
+    ours, parents = (2 if one <= ANNEALED_SHARE * (1 + ROUNDING) else int(one < STEADY_SHARE * (1 - ROUNDING)) for one in (share, theirs))
+    if ours == parents and (ours != 1 or max(share, theirs) <= ALIKE_FACTOR * min(share, theirs)):
         return "neither"
     return "checkpoint" if share < theirs else "parent"
-
-
-def _stage(share: float) -> int:
-    """Return 0 for steady, 1 for mid-decay, 2 for annealed."""
-    if share >= STEADY_SHARE * (1 - ROUNDING):
-        return 0
-    return 2 if share <= ANNEALED_SHARE * (1 + ROUNDING) else 1
 
 
 class _Paired(NamedTuple):
@@ -181,7 +171,24 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
     tests = len(fallen) + len(risen)
     falls = [_change_row(one, one.pairs, limits.max_score_fall, limits, tests) for one in fallen]
     rises = [_change_row(one, one.pairs.turned, limits.max_score_rise, limits, tests) for one in risen]
-    _share_error_rate([*falls, *rises])
+    changes = [(one, likelihood_change(one.result, one.theirs)) for one in fallen]
+    measured = [(one, change) for one, change in changes if not math.isnan(change.fall_p_value)]  # of the benchmarks with choices
+    likelihoods: list[dict[str, Any]] = [
+        {
+            "name": one.comparison.name,
+            "against": one.comparison.against,
+            "items": one.pairs.items,
+            "difference": change.difference,
+            "low": change.low,
+            "high": change.high,
+            "tests": len(measured),
+            "p_value": change.fall_p_value,
+        }
+        for one, change in measured
+    ]
+    for tested in ([*falls, *rises], likelihoods):
+        for row, adjusted in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
+            row["adjusted_p_value"] = adjusted
     comparable = [
         one._asdict() | {"is_whole": not one.limited, "is_comparable": not one.differs, "asks_rise": one.asks_rise and asks_rise}
         for one in compared
@@ -190,7 +197,7 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
         "comparable": pd.DataFrame(comparable, columns=list(COMPARABLE_COLUMNS)),
         "falls": pd.DataFrame(falls, columns=list(CHANGE_COLUMNS)),
         "rises": pd.DataFrame(rises, columns=list(CHANGE_COLUMNS)),
-        "likelihoods": _likelihood_table(fallen),
+        "likelihoods": pd.DataFrame(likelihoods, columns=list(LIKELIHOOD_COLUMNS)),
     }
 
 
@@ -216,32 +223,6 @@ def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLim
         "p_value": fall_p_value(pairs, max_fall=limit, spread=one.spread),
         "smallest_detectable": smallest_fall(pairs, level=limits.false_refusal_rate / tests, max_fall=limit, spread=one.spread),
     }
-
-
-def _likelihood_table(fallen: Sequence[_Paired]) -> pd.DataFrame:
-    """Build the table of the benchmarks with choices."""
-    changes = [(one, likelihood_change(one.result, one.theirs)) for one in fallen]
-    measured = [(one, change) for one, change in changes if not math.isnan(change.fall_p_value)]
-    rows: list[dict[str, Any]] = [
-        {
-            "name": one.comparison.name,
-            "against": one.comparison.against,
-            "items": one.pairs.items,
-            "difference": change.difference,
-            "low": change.low,
-            "high": change.high,
-            "tests": len(measured),
-            "p_value": change.fall_p_value,
-        }
-        for one, change in measured
-    ]
-    _share_error_rate(rows)
-    return pd.DataFrame(rows, columns=list(LIKELIHOOD_COLUMNS))
-
-
-def _share_error_rate(rows: Sequence[dict[str, Any]]) -> None:
-    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row["adjusted_p_value"] = adjusted
 
 
 def pair_items(result: Result, parent: Result) -> Pairs:
@@ -305,7 +286,6 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 def _paired_answers(result: Result, parent: Result) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]:
-    """Return the answers of both models by item."""
     ours, theirs = ({answer["id"]: answer for answer in one["answers"]} for one in (result, parent))
     alone = sorted(set(ours) ^ set(theirs))
     if alone or not ours:

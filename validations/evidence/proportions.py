@@ -58,19 +58,14 @@ def difference_interval(pairs: Pairs, spread: float = 0.0) -> tuple[float, float
 
     deviations = float(ndtri((1 + CONFIDENCE) / 2))
 
-    def difference_at(target: float, low: float, high: float) -> float:
-        """Find the true difference with this score statistic, which falls as the difference grows."""
-
-        def excess(difference: float) -> float:
-            variance = float(_variance(np.array(pairs.gained), np.array(pairs.lost), pairs.items, difference))
-            return pairs.gained - pairs.lost - pairs.items * difference - target * math.sqrt(max(variance, 0.0))
-
-        end: Any = brentq(excess, low, high, xtol=1e-10)
-        return float(end)
+    def excess(difference: float, target: float) -> float:
+        """Subtract `target` from the score statistic of a true difference, which falls as the difference grows."""
+        variance = float(_variance(np.array(pairs.gained), np.array(pairs.lost), pairs.items, difference))
+        return pairs.gained - pairs.lost - pairs.items * difference - target * math.sqrt(max(variance, 0.0))
 
     difference = pairs.difference
-    low = difference_at(deviations, -1.0, difference - _BESIDE) if difference > -1 else -1.0
-    high = difference_at(-deviations, difference + _BESIDE, 1.0) if difference < 1 else 1.0
+    low: Any = brentq(excess, -1.0, difference - _BESIDE, args=(deviations,), xtol=1e-10) if difference > -1 else -1.0
+    high: Any = brentq(excess, difference + _BESIDE, 1.0, args=(-deviations,), xtol=1e-10) if difference < 1 else 1.0
     below, above = (math.hypot(half, deviations * spread) for half in (difference - low, high - difference))
     return max(-1.0, difference - below), min(1.0, difference + above)
 

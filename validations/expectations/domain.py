@@ -18,30 +18,14 @@ from great_expectations.expectations.metrics.map_metric_provider.column_map_metr
 
 from phasewise.validations.expectations.suites import SUITE_DATA
 
-CONDITIONS: dict[str, tuple[str, Callable[[pd.Series, Any], pd.Series]]] = {
-    "within_limit": ("limit", lambda column, limit: column <= limit),
-    "above_floor": ("floor", lambda column, floor: column > floor),
-    "one_of": ("allowed", lambda column, allowed: column.isin(allowed)),
-    "none_of": ("refused", lambda column, refused: ~column.isin(refused)),
+_Holds = Callable[[pd.Series, Any], pd.Series]
+CONDITIONS: dict[str, tuple[str, Any, _Holds]] = {
+    "ColumnWithinLimit": ("limit", float, lambda column, limit: column <= limit),
+    "ColumnAboveFloor": ("floor", float, lambda column, floor: column > floor),
+    "ColumnOneOf": ("allowed", list[Any], lambda column, allowed: column.isin(allowed)),
+    "ColumnNoneOf": ("refused", list[Any], lambda column, refused: ~column.isin(refused)),
 }
-"""Condition of a cell → its argument, and its function over cells that are not empty."""
-
-
-def _register_metric(name: str, argument: str, holds: Callable[[pd.Series, Any], pd.Series]) -> None:
-    def condition(_: Any, column: pd.Series, **arguments: Any) -> pd.Series:
-        return column.notna() & holds(column, arguments[argument])
-
-    members = {
-        "condition_metric_name": f"column_values.{name}",
-        "condition_value_keys": (argument,),
-        "filter_column_isnull": False,
-        "_pandas": column_condition_partial(engine=PandasExecutionEngine)(condition),
-    }
-    type(f"ColumnValues_{name}", (ColumnMapMetricProvider,), members)
-
-
-for _name, _condition in CONDITIONS.items():
-    _register_metric(_name, *_condition)
+"""Base class → its argument, the type of the argument, and the condition of a cell that is not empty."""
 
 
 class _EveryRow(ColumnMapExpectation):
@@ -54,46 +38,27 @@ class _EveryRow(ColumnMapExpectation):
         return outcome
 
 
-class ColumnWithinLimit(_EveryRow):
-    """Every value is at most `limit`."""
+for _base, (_argument, _type, _holds) in CONDITIONS.items():
 
-    limit: float
+    def _condition(_: Any, column: pd.Series, argument: str = _argument, holds: _Holds = _holds, **arguments: Any) -> pd.Series:
+        return column.notna() & holds(column, arguments[argument])
 
-    map_metric = "column_values.within_limit"
-    success_keys = ("limit", "mostly")
-    args_keys = ("column", "limit")
-
-
-class ColumnAboveFloor(_EveryRow):
-    """Every value is above `floor`."""
-
-    floor: float
-
-    map_metric = "column_values.above_floor"
-    success_keys = ("floor", "mostly")
-    args_keys = ("column", "floor")
-
-
-class ColumnOneOf(_EveryRow):
-    """Every value is in `allowed`."""
-
-    allowed: list[Any]
-
-    map_metric = "column_values.one_of"
-    success_keys = ("allowed", "mostly")
-    args_keys = ("column", "allowed")
-
-
-class ColumnNoneOf(_EveryRow):
-    """No value is in `refused`."""
-
-    refused: list[Any]
-
-    map_metric = "column_values.none_of"
-    success_keys = ("refused", "mostly")
-    args_keys = ("column", "refused")
-
-
-for _base in (ColumnWithinLimit, ColumnAboveFloor, ColumnOneOf, ColumnNoneOf):
-    for _name, _says in SUITE_DATA["expectations"][_base.__name__].items():
-        globals()[_name] = type(_base)(_name, (_base,), {"__doc__": _says, "__module__": __name__})
+    _metric = f"column_values.{_argument}"
+    _members = {
+        "condition_metric_name": _metric,
+        "condition_value_keys": (_argument,),
+        "filter_column_isnull": False,
+        "_pandas": column_condition_partial(engine=PandasExecutionEngine)(_condition),
+    }
+    type(f"ColumnValues_{_argument}", (ColumnMapMetricProvider,), _members)
+    _members = {
+        "__module__": __name__,
+        "__doc__": f"Every cell passes by `{_argument}`.",
+        "__annotations__": {_argument: _type},
+        "map_metric": _metric,
+        "success_keys": (_argument, "mostly"),
+        "args_keys": ("column", _argument),
+    }
+    _class = globals()[_base] = type(_EveryRow)(_base, (_EveryRow,), _members)
+    for _name, _says in SUITE_DATA["expectations"][_base].items():
+        globals()[_name] = type(_class)(_name, (_class,), {"__doc__": _says, "__module__": __name__})

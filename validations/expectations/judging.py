@@ -3,6 +3,7 @@
 import os
 import string
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -62,8 +63,13 @@ def load_library() -> Library:
     return Library(gx, domain)
 
 
-def judge_tables(tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> tuple[CheckResult, ...]:
-    """Run every check in a context in memory. A check with missing columns is broken and does not run."""
+def judge_tables(
+    tables: Mapping[str, pd.DataFrame], checks: Sequence[Check], *, subject: str = "", pages: dict[str, list[Any]] | None = None
+) -> tuple[CheckResult, ...]:
+    """Run every check in a context in memory: processes that share a context on disk corrupt its files.
+
+    A check with missing columns is broken and does not run. `pages` is filled with the library's rendered sections of each table.
+    """
     library, results = load_library(), dict[int, CheckResult]()
     for number, check in enumerate(checks):
         if missing := check.missing_columns(tables):
@@ -72,13 +78,31 @@ def judge_tables(tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) ->
     context = library.gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_pandas("evidence")
-    for name in dict.fromkeys(checks[number].table for number in made):
-        batch_definition = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all rows")
+    batch_definition = source.add_dataframe_asset("table").add_batch_definition_whole_dataframe("all rows")
+    for name in dict.fromkeys(checks[number].table for number in (made if pages is None else range(len(checks)))):
         batch = batch_definition.get_batch(batch_parameters={"dataframe": tables[name].reset_index(drop=True)})
-        outcome = batch.validate(build_suite(library, name, name, [checks[number] for number in made]), result_format="COMPLETE")
+        suite = build_suite(library, f"{subject}: {name}", name, [checks[number] for number in made])
+        outcome = batch.validate(suite, result_format="COMPLETE")
+        if pages is not None:
+            renderer = library.gx.render.renderer.ValidationResultsPageRenderer(run_info_at_end=True)
+            pages[name] = renderer.render(outcome).to_json_dict()["sections"]
         for result in outcome.to_json_dict()["results"]:
             number = made[result["expectation_config"]["meta"][_CHECK_NUMBER]]
-            results[number] = _read_result(result, checks[number])
+            expectation, errors, measured = result["expectation_config"]["type"], result["exception_info"], result["result"]
+            records = [errors] if "raised_exception" in errors else list(errors.values())  # a single record, or a record per metric
+            message = next((str(record["exception_message"]) for record in records if record["raised_exception"]), None)
+            if message:
+                results[number] = CheckResult(checks[number], expectation, "broken", message, ())
+                continue
+            if "unexpected_count" in measured:
+                observed = f"{measured['unexpected_count']} of {measured['element_count']} rows fail"
+            elif "partial_missing_list" in measured:
+                observed = "missing: " + (", ".join(map(str, measured["partial_missing_list"])) or "none")
+            else:
+                value = measured["observed_value"]
+                observed = ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
+            failing = tuple(measured.get("unexpected_index_list") or ())
+            results[number] = CheckResult(checks[number], expectation, "passed" if result["success"] else "failed", observed, failing)
     return tuple(results[number] for number in range(len(checks)))
 
 
@@ -92,24 +116,6 @@ def build_suite(library: Library, name: str, table: str, checks: Sequence[Check]
             meta = {_CHECK_NUMBER: number}
             expectations.append(build(**check.arguments, severity=check.severity, description=check.asks, meta=meta))
     return library.gx.ExpectationSuite(name=name, expectations=expectations)
-
-
-def _read_result(result: dict[str, Any], check: Check) -> CheckResult:
-    name, errors = result["expectation_config"]["type"], result["exception_info"]
-    records = [errors] if "raised_exception" in errors else list(errors.values())  # a single record, or a record per metric
-    message = next((str(record["exception_message"]) for record in records if record["raised_exception"]), None)
-    if message:
-        return CheckResult(check, name, "broken", message, ())
-    measured = result["result"]
-    if "unexpected_count" in measured:
-        observed = f"{measured['unexpected_count']} of {measured['element_count']} rows fail"
-    elif "partial_missing_list" in measured:
-        observed = "missing: " + (", ".join(map(str, measured["partial_missing_list"])) or "none")
-    else:
-        value = measured["observed_value"]
-        observed = ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
-    failing = tuple(measured.get("unexpected_index_list") or ())
-    return CheckResult(check, name, "passed" if result["success"] else "failed", observed, failing)
 
 
 class Reason(Frozen):
@@ -131,9 +137,6 @@ class Reason(Frozen):
 
 class _Formatter(string.Formatter):
     """Formats a row's cells. `{files:file|files}` chooses singular or plural. A missing cell becomes a question mark."""
-
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get(str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if value is None:
@@ -208,6 +211,7 @@ def _find_reasons(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> It
 
 def _reason(result: CheckResult, cells: Mapping[str, Any], *, what: str | None = None, where: str | None = None) -> Reason:
     check, formatter = result.check, _Formatter()
+    cells = defaultdict(lambda: None, cells)
     return Reason(
         expectation=result.name,
         severity=check.severity,

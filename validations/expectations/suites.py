@@ -14,14 +14,16 @@ import yaml
 from phasewise.trainer.base.identity import code_digest, digest_of_file, digest_of_json
 from phasewise.trainer.metrics import ALL_GROUPS
 from phasewise.validations.evidence.floor import NUM_TESTS
-from phasewise.validations.evidence.health.evidence import PHENOMENA, grad_norm_spikes_of, param_norm_jumps_of
+from phasewise.validations.evidence.health.evidence import GROUP_MEASURES, PHENOMENA
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 
 DATA_SUITE, HEALTH_SUITE, GATE_SUITE = "data", "health", "gate"
 SUITE_FILE = Path(__file__).with_name("suites.yaml")
 SUITE_DATA: Mapping[str, Any] = yaml.load(SUITE_FILE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 OBSERVED = "observed"
-OF_GROUPS = {name(group) for name in (grad_norm_spikes_of, param_norm_jumps_of) for group in ALL_GROUPS}
+BY_GROUP = "by_group"
+"""Rule of `suites.yaml` for all measures per group of weights."""
+OF_GROUPS = {f"{measure}/{group}" for measure in GROUP_MEASURES for group in ALL_GROUPS}
 _VALUE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
 Severity = Literal["critical", "warning"]
@@ -100,7 +102,6 @@ class Check:
 
 
 def _cells_in(*texts: str) -> list[str]:
-    """Return the cells that format strings name."""
     names = [name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name]
     return [name for name in names if name != OBSERVED]
 
@@ -122,12 +123,11 @@ class Suite:
 def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
     """Build the data checks. The other tables must judge every component that the mixture draws."""
     limits, mixture = DataLimits.model_validate(thresholds), tables["mixture"]
-
-    def with_some(column: str) -> list[str]:
-        return sorted(mixture["component"][mixture[column] > 0].unique()) if {"component", column} <= set(mixture) else []
-
-    drawn = with_some("sequences")
-    drawn_with_rows = [name for name in with_some("rows") if name in drawn]
+    drawn, with_rows = (
+        sorted(mixture["component"][mixture[column] > 0].unique()) if {"component", column} <= set(mixture) else []
+        for column in ("sequences", "rows")
+    )
+    drawn_with_rows = [name for name in with_rows if name in drawn]
     leaked = int((tables["leakage"]["items_hit"] > 0).sum()) if "items_hit" in tables["leakage"] else 0
     num_orders = len(tables["order"]) + (len(tables["shifts"]) if "shifts" in tables else 0)
     max_items = limits.leakage.max_items
@@ -153,7 +153,7 @@ def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, 
 def _gate_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:
     """Build the gate checks. Falls and rises are checked if the table `comparable` requests them, or lacks the column."""
     limits, comparable = GateLimits.model_validate(thresholds), tables["comparable"]
-    floor = limits.asked_floor_error_rate
+    floor = limits.floor_error_rate if limits.must_beat_baseline else None
     compares = limits.false_refusal_rate is not None
     answers, likelihoods = tables["answers"], tables["likelihoods"]
     has_parent_answers = answers.empty or answers.get("against", pd.Series(["unknown"])).ne("").any()
@@ -180,47 +180,33 @@ def _health_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check
     """
     table = tables["health"]
     values: dict[str, Any] = {**HealthLimits.model_validate(thresholds).model_dump(), "phenomena": sorted(map(str, PHENOMENA))}
-    rules = SUITE_DATA["health_measures"]
+    rules = {rule["measure"]: rule for rule in SUITE_DATA["health_measures"]}
     if {"measure", "is_measured"} <= set(table):
         measured = set(table["measure"][table["is_measured"].astype(bool)])
     else:
-        measured = {*(rule["measure"] for rule in rules), *OF_GROUPS}
+        measured = {*rules, *OF_GROUPS}
     checks = [*_build_checks(HEALTH_SUITE, values)]
-
-    def add(operator: str, measures: str | list[str], maximum: float, **texts: Any) -> None:
-        condition = {"type": "comparison", "column": {"name": "measure"}, "operator": operator, "parameter": measures}
-        arguments = {"column": "value", "limit": maximum, "row_condition": condition}
-        checks.append(Check(table="health", arguments=arguments, where="step {at_step}", **texts))
-
-    for rule in rules:
-        measure, limit, unit = rule["measure"], _fill(rule["limit"], values), rule["unit"]
-        if measure not in measured or limit is None:
+    for measure, rule in rules.items():
+        limit, of_groups = _fill(rule["limit"], values), sorted(measured & OF_GROUPS)
+        if limit is None or not (of_groups if measure == BY_GROUP else measure in measured):
             continue
-        phenomenon = PHENOMENA[measure]
-        add(
-            "==",
-            measure,
-            limit,
-            expectation=rule["expectation"],
-            severity=rule["severity"],
-            asks=f"No {phenomenon.name}: {measure} keeps to its limit. {phenomenon.described_in}.",
-            what=f"{phenomenon.name}: {{detail}} (described in {phenomenon.described_in})",
-            found=f"{{value:.3g}}{unit}",
-            limit=f"at most {limit:g}{unit}",
-            what_to_do=rule["what_to_do"],
-        )
-    if of_groups := sorted(measured & OF_GROUPS):
-        add(
-            "IN",
-            of_groups,
-            values["max_spike_percent"],
-            expectation="ExpectSpikesWithinLimit",
-            severity="warning",
-            asks="In no group of weights do the gradient norm or the weights' own norm jump more often than allowed.",
-            what="{measure}: {detail} (described in {described_in})",
-            found="{value:.3g} % of the updates",
-            limit=f"at most {values['max_spike_percent']:g} % of the updates",
-            what_to_do="See whether the loss spikes there too, and which weights move first.",
+        phenomenon = PHENOMENA.get(measure)
+        name, described_in = phenomenon or ("{measure}", "{described_in}")
+        operator, measures = ("IN", of_groups) if measure == BY_GROUP else ("==", measure)
+        condition = {"type": "comparison", "column": {"name": "measure"}, "operator": operator, "parameter": measures}
+        checks.append(
+            Check(
+                table="health",
+                expectation=rule["expectation"],
+                arguments={"column": "value", "limit": limit, "row_condition": condition},
+                severity=rule["severity"],
+                asks=rule.get("asks", f"No {name}: {measure} keeps to its limit. {described_in}."),
+                what=f"{name}: {{detail}} (described in {described_in})",
+                found=f"{{value:.3g}}{rule['unit']}",
+                limit=f"at most {limit:g}{rule['unit']}",
+                where="step {at_step}",
+                what_to_do=rule["what_to_do"],
+            )
         )
     return tuple(checks)
 

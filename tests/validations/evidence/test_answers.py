@@ -1,5 +1,3 @@
-"""Answers beside the parent, conversation by conversation: what is measured of them, and which limit refuses."""
-
 import math
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,6 @@ def test_each_conversation_counts_the_same():
 
 
 def test_a_stricter_limit_refuses(tmp_path: Path):
-    """What passes where nothing more is asked than a rise fails where more than it gained is."""
     measured = answers(0.3)
     assert judged(measured, ASKED, tmp_path).passes
     strict = judged(measured, ASKED.but(min_answer_gain_nats=0.4), tmp_path)

@@ -4,7 +4,13 @@ import pytest
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.validations.evidence.caches import cache_evidence, names_like_tests
+from phasewise.validations.evidence.caches import (
+    DIFFERENCE_COLUMNS,
+    cache_evidence,
+    differences_evidence,
+    hand_off_evidence,
+    names_like_tests,
+)
 from tests.validations.conftest import PROSE, CacheMaker
 
 
@@ -17,7 +23,6 @@ def test_a_cache_is_known_by_its_manifest(caches: CacheMaker):
 
 
 def test_every_document_that_is_left_out_counts(caches: CacheMaker):
-    """Whatever the reason; files are counted as files, and are no documents."""
     folder = caches.write("wikipedia", [PROSE["wikipedia"]] * 3)
     assert tuple(cache_evidence({"wiki": folder}).iloc[0][["left_out_percent", "left_out"]]) == (0, "none")
     counts = {"copy": 20, "filter words": 7, "empty text": 0, "truncated (files)": 5}
@@ -61,3 +66,57 @@ def test_files_named_like_tests_are_counted_and_named(caches: CacheMaker):
     folder = caches.write("math", [PROSE["wikipedia"]] * 3, file="gsm8k/test.jsonl")
     row = cache_evidence({"math": folder}).iloc[0]
     assert (row.files_like_tests, row.names_like_tests) == (1, "sources/math/gsm8k/test.jsonl")
+
+
+def found(what: str) -> dict[str, str]:
+    return {"what": what, "file": "test.json", "expected": "left out", "found": "in the cache", "remedy": "take it out"}
+
+
+def test_each_difference_has_a_row_and_a_component_without_any_says_so(caches: CacheMaker):
+    folders = {name: caches.write(name, [text]) for name, text in PROSE.items()}
+    table = differences_evidence({"wikipedia": [found("file no longer selected"), found("shard damaged")], "starcoderdata": []}, folders)
+    assert tuple(table.columns) == DIFFERENCE_COLUMNS
+    assert table[["component", "what", "file", "what_to_do"]].to_numpy().tolist() == [
+        ["wikipedia", "file no longer selected", "test.json", "Take it out."],
+        ["wikipedia", "shard damaged", "test.json", "Take it out."],
+        ["starcoderdata", "none", "", ""],
+    ]
+    assert table["manifest_digest"].unique().tolist() == [read_manifest(folder).digest for folder in folders.values()]
+    assert table["folder"].unique().tolist() == [str(folder) for folder in folders.values()]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [
+        ("shard damaged", "damaged"),
+        ("file no longer selected", "no longer selected"),
+        ("file added", "files changed"),
+        ("file removed", "files changed"),
+        ("content changed", "files changed"),
+        ("tokenizer changed", "made otherwise"),
+        ("what nobody has thought of", "made otherwise"),
+    ],
+)
+def test_every_difference_has_a_kind(tmp_path: Path, what: str, kind: str):
+    table = differences_evidence({"math": [found(what)]}, {"math": tmp_path})
+    assert table[["kind", "manifest_digest"]].to_numpy().tolist() == [[kind, "none"]]
+
+
+def test_a_component_that_was_not_verified_has_no_row(tmp_path: Path):
+    table = differences_evidence({"web": []}, {"math": tmp_path, "web": tmp_path})
+    assert table["component"].tolist() == ["web"]
+
+
+def test_each_change_is_declared_found_or_both():
+    found = {"rope": ("theta 500000", "theta 5000000"), "batch": ("1024", "3072")}
+    table = hand_off_evidence(["rope", "ema"], found)
+    assert table.to_numpy().tolist() == [
+        ["batch", False, True, "1024", "3072", "found undeclared"],
+        ["ema", True, False, "", "", "declared not found"],
+        ["rope", True, True, "theta 500000", "theta 5000000", "declared and found"],
+    ]
+
+
+def test_from_scratch_and_unchanged_have_a_row_that_says_so():
+    assert hand_off_evidence(None, {})[["name", "status"]].to_numpy().tolist() == [["from scratch", "from scratch"]]
+    assert hand_off_evidence([], {})[["name", "status"]].to_numpy().tolist() == [["no change", "no change"]]

@@ -34,7 +34,6 @@ def test_paired_items_are_tosses_of_a_coin(model_alone: int, baseline_alone: int
 
 
 def test_the_sum_of_places_has_the_chance_that_enumeration_gives() -> None:
-    """Units of two, four and six ways, with ties, against every combination of ways."""
     units = [np.array([-1.0, -1.0 + 1e-6]), np.array([-2.0, -3.0, -1.0, -2.0]), np.array([-4.0, -9.0, -8.0, -7.0, -6.0, -1e9])]
     places = [[Fraction(int(2 * place) - 1, 2 * len(unit)) for place in rankdata(np.round(unit, 3))] for unit in units]
     observed = sum(of_unit[0] for of_unit in places)
@@ -43,7 +42,6 @@ def test_the_sum_of_places_has_the_chance_that_enumeration_gives() -> None:
 
 
 def test_no_single_item_decides() -> None:
-    """One right choice that is likelier by a million nats counts as one that is likelier by one."""
     scores = np.random.default_rng(3).normal(size=(30, 4))
     tame, wild = ([np.array([top, *row[1:]]) if n == 0 else row for n, row in enumerate(scores)] for top in (scores[0].max() + 1, 1e6))
     assert place_p_value(tame) == place_p_value(wild) > 0.01
@@ -51,7 +49,6 @@ def test_no_single_item_decides() -> None:
 
 @pytest.mark.parametrize("noise_nats", [0.0, 1e-6])
 def test_a_model_that_does_not_read_the_opening_gains_nothing(noise_nats: float) -> None:
-    """It likes some words better than others, as strongly as possible; an opening does nothing except shift all words."""
     rng = np.random.default_rng(5)
     liking = rng.standard_cauchy((32, 1, 4)) * 10
     scores = liking + rng.normal(size=(32, 4, 1)) + noise_nats * rng.uniform(-1, 1, size=(32, 4, 4))
@@ -84,7 +81,6 @@ def test_models_that_know_nothing_pass_no_oftener_than_they_may(tails: str) -> N
 
 
 def test_likelihood_tells_what_accuracy_can_not() -> None:
-    """A model with a little knowledge, no oftener right than the baseline: its right answers are likelier by half a deviation."""
     rng = np.random.default_rng(11)
     said: list[bool] = []
     for _ in range(50):

@@ -1,5 +1,3 @@
-"""The simulation of `experiments.studies.gate_noise`, small: the gate may not refuse too often, detect too little or report too little."""
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ def test_few_checkpoints_as_good_as_their_parent_are_refused():
 
 
 def test_without_a_shared_rate_too_many_are():
-    """What the simulation would find if each benchmark had the whole rate for itself."""
     refused = false_refusals(np.random.default_rng(1), Gate(max_fall=0.0, max_rise=None, rate=0.05 * len(ITEMS)), PAIRS)
     assert refused.share > 0.08, str(refused)
 

@@ -81,7 +81,6 @@ def shares_of(items: int, disagreeing: float, fall: float) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("max_fall", [0.0, 0.01, 0.25])
 @pytest.mark.parametrize("level", [0.05, 0.05 / 8])
 def test_a_fall_that_is_allowed_is_refused_no_oftener_than_the_level_says(items: int, max_fall: float, level: float):
-    """Summed over all outcomes, for two models that disagree seldom to often; the approximation may miss by a seventh."""
     for disagreeing in (max_fall + 0.01, max_fall + 0.1, 0.5):
         lost, gained, often = shares_of(items, disagreeing, max_fall)
         refused = often[fall_p_values(lost, gained, items=items, max_fall=max_fall) <= level].sum()
@@ -91,7 +90,6 @@ def test_a_fall_that_is_allowed_is_refused_no_oftener_than_the_level_says(items:
 @pytest.mark.parametrize("max_fall", [0.0, 0.01, 0.25])
 @pytest.mark.parametrize("pairs", [Pairs(96, 12, 16), Pairs(100, 3, 3), Pairs(60, 9, 9)])
 def test_the_smallest_fall_is_shown_eight_times_in_ten(pairs: Pairs, max_fall: float):
-    """The power at the effect that is stated, by another sum than the one that found it."""
     level = 0.01
     fall = smallest_fall(pairs, level=level, max_fall=max_fall)
     base = 2 * math.sqrt((pairs.gained + 0.5) * (pairs.lost + 0.5)) / (pairs.items + 1)

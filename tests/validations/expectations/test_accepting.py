@@ -1,5 +1,3 @@
-"""A recipe accepts a warning once, with its reason; nothing else is covered by it."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +71,6 @@ def test_another_permutation_component_measure_check_or_column_is_not_covered(ot
 
 
 def test_a_component_that_nobody_accepts_warns_also_where_another_one_is_judged_for_it():
-    """The least likely row is web's, and accepted. What it spoke for is named now."""
     result, said = judge(BOTH_FAIL, accepted({"permutation": "linear", "component": "web"}))
     assert result.outcome == "failed"
     assert said == ["component code, 300 rows"]
@@ -97,7 +94,6 @@ def test_a_check_that_could_not_be_made_is_never_accepted():
 
 
 def test_what_stops_is_never_accepted():
-    """Also where a check of the same name only warns."""
     is_judged = next(check for check in checks_of("health", HEALTH_LIMITS.model_dump()) if check.arguments.get("column") == "is_unjudged")
     critical = replace(is_judged, severity="critical")
     table = pd.DataFrame([{"measure": "ema_gap", "is_unjudged": True, "phenomenon": "p", "detail": "d", "limit": 0.1}])
@@ -152,7 +148,6 @@ def test_phases_bound_where_it_is_expected():
 
 
 def test_the_columns_to_accept_by_are_measured_columns(limits: Any):
-    """A check whose columns a recipe may name is broken without them, so an accepted warning can't be passed over for want of one."""
     can_be = [check for check in checks_of("data", limits.model_dump(mode="json")) if check.accept_by]
     assert len(can_be) == 8, "three of them of packed rows, one of what is left out"
     for check in can_be:
@@ -161,7 +156,6 @@ def test_the_columns_to_accept_by_are_measured_columns(limits: Any):
 
 
 def test_a_check_is_called_what_great_expectations_calls_it(limits: Any):
-    """A recipe takes the name from the verdict, which has it from the library."""
     library = load_library()
     checks = checks_of("data", limits.model_dump(mode="json"))
     for table in {check.table for check in checks}:

@@ -11,7 +11,6 @@ DOMAIN = load_library().domain
 
 
 def kinds_of(base: str) -> list[str]:
-    """The expectations that are of this base."""
     return sorted(kind.__name__ for kind in getattr(DOMAIN, base).__subclasses__())
 
 

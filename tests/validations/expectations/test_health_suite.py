@@ -1,5 +1,3 @@
-"""What the health table's rows mean for the verdict."""
-
 import math
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""For every table of every suite: without rows nothing passes, and a table that cannot be judged is not taken for bad data."""
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,7 +47,6 @@ def tables_of_the_gate() -> Tables:
 
 @pytest.fixture
 def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tables]:
-    """The tables of a suite, in order."""
 
     def build(suite: str) -> Tables:
         if suite == "gate":
@@ -78,7 +75,6 @@ def judged(suite: str, tables: Tables, thresholds: dict[str, dict[str, Any]], ta
 
 
 def without(tables: Tables, column: str) -> Tables:
-    """The tables without the column of that name, wherever it is: particulars may give it in a row's place."""
     return {name: table.drop(columns=column) if column in table.columns else table for name, table in tables.items()}
 
 
@@ -159,7 +155,6 @@ def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
 def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
     suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What the code does counts, and a comment does not."""
     shutil.copytree(identity.HOUSE / "validations", tmp_path / "validations")
     monkeypatch.setattr(identity, "HOUSE", tmp_path)
     before = {name: version_of(one) for name, one in SUITES.items()}

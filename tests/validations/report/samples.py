@@ -76,14 +76,12 @@ SAMPLE_SUITE = Suite("sample", 1, TABLES, _checks)
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the suite one of those that verdicts are judged by."""
     monkeypatch.setitem(SUITES, SAMPLE_SUITE.name, SAMPLE_SUITE)
 
 
 def evidence(
     *, leaked: int = 0, stale: int = 0, like_tests: int = 0, components: int = 1, excerpt: str = "A made-up item"
 ) -> dict[str, Any]:
-    """The tables; `leaked` items of one benchmark, `stale` files and files named like tests in each component."""
     names = ["math", *(f"web-{number}" for number in range(1, components))]
     caches = {
         "component": names,
@@ -106,7 +104,6 @@ def evidence(
 
 
 def known_test_file(component: str = "math", **fields: Any) -> AcceptedWarning:
-    """The recipe knows that files of this component are named like tests."""
     said = {"reason": "The record reads them", "source": "its code", "phases": None, "where": {"component": component}}
     return AcceptedWarning.model_validate({"table": "caches", "check": "expect_column_values_to_be_in_set", **said, **fields})
 

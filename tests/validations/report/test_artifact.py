@@ -1,5 +1,3 @@
-"""A verdict as a page of the Prefect UI: words first, then value, limit, the parent's value, and the rows that fail."""
-
 from pathlib import Path
 
 import numpy as np

@@ -13,7 +13,6 @@ from phasewise.trainer.metrics import ALL_GROUPS, Row
 from phasewise.validations.evidence.health.metrics import (
     LEAD_UPDATES,
     MIN_WINDOW,
-    Change,
     Floats,
     Metrics,
     Spikes,
@@ -31,8 +30,8 @@ COLUMNS = (
     "measure", "phenomenon", "described_in", "value", "limit", "at_step", "is_measured", "has_required_numbers", "is_unjudged", "detail",
 )  # fmt: skip
 NOWHERE = -1
-BY_GROUP = "/"
-"""Separates a measure's name and its group of weights."""
+GROUP_MEASURES = ("grad_norm_spikes_percent", "param_norm_jumps_percent")
+"""Measures per group of weights. A slash separates measure and group."""
 LM_HEAD = "lm_head"
 REQUIRED = ("loss", "grad_norm", "update_norm", "param_norm", "learning_rate", "data_seconds", "seconds")
 """Columns that a verdict needs from every run."""
@@ -74,40 +73,28 @@ class Phenomenon(NamedTuple):
     described_in: str
 
 
-def grad_norm_spikes_of(group: str) -> str:
-    """Return the measure of a group's gradient norm."""
-    return f"grad_norm_spikes_percent{BY_GROUP}{group}"
-
-
-def param_norm_jumps_of(group: str) -> str:
-    """Return the measure of a group's parameter norm."""
-    return f"param_norm_jumps_percent{BY_GROUP}{group}"
-
-
-def _phenomenon(name: str, document: str, section: str) -> Phenomenon:
-    return Phenomenon(name, f'{document}, section "{section}"')
-
-
 _MARIN_8B, _MARIN_32B, _TRINITY = "Marin 8B retrospective", "Marin 32B retrospective", "Trinity Large report"
 _CLIPPING, _Z_LOSS = "1. Tightened max grad norm clipping", "Spoonbill: Z-loss to the rescue"
-PHENOMENA: dict[str, Phenomenon] = {
-    Measure.NON_FINITE: _phenomenon("divergence", _MARIN_32B, "Alternative Optimizers (`exp1388`, `exp1380`)"),
-    Measure.LOSS_SPIKES: _phenomenon("loss spikes", _MARIN_32B, "Phase 1: Scaling up our existing recipe"),
-    Measure.GRAD_NORM_SPIKES: _phenomenon("gradient norm spikes", _MARIN_32B, _CLIPPING),
-    Measure.LED_SPIKES: _phenomenon("update norm leads loss", _MARIN_32B, "2. Clip Update Norm"),
-    Measure.LM_HEAD_GROWTH: _phenomenon("lm_head explodes (Spoonbill)", _MARIN_8B, _Z_LOSS),
-    Measure.LOSS_RISE: _phenomenon("loss creeps up in the cooldown (Raccoon)", _MARIN_8B, "Raccoon: Debugging SFT-ability"),
-    Measure.LOSS_SHIFT: _phenomenon("data order shifts the loss (Bison)", _MARIN_32B, "Shuffling anomaly"),
-    Measure.EMA_LAG: _phenomenon("moving average the wrong way round (Ocelot)", _MARIN_8B, "Adjusted Hyperparameters"),
-    Measure.EMA_GAP: _phenomenon("EMA gap", _MARIN_8B, "The EMA Gap"),
-    Measure.DATA_SHARE: _phenomenon("training waits for data", _TRINITY, "3.2 Data Preparation"),
-    Measure.MAX_VIOLATION: _phenomenon("experts collapse", _TRINITY, "6 Discussion"),
-    Measure.EARLY_VIOLATION: _phenomenon("experts off their balance for a time", _TRINITY, "6 Discussion"),
-    Measure.LOSS_STEP_SPREAD: _phenomenon("batches unlike each other", _TRINITY, "3.2 Data Preparation"),
-    Measure.BATCH_HET: _phenomenon("parts of a batch unlike each other", _TRINITY, "3.2 Data Preparation"),
-    **{grad_norm_spikes_of(group): _phenomenon("gradient norm spikes, by group", _MARIN_32B, _CLIPPING) for group in ALL_GROUPS},
-    **{param_norm_jumps_of(group): _phenomenon("parameter norm jumps, by group", _MARIN_8B, _Z_LOSS) for group in ALL_GROUPS},
+_DESCRIBED: dict[str, tuple[str, str, str]] = {
+    Measure.NON_FINITE: ("divergence", _MARIN_32B, "Alternative Optimizers (`exp1388`, `exp1380`)"),
+    Measure.LOSS_SPIKES: ("loss spikes", _MARIN_32B, "Phase 1: Scaling up our existing recipe"),
+    Measure.GRAD_NORM_SPIKES: ("gradient norm spikes", _MARIN_32B, _CLIPPING),
+    Measure.LED_SPIKES: ("update norm leads loss", _MARIN_32B, "2. Clip Update Norm"),
+    Measure.LM_HEAD_GROWTH: ("lm_head explodes (Spoonbill)", _MARIN_8B, _Z_LOSS),
+    Measure.LOSS_RISE: ("loss creeps up in the cooldown (Raccoon)", _MARIN_8B, "Raccoon: Debugging SFT-ability"),
+    Measure.LOSS_SHIFT: ("data order shifts the loss (Bison)", _MARIN_32B, "Shuffling anomaly"),
+    Measure.EMA_LAG: ("moving average the wrong way round (Ocelot)", _MARIN_8B, "Adjusted Hyperparameters"),
+    Measure.EMA_GAP: ("EMA gap", _MARIN_8B, "The EMA Gap"),
+    Measure.DATA_SHARE: ("training waits for data", _TRINITY, "3.2 Data Preparation"),
+    Measure.MAX_VIOLATION: ("experts collapse", _TRINITY, "6 Discussion"),
+    Measure.EARLY_VIOLATION: ("experts off their balance for a time", _TRINITY, "6 Discussion"),
+    Measure.LOSS_STEP_SPREAD: ("batches unlike each other", _TRINITY, "3.2 Data Preparation"),
+    Measure.BATCH_HET: ("parts of a batch unlike each other", _TRINITY, "3.2 Data Preparation"),
 }
+for _group in ALL_GROUPS:
+    _DESCRIBED[f"{GROUP_MEASURES[0]}/{_group}"] = ("gradient norm spikes, by group", _MARIN_32B, _CLIPPING)
+    _DESCRIBED[f"{GROUP_MEASURES[1]}/{_group}"] = ("parameter norm jumps, by group", _MARIN_8B, _Z_LOSS)
+PHENOMENA = {measure: Phenomenon(name, f'{document}, section "{section}"') for measure, (name, document, section) in _DESCRIBED.items()}
 """Measure → its phenomenon."""
 
 
@@ -122,21 +109,6 @@ class _Finding:
     detail: str
     is_measured: bool = True
     has_required_numbers: bool = True
-
-    def row(self) -> dict[str, object]:
-        phenomenon = PHENOMENA[self.measure]
-        return {
-            "measure": str(self.measure),
-            "phenomenon": phenomenon.name,
-            "described_in": phenomenon.described_in,
-            "value": float(self.value),
-            "limit": math.nan if self.limit is None else float(self.limit),
-            "at_step": self.at_step,
-            "is_measured": self.is_measured,
-            "has_required_numbers": self.has_required_numbers,
-            "is_unjudged": not self.is_measured and self.limit is not None and BY_GROUP not in self.measure,
-            "detail": self.detail,
-        }
 
 
 _Outcome = tuple[float, int, str] | str
@@ -154,23 +126,44 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Seq
     if not metrics:
         return pd.DataFrame(columns=list(COLUMNS))
     found = read_columns(metrics)
-    findings = [_non_finite(found, groups), *_spikes(found, limits, groups)]
-    for measure in (grad_norm_spikes_of, param_norm_jumps_of):
+    bad = found.non_finite
+    missing = found.lacks(*REQUIRED, *(f"{norm}/{group}" for norm in REQUIRED_OF_GROUPS for group in groups))
+    detail = f"{len(bad)} values are no finite numbers, the first is {bad[0][1]}" if bad else "every value is a finite number"
+    if missing:
+        detail += f"; no row holds {', '.join(missing)}"
+    step = bad[0][0] if bad else NOWHERE
+    findings = [_Finding(Measure.NON_FINITE, len(bad), 0, step, detail, has_required_numbers=not missing), *_spikes(found, limits, groups)]
+    for measure in GROUP_MEASURES:
         absent = [group for group in ALL_GROUPS if group not in groups]
-        findings += [_skipped(measure(group), f"the model has no weights of the group {group}") for group in absent]
-    losses, waits, evaluations = ("loss", "learning_rate"), ("data_seconds", "seconds"), ("eval_loss", "ema_eval_loss")
+        findings += [_skipped(f"{measure}/{group}", f"the model has no weights of the group {group}") for group in absent]
+    losses, waits = ("loss", "learning_rate"), ("data_seconds", "seconds")
     findings += [
         _judged(Measure.LOSS_RISE, limits.max_loss_rise, found.lacks(*losses), lambda: _rise(found)),
         _judged(Measure.LOSS_SHIFT, limits.max_loss_shift, found.lacks(*losses), lambda: _shift(found)),
         _judged(Measure.LM_HEAD_GROWTH, limits.max_lm_head_growth, found.lacks(f"param_norm/{LM_HEAD}"), lambda: _lm_head(found, groups)),
-        _ema_lag(found),
-        _judged(Measure.EMA_GAP, limits.max_ema_gap, found.lacks(*evaluations), lambda: _ema_gap(found), may_lack=True),
+        *_moving_average(found, limits.max_ema_gap),
         _judged(Measure.DATA_SHARE, limits.max_data_share, found.lacks(*waits), lambda: _data_share(found)),
         *_balance(found, limits.max_violation),
-        _loss_spread(found),
-        _batch_het(found),
+        *_batch_spread(found),
     ]
-    return pd.DataFrame([finding.row() for finding in findings], columns=list(COLUMNS))
+    rows: list[dict[str, object]] = []
+    for finding in findings:
+        phenomenon = PHENOMENA[finding.measure]
+        rows.append(
+            {
+                "measure": str(finding.measure),
+                "phenomenon": phenomenon.name,
+                "described_in": phenomenon.described_in,
+                "value": float(finding.value),
+                "limit": math.nan if finding.limit is None else float(finding.limit),
+                "at_step": finding.at_step,
+                "is_measured": finding.is_measured,
+                "has_required_numbers": finding.has_required_numbers,
+                "is_unjudged": not finding.is_measured and finding.limit is not None and "/" not in finding.measure,
+                "detail": finding.detail,
+            }
+        )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _skipped(measure: str, why: str = "the recipe sets no limit, so it is not looked for") -> _Finding:
@@ -183,64 +176,55 @@ def _not_measured(measure: str, limit: float | None, missing: Sequence[str] = ()
     return _Finding(measure, math.nan, limit, NOWHERE, detail, is_measured=False, has_required_numbers=may_lack or not missing)
 
 
-def _judged(
-    measure: str, limit: float | None, missing: Sequence[str], outcome: Callable[[], _Outcome], *, may_lack: bool = False
-) -> _Finding:
-    """Run a measure that has a limit and its columns."""
+def _judged(measure: str, limit: float | None, missing: Sequence[str], outcome: Callable[[], _Outcome]) -> _Finding:
     if limit is None:
         return _skipped(measure)
     found = "" if missing else outcome()
     if isinstance(found, str):
-        return _not_measured(measure, limit, missing, why=found, may_lack=may_lack)
+        return _not_measured(measure, limit, missing, why=found)
     value, step, detail = found
     return _Finding(measure, value, limit, step, detail)
 
 
-def _non_finite(metrics: Metrics, groups: Sequence[str]) -> _Finding:
-    bad = metrics.non_finite
-    missing = metrics.lacks(*REQUIRED, *(f"{norm}/{group}" for norm in REQUIRED_OF_GROUPS for group in groups))
-    detail = f"{len(bad)} values are no finite numbers, the first is {bad[0][1]}" if bad else "every value is a finite number"
-    if missing:
-        detail += f"; no row holds {', '.join(missing)}"
-    return _Finding(Measure.NON_FINITE, len(bad), 0, bad[0][0] if bad else NOWHERE, detail, has_required_numbers=not missing)
-
-
 def _spikes(metrics: Metrics, limits: HealthLimits, groups: Sequence[str]) -> list[_Finding]:
-    within, rates = regimes(metrics), metrics["learning_rate"]
+    """Find spikes of the loss and the gradient norms, jumps of the groups' norms, and loss spikes after a rise of the update norm."""
+    rates = metrics["learning_rate"]
     # Relative growth of a norm in one update, divided by the learning rate, that may be rounding
     rounding = np.divide(NORM_RESOLUTION, rates, out=np.full(len(rates), np.nan), where=rates > NORM_RESOLUTION**2)
-
-    def find(values: Floats, resolution: Floats | None = None) -> Spikes:
-        return find_spikes(values, within, deviations=limits.spike_deviations, window=limits.spike_window, resolution=resolution)
-
+    series: dict[str, tuple[str, Floats, Floats | None]] = {}
     names: dict[str, str] = {Measure.LOSS_SPIKES: "loss", Measure.GRAD_NORM_SPIKES: "grad_norm"}
-    names |= {grad_norm_spikes_of(group): f"grad_norm/{group}" for group in groups}
-    found = {measure: find(metrics[name]) for measure, name in names.items()}
+    for measure, name in (names | {f"{GROUP_MEASURES[0]}/{group}": f"grad_norm/{group}" for group in groups}).items():
+        series[measure] = name, metrics[name], None
     for group in groups:
-        measure, name = param_norm_jumps_of(group), f"param_norm/{group}"
+        name = f"param_norm/{group}"
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             growth = np.diff(np.log(metrics[name]), prepend=np.nan) / rates
-        names[measure], found[measure] = name, find(np.where(np.isfinite(growth), growth, np.nan), rounding)
+        series[f"{GROUP_MEASURES[1]}/{group}"] = name, np.where(np.isfinite(growth), growth, np.nan), rounding
+    window, within, maximum = limits.spike_window, regimes(metrics), limits.max_spike_percent
+    of_loss: Spikes | None = None
     findings: list[_Finding] = []
-    for measure, name in names.items():
-        findings.append(
-            _judged(measure, limits.max_spike_percent, metrics.lacks(name), lambda spikes=found[measure]: _spiking(metrics, spikes))
-        )
+    for measure, (name, values, resolution) in series.items():
+        spikes = find_spikes(values, within, deviations=limits.spike_deviations, window=window, resolution=resolution)
+        of_loss = of_loss or spikes
+        if missing := metrics.lacks(name):
+            findings.append(_not_measured(measure, maximum, missing))
+            continue
+        if not spikes.scored:
+            why = f"no value has the {MIN_WINDOW} values before it, since the run's start or its last change, that it is scored against"
+            findings.append(_not_measured(measure, maximum, why=why))
+            continue
+        rows = spikes.is_spike.nonzero()[0]
+        detail = f"{len(rows)} of {spikes.scored} scored values (of {len(metrics.steps)})"
+        if not len(rows):
+            findings.append(_Finding(measure, 0.0, maximum, NOWHERE, f"{detail} are spikes"))
+            continue
+        worst = int(rows[spikes.deviations[rows].argmax()])
+        height, first = spikes.deviations[worst], metrics.steps[rows[0]]
+        detail += f", the highest {height:.3g} standard deviations above the updates before it; the first at step {first}"
+        findings.append(_Finding(measure, 100 * len(rows) / spikes.scored, maximum, int(metrics.steps[worst]), detail))
+    assert of_loss is not None
     missing = metrics.lacks("loss", "update_norm", "learning_rate")
-    return [*findings, _judged(Measure.LED_SPIKES, 0, missing, lambda: _led(metrics, found[Measure.LOSS_SPIKES], limits))]
-
-
-def _spiking(metrics: Metrics, spikes: Spikes) -> _Outcome:
-    if not spikes.scored:
-        return f"no value has the {MIN_WINDOW} values before it, since the run's start or its last change, that it is scored against"
-    rows = spikes.is_spike.nonzero()[0]
-    detail = f"{len(rows)} of {spikes.scored} scored values (of {len(metrics.steps)})"
-    if not len(rows):
-        return 0.0, NOWHERE, f"{detail} are spikes"
-    worst = int(rows[spikes.deviations[rows].argmax()])
-    height = spikes.deviations[worst]
-    detail += f", the highest {height:.3g} standard deviations above the updates before it; the first at step {metrics.steps[rows[0]]}"
-    return 100 * len(rows) / spikes.scored, int(metrics.steps[worst]), detail
+    return [*findings, _judged(Measure.LED_SPIKES, 0, missing, lambda: _led(metrics, of_loss, limits))]
 
 
 def _led(metrics: Metrics, spikes: Spikes, limits: HealthLimits) -> _Outcome:
@@ -266,7 +250,7 @@ def _rise(metrics: Metrics) -> _Outcome:
         return "the learning rate falls nowhere for long enough to tell a trend from noise"
     if not rise.certain:
         return 0.0, NOWHERE, f"no rise is clear of the noise: up to {rise.resolution:.2g} nats could hide in it"
-    return rise.certain, rise.step, f"from step {rise.step} on the loss rises by {_told(rise)} while the learning rate falls"
+    return rise.certain, rise.step, f"from step {rise.step} on the loss rises by {rise} while the learning rate falls"
 
 
 def _shift(metrics: Metrics) -> _Outcome:
@@ -279,16 +263,12 @@ def _shift(metrics: Metrics) -> _Outcome:
         why = "no two evaluations (eval_loss) surround a place where it could be; the training loss"
         if not unfollowed.certain:
             return f"{why} alone shows none"
-        return f"{why} shifts by {_told(unfollowed)} at step {unfollowed.step}: evaluate checkpoints before and after it"
+        return f"{why} shifts by {unfollowed} at step {unfollowed.step}: evaluate checkpoints before and after it"
     if not shift.certain:
         detail = f"no shift that the evaluation does not follow is clear of the noise: up to {shift.resolution:.2g} nats could hide in it"
         return 0.0, NOWHERE, detail
-    detail = f"at step {shift.step} the loss shifts by {_told(shift)}, while the evaluation loss moves by {shift.evaluation:.2g}"
+    detail = f"at step {shift.step} the loss shifts by {shift}, while the evaluation loss moves by {shift.evaluation:.2g}"
     return shift.certain, shift.step, detail
-
-
-def _told(change: Change) -> str:
-    return f"{change.estimate:+.2g} nats ({change.certain:.2g} of it certain)"
 
 
 def _lm_head(metrics: Metrics, groups: Sequence[str]) -> _Outcome:
@@ -313,27 +293,28 @@ def _lm_head(metrics: Metrics, groups: Sequence[str]) -> _Outcome:
     return head, last_step, detail
 
 
-def _ema_lag(metrics: Metrics) -> _Finding:
-    """Measure the median length of an update in units of the weights' distance from their moving average: below 1 for an average."""
+def _moving_average(metrics: Metrics, max_gap: float | None) -> list[_Finding]:
+    """Measure an update's length and the gap of the evaluation losses, both against the moving average of the weights.
+
+    The length is the median in units of the weights' distance from their moving average, below 1 for an average.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shares = metrics["update_norm"] / (metrics["ema_distance"] * metrics["param_norm"])
-    rows = np.flatnonzero(np.isfinite(shares))
-    if not len(rows):
-        return _skipped(Measure.EMA_LAG, "the run keeps no moving average (no ema_distance)")
-    lag = float(np.median(shares[rows]))
-    detail = f"an update moves the weights by {lag:.2g} times their distance from the moving average"
-    return _Finding(Measure.EMA_LAG, lag, MAX_RATIO_OF_AN_AVERAGE, int(metrics.steps[rows[0]]), detail)
-
-
-def _ema_gap(metrics: Metrics) -> _Outcome:
-    with np.errstate(over="ignore"):
         gaps = metrics["eval_loss"] - metrics["ema_eval_loss"]
+    lag = _skipped(Measure.EMA_LAG, "the run keeps no moving average (no ema_distance)")
+    if len(rows := np.flatnonzero(np.isfinite(shares))):
+        median = float(np.median(shares[rows]))
+        detail = f"an update moves the weights by {median:.2g} times their distance from the moving average"
+        lag = _Finding(Measure.EMA_LAG, median, MAX_RATIO_OF_AN_AVERAGE, int(metrics.steps[rows[0]]), detail)
+    if max_gap is None:
+        return [lag, _skipped(Measure.EMA_GAP)]
     rows = np.flatnonzero(np.isfinite(gaps))
     if not len(rows):
-        return "no step holds both losses"
+        missing = metrics.lacks("eval_loss", "ema_eval_loss")
+        return [lag, _not_measured(Measure.EMA_GAP, max_gap, missing, why="no step holds both losses", may_lack=True)]
     worst = rows[np.argmax(gaps[rows])]
     detail = f"the weights' evaluation loss is up to {gaps[worst]:+.3g} nats above that of their moving average"
-    return float(gaps[worst]), int(metrics.steps[worst]), detail
+    return [lag, _Finding(Measure.EMA_GAP, float(gaps[worst]), max_gap, int(metrics.steps[worst]), detail)]
 
 
 def _data_share(metrics: Metrics) -> _Outcome:
@@ -384,27 +365,26 @@ def _balance(metrics: Metrics, limit: float | None) -> list[_Finding]:
     ]
 
 
-def _loss_spread(metrics: Metrics) -> _Finding:
-    """Measure the noise of one update's loss over the second half, in nats a token: the root of half the mean square of its changes.
+def _batch_spread(metrics: Metrics) -> list[_Finding]:
+    """Measure the noise of one update's loss in nats a token (the root of half the mean square of its changes), and the batches' parts.
 
-    A long document over several batches raises the noise, an order that mixes lowers it (Trinity Large report, section 3.2). The mean is
-    estimated by the median, which spikes do not move: for normal numbers the median of squares is 0.455 of the mean.
+    Both cover the second half. A long document over several batches raises the noise, an order that mixes lowers it (Trinity Large report,
+    section 3.2). The mean is estimated by the median, which spikes do not move: for normal numbers the median of squares is 0.455 of the
+    mean.
     """
-    losses = metrics["loss"]
-    changes = np.diff(losses[len(losses) // 2 :])
+    half = len(metrics.steps) // 2
+    changes = np.diff(metrics["loss"][half:])
     changes = changes[np.isfinite(changes)]
     if len(changes) < MIN_UPDATES:
-        missing = metrics.lacks("loss")
-        return _not_measured(Measure.LOSS_STEP_SPREAD, None, missing, why=f"fewer than {MIN_UPDATES} updates in the second half")
-    spread = float(np.sqrt(np.median(changes**2) / 0.455 / 2))
-    return _Finding(Measure.LOSS_STEP_SPREAD, spread, None, NOWHERE, f"nats a token, over the last {len(changes)} updates")
-
-
-def _batch_het(metrics: Metrics) -> _Finding:
-    values = metrics["batch_het"][len(metrics.steps) // 2 :]
+        why = f"fewer than {MIN_UPDATES} updates in the second half"
+        spread = _not_measured(Measure.LOSS_STEP_SPREAD, None, metrics.lacks("loss"), why=why)
+    else:
+        noise = float(np.sqrt(np.median(changes**2) / 0.455 / 2))
+        spread = _Finding(Measure.LOSS_STEP_SPREAD, noise, None, NOWHERE, f"nats a token, over the last {len(changes)} updates")
+    values = metrics["batch_het"][half:]
     found = np.isfinite(values)
     if not found.any():
-        return _not_measured(Measure.BATCH_HET, None, why="the batches are not cut into parts", may_lack=True)
-    worst = int(np.nanargmax(values)) + len(metrics.steps) - len(values)
+        return [spread, _not_measured(Measure.BATCH_HET, None, why="the batches are not cut into parts", may_lack=True)]
+    step = int(metrics.steps[half + int(np.nanargmax(values))])
     detail = f"nats a token, the mean over the last {int(found.sum())} updates; at most {np.nanmax(values):.3g}"
-    return _Finding(Measure.BATCH_HET, float(values[found].mean()), None, int(metrics.steps[worst]), detail)
+    return [spread, _Finding(Measure.BATCH_HET, float(values[found].mean()), None, step, detail)]

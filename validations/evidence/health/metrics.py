@@ -129,11 +129,8 @@ class Spikes:
     deviations: Floats
     """Distance above the mean of the window, in the window's standard deviations. NaN if the value is not scored."""
     is_spike: NDArray[np.bool_]
-
-    @property
-    def scored(self) -> int:
-        """Number of scored values."""
-        return int(np.isfinite(self.deviations).sum())
+    scored: int
+    """Number of scored values."""
 
 
 class _Before(BaseIndexer):
@@ -174,7 +171,7 @@ def find_spikes(values: Floats, regimes: list[Range], *, deviations: float, wind
         floors = 1e-9 if resolution is None else np.fmax(resolution[places] / scale, 1e-9)
         spreads = np.fmax(before.std(ddof=0).to_numpy(np.float64), floors)
         found[places] = (scaled - before.mean()).to_numpy(np.float64) / spreads
-    return Spikes(found, np.nan_to_num(found, nan=-np.inf) >= deviations)
+    return Spikes(found, np.nan_to_num(found, nan=-np.inf) >= deviations, int(np.isfinite(found).sum()))
 
 
 class Lead(NamedTuple):
@@ -219,6 +216,9 @@ class Change(NamedTuple):
     evaluation: float = 0.0
     """Move of the evaluation loss during the change. 0 if the evaluation is ignored."""
 
+    def __str__(self) -> str:
+        return f"{self.estimate:+.2g} nats ({self.certain:.2g} of it certain)"
+
 
 @dataclass(frozen=True)
 class _Levels:
@@ -227,10 +227,8 @@ class _Levels:
     values: Floats
     noise: float
     rows: NDArray[np.int64]
-
-    @property
-    def widths(self) -> list[int]:
-        return [max(2, round(share * len(self.values))) for share in WIDTHS]
+    widths: list[int]
+    """Widths of the compared windows in blocks."""
 
 
 def _levels_of(losses: Floats, start: int, stop: int) -> _Levels | None:
@@ -254,7 +252,8 @@ def _levels_of(losses: Floats, start: int, stop: int) -> _Levels | None:
     middle = np.median(np.stack([np.roll(medians, 1), medians, np.roll(medians, -1)]), axis=0)
     stands_out = np.abs(medians - middle) > CERTAINTY * noise
     stands_out[[0, -1]] = False
-    return _Levels(np.where(stands_out, middle, medians), noise, places[edges[:-1]])
+    widths = [max(2, round(share * count)) for share in WIDTHS]
+    return _Levels(np.where(stands_out, middle, medians), noise, places[edges[:-1]], widths)
 
 
 def largest_rise(metrics: Metrics, stretches: list[Stretch]) -> Change | None:

@@ -24,31 +24,7 @@ def build_detokenizer(tokenizer: Tokenizer) -> Detokenize:
     is_special = np.zeros(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1, bool)
     is_special[[number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]] = True
 
-    def without_ends(ids: np.ndarray) -> np.ndarray:
-        words = np.flatnonzero(~is_special[ids])
-        return ids[words[0] : words[-1] + 1] if len(words) else ids[:0]
-
-    if [step["type"] for step in steps] == ["ByteLevel"]:
-        starts, lengths, pool = _token_bytes(tokenizer, definition)
-
-        def detokenize_bytes(ids: np.ndarray) -> bytes:
-            ids = without_ends(np.asarray(ids, np.int64))
-            text = np.empty(int(lengths[ids].sum()), np.uint8)
-            _fill(ids, starts, lengths, pool, text)
-            return text.tobytes()
-
-        return detokenize_bytes
-
-    def detokenize(ids: np.ndarray) -> bytes:
-        ids = without_ends(ids)
-        runs = np.split(ids, np.flatnonzero(is_special[ids]))
-        return SPACE.join(tokenizer.decode(run[~is_special[run]].tolist()).encode() for run in runs)
-
-    return detokenize
-
-
-def _token_bytes(tokenizer: Tokenizer, definition: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return start and length of each token's bytes in one array, and the array."""
+    is_byte_level = [step["type"] for step in steps] == ["ByteLevel"]
     # Byte-level vocabularies (GPT-2) write a byte as itself if it is printable, else as a character from 256.
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
@@ -57,10 +33,22 @@ def _token_bytes(tokenizer: Tokenizer, definition: dict[str, Any]) -> tuple[np.n
     written = {id: token for token, id in tokenizer.get_vocab(with_added_tokens=True).items()}
     tokens = [
         added[id] if id in added else bytes(byte_of[character] for character in written.get(id, ""))
-        for id in range(max(written, default=-1) + 1)
+        for id in (range(max(written, default=-1) + 1) if is_byte_level else ())
     ]
     lengths = np.array([len(token) for token in tokens], np.int64)
-    return np.cumsum(lengths) - lengths, lengths, np.frombuffer(b"".join(tokens), np.uint8)
+    starts, pool = np.cumsum(lengths) - lengths, np.frombuffer(b"".join(tokens), np.uint8)
+
+    def detokenize(ids: np.ndarray) -> bytes:
+        words = np.flatnonzero(~is_special[ids])
+        ids = np.asarray(ids[words[0] : words[-1] + 1] if len(words) else ids[:0], np.int64)
+        if not is_byte_level:
+            runs = np.split(ids, np.flatnonzero(is_special[ids]))
+            return SPACE.join(tokenizer.decode(run[~is_special[run]].tolist()).encode() for run in runs)
+        text = np.empty(int(lengths[ids].sum()), np.uint8)
+        _fill(ids, starts, lengths, pool, text)
+        return text.tobytes()
+
+    return detokenize
 
 
 @compiled()

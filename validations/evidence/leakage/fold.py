@@ -58,13 +58,23 @@ def next_point(text, at):
         if byte == _PERCENT:
             return _unescape_percent(text, at)
         return np.int64(byte), at + 1
-    return _decode(text, at)
+    point, size = np.int64(byte), len(text)
+    length = 2 if 0xC2 <= point < 0xE0 else 3 if 0xE0 <= point < 0xF0 else 4 if 0xF0 <= point < 0xF5 else 0
+    if length == 0 or at + length > size:
+        return np.int64(NOTHING), at + 1
+    point &= 0x7F >> length
+    for offset in range(1, length):
+        following = np.int64(text[at + offset])
+        if following & 0xC0 != 0x80:
+            return np.int64(NOTHING), at + 1
+        point = (point << 6) | (following & 0x3F)
+    return point, at + length
 
 
 @compiled()
 def _unescape_percent(text, at):
     """Decode the bytes of one character, such as `%20` or `%E2%80%99`, else a percent sign."""
-    first, after = _percent_byte(text, at)
+    first, after = _hexadecimal(text, at + 1, 2)
     if first < 0:
         return np.int64(_PERCENT), at + 1
     if first < 0x80:
@@ -72,35 +82,14 @@ def _unescape_percent(text, at):
     length = 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0
     point = first & (0x7F >> length)
     for _ in range(1, length):
-        following, after = _percent_byte(text, after)
+        following = np.int64(-1)
+        if after < len(text) and text[after] == _PERCENT:
+            following, after = _hexadecimal(text, after + 1, 2)
         if following & 0xC0 != 0x80:
             length = 0
             break
         point = (point << 6) | (following & 0x3F)
     return (point, after) if length else (np.int64(NOTHING), at + 3)
-
-
-@inlined()
-def _percent_byte(text, at):
-    """Return the byte of `%XX` and the next position, or -1."""
-    if at >= len(text) or text[at] != _PERCENT:
-        return np.int64(-1), at
-    return _hexadecimal(text, at + 1, 2)
-
-
-@inlined()
-def _decode(text, at):
-    byte, size = np.int64(text[at]), len(text)
-    length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 0
-    if length == 0 or at + length > size:
-        return np.int64(NOTHING), at + 1
-    point = byte & (0x7F >> length)
-    for offset in range(1, length):
-        following = np.int64(text[at + offset])
-        if following & 0xC0 != 0x80:
-            return np.int64(NOTHING), at + 1
-        point = (point << 6) | (following & 0x3F)
-    return point, at + length
 
 
 @compiled()
@@ -162,7 +151,19 @@ def _unescape_entity(text, at):
     while body + 4 <= size and text[body] == 97 and text[body + 1] == 109 and text[body + 2] == 112 and text[body + 3] == 59:  # amp;
         body += 4
     if body < size and text[body] == 35:  # #
-        return _unescape_number(text, body, np.int64(_AMPERSAND), body if body > plain else plain)
+        value, end, base = np.int64(0), body + 1, 10
+        if end < size and (text[end] | 32) == 120:
+            end, base = end + 1, 16
+        first_digit = end
+        while end < size and end - first_digit < 7:
+            digit = _hexadecimal_digit(text[end])
+            if digit < 0 or digit >= base:
+                break
+            value = value * base + digit
+            end += 1
+        if end == first_digit or end >= size or text[end] != 59 or value > 0x10FFFF:
+            return np.int64(_AMPERSAND), body
+        return value, end + 1
     end = body
     while end < size and end - body < 10 and (97 <= (text[end] | 32) <= 122 or 48 <= text[end] <= 57):
         end += 1
@@ -173,36 +174,13 @@ def _unescape_entity(text, at):
         return np.int64(SOFT_HYPHEN), end + 1
     if length == 2 and second == 116 and (first == 108 or first == 103):  # lt, gt
         return np.int64(LESS if first == 108 else _GREATER), end + 1
-    if length >= 4 and _is_accent(text, body + 1, end):
-        return np.int64(first), end + 1
+    if length >= 4:
+        # `acute`, `grave`, `circ`, `uml`, `tilde`, `cedil`, `ring`, `slash` and `caron` by their first two letters
+        pair = np.int64(text[body + 1]) << 8 | np.int64(text[body + 2])
+        known = (0x6163, 0x6772, 0x6369, 0x756D, 0x7469, 0x6365, 0x7269, 0x736C, 0x6361)
+        if pair in known and (3 if pair == 0x756D else 4) <= length - 1 <= 5:
+            return np.int64(first), end + 1
     return np.int64(NOTHING), end + 1
-
-
-@compiled()
-def _is_accent(text, at, end):
-    """Recognise `acute`, `grave`, `circ`, `uml`, `tilde`, `cedil`, `ring`, `slash` and `caron` by their first two letters."""
-    pair = np.int64(text[at]) << 8 | np.int64(text[at + 1])
-    known = (0x6163, 0x6772, 0x6369, 0x756D, 0x7469, 0x6365, 0x7269, 0x736C, 0x6361)
-    length = end - at
-    return pair in known and (3 if pair == 0x756D else 4) <= length <= 5
-
-
-@compiled()
-def _unescape_number(text, at, otherwise, after_otherwise):
-    """Decode `#39;` or `#x27;` from its `#`."""
-    size, value, place, base = len(text), np.int64(0), at + 1, 10
-    if place < size and (text[place] | 32) == 120:
-        place, base = place + 1, 16
-    first = place
-    while place < size and place - first < 7:
-        digit = _hexadecimal_digit(text[place])
-        if digit < 0 or digit >= base:
-            break
-        value = value * base + digit
-        place += 1
-    if place == first or place >= size or text[place] != 59 or value > 0x10FFFF:
-        return otherwise, after_otherwise
-    return value, place + 1
 
 
 @compiled()
@@ -223,8 +201,22 @@ def skip_tag(text, at, tag_hashes):
     if at >= len(text):
         return at
     point, after = next_point(text, at)
-    if point == LESS:
-        return _skip_calculation(text, at, after)
+    if point == LESS:  # `<<16-7=9>>`: digits, operators and at least one equals sign
+        has_equals = False
+        for _ in range(MAX_CALCULATION_CHARACTERS):
+            if after >= len(text):
+                return at
+            point, after = next_point(text, after)
+            if point == _GREATER:
+                if not has_equals or after >= len(text):
+                    return at
+                point, after = next_point(text, after)
+                return after if point == _GREATER else at
+            is_operator = point in (32, 36, 37, 40, 41, 42, 43, 44, 45, 46, 47, 61, 120)  # space $ % ( ) * + , - . / = x
+            if not is_operator and not 48 <= point <= 57:
+                return at
+            has_equals = has_equals or point == 61
+        return at
     if point == 47:  # a closing tag
         if after >= len(text):
             return at
@@ -263,26 +255,6 @@ def skip_forum_tag(text, at, tag_hashes):
         if text[place] == 93:
             return place + 1
         place += 1
-    return at
-
-
-@compiled()
-def _skip_calculation(text, at, after):
-    """Skip `<<16-7=9>>` from behind its second `<`: digits, operators and at least one equals sign."""
-    has_equals = False
-    for _ in range(MAX_CALCULATION_CHARACTERS):
-        if after >= len(text):
-            return at
-        point, after = next_point(text, after)
-        if point == _GREATER:
-            if not has_equals or after >= len(text):
-                return at
-            point, after = next_point(text, after)
-            return after if point == _GREATER else at
-        is_operator = point in (32, 36, 37, 40, 41, 42, 43, 44, 45, 46, 47, 61, 120)  # space $ % ( ) * + , - . / = x
-        if not is_operator and not 48 <= point <= 57:
-            return at
-        has_equals = has_equals or point == 61
     return at
 
 
@@ -352,7 +324,23 @@ def fold_table() -> Fold:
         if FIRST_IDEOGRAPH <= point < END_OF_IDEOGRAPHS and chr(point) not in looks_like:
             codes[point] = WORD << KIND_SHIFT | point
             continue
-        folded = _fold(chr(point), looks_like)
+        character = chr(point)
+        if "\uac00" <= character <= "\ud7a3":  # a Hangul syllable is one letter
+            codes[point] = LETTER << KIND_SHIFT | point
+            continue
+        if character in looks_like:
+            spelled = looks_like[character]
+        else:
+            decomposed = unicodedata.normalize("NFKD", character).casefold()
+            spelled = "".join(looks_like.get(part, part) for part in unicodedata.normalize("NFKD", decomposed))
+        folded: list[int] = []
+        for part in spelled:
+            category = unicodedata.category(part)
+            if category == "Nd":
+                folded.append(DIGIT << KIND_SHIFT | ord(str(unicodedata.decimal(part))))
+            elif category not in ("Mn", "Me", "Cf"):
+                kind = WORD if _OWN_WORDS.match(part) else LETTER if category[0] == "L" or category == "Mc" else SEPARATOR
+                folded.append(kind << KIND_SHIFT | ord(part) if kind else SEPARATOR)
         if len(folded) <= 1:
             codes[point] = folded[0] if folded else DROPPED
             continue
@@ -361,26 +349,3 @@ def fold_table() -> Fold:
         codes[point] = -len(expansions)
         expansions.append(row)
     return Fold(codes, np.array(expansions, np.int32))
-
-
-def _fold(character: str, looks_like: dict[str, str]) -> list[int]:
-    """Return the codes of a character, none if it is dropped."""
-    if "\uac00" <= character <= "\ud7a3":  # a Hangul syllable is one letter
-        return [LETTER << KIND_SHIFT | ord(character)]
-    if character in looks_like:
-        spelled = looks_like[character]
-    else:
-        decomposed = unicodedata.normalize("NFKD", character).casefold()
-        spelled = "".join(looks_like.get(part, part) for part in unicodedata.normalize("NFKD", decomposed))
-    codes: list[int] = []
-    for part in spelled:
-        category = unicodedata.category(part)
-        if category in ("Mn", "Me", "Cf"):
-            continue
-        if category == "Nd":
-            codes.append(DIGIT << KIND_SHIFT | ord(str(unicodedata.decimal(part))))
-        elif _OWN_WORDS.match(part):
-            codes.append(WORD << KIND_SHIFT | ord(part))
-        else:
-            codes.append(LETTER << KIND_SHIFT | ord(part) if category[0] == "L" or category == "Mc" else SEPARATOR)
-    return codes

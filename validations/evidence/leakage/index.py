@@ -103,10 +103,7 @@ class LeakageIndex:
     @property
     def num_bytes(self) -> int:
         """Size of the arrays in memory."""
-        return sum(array.nbytes for array in self._arrays().values())
-
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("names", "digest")}
+        return sum(getattr(self, name).nbytes for name in _ARRAYS)
 
     @classmethod
     def build(cls, items: Sequence[BenchmarkItem]) -> "LeakageIndex":
@@ -124,11 +121,24 @@ class LeakageIndex:
         of_items = Segments.of(items)
         tasks = [item.task for item in items]
         groups = ["reading" if place >= num_items else "example" if item.is_example else "test" for place, item in enumerate(items)]
-        weights, grams = word_weights(of_items, tasks), _grams(of_items)
+        weights = word_weights(of_items, tasks)
+        # Hash each word and the next in either order, or the only word of a segment
+        following = np.append(of_items.hashes[1:], np.uint64(0))
+        grams = np.where(of_items.words_left > 1, (of_items.hashes + following) * GRAM_FACTOR, np.uint64(0))
+        firsts = of_items.starts[:-1][np.diff(of_items.starts) == 1]
+        grams[firsts] = of_items.hashes[firsts]
         sizes = part_sizes(of_items, weights)
         seeds, places = _seeds(of_items, sizes.telling[:, CHOICE] < MIN_DISTINCT_CHOICES)
         is_own = own_grams(of_items, grams, tasks, groups)
-        marks = OWN_GRAM * is_own + OWN_RUN * own_runs(of_items, is_own, groups) + TELLING_NUMBER * _telling_numbers(of_items)
+        in_segment = of_items.segment_of_word.astype(np.int64) * (int(of_items.vocabulary.max()) + 1) + of_items.vocabulary
+        is_telling = np.zeros(len(in_segment), bool)
+        is_telling[np.unique(in_segment, return_index=True)[1]] = True
+        is_telling &= is_number(of_items.hashes) & ~np.isin(of_items.hashes, split_words(COMMON_NUMBERS).hashes)
+        marks = OWN_GRAM * is_own + OWN_RUN * own_runs(of_items, is_own, groups) + TELLING_NUMBER * is_telling
+        bits = min(FILTER_BITS, max(10, (32 * len(seeds)).bit_length()))
+        seed_filter, at = np.zeros(1 << (bits - 3), np.uint8), (seeds * GRAM_FACTOR) >> np.uint64(64 - bits)
+        at_bit = np.left_shift(1, (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8)
+        np.bitwise_or.at(seed_filter, (at >> np.uint64(3)).astype(np.int64), at_bit)
         return cls(
             names=tuple((item.benchmark, item.id) for item in items),
             digest=digest,
@@ -152,14 +162,14 @@ class LeakageIndex:
             seed_hashes=seeds,
             seed_words=places,
             seed_buckets=np.searchsorted(seeds >> np.uint64(64 - BUCKET_BITS), np.arange((1 << BUCKET_BITS) + 1)).astype(np.int32),
-            seed_filter=_filter(seeds),
+            seed_filter=seed_filter,
         )
 
     def save(self, folder: Path) -> None:
         """Write the index into a folder, with the table last, so that a folder with a table holds a complete index."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, array in self._arrays().items():
-            np.save(folder / f"{name}.npy", array)
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
         files = {path.name: digest_of_file(path) for path in sorted(folder.glob("*.npy"))}
         write_sealed(folder / TABLE_NAME, {"items": self.digest, "names": [list(name) for name in self.names], "files": files})
 
@@ -171,36 +181,18 @@ class LeakageIndex:
             for name, digest in table["files"].items():
                 check_file(folder / name, digest, "Delete the folder and scan again.")
             names = tuple((str(benchmark), str(id)) for benchmark, id in table["names"])
-            arrays = {
-                field.name: np.load(folder / f"{field.name}.npy", mmap_mode="r")
-                for field in fields(cls)
-                if field.name not in ("names", "digest")
-            }
+            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder} holds no whole benchmark index ({error}). Delete the folder and scan again.") from None
         return cls(names=names, digest=str(table["items"]), **arrays)
 
 
+_ARRAYS = [field.name for field in fields(LeakageIndex) if field.name not in ("names", "digest")]
+
+
 def index_digest(items: Sequence[BenchmarkItem]) -> str:
     """Return the digest of the inputs of a scan, except the limits: the items, and the code that reads and compares words."""
     return digest_of_json({"items": [json.dumps(item) for item in items], "code": code_digest(*CODE)})
-
-
-def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:
-    """Hash each word and the next in either order, or the only word of a segment."""
-    following = np.append(segments.hashes[1:], np.uint64(0))
-    pairs = np.where(segments.words_left > 1, (segments.hashes + following) * GRAM_FACTOR, np.uint64(0))
-    firsts = segments.starts[:-1][np.diff(segments.starts) == 1]
-    pairs[firsts] = segments.hashes[firsts]
-    return pairs
-
-
-def _telling_numbers(segments: Segments) -> Bool[np.ndarray, "w"]:
-    """Mark the first occurrence of each number in a segment, except for common numbers."""
-    in_segment = segments.segment_of_word.astype(np.int64) * (int(segments.vocabulary.max()) + 1) + segments.vocabulary
-    is_first = np.zeros(len(in_segment), bool)
-    is_first[np.unique(in_segment, return_index=True)[1]] = True
-    return is_first & is_number(segments.hashes) & ~np.isin(segments.hashes, split_words(COMMON_NUMBERS).hashes)
 
 
 def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarray, "g"]]:
@@ -210,10 +202,25 @@ def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tupl
     runs, items, segment = runs[places], segments.item_of_word[places], segments.segment_of_word[places]
     middles = (segments.starts[:-1] + segments.starts[1:]) // 2
     owners = 2 * segment + (places >= middles[segment])
-    joined = _joined_choices(segments, has_plain_choices)
-    runs, items, places = (np.concatenate(parts) for parts in zip((runs, items, places), joined, strict=True))
-    is_joined = np.append(np.zeros(len(owners), bool), np.ones(len(joined[0]), bool))
-    owners = np.append(owners, 2 * len(segments.kinds) + joined[1])
+    # Runs across neighbouring choices, with and without letters, of short choices or few telling words
+    of_choices = segments.kinds == CHOICE
+    item_of_segment = segments.item_of_word[segments.starts[:-1]]
+    has_runs = np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(has_plain_choices)) > 1
+    chosen = np.flatnonzero(of_choices & (has_plain_choices | ~has_runs)[item_of_segment])
+    in_choices = np.flatnonzero(np.isin(segments.segment_of_word, chosen))
+    of_chosen = item_of_segment[chosen]
+    letters = np.array([split_words(letter.encode()).hashes[0] for letter in ascii_uppercase])
+    before, letter = np.searchsorted(in_choices, segments.starts[chosen]), np.arange(len(chosen)) - np.searchsorted(of_chosen, of_chosen)
+    words, items_of_words = segments.hashes[in_choices], segments.item_of_word[in_choices]
+    lettered = np.insert(words, before, letters[letter % len(letters)])
+    parts = (
+        (runs, items, places),
+        _runs_of(words, items_of_words, in_choices),
+        _runs_of(lettered, np.insert(items_of_words, before, of_chosen), np.insert(in_choices, before, segments.starts[chosen])),
+    )
+    runs, items, places = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    is_joined = np.arange(len(runs)) >= len(owners)
+    owners = np.append(owners, 2 * len(segments.kinds) + items[len(owners) :])
     _, run = np.unique(runs, return_inverse=True)
     num_items = len(segments.item_segments) - 1
     shared_by = np.bincount(distinct(run.astype(np.int64) * num_items + items) // num_items, minlength=int(run.max(initial=0)) + 1)[run]
@@ -224,25 +231,6 @@ def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tupl
     runs, places = runs[kept], places[kept]
     order = np.lexsort((places, runs))
     return runs[order], places[order].astype(np.int32)
-
-
-def _joined_choices(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> _Runs:
-    """Return the runs of four words across neighbouring choices, with and without letters, of short choices or few telling words."""
-    of_choices = segments.kinds == CHOICE
-    item_of_segment = segments.item_of_word[segments.starts[:-1]]
-    has_runs = np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(has_plain_choices)) > 1
-    chosen = np.flatnonzero(of_choices & (has_plain_choices | ~has_runs)[item_of_segment])
-    places = np.flatnonzero(np.isin(segments.segment_of_word, chosen))
-    items, first_of_item = item_of_segment[chosen], np.searchsorted(item_of_segment[chosen], item_of_segment[chosen])
-    letters = np.array([split_words(letter.encode()).hashes[0] for letter in ascii_uppercase])
-    before = np.searchsorted(places, segments.starts[chosen])
-    lettered = np.insert(segments.hashes[places], before, letters[(np.arange(len(chosen)) - first_of_item) % len(letters)])
-    found = [
-        _runs_of(segments.hashes[places], segments.item_of_word[places], places),
-        _runs_of(lettered, np.insert(segments.item_of_word[places], before, items), np.insert(places, before, segments.starts[chosen])),
-    ]
-    runs, items, places = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return runs, items, places
 
 
 def _runs_of(hashes: UInt64[np.ndarray, "w"], items: Int32[np.ndarray, "w"], places: Int64[np.ndarray, "w"]) -> _Runs:
@@ -261,11 +249,3 @@ def _runs_of(hashes: UInt64[np.ndarray, "w"], items: Int32[np.ndarray, "w"], pla
         is_progression &= steps[offset : offset + count] == steps[:count]
     kept = (items[:count] == items[len(items) - count :]) & ~is_progression
     return runs[kept], items[:count][kept], places[:count][kept]
-
-
-def _filter(seeds: UInt64[np.ndarray, "g"]) -> UInt8[np.ndarray, "f"]:
-    bits = min(FILTER_BITS, max(10, (32 * len(seeds)).bit_length()))
-    found = np.zeros(1 << (bits - 3), np.uint8)
-    at = (seeds * GRAM_FACTOR) >> np.uint64(64 - bits)
-    np.bitwise_or.at(found, (at >> np.uint64(3)).astype(np.int64), np.left_shift(1, (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8))
-    return found

@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ EXAMPLES = {"train", "training", "dev", "prompt", "prompts", "fewshot", "shot", 
 DEV_FOR_EVALUATION = "dev rand"
 """CommonsenseQA's name of its evaluated split."""
 MAX_EXAMPLES = 20_000
+WORD = re.compile(r"[a-z0-9]+")
 SHARD_NUMBER = re.compile(r"\d+|of|part")
 
 
@@ -90,40 +91,35 @@ def read_benchmarks(path: Path) -> list[BenchmarkItem]:
 def _files(folder: Path, *, is_example: bool) -> list[_ItemFile]:
     """List the files of test items, or of examples, in a benchmark's folder or in a folder of benchmarks."""
     inner = [child for child in sorted(folder.glob("*")) if child.is_dir() and not child.name.startswith(".")]
-    if all(_split_words(child.name) for child in inner):
-        return _of_benchmark(folder, is_example)
-    direct = _by_split(folder, _candidates(folder, folder.glob("*")))[0]
-    files = [] if is_example else [_lone_file(path) for path in direct]
-    for child in inner:
-        files += _of_benchmark(child, is_example)
+    is_benchmark = all(_split_words(child.name) for child in inner)
+    files: list[_ItemFile] = []
+    if not (is_benchmark or is_example):
+        files += [_lone_file(path) for path in _by_split(folder, folder.glob("*"))[0]]
+    for benchmark in [folder] if is_benchmark else inner:
+        tests, examples = _by_split(benchmark, benchmark.rglob("*"))
+        for path in examples if is_example else tests:
+            task = benchmark.name if len(tests) == 1 else _task(path) or benchmark.name
+            files.append(_ItemFile(path, benchmark.name, task))
     return files
 
 
-def _of_benchmark(folder: Path, is_example: bool) -> list[_ItemFile]:
-    tests, examples = _by_split(folder, _candidates(folder, folder.rglob("*")))
-    is_one = len(tests) == 1
-    chosen = examples if is_example else tests
-    return [_ItemFile(path, folder.name, folder.name if is_one else _task(path) or folder.name) for path in chosen]
+def _by_split(folder: Path, paths: Iterator[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the files of the test split, else of the validation split, else of no split, and the files of unevaluated splits.
 
-
-def _candidates(folder: Path, paths: Iterator[Path]) -> list[Path]:
-    """Select item files by suffix. Next to `.jsonl` files, a `.json` file is a description."""
+    Item files are known by their suffix. Next to `.jsonl` files, a `.json` file is a description.
+    """
     seen = [
         path
         for path in sorted(paths, key=lambda path: (path.parent, _stem(path)))
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
-    return [path for path in seen if path.name.endswith(LINES)] or [path for path in seen if path.name.endswith(LIST)]
-
-
-def _by_split(folder: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the files of the test split, else of the validation split, else of no split, and the files of unevaluated splits."""
+    seen = [path for path in seen if path.name.endswith(LINES)] or [path for path in seen if path.name.endswith(LIST)]
     kinds: dict[Path, str] = {}
-    for path in paths:
+    for path in seen:
         words = {word for part in (*path.relative_to(folder).parts[:-1], _stem(path)) for word in _split_words(part)}
         if words & TEST:
             kinds[path] = "test"
-        elif words & VALIDATION or DEV_FOR_EVALUATION in " ".join(_words(_stem(path))):
+        elif words & VALIDATION or DEV_FOR_EVALUATION in " ".join(WORD.findall(_stem(path).lower())):
             kinds[path] = "validation"
         else:
             kinds[path] = "examples" if words & EXAMPLES else "none"
@@ -132,13 +128,9 @@ def _by_split(folder: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Pat
     return [path for path, kind in kinds.items() if kind == wanted], [path for path, kind in kinds.items() if kind in others]
 
 
-def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", name.lower())
-
-
 def _split_words(name: str) -> list[str]:
     """Return the first and last word of a name, ignoring shard numbers, if the word names a split."""
-    words = [word for word in _words(name) if not SHARD_NUMBER.fullmatch(word)]
+    words = [word for word in WORD.findall(name.lower()) if not SHARD_NUMBER.fullmatch(word)]
     return [word for word in (*words[:1], *words[-1:]) if word in TEST | VALIDATION | EXAMPLES]
 
 

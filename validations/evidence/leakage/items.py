@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 from phasewise.validations.evidence.leakage.prompts import (
@@ -64,6 +64,7 @@ MIN_SOURCE_WORDS = 200
 """A longer text next to a question with choices was published. Logic puzzles of exams are shorter."""
 MAX_ANSWER_WORDS = 20
 """A longer answer is a worked solution."""
+PUNCTUATION = re.compile(r"[^\w\s]|_")
 BLANK = re.compile(r"(?<!\w)_(?!\w)")
 FINAL_ANSWER = "####"
 HELD_OUT = "held-out "
@@ -98,10 +99,7 @@ class BenchmarkItem(NamedTuple):
 
 def without_punctuation(item: BenchmarkItem) -> BenchmarkItem | None:
     """Return the item without punctuation, which joins words (`x-1` becomes `x1`), or None if few words join."""
-
-    def bare(text: str) -> str:
-        return re.sub(r"[^\w\s]|_", "", text)
-
+    bare = partial(PUNCTUATION.sub, "")
     reading = item._replace(
         question=bare(item.question),
         choices=tuple(map(bare, item.choices)),
@@ -276,7 +274,16 @@ def parse_row(row: Fields) -> ParsedRow | None:
     names = names or ()
     rest = {name: value for name, value in fields.items() if name not in names}
     gold = options.gold if options.gold is not None else _first(rest, GOLD)
-    question, background, options = _unframe(_question(fields, names), options, gold)
+    question, background = strip_frame(_question(fields, names)), ""
+    split = split_options(question)
+    if options.texts and not are_letters(options.texts):
+        without = without_options(question, options.texts)
+        background, question = split_background(without) if without != question else ("", question)
+    elif split.options and (split.labelled or options.texts or (isinstance(gold, str) and letter_index(gold) is not None)):
+        background, question = split_background(split.question)
+        options = Options(split.options)
+    else:
+        options = Options()
     # Published source text, and text that belongs to the question
     sources = [text for name in SOURCES if name in rest for text in _texts_of(rest[name])]
     backgrounds = [background, *(text for name in BACKGROUNDS if name in rest for text in _texts_of(rest[name]))]
@@ -313,7 +320,14 @@ def _answer_and_solutions(fields: Fields, rest: Fields) -> tuple[str, tuple[str,
             solutions.append(text)
         else:
             answer = answer or text.strip()
-    answer = answer or next((boxed for text in solutions if (boxed := _boxed(text))), "")
+    for text in () if answer else solutions:  # the content of the last `\\boxed{…}`
+        start = text.rfind("\\boxed{")
+        depth = 0
+        for place in range(start + len("\\boxed"), len(text) if start >= 0 else 0):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                answer = answer or text[start + len("\\boxed{") : place].strip()
+                break
     return answer, tuple(dict.fromkeys(text.strip("\r\n").rstrip() for text in solutions))
 
 
@@ -329,8 +343,17 @@ def first_index(rows: Iterable[ParsedRow]) -> int:
 
 def as_item(row: ParsedRow, *, first: int, benchmark: str, task: str, id: str) -> BenchmarkItem:
     """Build the item of a row. `first` is the number of the first choice."""
-    texts = row.options.texts
-    gold = _gold_index(row, first) if texts else None
+    texts, labels = row.options.texts, row.options.labels
+    gold, number = None, _number(row) if texts else None
+    if number is not None:
+        gold = number - first if 0 <= number - first < len(texts) else None
+    elif texts:
+        # Labels come before texts, texts before letters
+        given = str(row.gold).strip() if row.gold is not None else ""
+        spellings = (given, given.casefold(), given.strip("().: ").upper())
+        named = ([label.upper() for label in labels], list(texts), [text.casefold() for text in texts])
+        gold = next((names.index(spelling) for names in named for spelling in spellings if spelling in names), letter_index(given))
+        gold = gold if gold is not None and gold < len(texts) else None
     answer = row.answer if not texts else ""
     if gold is not None:
         answer = texts[gold]
@@ -364,55 +387,12 @@ def _turns(value: object, *, asked: bool) -> tuple[str, ...]:
     return tuple(text for turn in turns if (turn.get("role", turn.get("from")) in ("user", "human")) == asked for text in _texts_of(turn))
 
 
-def _unframe(text: str, options: Options, gold: object) -> tuple[str, str, Options]:
-    """Split a text into question, preceding background, and options."""
-    text = strip_frame(text)
-    if options.texts and not are_letters(options.texts):
-        cut = without_options(text, options.texts)
-        background, question = split_background(cut) if cut != text else ("", cut)
-        return question, background, options
-    split = split_options(text)
-    if split.options and (split.labelled or options.texts or (isinstance(gold, str) and letter_index(gold) is not None)):
-        background, question = split_background(split.question)
-        return question, background, Options(split.options)
-    return text, "", Options()
-
-
-def _boxed(text: str) -> str:
-    """Return the content of the last `\\boxed{…}` of a solution."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return ""
-    depth = 0
-    for place in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len("\\boxed{") : place].strip()
-    return ""
-
-
 def _number(row: ParsedRow) -> int | None:
-    """Return the number of the right choice if it is given as a number."""
     gold = row.gold
     if isinstance(gold, int):
         return int(gold)
     is_number = isinstance(gold, str) and gold.strip().isdecimal() and gold.strip() not in row.options.labels + row.options.texts
     return int(cast(str, gold)) if is_number else None
-
-
-def _gold_index(row: ParsedRow, first: int) -> int | None:
-    """Return the index of the right choice. Labels come before texts, texts before letters and numbers."""
-    texts, labels = row.options.texts, row.options.labels
-    number = _number(row)
-    if number is not None:
-        return number - first if 0 <= number - first < len(texts) else None
-    gold = str(row.gold).strip() if row.gold is not None else ""
-    letter = letter_index(gold)
-    for names in ([label.upper() for label in labels], list(texts), [text.casefold() for text in texts]):
-        for spelling in (gold, gold.casefold(), gold.strip("().: ").upper()):
-            if spelling in names:
-                return names.index(spelling)
-    return letter if letter is not None and letter < len(texts) else None
 
 
 def _first(fields: Fields, names: Sequence[str]) -> object:

@@ -7,6 +7,7 @@ folder has the digest of all code of this package.
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -39,18 +40,13 @@ def inner() -> Callable[[Function], Function]:
 
 def is_cold() -> bool:
     """Return whether this machine has no compiled function of this code."""
-    return next(_folder().rglob("*.nbc"), None) is None
+    return next(Path(_folder).rglob("*.nbc"), None) is None
 
 
-def _folder() -> Path:
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-    name = f"compiled-{digest_of_bytes(sources)[:16]}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasewise"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        return home / name if os.access(home, os.W_OK) else Path(tempfile.gettempdir()) / name
-    except OSError:
-        return Path(tempfile.gettempdir()) / name
-
-
-config.CACHE_DIR = str(_folder())  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time
+_sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasewise"
+with suppress(OSError):
+    _home.mkdir(parents=True, exist_ok=True)
+_parent = str(_home) if os.access(_home, os.W_OK) else tempfile.gettempdir()
+_folder = f"{_parent}/compiled-{digest_of_bytes(_sources)[:16]}"
+config.CACHE_DIR = _folder  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time

@@ -114,13 +114,6 @@ def find(key, table):
 
 
 @inlined()
-def first_and_last(slot, table):
-    """Return the first and last place of a slot."""
-    low = table.state[LOW]
-    return low + table.ends[slot, 0] // _ENTRIES, low + table.ends[slot, 1] // _ENTRIES
-
-
-@inlined()
 def nearest(slot, anchor, low, high, table):
     """Return the place of a slot in `[low, high)` nearest to the anchor, or -1. Results are cached per anchor (`LOOK`)."""
     places, looks, state = table.places, table.looks, table.state
@@ -154,7 +147,7 @@ def note(index, segments, table, noted):
     """
     hashes, grams, marks, segment_starts = index.hashes, index.grams, index.marks, index.segment_starts
     flags, slots, hulls = noted.flags, noted.slots, noted.hulls
-    first_word = segment_starts[segments[0]]
+    first_word, low = segment_starts[segments[0]], table.state[LOW]
     for segment in range(segments[0], segments[1]):
         start, end = segment_starts[segment], segment_starts[segment + 1]
         length = min(GRAM_WORDS, end - start)
@@ -166,28 +159,18 @@ def note(index, segments, table, noted):
             if gram >= 0:
                 flag |= FOUND | GRAM_FOUND
                 carried = FOUND if length > 1 else _NOTHING
-                first, last = first_and_last(gram, table)
-                hull_first, hull_last = min(hull_first, first), max(hull_last, last)
                 if marks[word] & OWN_RUN != 0:
                     run = find(run_of(hashes, word), table)
             if run >= 0:
                 flag |= RUN_FOUND
-                first, last = first_and_last(run, table)
-                hull_first, hull_last = min(hull_first, first), max(hull_last, last)
+            for slot in (gram, run):
+                if slot >= 0:
+                    hull_first = min(hull_first, low + table.ends[slot, 0] // _ENTRIES)
+                    hull_last = max(hull_last, low + table.ends[slot, 1] // _ENTRIES)
             if hashes[word] & NUMBER_MARK != np.uint64(0) and find(hashes[word], table) >= 0:
                 flag |= NUMBER_THERE
             flags[word - first_word], slots[word - first_word, 0], slots[word - first_word, 1] = flag, gram, run
         hulls[segment - segments[0], 0], hulls[segment - segments[0], 1] = hull_first, hull_last
-
-
-@inlined()
-def _are_equal(hashes, first, other):
-    if first[1] - first[0] != other[1] - other[0]:
-        return False
-    is_equal = True
-    for offset in range(first[1] - first[0]):
-        is_equal = is_equal and hashes[first[0] + offset] == hashes[other[0] + offset]
-    return is_equal
 
 
 @inner()
@@ -198,47 +181,39 @@ def mark(bounds, hashes, segment_starts, segments, table, noted, flags, spans, e
     segment such as the answer of a choice, count within its length from the middle. `exactly`: fill the range of each segment in `spans`.
     """
     low, own_segment, anchor, high = bounds
-    state = table.state
+    state, slots = table.state, noted.slots
     state[LOOK] += 1
     first_word = segment_starts[segments[0]]
-    own = (segment_starts[own_segment], segment_starts[own_segment + 1])
+    own_start, own_length = segment_starts[own_segment], segment_starts[own_segment + 1] - segment_starts[own_segment]
     is_whole, is_all = low <= state[LOW] and high >= state[HIGH], True
     for segment in range(segments[0], segments[1]):
         start, end = segment_starts[segment], segment_starts[segment + 1]
-        room = end - start + NEAR_WORDS if _are_equal(hashes, (start, end), own) else high - low
+        is_own = end - start == own_length
+        for offset in range(own_length if is_own else 0):
+            is_own = is_own and hashes[start + offset] == hashes[own_start + offset]
+        room = end - start + NEAR_WORDS if is_own else high - low
         first, last = noted.hulls[segment - segments[0], 0], noted.hulls[segment - segments[0], 1]
         if is_whole and exactly == 0 and (last < 0 or (anchor - first <= room and last - anchor <= room)):
             for word in range(start - first_word, end - first_word):
                 flags[word] = noted.flags[word]
-        else:
-            is_all = False
-            spans[segment - segments[0], 0], spans[segment - segments[0], 1] = _mark_segment(
-                (start, end), (low, anchor, high, room), hashes, first_word, table, noted, flags
-            )
+            continue
+        # By the places of the segment's pairs nearest to the anchor
+        is_all, length = False, min(GRAM_WORDS, end - start)
+        span_first, span_last, carried = high, np.int64(-1), _NOTHING
+        for word in range(start - first_word, end - first_word):
+            flag, carried = carried, _NOTHING
+            if slots[word, 0] >= 0:
+                place = nearest(slots[word, 0], anchor, low, high, table)
+                if place >= 0 and abs(place - anchor) <= room:
+                    flag |= FOUND | GRAM_FOUND
+                    carried = FOUND if length > 1 else _NOTHING
+                    span_first, span_last = min(span_first, place), max(span_last, place + length - 1)
+            if noted.flags[word] & NUMBER_THERE != 0 and nearest(find(hashes[first_word + word], table), anchor, low, high, table) >= 0:
+                flag |= NUMBER_THERE
+            if slots[word, 1] >= 0:
+                place = nearest(slots[word, 1], anchor, low, high - RUN_WORDS + 1, table)
+                if place >= 0 and abs(place - anchor) <= room:
+                    flag |= RUN_FOUND
+            flags[word] = flag
+        spans[segment - segments[0], 0], spans[segment - segments[0], 1] = span_first, span_last
     return is_all
-
-
-@inlined()
-def _mark_segment(words, bounds, hashes, first_word, table, noted, flags):
-    """Flag the words of one segment by the places of its pairs nearest to the anchor. Return the first and last place."""
-    low, anchor, high, room = bounds
-    slots = noted.slots
-    start, end = words[0] - first_word, words[1] - first_word
-    length = min(GRAM_WORDS, end - start)
-    span_first, span_last, carried = high, np.int64(-1), _NOTHING
-    for word in range(start, end):
-        flag, carried = carried, _NOTHING
-        if slots[word, 0] >= 0:
-            place = nearest(slots[word, 0], anchor, low, high, table)
-            if place >= 0 and abs(place - anchor) <= room:
-                flag |= FOUND | GRAM_FOUND
-                carried = FOUND if length > 1 else _NOTHING
-                span_first, span_last = min(span_first, place), max(span_last, place + length - 1)
-        if noted.flags[word] & NUMBER_THERE != 0 and nearest(find(hashes[first_word + word], table), anchor, low, high, table) >= 0:
-            flag |= NUMBER_THERE
-        if slots[word, 1] >= 0:
-            place = nearest(slots[word, 1], anchor, low, high - RUN_WORDS + 1, table)
-            if place >= 0 and abs(place - anchor) <= room:
-                flag |= RUN_FOUND
-        flags[word] = flag
-    return span_first, span_last

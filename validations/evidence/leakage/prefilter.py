@@ -160,26 +160,24 @@ def foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held):
         pair = pairs[number]
         if pair[DOCUMENT] != document:
             document = np.int64(pair[DOCUMENT])
-            seams = (_pair_over(words, starts[document]), _pair_over(words, starts[document + 1]))
-            if starts[document + 1] - starts[document] <= MAX_TABLE_WORDS:
+            first, stop = starts[document], starts[document + 1]
+            # Pairs of words across the seams to the neighbours, 0 without a neighbour
+            before = (words[first - 1] + words[first]) * _FACTOR if 0 < first < len(words) else np.uint64(0)
+            behind = (words[stop - 1] + words[stop]) * _FACTOR if 0 < stop < len(words) else np.uint64(0)
+            seams = (before, behind)
+            if stop - first <= MAX_TABLE_WORDS:
                 for at in range(SKETCH_SIZE):
                     sketch[_WORDS, at] = sketch[_PAIRS, at] = 0
-                for place in range(starts[document], starts[document + 1]):
+                for place in range(first, stop):
                     sketch[_WORDS, words[place] >> SKETCH_SHIFT] = 1
                     if place + 1 < len(words):
                         sketch[_PAIRS, ((words[place] + words[place + 1]) * _FACTOR) >> SKETCH_SHIFT] = 1
         _foresee_item(number, pairs, seeds, starts[document + 1] - starts[document], seams, index, rules, scratch, held)
     for number in range(num_pairs - 1, -1, -1):
-        pair, behind = pairs[number], pairs[number, NEXT]
-        if is_next_to(pairs, number, behind) and pairs[behind, MAY] & (JOINED | WANTED) != 0 and pair[IS_HELD] != 0:
+        pair, following = pairs[number], pairs[number, NEXT]
+        if is_next_to(pairs, number, following) and pairs[following, MAY] & (JOINED | WANTED) != 0 and pair[IS_HELD] != 0:
             pair[MAY] |= WANTED
         pair[IS_HELD] = 0
-
-
-@inlined()
-def _pair_over(words, seam):
-    """Return the pair of words across a seam between documents, or 0 if a word is missing."""
-    return (words[seam - 1] + words[seam]) * _FACTOR if 0 < seam < len(words) else np.uint64(0)
 
 
 @inlined()
@@ -200,7 +198,21 @@ def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scr
     before, row, offset = pair[BEFORE], pair[DOCUMENT] % 2, pair[OFFSET]
     has_before = is_next_to(pairs, number, before) and pairs[before, IS_HELD] != 0
     most, may = held[row, offset : offset + size], CANDIDATE
-    if document_words > MAX_TABLE_WORDS or rules.has_solutions[item] or _bound(index, segments, seams, scratch.sketch, most):
+    is_open, sketch, grams = document_words > MAX_TABLE_WORDS or rules.has_solutions[item], scratch.sketch, index.grams
+    for segment in range(segments[0], segments[0] if is_open else segments[1]):
+        # Flag the words that the document may hold next to their neighbour. A pair may be across a seam.
+        start, last = starts[segment], starts[segment + 1] - 1
+        if start == last:
+            most[start - starts[segments[0]]] = sketch[_WORDS, grams[start] >> SKETCH_SHIFT] * _ALL
+            continue
+        carried, some, of_part = np.uint8(0), grams[start:last], most[start - starts[segments[0]] : last - starts[segments[0]] + 1]
+        for word in range(len(some)):
+            is_there = sketch[_PAIRS, some[word] >> SKETCH_SHIFT]
+            of_part[word] = is_there * _ALL | carried
+            carried = is_there
+            is_open |= (some[word] == seams[0]) | (some[word] == seams[1])
+        of_part[len(some)] = carried
+    if is_open:
         for word in range(size):
             most[word] = _ALL
         pair[IS_HELD] = 1
@@ -217,23 +229,3 @@ def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scr
         if may_decide(scratch.counted, rules, item, JOINED_EXTRA):
             may |= JOINED
     pair[MAY] = may
-
-
-@inner()
-def _bound(index, segments, seams, sketch, most):
-    """Flag the item's words that the document may hold next to their neighbour. Return whether a pair is across a seam."""
-    grams, starts = index.grams, index.segment_starts
-    first_word, is_over = starts[segments[0]], False
-    for segment in range(segments[0], segments[1]):
-        start, last = starts[segment], starts[segment + 1] - 1
-        if start == last:
-            most[start - first_word] = sketch[_WORDS, grams[start] >> SKETCH_SHIFT] * _ALL
-            continue
-        before, some, of_part = np.uint8(0), grams[start:last], most[start - first_word : last - first_word + 1]
-        for word in range(len(some)):
-            is_there = sketch[_PAIRS, some[word] >> SKETCH_SHIFT]
-            of_part[word] = is_there * _ALL | before
-            before = is_there
-            is_over |= (some[word] == seams[0]) | (some[word] == seams[1])
-        of_part[len(some)] = before
-    return is_over

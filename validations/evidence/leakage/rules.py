@@ -170,7 +170,6 @@ def _needed(weights: Float32[np.ndarray, "i 5"], min_score: float, little: float
 
 @inlined()
 def _count(flags, of_words, words, first_word, counts):
-    """Fill the counts of a segment."""
     hashes, weights, marks = of_words
     weight = all_weight = 0.0
     found = numbers = all_numbers = own = all_own = telling = all_telling = runs = all_runs = 0
@@ -317,18 +316,6 @@ def may_decide(counted, rules, item, extra):
     return False
 
 
-@inlined()
-def _is_alone(found, score, rule, needed, run_share, is_in_line):
-    """Return whether a part counts by its rule. `run_share` is 0 without a run."""
-    if rule == VERBATIM:
-        return run_share > 0 and run_share >= needed
-    if rule == ALL:
-        return score >= MIN_ALL
-    if rule == COMPLETE:
-        return is_in_line != 0 and found[WORDS] == found[WORDS + IN_ALL]
-    return rule == ALIKE and score >= needed + _extra(found) and _has_own(found)
-
-
 @inner()
 def decide(scores, founds, rules, item, extra, run, is_in_line, parts):
     """Fill the scores of found parts: question, choices, answer or solution, whole item. Return whether any part is found.
@@ -339,10 +326,19 @@ def decide(scores, founds, rules, item, extra, run, is_in_line, parts):
     run_kind, run_share = run
     parts[0] = parts[1] = parts[2] = parts[3] = 0.0
     for kind in range(PASSAGE):
+        found, rule, needed = founds[kind], alone[item, kind], alone_scores[item, kind] + extra
         of_run = run_share if run_kind == kind else 0.0
-        if _is_alone(founds[kind], scores[kind], alone[item, kind], alone_scores[item, kind] + extra, of_run, is_in_line):
+        if rule == VERBATIM:
+            is_found = of_run > 0 and of_run >= needed
+        elif rule == ALL:
+            is_found = scores[kind] >= MIN_ALL
+        elif rule == COMPLETE:
+            is_found = is_in_line != 0 and found[WORDS] == found[WORDS + IN_ALL]
+        else:
+            is_found = rule == ALIKE and scores[kind] >= needed + _extra(found) and _has_own(found)
+        if is_found:
             part = min(kind, ANSWER)
-            parts[part] = max(parts[part], of_run if alone[item, kind] == VERBATIM else scores[kind])
+            parts[part] = max(parts[part], of_run if rule == VERBATIM else scores[kind])
     if parts[0] > 0 or parts[1] > 0 or parts[2] > 0:
         return True
     both = founds[NUM_KINDS]

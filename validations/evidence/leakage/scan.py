@@ -117,7 +117,18 @@ def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: L
             batch.append(_Chunk(document, text, start))
             if waiting >= BATCH_BYTES:
                 kept.add(scanner.scan(batch))
-                batch = _carried(batch)
+                # The end of the batch starts the next batch, so that one batch holds the text across the seam
+                carried: list[_Chunk] = []
+                room = CARRIED_BYTES
+                for chunk in reversed(batch):
+                    if len(chunk.text) > room:
+                        if not carried:
+                            end = len(chunk.text) - room
+                            carried.append(_Chunk(chunk.document, chunk.text[end:], chunk.start + end))
+                        break
+                    carried.append(chunk)
+                    room -= len(chunk.text)
+                batch = carried[::-1]
                 waiting = sum(len(chunk.text) for chunk in batch)
     if batch:
         kept.add(scanner.scan(batch))
@@ -139,21 +150,6 @@ def cache_documents(folder: Path, detokenize: Detokenize, shard: int | None = No
     first = sum(each.documents for each in cache.manifest.shards[: shard or 0])
     for number, document in enumerate(cache.documents(None if shard is None else [shard]), start=first):
         yield Document(document.source_file, number, document.id, detokenize(document.tokens), len(document.tokens))
-
-
-def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
-    """Return the end of a batch, which starts the next batch, so that one batch holds the text across the seam."""
-    carried: list[_Chunk] = []
-    room = CARRIED_BYTES
-    for chunk in reversed(batch):
-        if len(chunk.text) > room:
-            if not carried:
-                cut = len(chunk.text) - room
-                carried.append(_Chunk(chunk.document, chunk.text[cut:], chunk.start + cut))
-            break
-        carried.append(chunk)
-        room -= len(chunk.text)
-    return carried[::-1]
 
 
 class _KeptHits:

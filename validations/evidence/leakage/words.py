@@ -115,7 +115,6 @@ def numeral_table() -> tuple[UInt64[np.ndarray, "1024"], Int64[np.ndarray, "1024
 
 @inlined()
 def _value(word, table_hashes, table_values):
-    """Return the number of a word, or `NONE`."""
     at = np.int64(word >> np.uint64(2)) & (_SLOTS - 1)
     while table_values[at] != NONE and table_hashes[at] != word:
         at = (at + 1) & (_SLOTS - 1)
@@ -136,7 +135,8 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
         place += 1
         while place < count:
             value, length = _value(hashes[place], table_hashes, table_values), 1
-            if value == AND and place + 1 < count and _takes_more(total, below):
+            takes_more = below % HUNDRED == 0 and (below > 0 or total > 0)  # a number below a hundred may follow
+            if value == AND and place + 1 < count and takes_more:
                 value, length = _value(hashes[place + 1], table_hashes, table_values), 2
                 if value >= HUNDRED:  # "two hundred and thousand"
                     break
@@ -144,7 +144,7 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
                 below *= HUNDRED
             elif value >= THOUSAND and below > 0 and value < scale:
                 total, below, scale = total + below * value, np.int64(0), value
-            elif 0 < value < HUNDRED and (_takes_more(total, below) or (value < 10 and below % HUNDRED >= 20 and below % 10 == 0)):
+            elif 0 < value < HUNDRED and (takes_more or (value < 10 and below % HUNDRED >= 20 and below % 10 == 0)):
                 below += value
             else:
                 break
@@ -152,12 +152,6 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
         hashes[kept], starts[kept], ends[kept] = number_hash(total + below), starts[first], ends[last]
         kept += 1
     return kept
-
-
-@inlined()
-def _takes_more(total, below):
-    """Return whether a number below a hundred may follow `hundred`, `thousand` or `million`."""
-    return below % HUNDRED == 0 and (below > 0 or total > 0)
 
 
 FULLWIDTH_BACKSLASH = 0xFF3C
@@ -225,7 +219,12 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
             if after > begin:
                 at = after
                 continue
-        code = codes[point] if point < TABLE_SIZE else _code_beyond(point)
+        if point < TABLE_SIZE:
+            code = np.int64(codes[point])
+        elif 0x20000 <= point < 0x40000:  # an ideograph is a word
+            code = np.int64((WORD << KIND_SHIFT) | point)
+        else:
+            code = np.int64(DROPPED if 0xE0000 <= point < 0xE1000 else SEPARATOR)
         if point in (BACKSLASH, FULLWIDTH_BACKSLASH):
             escapes = True
         elif escapes and point != NOTHING:
@@ -257,11 +256,3 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
         hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
         count += 1
     return count
-
-
-@inlined()
-def _code_beyond(point):
-    """Return the code beyond the table: ideographs are words, tags are dropped, other characters separate words."""
-    if 0x20000 <= point < 0x40000:
-        return (WORD << KIND_SHIFT) | point
-    return DROPPED if 0xE0000 <= point < 0xE1000 else SEPARATOR

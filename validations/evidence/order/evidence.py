@@ -18,8 +18,8 @@ from phasewise.trainer.data.document_buffer import BufferedComponent
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.data.permutation import Permutation, derive_key
-from phasewise.validations.evidence.order.measures import cusum, judge_measures, measure_order, take_sample
-from phasewise.validations.evidence.order.null import Measure, brownian_bridge, most_surprising
+from phasewise.validations.evidence.order.measures import cusum, measure_order, take_sample
+from phasewise.validations.evidence.order.null import BROWNIAN_BRIDGE, Measure, most_surprising
 from phasewise.validations.limits import OrderLimits
 
 MAX_EPOCHS = 8
@@ -66,7 +66,7 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
     order: list[dict[str, Any]] = []
     for each, measures in measured:
         about = {"component": each.name, "rows": each.rows, "drawn": each.stop - each.first, "permutation": run.order.permutation}
-        order += [about | {"measure": judged.name, **vars(judged)} for judged in judge_measures(measures, rate)]
+        order += [about | {"measure": one.name, **one.judged(rate)} for one in measures]
     worst = min(range(len(order)), key=lambda number: order[number]["p_value"], default=0)
     components, failing = {row["component"] for row in order}, {row["component"] for row in order if not row["passes"]}
     for number, row in enumerate(order):
@@ -83,41 +83,31 @@ class _Drawn:
         self.name, self.laid = name, ComponentRows(cache, RowRule(run.packing), run.model.seq_len)
         self.rows = self.laid.num_rows
         self.first, self.stop = int(positions[0]), int(positions[-1])
-        self._run, self._steps, self._positions = run, steps, positions
+        self.steps, self.positions = steps, positions
         has_buffer = run.order.buffer_documents is not None
         self._buffered = BufferedComponent(name, cache, run.order, run.model.seq_len) if has_buffer else None
-
-    @property
-    def _epochs(self) -> range:
-        first = self.first // self.rows
-        return range(first, min(-(-self.stop // self.rows), first + MAX_EPOCHS))
-
-    def _permutation(self, epoch: int) -> Permutation:
-        """Return the loader's permutation of rows, or of the documents that enter a buffer."""
-        if self._buffered is not None:
-            return self._buffered.of_pass(epoch).stream
-        order = self._run.order
-        return Permutation(order.permutation, length=self.rows, key=derive_key("component", order.seed, self.name, epoch))
+        self._permutations: dict[int, Permutation] = {}  # epoch → the loader's permutation of rows, or of documents that enter a buffer
+        first_epoch = self.first // self.rows if self.rows else 0
+        for epoch in range(first_epoch, min(-(-self.stop // self.rows), first_epoch + MAX_EPOCHS) if self.rows else 0):
+            key = derive_key("component", run.order.seed, name, epoch)
+            permutation = Permutation(run.order.permutation, length=self.rows, key=key)
+            self._permutations[epoch] = self._buffered.of_pass(epoch).stream if self._buffered else permutation
 
     def measures(self) -> list[Measure]:
         """Return each measure at its most surprising epoch, near the first position of the phase."""
         of_epochs: list[list[Measure]] = []
-        for epoch in self._epochs:
-            permutation, first = self._permutation(epoch), max(0, self.first - epoch * self.rows)
+        for epoch, permutation in self._permutations.items():
+            first = max(0, self.first - epoch * self.rows)
             near = first if self._buffered is None else first * permutation.length // self.rows
             of_epochs.append(measure_order(take_sample(permutation, near=near)))
         return [most_surprising(of_measure) for of_measure in zip(*of_epochs, strict=True)]
 
-    def step_of(self, position: float) -> int:
-        """Return the step that draws a position, exact to a block of the mixture."""
-        return round(float(np.interp(position, self._positions, self._steps)))
-
     def in_order(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sorted positions at which the phase draws the rows (with a buffer, their middle tokens), and each position's row."""
         of_epochs: list[np.ndarray] = []
-        for epoch in self._epochs:
+        for epoch, permutation in self._permutations.items():
             if self._buffered is None:
-                of_epochs.append(epoch * self.rows + self._permutation(epoch).inverse(rows))
+                of_epochs.append(epoch * self.rows + permutation.inverse(rows))
             else:
                 seq_len = self.laid.seq_len
                 middles = rows * seq_len + seq_len // 2
@@ -131,7 +121,6 @@ class _Drawn:
 
 
 def _shift_rows(drawn: _Drawn) -> list[dict[str, Any]]:
-    """Test each signal in the order of training."""
     of_rows, source_file, document_length = _row_signals(drawn.laid)
     positions, which = drawn.in_order(of_rows)
     if not len(positions):
@@ -147,12 +136,13 @@ def _shift_rows(drawn: _Drawn) -> list[dict[str, Any]]:
     for name, signal in signals.items():
         shift = find_shift(signal)
         places = positions if len(signal) == len(positions) else positions[few]
+        change = places[min(shift.at, len(places) - 1)]
         rows.append(
             {
                 "component": drawn.name,
                 "signal": name,
                 "rows_looked_at": len(signal),
-                "change_at_step": drawn.step_of(places[min(shift.at, len(places) - 1)]),
+                "change_at_step": round(float(np.interp(change, drawn.positions, drawn.steps))),  # exact to a block of the mixture
                 "before": shift.before,
                 "after": shift.after,
                 "shift_deviations": shift.deviations,
@@ -179,15 +169,10 @@ def find_shift(signal: np.ndarray) -> Shift:
     if not deviation > 0:
         mean = float(signal.mean()) if signal.size else 0.0
         return Shift(len(signal), mean, mean, 0.0, 1.0)
-    at, distance = cusum(middle_ranks(signal))
+    _, which, counts = np.unique(signal, return_inverse=True, return_counts=True)
+    at, distance = cusum((np.cumsum(counts) - counts / 2)[which])  # of each value the number of smaller ones and half of its ties
     before, after = float(signal[:at].mean()), float(signal[at:].mean())
-    return Shift(at, before, after, abs(after - before) / deviation, brownian_bridge().chance(distance))
-
-
-def middle_ranks(values: np.ndarray) -> np.ndarray:
-    """Return for each value the number of smaller values and half of its ties."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - counts / 2)[which]
+    return Shift(at, before, after, abs(after - before) / deviation, BROWNIAN_BRIDGE.chance(distance))
 
 
 def _row_signals(laid: ComponentRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,8 +181,18 @@ def _row_signals(laid: ComponentRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
     # All shards, or evenly spaced shards with the maximum number of documents
     documents = [shard.documents for shard in cache.manifest.shards]
     share = min(1.0, MAX_DOCUMENTS / max(sum(documents), 1))
-    shards = _spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
-    rows = _spread(_rows_in_shards(laid, shards), MAX_ROWS)
+    shards: list[int] = _spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
+    # The rows whose middle lies in one of these shards, for packing `chunk` without listing all rows
+    starts, seq_len = cache.starts, laid.seq_len
+    if laid.packing == "chunk":
+        middle = seq_len // 2
+        stretches = [(-((middle - starts[shard]) // seq_len), -((middle - starts[shard + 1]) // seq_len)) for shard in shards]
+        rows = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in stretches])
+        rows = rows[rows < laid.num_rows]
+    else:
+        rows = np.arange(laid.num_rows)
+        rows = rows[np.isin(np.searchsorted(starts, laid.firsts(rows) + laid.used(rows) // 2, "right") - 1, shards)]
+    rows = _spread(rows, MAX_ROWS)
     # The last token, length and file ordinal of each document in these shards
     ends: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
@@ -214,19 +209,6 @@ def _row_signals(laid: ComponentRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
         files.append(of_shard[names.indices.to_numpy()])
     document = np.searchsorted(np.concatenate(ends), laid.firsts(rows) + laid.used(rows) // 2, side="right")
     return rows, np.concatenate(files)[document].astype(np.float64), np.log2(np.concatenate(lengths)[document])
-
-
-def _rows_in_shards(laid: ComponentRows, shards: list[int]) -> np.ndarray:
-    """Return the rows whose middle lies in one of these shards, for packing `chunk` without listing all rows."""
-    starts, seq_len = laid.cache.starts, laid.seq_len
-    if laid.rule.packing == "chunk":
-        middle = seq_len // 2
-        stretches = [(-((middle - starts[shard]) // seq_len), -((middle - starts[shard + 1]) // seq_len)) for shard in shards]
-        rows = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in stretches])
-        return rows[rows < laid.num_rows]
-    rows = np.arange(laid.num_rows)
-    middles = laid.firsts(rows) + laid.used(rows) // 2
-    return rows[np.isin(np.searchsorted(starts, middles, "right") - 1, shards)]
 
 
 def _token_mix(laid: ComponentRows, rows: np.ndarray) -> np.ndarray:

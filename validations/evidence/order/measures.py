@@ -2,17 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from phasewise.validations.evidence.order.null import (
+    BROWNIAN_BRIDGE,
+    IMPOSSIBLE,
     Measure,
-    brownian_bridge,
     chi_square_least,
     chi_square_most,
-    commonest,
-    impossible,
     longest_run,
     most_surprising,
     normal_size,
@@ -74,19 +73,6 @@ class Sample:
         return len(self.stretch) == self.length
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A measure against its limit. The fields are explained in `Null` and `Measure`."""
-
-    name: str
-    value: float
-    limit: float
-    bound: Literal["max", "min"]
-    p_value: float
-    passes: bool
-    detail: str
-
-
 def take_sample(shuffle: Shuffle, *, near: int = 0) -> Sample:
     """Sample the stretch of index `near`, and random indices that depend only on the length."""
     length = shuffle.length
@@ -97,7 +83,7 @@ def take_sample(shuffle: Shuffle, *, near: int = 0) -> Sample:
     indices, places = in_a_row, stretch
     checked, of_checked = in_a_row, stretch
     if len(in_a_row) < length:
-        indices = random_indices(np.random.default_rng(length), length)
+        indices = np.unique(np.random.default_rng(length).integers(0, length, SAMPLED))
         places = shuffle(indices)
         checked, first = np.unique(np.concatenate([in_a_row, indices]), return_index=True)
         of_checked = np.concatenate([stretch, places])[first]
@@ -106,25 +92,12 @@ def take_sample(shuffle: Shuffle, *, near: int = 0) -> Sample:
     return Sample(length, stretch, indices, places, max(wrong, len(of_checked) - len(np.unique(of_checked))))
 
 
-def random_indices(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Draw distinct sorted indices of a range longer than a stretch."""
-    return np.unique(rng.integers(0, length, SAMPLED))
-
-
 def measure_order(sample: Sample) -> list[Measure]:
     """Run all measures that the permutation's length allows."""
-    found = [Measure("places not taken exactly once", sample.misses, impossible())]
+    found = [Measure("places not taken exactly once", sample.misses, IMPOSSIBLE)]
     if sample.length >= MIN_LENGTH:
         found += [*_bits(sample), *_serial(sample), *_coverage(sample), *_close_pairs(sample)]
     return found
-
-
-def judge_measures(measures: list[Measure], rate: float) -> list[Judged]:
-    """Compare each measure with the limit of true random permutations at `rate`, the measure's share of all false alarms."""
-    return [
-        Judged(one.name, float(one.value), one.limit(rate), one.null.bound, one.p_value, one.p_value >= rate, one.detail)
-        for one in measures
-    ]
 
 
 def cusum(values: np.ndarray) -> tuple[int, float]:
@@ -148,21 +121,23 @@ def _serial(sample: Sample) -> list[Measure]:
     # Serial correlation with the next place, with places at powers of two, and at the root of the length, where Feistel networks repeat
     places, count = stretch - stretch.mean(), len(stretch)
     variance = float(places @ places)
+    root = math.isqrt(sample.length - 1) + 1
+    lags = sorted(lag for lag in {root, *(2**power for power in range(MAX_LAG_POWER + 1))} if lag <= count // 2)
     measures: list[Measure] = []
-    for lag in _lags(sample, powers=MAX_LAG_POWER):
+    for lag in lags:
         pairs = count - lag
         value = float(places[:-lag] @ places[lag:]) / variance + pairs / (count * (count - 1))
         measures.append(Measure("serial correlation", abs(value), normal_size(math.sqrt(pairs) / count), detail=f"{lag} apart"))
     found.append(most_surprising(measures))
     # The commonest step to the next place, the next but one, and the place at the root of the length
-    measures = []
-    for lag in _lags(sample, powers=1):
+    measures, num_steps = [], sample.length - 1
+    for lag in [lag for lag in lags if lag in (1, 2, root)]:
         steps = np.sort((stretch[lag:] - stretch[:-lag]) % sample.length)
         ends = np.flatnonzero(np.diff(steps, append=-1))
         runs = np.diff(ends, prepend=-1)
         most = int(runs.argmax())
         told = f"a step of {steps[ends[most]]:,}, {lag} apart"
-        measures.append(Measure("commonest step", int(runs[most]), commonest(sample.length - 1, len(steps)), detail=told))
+        measures.append(Measure("commonest step", int(runs[most]), poisson_most(len(steps) / num_steps, values=num_steps), detail=told))
     found.append(most_surprising(measures))
     # Changes between even and odd places (Wald and Wolfowitz's runs), and the longest run of either
     parity = stretch & 1
@@ -180,13 +155,8 @@ def _serial(sample: Sample) -> list[Measure]:
         at, distance = cusum(values)
         shift = (values[at:].mean() - values[:at].mean()) / values.std()
         detail = f"{shift:+.2f} deviations after {at:,} of {len(values):,} places {told}"
-        measures.append(Measure("phase shift of sorted data", distance, brownian_bridge(), detail=detail))
+        measures.append(Measure("phase shift of sorted data", distance, BROWNIAN_BRIDGE, detail=detail))
     return [*found, most_surprising(measures)]
-
-
-def _lags(sample: Sample, *, powers: int) -> list[int]:
-    lags = {*(2**power for power in range(powers + 1)), math.isqrt(sample.length - 1) + 1}
-    return sorted(lag for lag in lags if lag <= len(sample.stretch) // 2)
 
 
 def _coverage(sample: Sample) -> list[Measure]:
@@ -275,13 +245,14 @@ def _bits(sample: Sample) -> list[Measure]:
     inputs = _packed(np.vstack([np.zeros(count, np.int64), sample.indices >> numbers[:, None] & 1]))  # XOR with zeros is one bit
     first, second = np.triu_indices(len(inputs), 1)
     xors = inputs[first] ^ inputs[second]
-    means = _mean_signs(xors, count)
+    means = 1 - 2 * np.bitwise_count(xors).sum(axis=1, dtype=np.int64) / count  # of the signs: 1 for a bit 0, -1 for a bit 1
     usable = np.abs(means) <= MAX_IMBALANCE
     first, second, xors, means = first[usable], second[usable], xors[usable], means[usable]
     correlations: list[np.ndarray] = []
     for bit in outputs.values():
         mean = 1 - 2 * bit.mean()
-        correlations.append((_mean_signs(xors ^ _packed(bit[None]), count) - mean * means) / np.sqrt((1 - mean**2) * (1 - means**2)))
+        together = 1 - 2 * np.bitwise_count(xors ^ _packed(bit[None])).sum(axis=1, dtype=np.int64) / count
+        correlations.append((together - mean * means) / np.sqrt((1 - mean**2) * (1 - means**2)))
     found = np.stack(correlations)
     measures: list[Measure] = []
     for name, chosen in zip(names, (first == 0, first > 0), strict=False):
@@ -313,11 +284,6 @@ def _packed(bits: np.ndarray) -> np.ndarray:
     """Pack rows of bits into 64-bit words, padded with zeros."""
     filled = np.pad(bits.astype(np.uint8), ((0, 0), (0, -bits.shape[1] % 64)))
     return np.packbits(filled, axis=1).view(np.uint64)
-
-
-def _mean_signs(words: np.ndarray, count: int) -> np.ndarray:
-    """Return the mean of each row's signs: 1 for a bit 0, -1 for a bit 1."""
-    return 1 - 2 * np.bitwise_count(words).sum(axis=1, dtype=np.int64) / count
 
 
 def walsh_hadamard(values: np.ndarray) -> np.ndarray:

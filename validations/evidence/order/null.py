@@ -7,7 +7,7 @@ the union bound. Simulated permutations in the tests verify the tails.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from scipy.special import chdtrc, chdtri, gammainc, gammaincc, gammaincinv, kolmogi, kolmogorov, ndtr, ndtri
 
@@ -45,6 +45,11 @@ class Measure:
         """Return the value that fewer than `rate` of all true random permutations exceed."""
         return self.null.limit(max(rate / self.tries, MIN_RATE))
 
+    def judged(self, rate: float) -> dict[str, Any]:
+        """Compare with true random permutations at `rate`, the measure's share of all false alarms."""
+        found = {"name": self.name, "value": float(self.value), "limit": self.limit(rate), "passes": self.p_value >= rate}
+        return found | {"bound": self.null.bound, "p_value": self.p_value, "detail": self.detail}
+
 
 def most_surprising(measures: Iterable[Measure]) -> Measure:
     """Return the least likely of several measures with one name, as the worst of all their tries."""
@@ -53,9 +58,10 @@ def most_surprising(measures: Iterable[Measure]) -> Measure:
     return Measure(worst.name, worst.value, worst.null, sum(measure.tries for measure in found), worst.detail)
 
 
-def impossible() -> Null:
-    """Any value above 0 alarms."""
-    return Null("max", lambda value: float(value <= 0), lambda _: 0.0)
+IMPOSSIBLE = Null("max", lambda value: float(value <= 0), lambda _: 0.0)
+"""Any value above 0 alarms."""
+BROWNIAN_BRIDGE = Null("max", lambda value: float(kolmogorov(value)), lambda rate: float(kolmogi(rate)))
+"""Largest distance of a random walk that returns to its start, divided by the root of its length (Kolmogorov's distribution)."""
 
 
 def normal_size(deviation: float, *, step: float = 0.0) -> Null:
@@ -81,9 +87,13 @@ def chi_square_least(degrees: int, *, step: float) -> Null:
     )
 
 
-def poisson_most(mean: float) -> Null:
-    """Count of rare events, alarming on large values."""
-    return Null("max", lambda value: _at_least(mean, value), lambda rate: float(_last(lambda count: _at_least(mean, count) >= rate, mean)))
+def poisson_most(mean: float, *, values: int = 1) -> Null:
+    """Largest of `values` counts of rare events with this mean, alarming on large values, by the union bound."""
+    return Null(
+        "max",
+        lambda value: values * _at_least(mean, value),
+        lambda rate: float(_last(lambda count: values * _at_least(mean, count) >= rate, mean)),
+    )
 
 
 def poisson_least(mean: float) -> Null:
@@ -102,21 +112,6 @@ def longest_run(count: int) -> Null:
         lambda value: float((count - value + 2) * 2.0**-value) if value <= count else 0.0,
         lambda rate: float(_last(lambda length: (count - length + 2) * 2.0**-length >= rate, 1)),
     )
-
-
-def commonest(values: int, draws: int) -> Null:
-    """Count of the most frequent of `values` equally likely values in `draws`, by the union bound over the values."""
-    mean = draws / values
-    return Null(
-        "max",
-        lambda value: values * _at_least(mean, value),
-        lambda rate: float(_last(lambda count: values * _at_least(mean, count) >= rate, mean)),
-    )
-
-
-def brownian_bridge() -> Null:
-    """Largest distance of a random walk that returns to its start, divided by the root of its length (Kolmogorov's distribution)."""
-    return Null("max", lambda value: float(kolmogorov(value)), lambda rate: float(kolmogi(rate)))
 
 
 def _at_least(mean: float, count: float) -> float:

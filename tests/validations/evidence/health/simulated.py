@@ -47,12 +47,10 @@ class Scenario:
 
 
 def evidence(rows: list[Row], limits: HealthLimits = LIMITS, *, groups: tuple[str, ...] = PARAM_GROUPS) -> pd.DataFrame:
-    """The health table of a dense model's run, where no other groups are named."""
     return health_evidence(rows, limits, groups=groups)
 
 
 def random_scenario(seed: int) -> Scenario:
-    """Any of them."""
     rng = np.random.default_rng(seed)
     updates = int(rng.choice([40, 80, 200, 660, 2000, 5000]))
     return Scenario(

@@ -1,5 +1,3 @@
-"""Experts that collapse, in rows of runs as they are and as they must not be."""
-
 from typing import Any
 
 import numpy as np
@@ -33,10 +31,6 @@ def noise(level: float) -> np.ndarray:
     return level + np.random.default_rng(0).normal(0, 0.1, UPDATES)
 
 
-def test_balanced_experts_are_far_below_the_limit():
-    assert found(rows_with(noise(0.6))).value == pytest.approx(0.6, abs=0.1)
-
-
 def test_a_run_that_loses_its_balance_is_found_where_it_is_worst():
     """As the report tells of Trinity Large's failed run: balanced at first, then 7 to 10."""
     rising = noise(0.8) + np.where(np.arange(UPDATES) > 120, (np.arange(UPDATES) - 120) / 10, 0)
@@ -46,22 +40,24 @@ def test_a_run_that_loses_its_balance_is_found_where_it_is_worst():
     assert "times the tokens of the mean" in row.detail
 
 
-def test_a_fresh_router_may_take_time_to_find_its_balance():
+def changed(rows: slice, level: float) -> np.ndarray:
     violations = noise(0.8)
-    violations[:60] = 9.0
-    assert found(rows_with(violations)).value < 1.0
+    violations[rows] = level
+    return violations
 
 
-def test_what_is_lost_in_the_middle_and_stays_lost_is_found():
-    violations = noise(0.8)
-    violations[80:] = 9.0
-    assert found(rows_with(violations)).value == 9.0
-
-
-def test_single_batches_on_few_experts_are_no_collapse():
-    spiky = noise(0.8)
-    spiky[::4] = 30.0
-    assert found(rows_with(spiky)).value < 5.0
+@pytest.mark.parametrize(
+    ("violations", "late", "passing"),
+    [
+        (changed(slice(0), 0.0), False, False),
+        (changed(slice(60), 9.0), False, True),  # a fresh router may take time to find its balance
+        (changed(slice(80, None), 9.0), True, True),  # what is lost in the middle and stays lost
+        (changed(slice(None, None, 4), 30.0), False, False),  # single batches on few experts are no collapse
+    ],
+)
+def test_only_a_lasting_imbalance_is_found_in_its_half(violations: np.ndarray, late: bool, passing: bool):
+    rows = rows_with(violations)
+    assert (found(rows).value > 5.0, found(rows, measure=Measure.EARLY_VIOLATION).value > 5.0) == (late, passing)
 
 
 def test_what_a_recipe_limits_and_no_row_holds_stops():
@@ -78,8 +74,7 @@ def test_too_few_updates_are_said_to_be_unjudged():
 
 
 def test_a_balance_that_was_lost_and_found_again_is_told_and_does_not_stop():
-    violations = noise(0.8)
-    violations[30:70] = 8.0
+    violations = changed(slice(30, 70), 8.0)
     row = early(violations)
     assert row.value == pytest.approx(8.0)
     assert row.value > row.limit
@@ -89,24 +84,15 @@ def test_a_balance_that_was_lost_and_found_again_is_told_and_does_not_stop():
     assert found(rows_with(violations)).value < 1.0
 
 
-@pytest.mark.parametrize("start", range(0, UPDATES - 24, 4))
+@pytest.mark.parametrize("start", range(0, UPDATES - 24, 16))
 def test_no_place_of_a_lasting_imbalance_is_looked_at_by_neither(start: int):
-    violations = noise(0.8)
-    violations[start : start + 24] = 8.0
+    violations = changed(slice(start, start + 24), 8.0)
     rows = rows_with(violations)
     assert max(found(rows).value, early(violations).value) == pytest.approx(8.0)
 
 
 def test_what_is_not_found_again_is_said_to_be_so():
-    violations = noise(0.8)
-    violations[60:] = 9.0
-    assert "and later as well" in early(violations).detail
-
-
-def test_single_batches_warn_of_nothing():
-    spiky = noise(0.8)
-    spiky[::4] = 30.0
-    assert early(spiky).value < 5.0
+    assert "and later as well" in early(changed(slice(60, None), 9.0)).detail
 
 
 def test_an_early_imbalance_that_could_not_be_measured_is_said_once():

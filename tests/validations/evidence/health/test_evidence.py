@@ -1,5 +1,3 @@
-"""Each phenomenon, made on purpose, is found by its own measure and no other; a healthy run is silent."""
-
 import math
 from typing import Any, get_args
 
@@ -99,7 +97,7 @@ def test_a_new_mixture_may_shift_the_loss():
     assert flagged(evidence(declared)) == set()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_is_silent(seed: int):
     assert flagged(evidence(healthy_rows(random_scenario(seed)))) == set()
 

@@ -1,5 +1,4 @@
-"""No group of a family's weights escapes the health evidence."""
-
+from functools import cache
 from typing import get_args
 
 import numpy as np
@@ -19,6 +18,7 @@ GROUPS = {family: groups(MODEL.but(**changes)) for family, changes in FAMILIES.i
 EACH = [(family, group) for family, found in GROUPS.items() for group in found]
 
 
+@cache
 def rows_of(family: str) -> list[Row]:
     return healthy_rows(Scenario(updates=UPDATES, groups=GROUPS[family]))
 
@@ -33,23 +33,17 @@ def scaled(rows: list[Row], name: str, factors: np.ndarray) -> list[Row]:
 
 
 def test_the_groups_of_the_table_of_weights_are_those_that_have_norms():
-    """A new group of `ParamSpec` that no norm is of would be seen by nobody."""
     assert sorted(get_args(Group)) == sorted(ALL_GROUPS)
     assert {group for found in GROUPS.values() for group in found} == set(ALL_GROUPS)
 
 
 @pytest.mark.parametrize(("family", "group"), EACH)
-def test_a_spike_of_the_gradients_of_any_group_is_found(family: str, group: str):
-    factors = np.ones(UPDATES)
-    factors[list(AT)] = 10.0
-    assert flagged(scaled(rows_of(family), f"grad_norm/{group}", factors), family) == {f"grad_norm_spikes_percent/{group}"}
-
-
-@pytest.mark.parametrize(("family", "group"), EACH)
-def test_a_jump_of_the_weights_of_any_group_is_found(family: str, group: str):
-    factors = np.ones(UPDATES)
-    factors[[300, 450]] = 1.3
-    assert flagged(scaled(rows_of(family), f"param_norm/{group}", np.cumprod(factors)), family) == {f"param_norm_jumps_percent/{group}"}
+def test_a_spike_of_the_gradients_and_a_jump_of_the_weights_of_any_group_are_found(family: str, group: str):
+    factors, jumps = np.ones(UPDATES), np.ones(UPDATES)
+    factors[list(AT)], jumps[[300, 450]] = 10.0, 1.3
+    rows = scaled(rows_of(family), f"grad_norm/{group}", factors)
+    rows = scaled(rows, f"param_norm/{group}", np.cumprod(jumps))
+    assert flagged(rows, family) == {f"grad_norm_spikes_percent/{group}", f"param_norm_jumps_percent/{group}"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

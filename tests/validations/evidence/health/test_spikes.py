@@ -1,5 +1,3 @@
-"""Scores against a plain loop over windows, and what leads a spike."""
-
 import numpy as np
 import pytest
 

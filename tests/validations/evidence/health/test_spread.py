@@ -1,5 +1,3 @@
-"""The spread of the loss and of the parts of a batch, against numbers that were drawn with a known spread."""
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Runs that were really trained: a healthy one is silent and wholly judged, and what is done to the others is found."""
-
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax

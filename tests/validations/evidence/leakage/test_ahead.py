@@ -1,5 +1,3 @@
-"""Compiling ahead is for the very types that a scan has: else it would be work for nothing."""
-
 from typing import Any
 
 from phasewise.validations.evidence.leakage.index import LeakageIndex

@@ -1,5 +1,3 @@
-"""Text whose every document is a test item, next to one another: what is found does not depend on room, batches or neighbours."""
-
 import pytest
 
 from experiments.leakage_recall.made_items import made_items
@@ -34,7 +32,6 @@ def test_each_item_is_found_in_its_own_document(index: LeakageIndex) -> None:
 
 
 def test_what_is_found_does_not_depend_on_the_room_that_there_is(index: LeakageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every buffer is too small at first, for finds, candidates and the words of an item, and grows."""
     expected = scan(index)
     for room in ("_OUT_ROOM", "_CANDIDATE_ROOM", "_HELD_ROOM"):
         monkeypatch.setattr(scan_module, room, 1)
@@ -43,7 +40,6 @@ def test_what_is_found_does_not_depend_on_the_room_that_there_is(index: LeakageI
 
 
 def test_what_is_found_does_not_depend_on_batches(index: LeakageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing between them, and cut into batches of a few documents each."""
     expected = scan(index)
     monkeypatch.setattr(scan_module, "BATCH_BYTES", 4096)
     monkeypatch.setattr(scan_module, "CARRIED_BYTES", 1024)

@@ -1,5 +1,3 @@
-"""Items of other splits tell which of two problems by one template is in a text."""
-
 from collections.abc import Sequence
 
 import pytest

@@ -74,31 +74,30 @@ def test_the_digest_tells_where_one_part_ends() -> None:
     assert index_digest([one]) != index_digest([two])
 
 
-@pytest.mark.parametrize("missing", ["index.json", "hashes.npy", "seed_filter.npy"])
-def test_a_half_written_folder_is_refused(tmp_path: Path, missing: str) -> None:
+@pytest.mark.parametrize("is_missing", [True, False])
+@pytest.mark.parametrize("name", ["index.json", "hashes.npy", "seed_filter.npy"])
+def test_a_missing_or_damaged_file_is_refused(tmp_path: Path, name: str, is_missing: bool) -> None:
     LeakageIndex.build([WREN]).save(tmp_path)
-    (tmp_path / missing).unlink()
+    path = tmp_path / name
+    path.unlink() if is_missing else path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(DataError, match=r"no whole benchmark index|was changed after it was written"):
         LeakageIndex.load(tmp_path)
 
 
-@pytest.mark.parametrize("damaged", ["index.json", "hashes.npy"])
-def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
-    LeakageIndex.build([WREN]).save(tmp_path)
-    path = tmp_path / damaged
-    path.write_bytes(path.read_bytes()[:10])
-    with pytest.raises(DataError, match=r"no whole benchmark index|was changed after it was written"):
-        LeakageIndex.load(tmp_path)
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "at least one item"),
+        ([BenchmarkItem("birds", "birds", "empty", "…")], "needs at least one word, found none in 1 items"),
+        ([WREN, WREN._replace(question="another")], "found wren twice in birds"),
+    ],
+)
+def test_what_cannot_be_indexed_is_refused(items: list[BenchmarkItem], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        LeakageIndex.build(items)
 
 
-def test_no_items_are_refused() -> None:
-    with pytest.raises(DataError, match="at least one item"):
-        LeakageIndex.build([])
-
-
-def test_two_items_of_one_id_are_refused_within_a_benchmark_only() -> None:
-    with pytest.raises(DataError, match="found wren twice in birds"):
-        LeakageIndex.build([WREN, WREN._replace(question="another")])
+def test_two_benchmarks_may_have_items_of_one_id() -> None:
     assert LeakageIndex.build([WREN, WREN._replace(benchmark="ponds")]).items_per_benchmark == {"birds": 1, "ponds": 1}
 
 
@@ -135,13 +134,7 @@ def test_items_without_words_are_indexed_and_never_found() -> None:
     assert [hit.item for hit in found.hits] == ["wren"]
 
 
-def test_items_without_any_word_are_refused() -> None:
-    with pytest.raises(DataError, match="needs at least one word, found none in 1 items"):
-        LeakageIndex.build([BenchmarkItem("birds", "birds", "empty", "…")])
-
-
 def shared_grams(index: LeakageIndex, item: int) -> list[bool]:
-    """Of each gram of the item's first part, whether it is its own."""
     start, end = index.segment_starts[index.item_segments[item]], index.segment_starts[index.item_segments[item] + 1]
     return [bool(mark & OWN_GRAM) for mark in index.marks[start : end - 1]]
 

@@ -48,35 +48,20 @@ def table() -> dict[tuple[str, str], dict[str, object]]:
 
 
 def test_a_component_that_was_hit_counts_items_documents_and_tokens_once() -> None:
-    assert table()["web", "birds"] == {
-        "component": "web",
-        "benchmark": "birds",
-        "items": 4,
-        "items_hit": 2,
-        "hit_percent": 50.0,
-        "documents_hit": 3,
-        "tokens_hit": 101 + 104 + 104,
-        "files": "a.jsonl, b.jsonl",
-        "documents_scanned": 50,
-        "items_out_of_reach": 0,
-        "scan_key": "key-web",
-        "expected_scan_key": "key-web",
-    }
+    row = dict(table()["web", "birds"])
+    assert (row.pop("component"), row.pop("benchmark"), row.pop("scan_key"), row.pop("expected_scan_key")) == (
+        "web", "birds", "key-web", "key-web",
+    )  # fmt: skip
+    assert list(row.values()) == [4, 2, 50.0, 3, 101 + 104 + 104, "a.jsonl, b.jsonl", 50, 0]
     ponds = table()["web", "ponds"]
     assert (ponds["items"], ponds["items_hit"], ponds["tokens_hit"], ponds["files"]) == (2, 1, 107, "a.jsonl")
+    assert ponds["items_out_of_reach"] == 1
 
 
-def test_items_out_of_reach_are_counted() -> None:
-    assert [table()["web", benchmark]["items_out_of_reach"] for benchmark in ("birds", "ponds")] == [0, 1]
-
-
-def test_a_clean_component_has_rows_without_hits() -> None:
+def test_a_clean_component_and_one_that_was_not_scanned_have_rows_without_hits() -> None:
     row = table()["books", "birds"]
     assert (row["items_hit"], row["hit_percent"], row["documents_hit"], row["tokens_hit"], row["files"]) == (0, 0, 0, 0, "")
     assert (row["documents_scanned"], row["scan_key"], row["expected_scan_key"]) == (9, "old", "key-books")
-
-
-def test_a_component_that_was_not_scanned_has_rows_in_which_nothing_was() -> None:
     for benchmark in ("birds", "ponds"):
         row = table()["code", benchmark]
         assert (row["documents_scanned"], row["items_hit"], row["scan_key"], row["expected_scan_key"]) == (0, 0, "none", "key-code")
@@ -87,19 +72,7 @@ def test_each_leaked_item_has_one_row_with_its_clearest_hit() -> None:
     assert tuple(found.columns) == LEAKED_ITEM_COLUMNS
     rows = {str(row["item"]): row for row in found.to_dict("records")}
     assert list(rows) == ["wren", "owl", "frog"]
-    assert rows["wren"] == {
-        "component": "web",
-        "benchmark": "birds",
-        "item": "wren",
-        "part": "choices",
-        "score": 0.95,
-        "documents": "1, 4",
-        "files": "a.jsonl, b.jsonl",
-        "document": 1,
-        "excerpt": "wren in 1",
-        "start": 3,
-        "end": 40,
-    }
+    assert list(rows["wren"].values()) == ["web", "birds", "wren", "choices", 0.95, "1, 4", "a.jsonl, b.jsonl", 1, "wren in 1", 3, 40]
     assert rows["frog"]["benchmark"] == "ponds"
 
 

@@ -1,5 +1,3 @@
-"""What many items share finds none of them; what is left of an item does."""
-
 from itertools import permutations
 from random import Random
 
@@ -73,7 +71,6 @@ def test_a_puzzle_of_shared_sentences_is_found_by_their_order():
 
 
 def test_a_shared_run_takes_its_pairs_from_what_is_own_wherever_the_items_stand():
-    """Of many tasks each holds the run once: within its task it would be its own."""
     items = [BenchmarkItem(name, name, "1", f"as of late the {name} mill grinds barley {name} wind") for name in NAMES]
     of_items = Segments.of(items)
     grams, tasks = np.where(of_items.words_left > 1, of_items.runs(2), np.uint64(0)), [one.task for one in items]

@@ -66,20 +66,13 @@ def test_no_documents_are_no_hits() -> None:
 
 
 def test_a_question_word_for_word_is_found_with_its_place() -> None:
-    before, after = filler(200) + "\n\n", ".\n\n" + filler(200, 1)
-    text = before + QUESTION + after
+    text = f"Žluťoučký kůň – {filler(200)}\n\n{QUESTION}.\n\n{filler(200, 1)}"
     [hit] = scan("nothing here", text)
     assert (hit.file, hit.document, hit.id, hit.tokens) == ("file", 1, "id-1", len(text))
     assert (hit.benchmark, hit.item, hit.part, hit.score) == ("birds", "wren", "question", 1.0)
     assert text.encode()[hit.start : hit.end].decode() == QUESTION.rstrip("?")
     assert QUESTION.startswith(hit.excerpt)
     assert len(hit.excerpt) > 100
-
-
-def test_spans_count_bytes_not_characters() -> None:
-    text = "Žluťoučký kůň – " + QUESTION
-    [hit] = scan(text)
-    assert text.encode()[hit.start : hit.end].decode() == QUESTION.rstrip("?")
 
 
 def test_a_question_split_over_neighbours_is_found_and_over_others_is_not() -> None:
@@ -119,40 +112,30 @@ def test_choices_are_found_in_any_order(order: Sequence[int]) -> None:
     assert ("keepers", "choices") in {(item, part) for _, item, part in hits}
 
 
-def test_a_short_question_alone_is_found_only_word_for_word() -> None:
-    assert len(SHORT.question.split()) == 8
-    assert found(f"{filler(60)}. {SHORT.question} {filler(60, 1)}") == [(0, "lantern", "question")]
-    changed = SHORT.question.replace("brightest", "longest")
-    assert found(f"{filler(60)}. {changed} {filler(60, 1)}") == []
+EDITED = QUESTION.replace("so which keeper finally climbed outside?", "")
+RUNS = [" ".join(QUESTION.split()[start : start + 5]) for start in range(0, len(QUESTION.split()), 5)]
 
 
-def test_a_shorter_question_is_found_only_beside_its_answer() -> None:
-    assert found(f"{filler(60)}. {PAIR.question} {filler(60, 1)}") == []
-    assert found(f"{filler(60)}. {PAIR.answer} {filler(60, 1)}") == []
-    assert found(f"{filler(60)}. {PAIR.question}\nAnswer: {PAIR.answer}. {filler(60, 1)}") == [(0, "vane", "item")]
-
-
-def test_a_question_with_other_numbers_is_another_item() -> None:
-    assert found(f"{filler(60)}. {QUESTION.replace('42', '57').replace('19', '23')} {filler(60, 1)}") == []
-    assert found(f"{filler(60)}. {QUESTION.replace('42', '57')} {filler(60, 1)}") == [(0, "wren", "question")]
-
-
-def test_with_half_of_its_numbers_more_of_the_rest_must_be_there() -> None:
-    edited = QUESTION.replace("so which keeper finally climbed outside?", "")
-    assert found(f"{filler(60)}. {edited} {filler(60, 1)}") == [(0, "wren", "question")]
-    assert found(f"{filler(60)}. {edited.replace('42', '57')} {filler(60, 1)}") == []
-
-
-def test_runs_of_a_question_all_over_a_page_are_not_the_question() -> None:
-    words = QUESTION.split()
-    runs = [" ".join(words[start : start + 5]) for start in range(0, len(words), 5)]
-    assert found("\n".join(runs)) == [(0, "wren", "question")]
-    assert found("\n".join(f"{run} {filler(20, number)}" for number, run in enumerate(runs))) == []
-
-
-def test_a_passage_alone_never_counts_and_beside_its_question_does() -> None:
-    assert found(f"{filler(60)}. {READING.passage} {filler(60, 1)}") == []
-    assert found(f"{filler(60)}. {READING.passage}\n{READING.question} {filler(60, 1)}") == [(0, "mill", "item")]
+@pytest.mark.parametrize(
+    ("text", "item"),
+    [
+        (SHORT.question, ("lantern", "question")),
+        (SHORT.question.replace("brightest", "longest"), None),  # eight words are found only word for word
+        (PAIR.question, None),  # a shorter question is found only beside its answer
+        (PAIR.answer, None),
+        (f"{PAIR.question}\nAnswer: {PAIR.answer}.", ("vane", "item")),
+        (QUESTION.replace("42", "57").replace("19", "23"), None),  # other numbers are another item
+        (QUESTION.replace("42", "57"), ("wren", "question")),
+        (EDITED, ("wren", "question")),
+        (EDITED.replace("42", "57"), None),  # with half of its numbers more of the rest must be there
+        ("\n".join(RUNS), ("wren", "question")),
+        ("\n".join(f"{run} {filler(20, number)}" for number, run in enumerate(RUNS)), None),  # runs all over a page
+        (READING.passage, None),  # a passage never counts without its question
+        (f"{READING.passage}\n{READING.question}", ("mill", "item")),
+    ],
+)
+def test_what_counts_as_an_item_within_a_text(text: str, item: tuple[str, str] | None) -> None:
+    assert found(f"{filler(60)}. {text} {filler(60, 1)}") == ([(0, *item)] if item else [])
 
 
 def test_one_word_in_ten_may_be_another() -> None:

@@ -1,5 +1,3 @@
-"""The words of items in their parts: how many, how telling."""
-
 import math
 
 import numpy as np
@@ -67,12 +65,10 @@ def test_of_an_item_only_so_many_words_are_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_not_unicode_is_read_too():
-    """JSON may hold half a surrogate pair."""
     assert Segments.of([WREN._replace(question="a broken \ud83d wing")]).hashes.tolist() == hashes("a broken ? wing")
 
 
 def test_sizes_of_parts():
-    """Of solutions the largest counts, alone and beside the question; a sign is a word, not a telling one."""
     found = Segments.of(ITEMS)
     sizes = part_sizes(found, np.ones(len(found.hashes), np.float32))
     assert sizes.words.tolist() == [[8, 4, 2, 7, 1], [0] * 5, [5, 0, 0, 0, 0], [3, 0, 0, 0, 0]]

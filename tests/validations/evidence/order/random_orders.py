@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from phasewise.validations.evidence.order.measures import STRETCH, Sample, random_indices
+from phasewise.validations.evidence.order.measures import SAMPLED, STRETCH, Sample
 
 
 def random_sample(rng: np.random.Generator, length: int) -> Sample:
@@ -10,7 +10,7 @@ def random_sample(rng: np.random.Generator, length: int) -> Sample:
     if length <= STRETCH:
         places = rng.permutation(length)
         return Sample(length, places, np.arange(length), places)
-    indices = random_indices(rng, length)
+    indices = np.unique(rng.integers(0, length, SAMPLED))
     count = STRETCH + len(indices)
     if length < 8 * count:
         places = rng.permutation(length)

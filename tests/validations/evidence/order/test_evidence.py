@@ -1,22 +1,18 @@
-"""The order of a phase on its own caches: Bison's unlucky stride over sorted data, and what the same data is under other orders."""
-
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from phasewise.flows.recipes import load_recipe
-from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.config import DataOrder, LearningRateSegment, RunConfig, Steps
 from phasewise.trainer.data.loader import Loader
-from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
+from phasewise.trainer.data.manifest import SourceFile, read_manifest, write_manifest
 from phasewise.trainer.data.permutation import Kind, Permutation, derive_key
 from phasewise.validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, order_evidence
 from phasewise.validations.expectations.judging import judge_tables, reasons_for
 from phasewise.validations.limits import OrderLimits
+from tests.trainer.token_caches import write_token_cache
 from tests.validations.conftest import order_checks
 
 LIMITS = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
@@ -25,59 +21,28 @@ SEQ_LEN = PHASE.model.seq_len
 FILES, ROWS, STEPS = 8, 960, 100
 
 
-def write_cache(folder: Path, component: str, rows: int) -> Path:
+def write_cache(folder: Path, rows: int) -> Path:
     """A cache in two shards whose documents are sorted by file; each file has a language, that is, tokens of its own."""
     rng = np.random.default_rng(1)
-    folder.mkdir(parents=True)
-    shards: list[Shard] = []
-    for half in range(2):
-        documents: list[np.ndarray] = []
-        names: list[str] = []
-        for file in range(half * FILES // 2, (half + 1) * FILES // 2):
-            left = rows * SEQ_LEN // FILES
-            while left:
-                length = min(left, int(rng.integers(4, 3 * SEQ_LEN)))
-                documents.append(np.concatenate([[0], 2 + file * 40 + rng.integers(0, 40, length - 1)]).astype("<u2"))
-                names.append(f"file-{file}.jsonl")
-                left -= length
-        lengths = np.array([len(document) for document in documents])
-        name = f"shard-{half:05d}"
-        np.concatenate(documents).tofile(folder / f"{name}.bin")
-        columns = {"source_file": pa.array(names), "offset": pa.array(np.cumsum(lengths) - lengths), "length": pa.array(lengths)}
-        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-        digest = digest_of_file(folder / f"{name}.parquet")
-        shards.append(Shard(name=name, tokens=int(lengths.sum()), documents=len(documents), digest="", index_digest=digest))
-    write_manifest(folder, _manifest(component, tuple(shards)))
+    shards: list[list[np.ndarray]] = [[], []]
+    names: list[list[str]] = [[], []]
+    for file in range(FILES):
+        left, half = rows * SEQ_LEN // FILES, 2 * file // FILES
+        while left:
+            length = min(left, int(rng.integers(4, 3 * SEQ_LEN)))
+            shards[half].append(np.concatenate([[0], 2 + file * 40 + rng.integers(0, 40, length - 1)]))
+            names[half].append(f"file-{file}.jsonl")
+            left -= length
+    write_token_cache(folder, shards, source_files=names)
+    sources = tuple(SourceFile(name=f"file-{number}.jsonl", size_bytes=1, digest="") for number in range(FILES))
+    write_manifest(folder, read_manifest(folder).but(sources=sources))
     return folder
-
-
-def _manifest(component: str, shards: tuple[Shard, ...]) -> Manifest:
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        component=component,
-        split="train",
-        key="key",
-        source={},
-        sources=tuple(SourceFile(name=f"file-{number}.jsonl", size_bytes=1, digest="") for number in range(FILES)),
-        reader="r",
-        normalizer="n",
-        encoder="e",
-        tokenizer_digest="t",
-        begin_of_text=0,
-        end_of_text=1,
-        dtype="uint16",
-        shards=shards,
-        documents=sum(shard.documents for shard in shards),
-        tokens=sum(shard.tokens for shard in shards),
-        text_bytes=1,
-        left_out={},
-    )
 
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("sorted")
-    return {name: str(write_cache(root / name, name, rows)) for name, rows in (("code", ROWS), ("few", 8))}
+    return {name: str(write_cache(root / name, rows)) for name, rows in (("code", ROWS), ("few", 8))}
 
 
 def make_run(caches: dict[str, str], kind: Kind, seed: int) -> RunConfig:
@@ -139,7 +104,6 @@ def test_bison_s_stride_shifts_sorted_data_where_the_batches_do(caches: dict[str
 
 
 def test_of_a_document_buffer_it_says_where_each_token_is_drawn(caches: dict[str, str]):
-    """Against the batches: documents in the order of the cache shift, as the loader gives them; in random order they do not."""
     plain = make_run(caches, "linear", unlucky_seed())
     run = plain.but(order=plain.order.but(buffer_documents=2))
     tables, reasons = failing(run)
@@ -188,7 +152,7 @@ def test_a_recipe_that_asks_for_no_shift_gets_none(caches: dict[str, str]):
 
 def test_without_a_whole_row_nothing_is_judged_and_that_fails(tmp_path: Path):
     empty = {"code": tmp_path / "code", "few": tmp_path / "few"}
-    for name, folder in empty.items():
-        write_manifest(folder, _manifest(name, ()))
+    for folder in empty.values():
+        write_token_cache(folder, [])
     _, reasons = failing(make_run({name: str(folder) for name, folder in empty.items()}, "feistel", 0))
     assert "expect_table_row_count_to_be_between" in reasons

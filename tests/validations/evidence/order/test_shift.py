@@ -1,10 +1,8 @@
-"""Where a signal's mean changes along the training order, and how often chance is taken for a change."""
-
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from phasewise.validations.evidence.order.evidence import find_shift, middle_ranks
+from phasewise.validations.evidence.order.evidence import find_shift
 
 
 @pytest.mark.parametrize("at", [500, 1000, 1800])
@@ -39,7 +37,3 @@ def test_chance_is_seldom_taken_for_a_change(values: np.ndarray):
 def test_what_does_not_vary_does_not_change():
     for signal in (np.empty(0), np.ones(1), np.full(50, 3.0)):
         assert (find_shift(signal).p_value, find_shift(signal).deviations) == (1.0, 0.0)
-
-
-def test_ties_share_their_rank():
-    np.testing.assert_array_equal(middle_ranks(np.array([5.0, 1, 5, 2])), [3, 0.5, 3, 1.5])

@@ -1,5 +1,3 @@
-"""Scores and candidates against slow ones in plain Python, over texts that are shorter than an item's window."""
-
 from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
@@ -150,7 +148,7 @@ def pieces_of(item: BenchmarkItem) -> st.SearchStrategy[list[str]]:
     return drawn.map(lambda found: [word for piece in found for word in piece])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=70)
 @given(data=st.data())
 @pytest.mark.parametrize("item", [0, 1])
 def test_what_is_found_and_its_score(item: int, data: st.DataObject, index: LeakageIndex, rules: Rules):
@@ -182,7 +180,7 @@ def test_the_reference_says_what_is_meant(text: str, expected_part: str | None, 
     assert [hit.part for hit in scan_documents([Document("f", 0, "a", text.encode())], index, LIMITS).hits] == list(scores)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(pieces_of(KEEPER))
 def test_every_rare_run_is_found_where_it_is(index: LeakageIndex, words: list[str]):
     words = [*words, *ITEMS[-1].question.split()]
@@ -195,7 +193,6 @@ def test_every_rare_run_is_found_where_it_is(index: LeakageIndex, words: list[st
 
 
 def seeds_of(item: int, index: LeakageIndex) -> list[tuple[int, tuple[str, ...]]]:
-    """The kept runs of an item, each with its word's number in the index."""
     kept, first = set(index.seed_words.tolist()), int(np.flatnonzero(index.item_of_word == item)[0])
     runs: list[tuple[int, tuple[str, ...]]] = []
     for part in parts_of(item, index):
@@ -221,7 +218,6 @@ def test_more_finds_than_there_is_room_for_are_counted(index: LeakageIndex):
     ],
 )
 def test_each_part_is_found_in_the_document_in_which_it_is(texts: tuple[str, str], places: dict[str, int], index: LeakageIndex):
-    """And not in the neighbour in which another part of the item is, by which it was looked for."""
     documents = [Document("f", number, str(number), text.encode()) for number, text in enumerate(texts)]
     hits = scan_documents(documents, index, LIMITS).hits
     assert {hit.part: hit.document for hit in hits} == places

@@ -1,5 +1,3 @@
-"""What counts as finding an item, row by row of the table in `rules`."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -90,7 +88,6 @@ def test_what_counts_beside_the_question(asked: BenchmarkItem, kind: int, expect
 
 
 def test_of_little_more_must_be_there():
-    """From the largest share that is asked for down to the limit's, in a straight line; a strict limit holds for all."""
     index = LeakageIndex.build([BenchmarkItem("rocks", "rocks", str(n), f"{LONG} {n}") for n in range(4)])
     weights = np.array([LITTLE_WEIGHT / 2, LITTLE_WEIGHT, (LITTLE_WEIGHT + MUCH_WEIGHT) / 2, MUCH_WEIGHT], np.float32)
     index = replace(index, part_weights=np.where(index.part_words > 0, weights[:, None], np.float32(0)))
@@ -131,7 +128,6 @@ def test_longer_items_need_more_seeds():
     ],
 )
 def test_what_no_rule_covers_is_out_of_reach(asked: BenchmarkItem):
-    """Too short, or without a run of four words by which it could be found."""
     assert rules_of(asked).out_of_reach.tolist()[0]
 
 

@@ -1,5 +1,3 @@
-"""Escapes in one another, escapes cut off, and what only looks like them."""
-
 import html
 import json
 import urllib.parse
@@ -17,7 +15,6 @@ def hashes(text: str) -> list[int]:
 
 
 def written(text: bytes) -> list[str]:
-    """The words as they are in the text."""
     words = split_words(text)
     return [text[start:end].decode() for start, end in zip(words.starts.tolist(), words.ends.tolist(), strict=True)]
 

@@ -1,5 +1,3 @@
-"""What each character is compared as."""
-
 import unicodedata
 
 import pytest
@@ -24,7 +22,6 @@ def codes_of(character: str) -> list[int]:
 
 
 def spelled(text: str) -> str:
-    """What a text is compared as, with a space for each separator."""
     pieces = [piece for character in text for piece in codes_of(character)]
     return "".join(" " if piece == SEPARATOR else chr(piece & 0xFFFFFF) for piece in pieces)
 
@@ -54,12 +51,10 @@ def test_a_text_is_spelled_plainly(text: str, expected: str):
     ("characters", "kind"), [("aZßжéㅏ가ा", LETTER), ("07٣３", DIGIT), ("東京々ぬヌ", WORD), (" .,_-$%&<\u3000\u2028\ud800", SEPARATOR)]
 )
 def test_kinds_of_characters(characters: str, kind: int):
-    """A Hangul syllable is a letter of a word, an ideograph or kana a word of its own."""
     assert {piece >> KIND_SHIFT for character in characters for piece in codes_of(character)} == {kind}
 
 
 def test_compatibility_forms_of_letters_and_digits_are_plain():
-    """Full width, in circles, mathematical in all their styles: among them the capital I, which looks like an l."""
     for point in range(0x80, TABLE_SIZE):
         plain = unicodedata.normalize("NFKC", chr(point))
         if len(plain) == 1 and plain.isascii() and plain.isalnum():
@@ -74,7 +69,6 @@ def test_accents_do_not_count_composed_or_apart():
 
 
 def test_what_came_out_stays_what_it_is():
-    """So texts that were folded before are compared as they are."""
     table = fold_table()
     for piece in {*table.codes[table.codes > DROPPED].tolist(), *table.expansions[table.expansions > DROPPED].tolist()}:
         if (point := piece & 0xFFFFFF) < TABLE_SIZE:
@@ -82,7 +76,6 @@ def test_what_came_out_stays_what_it_is():
 
 
 def test_there_is_room_for_the_words_of_any_character():
-    """A square kilometre of Japanese is six words in three bytes: a text of nothing else has more words than bytes."""
     for point in (*range(0xD800), *range(0xE000, TABLE_SIZE)):
         kinds = [piece >> KIND_SHIFT for piece in codes_of(chr(point))]
         num_words = sum(kind != 0 and (kind == WORD or kind != before) for before, kind in zip([0, *kinds], kinds, strict=False))

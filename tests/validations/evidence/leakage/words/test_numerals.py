@@ -1,5 +1,3 @@
-"""Numbers in words against a writer of numbers of the test's own."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -22,7 +22,6 @@ def same(first: str, second: str) -> bool:
 
 
 def written(text: str | bytes) -> list[str]:
-    """The words as they are in the text."""
     content = text.encode() if isinstance(text, str) else text
     found = split_words(content)
     return [content[start:end].decode(errors="replace") for start, end in zip(found.starts, found.ends, strict=True)]
@@ -137,17 +136,14 @@ def test_what_only_looks_like_a_dress_stays(text: str, kept: list[str]) -> None:
     assert written(text) == kept
 
 
-@pytest.mark.parametrize(
-    "cut", ["\\", "\\\\", "\\u", "\\u00", "\\ud83d", "\\ud83d\\u", "\\x", "\\x4", "&", "&#", "&#3", "&#x", "&l", "&amp", "&amp;", "&amp;#"]
-)
-def test_an_escape_that_ends_with_the_text_takes_nothing_before_it(cut: str) -> None:
-    assert written(f"plain words {cut}")[:2] == ["plain", "words"]
+CUT = (
+    "\\", "\\\\", "\\u", "\\u00", "\\ud83d", "\\ud83d\\u", "\\x", "\\x4", "&", "&#", "&#3", "&#x", "&l", "&amp", "&amp;", "&amp;#",
+    "<", "<<", "<<1", "<<1=", "<<1=2", "<<1=2>", "<b", "</", "</b", "[b", "[/", "[url=", "1,", "1{", "1{,", "1,\\",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "cut", ["<", "<<", "<<1", "<<1=", "<<1=2", "<<1=2>", "<b", "</", "</b", "[b", "[/", "[url=", "1,", "1{", "1{,", "1,\\"]
-)
-def test_a_tag_that_ends_with_the_text_takes_nothing_before_it(cut: str) -> None:
+@pytest.mark.parametrize("cut", CUT)
+def test_an_escape_or_tag_that_ends_with_the_text_takes_nothing_before_it(cut: str) -> None:
     assert written(f"plain words {cut}")[:2] == ["plain", "words"]
 
 
@@ -174,18 +170,8 @@ def test_one_letter_behind_an_ampersand_is_no_entity() -> None:
 
 
 def test_signs_are_numbers_and_single_letters() -> None:
-    assert is_sign(words("x = 12 cats, é or 中 and 3,000 p.m.").hashes).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    found = is_sign(words("x = 12 cats, é or 中 and 3,000 p.m.").hashes)
+    assert "".join("x" if one else "." for one in found) == "xx.x...xxx"
 
 
 def test_numbers_are_distinguished_from_each_other_and_from_words() -> None:
@@ -197,7 +183,7 @@ PIECES = (
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.binary(max_size=12) | st.sampled_from([piece.encode() for piece in PIECES]), max_size=12).map(b"".join))
 def test_spans_of_any_bytes_are_ordered_apart_and_inside(text: bytes) -> None:
     found = split_words(text)
@@ -210,7 +196,7 @@ def test_spans_of_any_bytes_are_ordered_apart_and_inside(text: bytes) -> None:
     assert not len(found.starts) or (found.starts[0] >= 0 and found.ends[-1] <= len(text))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text("abcxyzNTR0189  \n.;:!?-", max_size=60))
 def test_plain_ascii_agrees_with_a_regular_expression(text: str) -> None:
     expected = [(match.start(), match.end(), match[0].lower()) for match in re.finditer("[A-Za-z]+|[0-9]+", text)]
