@@ -1,5 +1,3 @@
-"""A disk that becomes full at each kind of file: one line, the documented code, and the same command goes on to the same parameters."""
-
 import json
 import os
 import subprocess

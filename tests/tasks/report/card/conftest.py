@@ -23,8 +23,6 @@ Edit = Callable[[Any], None]
 
 
 class Carded(NamedTuple):
-    """A home and the card of a phase in it."""
-
     home: Path
     card: Path
 
@@ -32,7 +30,6 @@ class Carded(NamedTuple):
         return verify_card(self.card, Against(home=self.home, **against))
 
     def edit(self, path: str, edit: Edit) -> None:
-        """Change a JSON file of the home, and seal it again where it was sealed."""
         content = read_json(self.home / path)
         edit(content)
         (write_sealed if SEAL in content else write_json)(self.home / path, content)
@@ -46,7 +43,6 @@ class Carded(NamedTuple):
 
 
 def claims_of(card: Path) -> dict[str, Any]:
-    """The claims, with the names of the phase beside them."""
     predicate = json.loads((card / STATEMENT_NAME).read_bytes())["predicate"]
     return {**{name: predicate[name] for name in ("recipe", "scale", "phase")}, **predicate["claims"]}
 
@@ -68,7 +64,6 @@ def quick_compilation() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recipe's file and the home."""
     with quickly():
         recipe, home = write_world(tmp_path_factory.mktemp("carded"))
     return recipe, home.root

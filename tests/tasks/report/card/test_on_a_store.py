@@ -1,5 +1,3 @@
-"""Everything that is done with a trained home, where that is on a store: each command from a machine of its own, as with a local home."""
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,18 +43,16 @@ class World(NamedTuple):
         self.patch.setenv("PHASEWISE_SCRATCH", str(self.machines / machine))
         return Home.at(self.url, reads_only=reads_only)
 
-    def run(self, machine: str, *words: object, of_phase: bool = True, home: str | None = None) -> Result:
+    def run(self, machine: str, *words: object, of_phase: bool = True) -> Result:
         self.at(machine)
-        target = [f"{self.recipe}/{PHASE}"] if of_phase else []
+        target, scale = ([f"{self.recipe}/{PHASE}"], ["--scale", "proxy"]) if of_phase else ([], [])
         command, *rest = map(str, words)
-        scale = ["--scale", "proxy"] if of_phase else []
-        return CliRunner().invoke(main.main, [command, *target, *rest, *scale, "--home", home or self.url])
+        return CliRunner().invoke(main.main, [command, *target, *rest, *scale, "--home", self.url])
 
     def kept(self, machine: str) -> Kept:
         return Kept(self.at(machine).work, as_path(self.url), RUN_NAME)
 
     def seen(self, machine: str) -> Home:
-        """The home as somebody sees it who only looks."""
         home = self.at(machine, reads_only=True)
         home.look(RUN_NAME)
         return home
@@ -88,12 +84,18 @@ def committed(world: World) -> tuple[int, dict[str, Any]]:
     return head.number, dict(head.files)
 
 
-def test_what_only_reads_brings_what_it_needs_and_takes_nothing_over(world: World, tmp_path: Path):
+@pytest.fixture(scope="module")
+def here(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("here") / "exported"
+    target = [f"{trained[0]}/{PHASE}", str(folder), "--scale", "proxy", "--home", str(trained[1])]
+    assert CliRunner().invoke(main.main, ["export", *target]).exit_code == 0
+    return folder
+
+
+def test_what_only_reads_brings_what_it_needs_and_takes_nothing_over(world: World, here: Path, tmp_path: Path):
     before = committed(world)
     exported, card, site = (tmp_path / name for name in ("exported", "card", "site"))
-    here = tmp_path / "exported here"
     assert world.run("one", "export", exported).exit_code == 0
-    assert world.run("one", "export", here, home=str(world.local)).exit_code == 0
     assert digest_of_file(exported / "model.safetensors") == digest_of_file(here / "model.safetensors")
     done = world.run("two", "card", card, "--export", exported)
     assert done.exit_code == 0, done.output
@@ -112,10 +114,8 @@ def test_what_only_reads_brings_what_it_needs_and_takes_nothing_over(world: Worl
     assert {path.name for path in (tmp_path / "one").rglob("checkpoints")} == {"checkpoints"}
 
 
-def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World, here: Path, caplog: pytest.LogCaptureFixture):
     before = committed(world)
-    here = tmp_path / "here"
-    assert world.run("one", "export", here, home=str(world.local)).exit_code == 0
     world.at("two")
     for said in ("exported to", "exported already, to"):
         caplog.clear()
@@ -191,7 +191,7 @@ def test_the_page_shows_what_is_committed_meanwhile(world: World, monkeypatch: p
 def answer(site: OwnSite, address: str) -> httpx.Response:
     try:
         return httpx.get(f"{site.url}{address}", headers={TOKEN_HEADER: site.token})
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return httpx.Response(503)
 
 

@@ -1,5 +1,3 @@
-"""Signing a card, and what gives a forged signature away. Needs the extra `card`."""
-
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +15,6 @@ PAYLOAD = b'{"a": 1}\n'
 
 
 def write_keys(folder: Path, kind: str) -> tuple[Path, Path]:
-    """A private and a public key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
@@ -64,7 +61,6 @@ def test_other_kinds_of_keys_what_is_no_key_and_what_is_no_envelope_are_refused(
 
 
 def test_a_signed_card_and_its_licence(written: Carded, tmp_path: Path):
-    """The licence rests on no bytes: without a signature that is checked it is not counted as checked."""
     private, public = write_keys(tmp_path, "ed25519")
     carded = Carded(written.home, Path(shutil.copytree(written.card, tmp_path / "card")))
     carded.forge(lambda claims: claims.update(said={"licence": "Apache-2.0"}))

@@ -38,14 +38,10 @@ def card_recipe(sources: Path) -> Recipe:
 
 
 PHRASES = (
-    "the river runs below the old bridge",
-    "a letter came from the far harbour",
-    "the carpenter mended the window",
-    "rain fell on the garden",
-    "the lantern burned in the mirror",
-    "she walked through the orchard at noon",
+    "the river runs below the old bridge", "a letter came from the far harbour", "the carpenter mended the window",
+    "rain fell on the garden", "the lantern burned in the mirror", "she walked through the orchard at noon",
     "an engine stood on the mountain road",
-)
+)  # fmt: skip
 
 
 def prose(seed: int) -> str:
@@ -55,7 +51,6 @@ def prose(seed: int) -> str:
 
 
 def write_world(root: Path) -> tuple[Path, Home]:
-    """The recipe's file, and the home."""
     home = Home.open(str(root / "home"))
     for place, name in enumerate(sorted(COMPONENTS)):
         path = home.sources / name / "text.jsonl"
