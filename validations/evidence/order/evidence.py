@@ -184,7 +184,7 @@ def _row_signals(laid: ComponentRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
     shards: list[int] = _spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
     # The rows whose middle lies in one of these shards, for packing `chunk` without listing all rows
     starts, seq_len = cache.starts, laid.seq_len
-    if laid.packing == "chunk":
+    if laid.rule.packing == "chunk":
         middle = seq_len // 2
         stretches = [(-((middle - starts[shard]) // seq_len), -((middle - starts[shard + 1]) // seq_len)) for shard in shards]
         rows = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in stretches])
