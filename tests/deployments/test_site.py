@@ -154,10 +154,9 @@ def test_reading_changes_nothing_in_the_home_and_nothing_can_be_sent(client: Tes
     assert listed() == before
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_it_does_not_start_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_it_does_not_start_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    command = [sys.executable, "-m", "phasewise.deployments.site", "--home", str(tmp_path), "--host", host, "--port", str(free_port())]
+    command = [sys.executable, "-m", "phasewise.deployments.site", "--home", str(tmp_path), "--host", "0.0.0.0", "--port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert TOKEN_VARIABLE in done.stderr
