@@ -51,7 +51,7 @@ def export_phase(
     wanted = f"average:{average_of}" if weights == "average" else weights
     prompting = "-prompting" * (generation_prompt == "add")
     name = f"{export_name(phase, wanted, dtype)}{result['params_digest'][:12]}{prompting}"
-    folder = resolved.home.exported(resolved.recipe.run_name, name)
+    folder = resolved.home.root / "exports" / resolved.recipe.run_name / name
     if is_placed(folder, resolved.digests):
         say(f"{phase}: exported already, to {folder}")
         return

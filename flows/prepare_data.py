@@ -23,11 +23,11 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
     resolved, _ = resolve(recipe, scale, home)
     resolved.check_sources()
     resolved.home.make_ready()
-    with one_cluster():
-        if collect_stand_ins(resolved.stand_ins, resolved.home.sources):
+    with one_cluster() as shared:
+        if collect_stand_ins(resolved.stand_ins, resolved.home.sources, shared):
             resolved.look_again()
         tokenizer = resolved.recipe.tokenizer
-        write_documents(resolved.plan)
+        write_documents(resolved.plan, shared)
         make_tokenizer(resolved.plan, tokenizer.vocab_size, tokenizer.name)
-        build_caches(resolved.plan)
+        build_caches(resolved.plan, shared)
     make_benchmarks(resolved.plan)

@@ -312,8 +312,8 @@ def resolve(
         known.resolved[key] = Resolved(named, chosen, full, in_trial, known.digests[root], settings, origin)
     resolved = known.resolved[key]
     if reads_only:
-        place = resolved.home
-        place.look(resolved.recipe.run_name, weights_of=place.folder_of(phase.name) if phase and has_weights else None)
+        place, run_name = resolved.home, resolved.recipe.run_name
+        place.look(run_name, weights_of=place.run(run_name, phase.name).name if phase and has_weights else None)
     return resolved, phase
 
 

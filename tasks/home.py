@@ -2,8 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,14 +14,12 @@ from phasewise.tasks.locks import Holder, holding
 from phasewise.tasks.store.publisher import WORKED_ON, Kept, keeping
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
-from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, file_system_of, warn_undeleted
 
 DEFAULT_HOME = "./.phasewise"
 SCRATCH_VARIABLE = "PHASEWISE_SCRATCH"
 """The folder on this machine for the working folders of homes on stores; by default the user's cache folder."""
-PROBE = f".probe-{uuid.uuid4().hex}"
-"""One name per process: if the store forbids deletion, at most one probe per process remains."""
+PROBE = f".probe-{uuid.uuid4().hex}"  # one name per process: if the store forbids deletion, at most one probe per process remains
 PROBE_SECONDS = 30.0
 
 
@@ -29,13 +27,11 @@ PROBE_SECONDS = 30.0
 class Home:
     """The folders under one root, on this machine or on Google Cloud Storage. `run_name` is recipe and scale: `marin-8b-proxy`.
 
-    Attributes:
-        reads_only: the home was opened for reading, and no folder is created.
-        trials: phases that `--set` changes → their folder names. Other phases have folders with the phase's name.
+    `trials`: phases that `--set` changes → their folder names. Other phases have folders with the phase's name.
     """
 
     root: Path
-    reads_only: bool = field(default=False, compare=False)
+    reads_only: bool = field(default=False, compare=False)  # the home was opened for reading, and no folder is created
     trials: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -92,20 +88,13 @@ class Home:
         except Exception as error:  # stores and credentials have different error types
             raise _refusal(self.root, "written", error) from None
 
-    @contextmanager
-    def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
+    def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> AbstractContextManager[None]:
         """Hold the home for one run, with the arguments of `tasks.locks.holding`. On a store the call does not wait (`tasks.locks`)."""
-        with holding(self.root / "lock", what, on_wait=on_wait):
-            yield
+        return holding(self.root / "lock", what, on_wait=on_wait)
 
-    @contextmanager
-    def kept(self, run_name: str) -> Iterator[None]:
+    def kept(self, run_name: str) -> AbstractContextManager[None]:
         """Commit the work on a recipe to the store within the context (`tasks.store.publisher.keeping`). A local home needs no commits."""
-        if self.is_local:
-            yield
-            return
-        with keeping(Kept(self.work, self.root, run_name)):
-            yield
+        return nullcontext() if self.is_local else keeping(Kept(self.work, self.root, run_name))
 
     def look(self, run_name: str, *, weights_of: str | None = None) -> None:
         """Download the committed files of a recipe, and the checkpoints of one phase. A local home needs no download."""
@@ -186,29 +175,13 @@ class Home:
         """Return the lock of the process that executes a flow run, for `tasks.locks`."""
         return self.prefect / "running" / f"{flow_run_id}.lock"
 
-    def documents(self, component: str, key: str) -> Path:
-        """Return the folder of a component's documents, as Parquet."""
-        return self.root / "documents" / component / key[:16]
-
-    def tokenizer(self, key: str) -> Path:
-        """Return the folder of a trained tokenizer."""
-        return self.root / "tokenizers" / key[:16]
+    def keyed(self, kind: str, key: str, *names: str) -> Path:
+        """Return the folder of content with this key: `documents` of a component, `tokenizers`, `benchmarks`, reusable `evidence`."""
+        return self.root.joinpath(kind, *names, key[:16])
 
     def tokens(self, component: str, split: str, key: str) -> Path:
         """Return the folder of a token cache."""
         return self.root / "tokens" / component / f"{split}-{key[:16]}"
-
-    def benchmarks(self, key: str) -> Path:
-        """Return the folder of the benchmarks made from held-out documents."""
-        return self.root / "benchmarks" / key[:16]
-
-    def evidence(self, kind: str, key: str) -> Path:
-        """Return the folder of reusable evidence."""
-        return self.root / "evidence" / kind / key[:16]
-
-    def preflight(self, key: str) -> Path:
-        """Return the result file of compiling a step for a slice."""
-        return self.root / "preflight" / f"{key[:16]}.json"
 
     @property
     def runs(self) -> Path:
@@ -216,20 +189,8 @@ class Home:
         return self.work / "runs"
 
     def run(self, run_name: str, phase: str) -> Path:
-        """Return the folder of a phase's run: metrics, checkpoints, result, evaluation."""
-        return self.runs / run_name / self.folder_of(phase)
-
-    def folder_of(self, phase: str) -> str:
-        """Return the folder name of a phase, or of its trial."""
-        return dict(self.trials).get(phase, phase)
-
-    def question(self, run_name: str, phase: str) -> Path:
-        """Return the question of a phase with `recovery: ask`, in the format of a verdict."""
-        return RunFolder(self.run(run_name, phase)).question
-
-    def exported(self, run_name: str, name: str) -> Path:
-        """Return the folder of exported weights, in the home also if the home is on a store."""
-        return self.root / "exports" / run_name / name
+        """Return the folder of a phase's run, or of its trial: metrics, checkpoints, result, evaluation."""
+        return self.runs / run_name / dict(self.trials).get(phase, phase)
 
     @property
     def exporting(self) -> Path:
@@ -238,7 +199,7 @@ class Home:
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """Return the verdict file of a gate."""
-        return self.work / "verdicts" / run_name / self.folder_of(phase) / f"{gate}.json"
+        return self.work / "verdicts" / run_name / self.run(run_name, phase).name / f"{gate}.json"
 
     def report(self, run_name: str) -> Path:
         """Return the folder of a run's report and Data Docs. A trial has a folder below it."""

@@ -1,22 +1,23 @@
 """The check of the files of a home that results depend on."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.documents import read_documents_manifest
-from phasewise.tasks.data.plan import ComponentPlan, DataPlan
-from phasewise.tasks.data.tokenizer import DIGEST_NAME, tokenizer_digest
+from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.plan import CachePlan, DataPlan
+from phasewise.tasks.data.tokenizer import DIGEST_NAME
 from phasewise.tasks.evaluation.made_benchmarks import BenchmarkManifest
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.placing import ORIGIN_NAME, export_name
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.identity import NotAsWritten, read_sealed
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
 from phasewise.trainer.base.run_folder import COMPILED_NAME, RESULT_NAME, RunFolder
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, UNCOMMITTED, committed_files, saved_steps
-from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, read_manifest
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, read_manifest
 from phasewise.trainer.process.compilation_cache import LIST_NAME
 from phasewise.validations.evidence.leakage.index import TABLE_NAME
 
@@ -37,26 +38,30 @@ class ChangedFile(NamedTuple):
 def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDigests, evidence: Iterable[Path]) -> list[ChangedFile]:
     """Return the changed files that a recipe's results depend on, in the order of the pipeline.
 
-    Sealed files are always read. Large files are read if they look changed, or all of them if `digests` reads all.
-
-    Args:
-        evidence: the sealed evidence files of the verdicts.
+    Sealed files, such as the `evidence` of the verdicts, are always read. Large files are read if they look changed, or `digests` reads
+    all.
     """
     inventory = _Inventory(home, digests)
     for component in plan.components.values():
-        inventory.add_documents(component)
+        inventory.add_data(component.documents, read_documents_manifest, "bundle-*.json")
         for split in SPLITS:
-            inventory.add_cache(component.cache(split).folder)
+            inventory.add_data(component.cache(split), read_manifest, "shard-*.json")
     tokenizer, digest_file = plan.tokenizer, plan.tokenizer.with_name(DIGEST_NAME)
     if tokenizer.parent.exists() and not digest_file.exists():
         inventory.add(digest_file, PREPARE)
-    elif tokenizer.parent.exists() and not (tokenizer.exists() and digest_file.read_bytes() == tokenizer_digest(tokenizer).encode()):
+    elif tokenizer.parent.exists() and not (tokenizer.exists() and digest_file.read_bytes() == digest_of_file(tokenizer).encode()):
         inventory.add(tokenizer, PREPARE)
         inventory.add(digest_file, PREPARE)
-    inventory.add_listed(plan.benchmarks, MANIFEST_NAME, _benchmark_files, PREPARE)
+    inventory.add_listed(
+        plan.benchmarks,
+        MANIFEST_NAME,
+        lambda fields: {name: digest for one in BenchmarkManifest.model_validate(fields).benchmarks for name, digest in one.files.items()},
+        PREPARE,
+    )
     for path in dict.fromkeys(evidence):
         if path.name == TABLE_NAME:
-            inventory.add_listed(path.parent, TABLE_NAME, _files_field, "delete its folder: the next run makes it again")
+            remedy = "delete its folder: the next run makes it again"
+            inventory.add_listed(path.parent, TABLE_NAME, lambda fields: fields.get("files", {}), remedy)
         else:
             inventory.add_sealed(path, AGAIN, lambda fields, path=path: str(fields.get("key")).startswith(path.parent.name))
     for path in sorted((home.root / "preflight").glob("*.json")):
@@ -76,17 +81,18 @@ def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDiges
         def names_its_weights(fields: dict[str, Any], name: str = path.name) -> bool:
             return "phase" not in fields or name.startswith(export_name(fields["phase"], fields["weights"], fields["dtype"]))
 
-        inventory.add_listed(path, ORIGIN_NAME, _files_field, EXPORT, is_own=names_its_weights)
+        inventory.add_listed(path, ORIGIN_NAME, lambda fields: fields.get("files", {}), EXPORT, is_own=names_its_weights)
     return inventory.found
 
 
+@dataclass
 class _Inventory:
     """Collect changed files. Each `add_…` method but `add` checks a file or folder, if it exists."""
 
-    def __init__(self, home: Home, digests: KnownDigests) -> None:
-        self.found: list[ChangedFile] = []
-        self.phase: str | None = None
-        self._home, self._digests = home, digests
+    _home: Home
+    _digests: KnownDigests
+    phase: str | None = None
+    found: list[ChangedFile] = field(default_factory=list)
 
     def add(self, path: Path, remedy: str) -> None:
         root = self._home.work if path.is_relative_to(self._home.work) else self._home.root
@@ -130,36 +136,27 @@ class _Inventory:
         for name in self._digests.changed(folder, files, seal):
             self.add(folder / name, remedy)
 
-    def add_documents(self, component: ComponentPlan) -> None:
-        folder = component.documents.folder
+    def add_data(self, planned: CachePlan, read: Callable[[Path], DocumentsManifest | Manifest], records: str) -> None:
+        """Check a folder of documents or a token cache with the records of its parts."""
+        folder = planned.folder
         if not folder.exists():
             return
         seal = folder / MANIFEST_NAME
         try:
-            manifest = read_documents_manifest(folder)
+            manifest = read(folder)
         except DataError:
             self.add(seal, PREPARE)
             return
-        if manifest.key != component.documents.key:
+        if isinstance(manifest, DocumentsManifest):
+            is_own, lists = manifest.key == planned.key, [manifest.files]
+        else:
+            is_own = folder.name.endswith(manifest.key[:16]) or not folder.is_relative_to(self._home.root)
+            lists = [shard.files for shard in manifest.shards]
+        if not is_own:
             self.add(seal, PREPARE)
-        self.add_changed(folder, manifest.files, seal, PREPARE)
-        for path in sorted(folder.glob("bundle-*.json")):
-            self.add_sealed(path, PREPARE)
-
-    def add_cache(self, folder: Path) -> None:
-        if not folder.exists():
-            return
-        seal = folder / MANIFEST_NAME
-        try:
-            manifest = read_manifest(folder)
-        except DataError:
-            self.add(seal, PREPARE)
-            return
-        if not folder.name.endswith(manifest.key[:16]) and folder.is_relative_to(self._home.root):
-            self.add(seal, PREPARE)
-        for shard in manifest.shards:
-            self.add_changed(folder, shard.files, seal, PREPARE)
-        for path in sorted(folder.glob("shard-*.json")):
+        for files in lists:
+            self.add_changed(folder, files, seal, PREPARE)
+        for path in sorted(folder.glob(records)):
             self.add_sealed(path, PREPARE)
 
     def add_run(self, run: RunFolder) -> None:
@@ -201,11 +198,3 @@ class _Inventory:
         metrics = RunFolder(self._home.run(path.parents[1].name, path.parent.name)).metrics
         if path.stem == "health" and metrics.with_name(RESULT_NAME).exists():
             self.add_changed(metrics.parent, {metrics.name: next(iter(fields["judged"].values()))}, path, RESTORE)
-
-
-def _files_field(fields: dict[str, Any]) -> Mapping[str, str]:
-    return fields.get("files", {})
-
-
-def _benchmark_files(fields: dict[str, Any]) -> Mapping[str, str]:
-    return {name: digest for benchmark in BenchmarkManifest.model_validate(fields).benchmarks for name, digest in benchmark.files.items()}

@@ -30,14 +30,13 @@ LEASE_SECONDS = 30.0
 BEATS_PER_LEASE = 4
 POLL_SECONDS = 0.25
 SECONDS, FREE = "lease_seconds", "free"
+AT_WORK = "another run is at work in {}: wait for it, or choose another home with --home."
 GONE_OR_CHANGED = (FileNotFoundError, FileExistsError)
 """gcsfs raises these if an object is missing, or has another version than the request names."""
 
-PATIENCE_SECONDS = 0.5
-"""`holder_of` locks a file for a moment, which is not a conflict."""
+PATIENCE_SECONDS = 0.5  # `holder_of` locks a file for a moment, which is not a conflict
 
-_held_here: set[str] = set()
-"""The locks of `holding` in this process. A flow opens other flows in its own process."""
+_held_here: set[str] = set()  # the locks of `holding` in this process. A flow opens other flows in its own process.
 
 StillHeld = Callable[[], bool]
 """Return whether the lock is still held: on an object store another process may take the lock of a holder without heartbeat."""
@@ -75,37 +74,35 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
     if str(place) in _held_here:
         yield
         return
-    with _named_lock(place, what, url, on_wait) if is_local else held(place, wait=False):
+    with ExitStack() as stack:
+        if is_local:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(place, "a+"))
+            reported: Holder | None = None
+            started = time.monotonic()
+            while not try_lock(file):
+                if time.monotonic() - started < PATIENCE_SECONDS:
+                    time.sleep(PATIENCE_SECONDS / 10)
+                    continue
+                holder = _read(file)
+                if on_wait is None:
+                    raise AlreadyHeld(place, holder)
+                if holder != reported:
+                    on_wait(holder)
+                    reported = holder
+                time.sleep(POLL_SECONDS)
+            since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+            file.seek(0)
+            file.truncate()
+            json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url).model_dump(), file)
+            file.flush()
+        else:
+            stack.enter_context(held(place, wait=False))
         _held_here.add(str(place))
         try:
             yield
         finally:
             _held_here.remove(str(place))
-
-
-@contextmanager
-def _named_lock(place: Path, what: str, url: str | None, on_wait: Callable[[Holder], None] | None) -> Iterator[None]:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place, "a+") as file:
-        reported: Holder | None = None
-        started = time.monotonic()
-        while not try_lock(file):
-            if time.monotonic() - started < PATIENCE_SECONDS:
-                time.sleep(PATIENCE_SECONDS / 10)
-                continue
-            holder = _read(file)
-            if on_wait is None:
-                raise AlreadyHeld(place, holder)
-            if holder != reported:
-                on_wait(holder)
-                reported = holder
-            time.sleep(POLL_SECONDS)
-        since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        file.seek(0)
-        file.truncate()
-        json.dump(Holder(what=what, pid=os.getpid(), since=since, url=url).model_dump(), file)
-        file.flush()
-        yield
 
 
 def holder_of(place: Path) -> Holder | None:
@@ -135,10 +132,7 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
     lease time. A waiting process takes the lease if the object didn't change for the lease time by the waiting process's clock. The lease
     time is `PHASEWISE_LEASE_SECONDS`, default 30. The lease names its holder's lease time, and the longer of the two counts.
 
-    Without `wait` the lock is refused as soon as its holder is known to live: immediately if local, at the next change on a store.
-
-    Raises:
-        ConfigError: another process holds the lock, and `wait` is False.
+    Without `wait` a ConfigError refuses the lock as soon as its holder is known to live: if local at once, on a store at the next change.
     """
     with held_all([place], wait=wait) as still_held:
         yield still_held
@@ -146,10 +140,7 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
 
 @contextmanager
 def held_all(places: Collection[Path], *, wait: bool = True) -> Iterator[StillHeld]:
-    """Hold all locks, taken in the order of their names, so that two processes never wait for each other.
-
-    All leases are read first, so that the leases of dead holders expire at the same time.
-    """
+    """Hold all locks, in the order of names, as no two processes may wait for each other. Leases of dead holders expire together."""
     leases = [(place, _Lease.at(place)) for place in sorted(set(places), key=str)]
     seen = [(lease.version() if lease else None, time.monotonic()) for _, lease in leases]
     with ExitStack() as stack:
@@ -158,39 +149,29 @@ def held_all(places: Collection[Path], *, wait: bool = True) -> Iterator[StillHe
                 lease.take(version, since, wait=wait)
                 stack.enter_context(lease.renewed())
             elif not stack.enter_context(locked(as_path(place), wait=wait)):
-                raise _refusal(place)
+                raise ConfigError(AT_WORK.format(place.parent))
         yield lambda: all(lease.is_held() for _, lease in leases if lease is not None)
 
 
 class _Version(NamedTuple):
-    """One version of a lease object. The store counts a generation per holder and a metageneration per heartbeat.
-
-    Attributes:
-        seconds: the lease time of the holder, or 0 if unknown.
-        is_free: the holder returned the lease and could not delete it.
-    """
+    """One version of a lease object. The store counts a generation per holder and a metageneration per heartbeat."""
 
     generation: str
     metageneration: str
-    seconds: float
-    is_free: bool
+    seconds: float  # the lease time of the holder, or 0 if unknown
+    is_free: bool  # the holder returned the lease and could not delete it
 
 
 @dataclass
 class _Lease:
-    """A lease object on Google Cloud Storage. Each request names the version that it changes, and the store rejects any other version.
-
-    Attributes:
-        generation: the generation of this process's lease.
-        beaten: when the last heartbeat was sent, by this machine's clock.
-    """
+    """A lease object on Google Cloud Storage. Each request names the version that it changes, and the store rejects any other version."""
 
     place: Path
     file_system: Any
     bucket: str
     name: str
-    generation: str = ""
-    beaten: float = 0.0
+    generation: str = ""  # the generation of this process's lease
+    beaten: float = 0.0  # when the last heartbeat was sent, by this machine's clock
     ended: threading.Event = field(default_factory=threading.Event)
     lost: threading.Event = field(default_factory=threading.Event)
 
@@ -208,7 +189,7 @@ class _Lease:
     def version(self) -> _Version | None:
         """Return the current version, or None if there is no lease."""
         try:
-            _, content = self._call("GET")
+            _, content = self.call("GET")
         except FileNotFoundError:
             return None
         found = json.loads(content)
@@ -230,13 +211,18 @@ class _Lease:
                 self.generation = self.create() or ""
             elif found != seen and not found.is_free:
                 if seen is not None and not wait:
-                    raise _refusal(self.place)
+                    raise ConfigError(AT_WORK.format(self.place.parent))
                 seen, since = found, now
             elif found.is_free or now - since >= max(lease_seconds, found.seconds):
+                versions = {"ifGenerationMatch": found.generation, "ifMetagenerationMatch": found.metageneration}
                 try:
-                    self._delete(found.generation, ifMetagenerationMatch=found.metageneration)
-                except Exception:  # the store forbids deletion: take over the existing object
-                    self.generation = self._claim(found) or ""
+                    self.call("DELETE", **versions)
+                except GONE_OR_CHANGED:
+                    pass
+                except Exception:  # the store forbids deletion: take over the existing object, unless another process is faster
+                    with suppress(*GONE_OR_CHANGED):
+                        self.call("PATCH", **versions, json={"metadata": {"beat": uuid.uuid4().hex, **_metadata()}})
+                        self.generation = found.generation
             else:
                 time.sleep(POLL_SECONDS)
             if self.generation:
@@ -255,9 +241,11 @@ class _Lease:
             thread.join()
             with suppress(Exception):  # if the store doesn't answer, the lease expires
                 try:
-                    self._delete(self.generation)
+                    self.call("DELETE", ifGenerationMatch=self.generation)
+                except GONE_OR_CHANGED:
+                    pass
                 except Exception:
-                    self._call("PATCH", ifGenerationMatch=self.generation, json={"metadata": _metadata(FREE)})
+                    self.call("PATCH", ifGenerationMatch=self.generation, json={"metadata": _metadata(FREE)})
 
     def is_held(self) -> bool:
         return not self.lost.is_set() and time.monotonic() - self.beaten < _lease_seconds()
@@ -277,16 +265,13 @@ class _Lease:
             return None
         return version.generation if version and found == content else None
 
-    def beat(self, generation: str, number: int) -> None:
-        self._call("PATCH", ifGenerationMatch=generation, json={"metadata": {"beat": str(number), **_metadata()}})
-
     def _send_heartbeats(self) -> None:
         number = 0
         while not self.ended.wait(_lease_seconds() / BEATS_PER_LEASE):
             number += 1
             now = time.monotonic()
             try:
-                self.beat(self.generation, number)
+                self.call("PATCH", ifGenerationMatch=self.generation, json={"metadata": {"beat": str(number), **_metadata()}})
                 self.beaten = now
             except GONE_OR_CHANGED:
                 self.lost.set()
@@ -294,20 +279,7 @@ class _Lease:
             except Exception:  # a network fault: `is_held` reports one that lasts
                 continue
 
-    def _claim(self, found: _Version) -> str | None:
-        """Return the generation of an expired lease if this process is the first to change it."""
-        conditions = {"ifGenerationMatch": found.generation, "ifMetagenerationMatch": found.metageneration}
-        try:
-            self._call("PATCH", **conditions, json={"metadata": {"beat": uuid.uuid4().hex, **_metadata()}})
-        except GONE_OR_CHANGED:
-            return None
-        return found.generation
-
-    def _delete(self, generation: str, **conditions: str) -> None:
-        with suppress(*GONE_OR_CHANGED):
-            self._call("DELETE", ifGenerationMatch=generation, **conditions)
-
-    def _call(self, method: str, **options: Any) -> Any:
+    def call(self, method: str, **options: Any) -> Any:
         return self.file_system.call(method, "b/{}/o/{}", self.bucket, self.name, **options)
 
 
@@ -317,7 +289,3 @@ def _metadata(free: str = "no") -> dict[str, str]:
 
 def _lease_seconds() -> float:
     return positive_seconds(os.environ, LEASE_VARIABLE, LEASE_SECONDS)
-
-
-def _refusal(place: Path) -> ConfigError:
-    return ConfigError(f"another run is at work in {place.parent}: wait for it, or choose another home with --home.")

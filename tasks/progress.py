@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phasewise.trainer.base.wording import about
 
@@ -13,6 +13,8 @@ LOGGER.setLevel(logging.INFO)
 PROGRESS_LOGGER = logging.getLogger("phasewise-progress")
 PROGRESS_LOGGER.propagate = False
 PROGRESS_LOGGER.setLevel(logging.INFO)
+TENTHS, SECONDS = 10, 30.0
+MIN_SECONDS = 2.0  # A shorter time gives no useful estimate
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,25 @@ class Progress:
         return f"{self.work}: {self.done:,} of {self.total:,} {self.note}".rstrip()
 
 
+@dataclass
 class Milestones:
     """Select the progress reports that deserve a line: the first, each new tenth, the end, and one after half a minute of silence."""
 
-    TENTHS, SECONDS = 10, 30.0
-    MIN_SECONDS = 2.0
-    """A shorter time gives no useful estimate."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._reported: dict[str, tuple[int, float]] = {}
-        self._began: dict[str, tuple[float, int]] = {}
+    clock: Callable[[], float] = time.monotonic
+    _reported: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _began: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def line(self, progress: Progress) -> str | None:
         """Return the report with the remaining time, or None if it is not due. A report that is due counts as printed."""
-        now = self._clock()
+        now = self.clock()
         began, done_before = self._began.setdefault(progress.work, (now, progress.done))
-        tenth = self.TENTHS * progress.done // max(progress.total, 1)
+        tenth = TENTHS * progress.done // max(progress.total, 1)
         reported = self._reported.get(progress.work)
-        if reported and tenth == reported[0] and now - reported[1] < self.SECONDS:
+        if reported and tenth == reported[0] and now - reported[1] < SECONDS:
             return None
         self._reported[progress.work] = (tenth, now)
         new = progress.done - done_before
-        if new <= 0 or progress.done >= progress.total or now - began < self.MIN_SECONDS:
+        if new <= 0 or progress.done >= progress.total or now - began < MIN_SECONDS:
             return progress.line
         left = (progress.total - progress.done) * (now - began) / new if progress.seconds_left is None else progress.seconds_left
         return progress.line if math.isinf(left) else f"{progress.line}, {about(left)} left"
@@ -80,21 +78,13 @@ class Meter:
         self._before = sum(sizes[number] for number in self._finished)
         self._new = 0
 
-    def add(self, number: int) -> None:
-        """Count the call of this number as done."""
+    def add(self, number: int) -> tuple[str, float]:
+        """Count a call as done. Return bytes and speed in words, and the remaining time, which is infinity if no bytes are new."""
         if number not in self._finished:
             self._new += self._sizes[number]
-
-    @property
-    def seconds_left(self) -> float:
-        """The remaining time at the measured speed, or infinity if no bytes are new."""
         elapsed = self._clock() - self._began
-        return (self._total - self._before - self._new) * elapsed / self._new if self._new and elapsed > 0 else math.inf
-
-    @property
-    def note(self) -> str:
-        """Bytes done, total bytes and speed."""
-        elapsed = self._clock() - self._began
-        rate = f", {self._new / elapsed / 1e6:,.1f} MB/s" if self._new and elapsed > 0 else ""
+        rate = self._new / elapsed if elapsed > 0 else 0.0
         unit, name = (1e9, "GB") if self._total >= 10**9 else (1e6, "MB")
-        return f"({(self._before + self._new) / unit:,.2f} of {self._total / unit:,.2f} {name}{rate})"
+        speed = f", {rate / 1e6:,.1f} MB/s" if rate else ""
+        left = (self._total - self._before - self._new) / rate if rate else math.inf
+        return f"({(self._before + self._new) / unit:,.2f} of {self._total / unit:,.2f} {name}{speed})", left

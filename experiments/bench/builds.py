@@ -4,13 +4,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 from dask.distributed import Client
 
 from experiments.bench.measure import seconds
-from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, cluster
+from phasewise.tasks.data import cluster
+from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import SPLITS, build_missing_caches, make_missing_tokenizer, write_missing_documents
@@ -67,7 +69,7 @@ def two_workers() -> Iterator[Client]:
     before = {name: os.environ.pop(name, None) for name in (SCHEDULER_VARIABLE, WORKERS_VARIABLE)}
     os.environ[WORKERS_VARIABLE] = str(WORKERS)
     try:
-        with cluster() as client:
+        with cluster.cluster() as client, patch.object(cluster, "cluster", lambda: nullcontext(client)):  # one for all stages
             yield client
     finally:
         os.environ.pop(WORKERS_VARIABLE)

@@ -26,10 +26,10 @@ from phasewise.tasks.data.caches import INDEX_ROWS, INDEX_SCHEMA, shard_name
 from phasewise.tasks.data.documents import DIGEST, DocumentsManifest, Part, write_model
 from phasewise.tasks.data.findings import Tally
 from phasewise.tasks.data.plan import ComponentPlan
-from phasewise.tasks.data.tokenizer import tokenizer_digest, train_tokenizer
+from phasewise.tasks.data.tokenizer import train_tokenizer
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.base.storage import write_atomically
 from phasewise.trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, write_manifest
 
@@ -55,7 +55,7 @@ def write_world(root: Path, *, documents: int, rows: int = ROWS) -> tuple[Path, 
     (root / "recipe.json").write_text(recipe.model_dump_json())
     plan = data_plan(recipe, Home.open(str(root / "home")))
     train_tokenizer([["a few words"]], 300, plan.tokenizer)
-    tokenizer = tokenizer_digest(plan.tokenizer)
+    tokenizer = digest_of_file(plan.tokenizer)
     seq_len = recipe.phases[0].model.seq_len
     ids: dict[str, list[str]] = {}
     for number, component in enumerate(plan.components.values()):

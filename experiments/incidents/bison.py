@@ -23,7 +23,7 @@ from experiments.leakage_recall.views import olmes
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.documents import split_of
-from phasewise.tasks.data.stand_ins import NearDuplicates
+from phasewise.tasks.data.stand_ins import is_new
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import write_json
 from phasewise.validations.evidence.leakage.item_files import read_items
@@ -89,8 +89,8 @@ def trained_on(item: BenchmarkItem) -> str:
 
 
 def _prose() -> list[str]:
-    duplicates = NearDuplicates()
-    return list(islice(filter(duplicates.is_new, host_paragraphs(Random(32))), PROSE_DOCUMENTS))
+    seen = set[int]()
+    return list(islice((text for text in host_paragraphs(Random(32)) if is_new(text, seen)), PROSE_DOCUMENTS))
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:

@@ -16,6 +16,7 @@ from phasewise.tasks.locks import holder_of
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.decision import Decision, decision_path, ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
+from phasewise.trainer.base.run_folder import RunFolder
 
 RECOVERY = "recovery"
 """Name of the question after a jump of the loss."""
@@ -29,7 +30,8 @@ def approve_phase(target: str, scale: Scale, home: str | None, *, approves: bool
     recipe = load_recipe(target, scale)
     opened = home_in_trial(Home.at(home, reads_only=True), target, scale)
     name = recipe.phase(phase).name
-    paths = {one: opened.verdict(recipe.run_name, name, one) for one in GATES} | {RECOVERY: opened.question(recipe.run_name, name)}
+    paths = {one: opened.verdict(recipe.run_name, name, one) for one in GATES}
+    paths[RECOVERY] = RunFolder(opened.run(recipe.run_name, name)).question
     opened.look(recipe.run_name)
     chosen = gate
     if not chosen:

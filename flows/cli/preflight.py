@@ -109,7 +109,7 @@ def utilisation_of(recipe: Recipe, phases: Iterable[Phase], home: Home) -> dict[
         caches = {name: manifests[0].parent for name, manifests in every.items()}
         run = build_run(recipe, phase, home, caches, needs_parent=False)
         table = packing_evidence(run).set_index("component")
-        schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+        schedule = MixtureSchedule.of_run(run)
         drawn = schedule.realised(run.start_step, run.stop_step)
         positions = {name: max(int(table["rows"][name]), 1) * run.model.seq_len for name in drawn}
         shares = {

@@ -17,7 +17,6 @@ from phasewise.flows.recipes.scales import special_tokens_of
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.flows.status.phase_status import read_record
 from phasewise.tasks.data.documents import split_texts
-from phasewise.tasks.data.tokenizer import tokenizer_digest
 from phasewise.tasks.data.tokenizer_training import (
     EXAMPLES,
     MANIFEST_NAME,
@@ -31,7 +30,6 @@ from phasewise.tasks.data.tokenizer_training import (
     check_vocab_size,
     checked_file,
     digit_groups,
-    folder_at,
     measure,
     open_tokenizer,
     pieces_of,
@@ -48,7 +46,6 @@ from phasewise.trainer.base.wording import decimal
 from phasewise.trainer.data.manifest import read_manifest
 
 TEXT_KEY = "text"
-RATIOS = ("bytes_per_token", "characters_per_token", "fertility")
 DECIDING = ("start", "caches", "verdict on its data")
 """Findings of a phase that decide whether its data are judged."""
 
@@ -63,7 +60,7 @@ def train_tokenizer(
         chat_tokens: add the special tokens of the chat templates of all phases and branches.
     """
     check_vocab_size(vocab_size)
-    folder = folder_at(out)
+    folder = Path(out).expanduser()
     check_target(folder)
     resolved, phase = resolve(target, scale, home)
     recipe = resolved.recipe
@@ -144,7 +141,7 @@ def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> 
 def truncate_tokenizer(name: str, out: str, *, vocab_size: int) -> dict[str, Any]:
     """Write the first entries of a tokenizer as a new tokenizer. Return its manifest in the shape of `--json`."""
     check_vocab_size(vocab_size)
-    folder = folder_at(out)
+    folder = Path(out).expanduser()
     check_target(folder)
     file = checked_file(name)
     manifest = read_tokenizer_manifest(file.parent)
@@ -218,16 +215,14 @@ def compare_tokenizers(
             {
                 "name": name,
                 "file": str(file),
-                "digest": tokenizer_digest(file),
+                "digest": digest_of_file(file),
                 "vocab_size": tokenizer.get_vocab_size(),
                 "trained_on": [one.component for one in manifest.trained_on] if manifest else None,
                 "digit_groups": digit_groups(tokenizer),
                 "digits": {text: pieces_of(tokenizer, text) for text in EXAMPLES},
                 "white_space_tokens": white_space_tokens(tokenizer),
-                "subsets": {
-                    subset: {**fit._asdict(), **{name: getattr(fit, name) for name in RATIOS}} for subset, fit in measured.subsets.items()
-                },
-                "scripts": {script: {**fit._asdict(), "bytes_per_token": fit.bytes_per_token} for script, fit in measured.scripts.items()},
+                "subsets": {subset: fit._asdict() for subset, fit in measured.subsets.items()},
+                "scripts": {script: fit._asdict() for script, fit in measured.scripts.items()},
             }
         )
     return {

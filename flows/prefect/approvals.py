@@ -28,6 +28,7 @@ from phasewise.tasks.validation.decide import decide, is_written, read_verdict_f
 from phasewise.trainer.base.decision import need_of, seen_of
 from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
 from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.validations.failures import form_of, why_in_a_line
 from phasewise.validations.verdict import read_verdict
 
@@ -92,7 +93,7 @@ def take_answers(resolved: Resolved, phases: Iterable[Phase]) -> None:
     for phase in phases:
         run_name = resolved.recipe.run_name
         verdicts = [resolved.home.verdict(run_name, phase.name, gate) for gate in GATES]
-        for path in (*verdicts, resolved.home.question(run_name, phase.name)):
+        for path in (*verdicts, RunFolder(resolved.home.run(run_name, phase.name)).question):
             question = question_at(path) if path.exists() else None
             if question and question.key in asked and (answer := _answer(question)):
                 _record(question, answer)

@@ -207,7 +207,7 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     result = finished_result(run, plan, resolved.digests)
     found.add("training", result is not None, "train", "" if result else why_not_trained(run, resolved.digests))
     if not result and is_begun(run, plan):
-        found.question(home.question(recipe.run_name, phase.name))
+        found.question(RunFolder(home.run(recipe.run_name, phase.name)).question)
     health_verdict = evaluation = model_verdict = None
     metrics, health = RunFolder(run.output).metrics, home.verdict(recipe.run_name, phase.name, "health")
     if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # a diverged run has a verdict on its training

@@ -41,18 +41,7 @@ _DECODERS: Mapping[str, Callable[[], Any]] = {
 
 
 def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.RawIOBase:
-    """Unpack a stream of `file`. Consecutive members form one stream.
-
-    Raises FileFault during reading, if the file is truncated or expands too much.
-    """
-    return Measured(file, unpacking(packed, packing))
-
-
-def unpacking(packed: io.BufferedReader, packing: str) -> Callable[[int], bytes]:
-    """A function that reads up to the given number of unpacked bytes, and none at the end.
-
-    Raises FileFault during reading, if the file is truncated.
-    """
+    """Unpack a stream of `file`, or raise FileFault if it is truncated or expands too much. Consecutive members form one stream."""
     if packing in ("zstd", "lz4", "brotli"):
         stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing)  # pyright: ignore[reportArgumentType]  # one of its names
 
@@ -64,7 +53,7 @@ def unpacking(packed: io.BufferedReader, packing: str) -> Callable[[int], bytes]
                     raise FileFault("truncated", f"the file ends inside a frame of {packing}") from error
                 raise
 
-        return read_frames
+        return Measured(file, read_frames)
     decoder: Any = None
     waiting, num_members = b"", 0
 
@@ -91,7 +80,7 @@ def unpacking(packed: io.BufferedReader, packing: str) -> Callable[[int], bytes]
             if unpacked:
                 return unpacked
 
-    return read_members
+    return Measured(file, read_members)
 
 
 class Member(NamedTuple):
@@ -107,18 +96,13 @@ class Member(NamedTuple):
 
 
 def members(archive: str, file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
-    """The files in a `zip` or `tar` in the order of their positions, without folders.
-
-    Raises FileFault if the rest of the archive is unreliable.
-    """
+    """The files of a `zip` or `tar` by position, without folders. Raises FileFault if the rest of the archive is unreliable."""
     try:
-        yield from _zip_members(file, stream) if archive == "zip" else _tar_members(file, stream)
+        for member in _zip_members(file, stream) if archive == "zip" else _tar_members(file, stream):
+            name = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in member.name)
+            yield member._replace(name=name or "(no name)")
     except DAMAGE as error:
         raise FileFault("unreadable", f"a damaged {archive}: {error}") from error
-
-
-def _shown(name: str) -> str:
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name) or "(no name)"
 
 
 class _Bounded:
@@ -155,7 +139,7 @@ def _zip_members(file: WatchedFile, packed: io.BufferedReader) -> Iterator[Membe
             _, name_bytes, extra_bytes = LOCAL_HEAD.unpack(head)
             end = info.header_offset + LOCAL_HEAD.size + name_bytes + extra_bytes + info.compress_size
             if not info.is_dir() or info.file_size:
-                yield Member(_shown(info.filename), partial(_open_zipped, file, archive, info))
+                yield Member(info.filename, partial(_open_zipped, file, archive, info))
 
 
 def _open_zipped(file: WatchedFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> io.RawIOBase:
@@ -225,13 +209,12 @@ def _tar_member(file: WatchedFile, archive: tarfile.TarFile, info: tarfile.TarIn
     def refuse() -> io.RawIOBase:
         raise FileFault("unreadable", f"a tar member of type {info.type!r}, whose bytes are not there as they are")
 
-    name = _shown(info.name)
     stream: Any = archive.fileobj
     position, end = info.offset_data, info.offset_data + info.size
     if info.issym() or info.islnk():
-        return Member(name, refuse, "a link within its archive")
+        return Member(info.name, refuse, "a link within its archive")
     if info.isdev():
-        return Member(name, refuse, "a device or a pipe, of which the archive has the name alone")
+        return Member(info.name, refuse, "a device or a pipe, of which the archive has the name alone")
     if info.type not in FILES or info.issparse():
-        return Member(name, refuse)
-    return Member(name, partial(Measured, file, read))
+        return Member(info.name, refuse)
+    return Member(info.name, partial(Measured, file, read))

@@ -1,9 +1,9 @@
 """Token caches: a part of a component's documents becomes a shard for every split."""
 
-import mmap
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,29 +15,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from phasewise.tasks.data.conversation_text import COMPOSER, NO_SPANS, ConversationEncoder, Encoded, ids_of_tokens
+from phasewise.tasks.data.conversation_text import COMPOSER, NO_SPANS, Encoded, encode_conversations, ids_of_tokens
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.documents import (
-    DIGEST,
-    DOCUMENTS,
-    HashedFile,
-    read_documents,
-    read_documents_manifest,
-    read_model,
-    write_model,
-)
+from phasewise.tasks.data.documents import DIGEST, DOCUMENTS, HashedFile, read_documents, read_documents_manifest, read_model, write_model
 from phasewise.tasks.data.filters import NORMALIZER, REASON, LengthBias, Normalization, normalize
 from phasewise.tasks.data.reading import READER
 from phasewise.tasks.data.template import ChatTemplate, chat_of
-from phasewise.tasks.data.tokenizer import load_tokenizer, refused, special_tokens, tokenizer_digest
+from phasewise.tasks.data.tokenizer import load_tokenizer, refused, special_tokens
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import remove_strays, writing
 from phasewise.trainer.data.cache import sizes_in_bytes
 from phasewise.trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, SPAN, Manifest, Shard, Split, write_manifest
 
-DIGEST_BYTES = 32
 ENCODER_CODE = tuple(f"tasks/data/{name}.py" for name in ("caches", "conversation_text", "documents", "filters", "tokenizer"))
 LENGTH_BIAS = "length_bias"
 ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
@@ -59,10 +50,7 @@ def normalized(text: str, manifest: Manifest) -> str:
 
 
 def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigests) -> list[int]:
-    """The shards of a cache with a possible document whose id has the prefix. The sorted digests of the documents are bisected.
-
-    Raises DataError if the documents are damaged.
-    """
+    """The shards of a cache that may have a document whose id has the prefix. Raises DataError if the documents are damaged."""
     manifest = read_documents_manifest(folder)
     files = {f"{part.name}.digests": part.ids_digest for part in manifest.parts}
     if changed := digests.changed(folder, files, folder / MANIFEST_NAME):
@@ -73,18 +61,10 @@ def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigest
         shard = shards.get(shard_name(number))
         if shard is None or not part.documents:
             continue
-        with (folder / f"{part.name}.digests").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as table:
-            low, high = 0, part.documents
-            while low < high:
-                middle = (low + high) // 2
-                start = middle * DIGEST.itemsize
-                if table[start : start + DIGEST_BYTES].hex() < prefix:
-                    low = middle + 1
-                else:
-                    high = middle
-            start = low * DIGEST.itemsize
-            if low < part.documents and table[start : start + DIGEST_BYTES].hex().startswith(prefix):
-                found.append(shard)
+        ids: Any = np.memmap(folder / f"{part.name}.digests", DIGEST, "r")["digest"]
+        row = bisect_left(ids, prefix, key=lambda one: one.tobytes().hex())
+        if row < len(ids) and ids[row].tobytes().hex().startswith(prefix):
+            found.append(shard)
     return found
 
 
@@ -105,10 +85,7 @@ def described(length_bias: LengthBias | None) -> dict[str, Any]:
 
 
 class ShardRecord(Frozen):
-    """The record of a complete shard. A later run skips the part. Sizes are in bytes.
-
-    `left_out`: documents that the length bias rejected.
-    """
+    """The record of a complete shard. A later run skips the part. Sizes in bytes. `left_out`: documents that the length bias rejected."""
 
     shard: Shard
     text_bytes: int = Field(ge=0)
@@ -127,10 +104,7 @@ class ShardRecord(Frozen):
 def finish_cache(
     component: str, split: Split, documents: Path, tokenizer_path: Path, key: str, folder: Path, *, length_bias: LengthBias | None = None
 ) -> Manifest:
-    """Collect the records of the shards, remove stray files, and write the manifest.
-
-    Raises DataError if a shard is incomplete, or the length bias rejects all documents.
-    """
+    """Write the manifest from the records. Raises DataError if a shard is incomplete, or the length bias rejects all documents."""
     read = read_documents_manifest(documents)
     records: list[ShardRecord] = []
     for number in range(len(read.parts)):
@@ -160,7 +134,7 @@ def finish_cache(
         reader=read_by(read.source),
         normalizer=NORMALIZER,
         encoder=ENCODER,
-        tokenizer_digest=tokenizer_digest(tokenizer_path),
+        tokenizer_digest=digest_of_file(tokenizer_path),
         begin_of_text=begin,
         end_of_text=end,
         dtype="uint16" if dtype.itemsize == 2 else "uint32",
@@ -169,7 +143,7 @@ def finish_cache(
         tokens=sum(record.shard.tokens for record in filled),
         text_bytes=sum(record.text_bytes for record in filled),
         left_out=left_out,
-        template=None if chat is None else chat.digest,
+        template=None if chat is None else digest_of_bytes(chat.text.encode()),
     )
     kept = {name for record in filled for name in record.shard.files}
     remove_strays(folder, kept | {f"{shard_name(number)}.json" for number in range(len(records))})
@@ -201,10 +175,7 @@ def encoding_of(tokenizer_path: Path) -> tuple[int, int, np.dtype]:
 def encode_part(
     documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path], length_bias: LengthBias | None = None
 ) -> None:
-    """Write the missing shards of one part. A document becomes BOS, the tokens of the text, and EOS.
-
-    `targets`: split → folder of its cache. `length_bias`: selects documents of the training split by their tokens. None takes all.
-    """
+    """Write the missing shards of one part, split by split: BOS, the tokens of the text, EOS. `length_bias` is for the training split."""
     missing: dict[Split, Path] = {split: folder for split, folder in targets.items() if _read_record(folder, number) is None}
     if not missing:
         return
@@ -213,26 +184,19 @@ def encode_part(
     writers: dict[Split, ShardWriter] = {}
     with ExitStack() as stack:
         for split, folder in missing.items():
-            bias = length_bias if split == "train" else None
-            writers[split] = stack.enter_context(_open_shard(folder / shard_name(number), tokenizer_path, chat, bias))
+            files: dict[str, HashedFile] = {}
+            for ending in ("bin", "parquet", "spans") if chat is not None and chat.marks_answers else ("bin", "parquet"):
+                path = folder / f"{shard_name(number)}.{ending}"
+                files[ending] = HashedFile(stack.enter_context(writing(path)))  # appears if the block ends without an error
+            index = stack.enter_context(pq.ParquetWriter(pa.PythonFile(files["parquet"], "w"), INDEX_SCHEMA, compression="zstd"))
+            writers[split] = ShardWriter(files, index, tokenizer_path, chat, length_bias if split == "train" else None)
         for table in read_documents(documents, manifest, number):
             for split, writer in writers.items():
                 writer.add(table.filter(pc.field("split") == split))
+        for writer in writers.values():
+            writer.flush()
     for split, folder in missing.items():
         write_model(folder / f"{shard_name(number)}.json", writers[split].record(shard_name(number)))
-
-
-@contextmanager
-def _open_shard(path: Path, tokenizer: Path, chat: ChatTemplate | None, length_bias: LengthBias | None) -> Iterator["ShardWriter"]:
-    """Open the files of one shard. They appear under their names when the block ends without an error."""
-    has_spans = chat is not None and chat.marks_answers
-    with ExitStack() as stack:
-        endings = ("bin", "parquet", "spans") if has_spans else ("bin", "parquet")
-        files = {ending: HashedFile(stack.enter_context(writing(path.with_suffix(f".{ending}")))) for ending in endings}
-        with pq.ParquetWriter(pa.PythonFile(files["parquet"], "w"), INDEX_SCHEMA, compression="zstd") as index:
-            writer = ShardWriter(files, index, tokenizer, chat, length_bias)
-            yield writer
-            writer.flush()
 
 
 class ShardWriter:
@@ -249,8 +213,7 @@ class ShardWriter:
         self._files, self._index, self._path, self._length_bias = files, index, tokenizer_path, length_bias
         self._tokenizer = _tokenizer(tokenizer_path)
         self._begin, self._end, self._dtype = encoding_of(tokenizer_path)
-        special = {} if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
-        self._chats = None if chat is None else ConversationEncoder(self._tokenizer, special)
+        self._special = None if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
         self._rows: list[pa.Table] = []
         self._num_tokens = self._num_documents = self._text_bytes = self._num_spans = self._left_out = 0
 
@@ -260,11 +223,12 @@ class ShardWriter:
         if not texts:
             return
         with refused(self._path):
-            if self._chats is None:
+            if self._special is None:
                 batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
                 encoded = [Encoded(encoding.ids, NO_SPANS) for encoding in batch]
             else:
-                encoded = list(self._chats.encode(texts, [spans or [] for spans in documents["spans"].to_pylist()]))
+                spans = [spans or [] for spans in documents["spans"].to_pylist()]
+                encoded = list(encode_conversations(self._tokenizer, self._special, texts, spans))
         if bias := self._length_bias:
             names = [str(name) for name in documents["id"].to_pylist()]
             taken = [row for row, name in enumerate(names) if bias.takes(name, len(encoded[row].ids))]
@@ -302,10 +266,10 @@ class ShardWriter:
             name=name,
             tokens=self._num_tokens,
             documents=self._num_documents,
-            digest=tokens.hexdigest(),
-            index_digest=index.hexdigest(),
+            digest=tokens.hash.hexdigest(),
+            index_digest=index.hash.hexdigest(),
             spans=None if spans is None else self._num_spans,
-            spans_digest=None if spans is None else spans.hexdigest(),
+            spans_digest=None if spans is None else spans.hash.hexdigest(),
         )
         return ShardRecord(
             shard=shard,

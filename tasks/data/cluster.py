@@ -5,8 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -39,36 +38,33 @@ WORKERS = {
     "distributed.worker.profile.enabled": False,
 }
 """One arena avoids fragmentation, and the thresholds keep buffers for reuse, while Dask's own return each large buffer to the system."""
-_shared: ContextVar[Callable[[], Client] | None] = ContextVar("shared", default=None)
+Shared = Callable[[], Client]  # returns the client of a cluster that several stages share
 
 
 @contextmanager
-def one_cluster() -> Iterator[None]:
-    """Share a cluster between the stages in the block. The first stage with work starts it."""
-    if _shared.get() is not None:
-        yield
-        return
+def one_cluster() -> Iterator[Shared]:
+    """A cluster to share between stages. The first stage with work starts it."""
     with ExitStack() as stack:
-        token = _shared.set(cache(lambda: stack.enter_context(_new_client())))
-        try:
-            yield
-        finally:
-            _shared.reset(token)
+        yield cache(lambda: stack.enter_context(cluster()))
 
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    """The client of the shared cluster, of the scheduler in `PHASEWISE_DASK_SCHEDULER`, or of a new cluster."""
-    with one_cluster():
-        shared = _shared.get()
-        assert shared is not None
-        yield shared()
-
-
-@contextmanager
-def _new_client() -> Iterator[Client]:
+    """The client of the configured scheduler or of a new cluster. Raises DataError if the scheduler does not answer or has no worker."""
     if address := os.environ.get(SCHEDULER_VARIABLE):
-        with _connected(address) as client:
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # the client logs tracebacks of errors that `run_all` reports
+        try:
+            client = Client(address, timeout=CONNECT_SECONDS)
+        except (OSError, ValueError) as error:
+            raise DataError(f"no Dask scheduler answers at {address} ({SCHEDULER_VARIABLE}): {error}") from None
+        with client:
+            try:
+                client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
+            except TimeoutError:
+                raise DataError(
+                    f"the Dask scheduler at {address} ({SCHEDULER_VARIABLE}) must have a worker, found none in {FIRST_WORKER_SECONDS} "
+                    "seconds. Start workers and run again."
+                ) from None
             yield client
         return
     workers = num_workers()
@@ -94,10 +90,7 @@ def _new_client() -> Iterator[Client]:
 
 
 def num_workers() -> int:
-    """The number of workers in the environment variable, or of the machine's cores.
-
-    Raises ConfigError if the variable is not a positive integer.
-    """
+    """The number of workers in the variable, or of cores. Raises ConfigError if the variable is not a positive integer."""
     value = os.environ.get(WORKERS_VARIABLE) or str(os.cpu_count() or 1)
     with suppress(ValueError):
         if (workers := int(value)) >= 1:
@@ -106,26 +99,29 @@ def num_workers() -> int:
 
 
 def workers_at_work() -> int:
-    """The number of workers of the configured scheduler, or of this machine.
-
-    Raises DataError if the scheduler does not answer, or has no worker.
-    """
+    """The number of workers of the configured scheduler, or of this machine. Raises DataError as `cluster`."""
     if not os.environ.get(SCHEDULER_VARIABLE):
         return num_workers()
     with cluster() as client:
         return len(client.nthreads())  # pyright: ignore[reportArgumentType]  # typed as awaitable or not
 
 
-def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None = None) -> list[Result]:
+def run_all(
+    work: str,
+    function: Callable[..., Result],
+    calls: Sequence[tuple[object, ...]],
+    meter: Meter | None = None,
+    shared: Shared | None = None,
+) -> list[Result]:
     """Call a function with each tuple of arguments in parallel and return the results in order. The first error ends the work.
 
     The function must write its output to a store and must be idempotent, because the calls of a lost worker are repeated. `meter`: bytes of
-    the calls, for the progress. None counts calls. Raises DataError if the scheduler does not answer or stops, or a call kills its worker
-    repeatedly.
+    the calls, for the progress. None counts calls. `shared`: None takes a cluster for this work. Raises DataError if the scheduler does not
+    answer or stops, or a call kills its worker repeatedly.
     """
     if not calls:
         return []
-    with cluster() as client:
+    with cluster() if shared is None else nullcontext(shared()) as client:
         try:
             results: dict[int, Result] = {}
             numbers: dict[Future, int] = {}
@@ -147,11 +143,8 @@ def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[ob
                 number = numbers.pop(future)
                 results[number] = outcome
                 finished.update(submit(1))
-                if meter is None:
-                    advance(work, len(results), len(calls))
-                else:
-                    meter.add(number)
-                    advance(work, len(results), len(calls), meter.note, meter.seconds_left)
+                note, seconds_left = meter.add(number) if meter else ("", None)
+                advance(work, len(results), len(calls), note, seconds_left)
             return [results[number] for number in range(len(calls))]
         except (CommClosedError, FutureCancelledError, ClosedClientError) as error:
             raise DataError(f"{work}: the Dask scheduler went away. Start it and run again: what is finished is kept.") from error
@@ -167,21 +160,3 @@ def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Resul
         return function(*call)
     except PhasewiseError as error:
         return error
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[Client]:
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # the client logs tracebacks of errors that `run_all` reports
-    try:
-        client = Client(address, timeout=CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
-        raise DataError(f"no Dask scheduler answers at {address} ({SCHEDULER_VARIABLE}): {error}") from None
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
-        except TimeoutError:
-            raise DataError(
-                f"the Dask scheduler at {address} ({SCHEDULER_VARIABLE}) must have a worker, found none in {FIRST_WORKER_SECONDS} seconds. "
-                "Start workers and run again."
-            ) from None
-        yield client

@@ -14,10 +14,8 @@ from phasewise.trainer.base.frozen import Frozen
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with the reasoning before an answer. A template gets it under the first two names."""
-TRAINED = ("train", "training")
-"""Fields of some data sets that select messages for training. Only a template can read them."""
-WEIGHT = "weight"
-"""Field of OpenAI's format for fine-tuning: 1 trains on an answer, 0 does not."""
+TRAINED = ("train", "training")  # fields of some data sets that select messages for training. Only a template can read them.
+WEIGHT = "weight"  # field of OpenAI's format for fine-tuning: 1 trains on an answer, 0 does not
 MARIN = r"""
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -64,8 +62,7 @@ BUILT_IN = {"marin": MARIN, "trinity": TRINITY}
 Role = Literal["system", "user", "assistant"]
 CALLS = ("tool_calls", "function_call")
 """Fields of a message with calls of tools. The content without the call would be another conversation."""
-TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of text parts of a message, in chat completions and in responses."""
+TEXT_PARTS = ("text", "input_text", "output_text")  # types of text parts of a message, in chat completions and in responses
 TEXT_NAMES = re.compile(
     r"(?:inputs?|contexts?|instructions?|questions?|quer(?:y|ies)|prompts?|problems?|history|system|system_prompt|persona|documents?|passages?|"
     r"articles?|background|references?|tools|functions|tool_calls|function_call|messages|conversations?|dialog(?:ue)?s?|outputs?|responses?|"
@@ -82,22 +79,6 @@ class Message(TypedDict):
     role: Role
     content: str
     others: NotRequired[dict[str, object]]
-
-
-def whole(message: Message) -> dict[str, object]:
-    """A message as a template gets it, with all fields of the record, as in `_alias_reasoning_fields` of `transformers` 5.23."""
-    others = message.get("others", {})
-    found: dict[str, object] = {"role": message["role"], "content": message["content"], **others}
-    reasoning = next((others[name] for name in REASONING if name in others), None)
-    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
-
-
-def is_read(message: Message, names: Collection[str]) -> bool:
-    """Whether a template that reads these names reads the message's reasoning and training fields."""
-    others = message.get("others", {})
-    reasoning = {name for name in REASONING if name in others}
-    unread = [name for name in TRAINED if name in others and name not in names]
-    return not unread and (not reasoning or not {*REASONING[:2], *reasoning}.isdisjoint(names))
 
 
 def counts(message: Message) -> bool:
@@ -198,10 +179,7 @@ def is_jinja(template: str) -> bool:
 
 
 class NoConversation(Exception):
-    """A record that is not the declared conversation.
-
-    `is_fault`: false for a well-formed record without text to learn from. `found`: subject of the reason.
-    """
+    """A record that is not the declared conversation. `is_fault`: false if it is well-formed without text to learn from."""
 
     def __init__(self, reason: Reason | NoText, *, is_fault: bool = True, found: str = ""):
         super().__init__(reason)
@@ -221,8 +199,27 @@ def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message
         context = "" if how.context is None else _content(_value(record, how.context))
         texts = (_content(_value(record, how.prompt)), context)
         found.append(Message(role="user", content="\n\n".join(filter(has_text, texts))))
-    else:
-        found += _listed_messages(record, how)
+    if how.messages is not None:
+        known = {how.role, how.content, "role", "content", *how.leave_out}
+        num_before = len(found)
+        for message in _list(record, how.messages):
+            role = message.get(how.role)
+            if role is None or how.content not in message:
+                raise NoConversation("missing key")
+            content = _content(message[how.content])
+            if not isinstance(role, str):
+                raise NoConversation("wrong type")
+            if role not in how.roles:
+                raise NoConversation("unknown role")
+            if any(message.get(name) for name in CALLS):
+                raise NoConversation("call of a tool")
+            weight = message.get(WEIGHT)
+            if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+                raise NoConversation("weight is not 0 or 1")
+            others = {name: value for name, value in message.items() if value is not None and name not in known}
+            found.append(Message(role=how.roles[role], content=content, others=others))
+        if len(found) == num_before:
+            raise NoConversation("no messages", is_fault=False)
     if how.answer is not None:
         answer = _answer(record, how.answer)
         if not answer:
@@ -236,31 +233,6 @@ def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message
     if not any(message["role"] == "assistant" and counts(message) for message in found):
         raise NoConversation("no answer", is_fault=False)
     return found
-
-
-def _listed_messages(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
-    assert how.messages is not None
-    known = {how.role, how.content, "role", "content", *how.leave_out}
-    is_empty = True
-    for message in _list(record, how.messages):
-        is_empty = False
-        role = message.get(how.role)
-        if role is None or how.content not in message:
-            raise NoConversation("missing key")
-        content = _content(message[how.content])
-        if not isinstance(role, str):
-            raise NoConversation("wrong type")
-        if role not in how.roles:
-            raise NoConversation("unknown role")
-        if any(message.get(name) for name in CALLS):
-            raise NoConversation("call of a tool")
-        weight = message.get(WEIGHT)
-        if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
-            raise NoConversation("weight is not 0 or 1")
-        others = {name: value for name, value in message.items() if value is not None and name not in known}
-        yield Message(role=how.roles[role], content=content, others=others)
-    if is_empty:
-        raise NoConversation("no messages", is_fault=False)
 
 
 def _answer(record: Mapping[str, object], how: AnswerColumn) -> str:

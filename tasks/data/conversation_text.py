@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from jaxtyping import Int
 
-from phasewise.tasks.data.conversation import Conversation, NoConversation, is_read, messages_of, unread_of
+from phasewise.tasks.data.conversation import REASONING, TRAINED, Conversation, NoConversation, messages_of, unread_of
 from phasewise.tasks.data.filters import Normalization, normalize
 from phasewise.tasks.data.findings import (
     MAX_DOCUMENT_BYTES,
@@ -33,8 +33,7 @@ from phasewise.trainer.base.identity import code_digest
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BATCH, BATCH_BYTES = 128, 2**20
-"""Limits of a batch of conversations that is rendered in one request."""
+BATCH, BATCH_BYTES = 128, 2**20  # limits of a batch of conversations that is rendered in one request
 Compose = Callable[[Mapping[str, object], str], Fault | LeftOut | Unrendered]
 """The fields of a record and its place → the conversation for `rendered`, or a reason against it."""
 COMPOSER_CODE = tuple(f"tasks/data/{name}.py" for name in ("conversation", "conversation_text", "sandbox", "template"))
@@ -75,7 +74,10 @@ def build_compose(how: Conversation, normalization: Normalization) -> Compose:
             message["others"] = normalized(message.get("others", {}))
             if any(map(reserved.search, texts_in([message["content"], message["others"]]))):
                 return _fault("special token in a message", where, record)
-            if not is_read(message, chat.names):
+            others = message["others"]
+            reasoning = {name for name in REASONING if name in others}
+            is_reasoning_read = not reasoning or not {*REASONING[:2], *reasoning}.isdisjoint(chat.names)
+            if not is_reasoning_read or any(name in others and name not in chat.names for name in TRAINED):
                 return _fault("field of a message that nothing reads", where, record)
         return Unrendered(messages, line_of(messages), where, record)
 
@@ -88,10 +90,7 @@ def _fault(reason: Reason, where: str, record: Mapping[str, object], found: str 
 
 
 def rendered(found: Iterable[Taken], how: Conversation, sift: Sift, place: str) -> Iterator[Finding]:
-    """Render the conversations among the findings, in batches, and keep the order.
-
-    Raises DataError if the template fails. The message has the place of the conversation.
-    """
+    """Render the conversations among the findings in batches and in order. Raises DataError with the place if the template fails."""
     batch: list[Taken] = []
     size = 0
     try:
@@ -137,40 +136,56 @@ class Encoded(NamedTuple):
     spans: Int[np.ndarray, "n 2"]
 
 
-class ConversationEncoder:
+def encode_conversations(
+    tokenizer: "Tokenizer", special_tokens: Mapping[str, int], texts: Sequence[str], spans: Sequence[Sequence[int]]
+) -> Iterator[Encoded]:
     """Encode rendered conversations. A special token of the template becomes a single token.
 
-    `special_tokens`: token → id. The text between two special tokens is encoded separately, as in the `tokenizers` library. Messages
-    contain no special token of the template, because `build_compose` refuses these messages.
+    The text between two special tokens is encoded separately, as in the `tokenizers` library. Messages contain no special token of the
+    template, because `build_compose` refuses these messages.
+
+    Spans of characters become spans of tokens, as by `char_to_token` of `transformers`: from the first token with the first character to
+    the first token with the last character, and a token across an edge counts. If no token has the character, the next token starts the
+    span, or the previous token ends it. Spans with a common token are joined.
+
+    `special_tokens`: token → id. `spans`: for each text the characters to train on: start, stop, start, stop …
     """
+    longest_first = sorted(special_tokens, key=lambda token: (-len(token), token))
+    pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+    pieces = [[piece for piece in (pattern.split(text) if pattern else [text]) if piece] for text in texts]
+    plain = [piece for of_text in pieces for piece in of_text if piece not in special_tokens]
+    encodings = iter(tokenizer.encode_batch(plain, add_special_tokens=False))
+    for of_text, characters in zip(pieces, spans, strict=True):
+        ids: list[int] = []
+        starts: list[int] = []
+        stops: list[int] = []
+        position = 0
+        for piece in of_text:
+            if piece in special_tokens:
+                ids.append(special_tokens[piece])
+                starts.append(position)
+                stops.append(position + len(piece))
+            else:
+                encoding = next(encodings)
+                ids += encoding.ids
+                starts += [position + start for start, _ in encoding.offsets]
+                stops += [position + stop for _, stop in encoding.offsets]
+            position += len(piece)
 
-    def __init__(self, tokenizer: "Tokenizer", special_tokens: Mapping[str, int]):
-        self._tokenizer, self._special = tokenizer, special_tokens
-        longest_first = sorted(special_tokens, key=lambda token: (-len(token), token))
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-
-    def encode(self, texts: Sequence[str], spans: Sequence[Sequence[int]]) -> Iterator[Encoded]:
-        """Encode each text. `spans`: for each text the characters to train on: start, stop, start, stop …"""
-        pieces = [[piece for piece in (self._pattern.split(text) if self._pattern else [text]) if piece] for text in texts]
-        plain = [piece for of_text in pieces for piece in of_text if piece not in self._special]
-        encodings = iter(self._tokenizer.encode_batch(plain, add_special_tokens=False))
-        for of_text, characters in zip(pieces, spans, strict=True):
-            ids: list[int] = []
-            starts: list[int] = []
-            stops: list[int] = []
-            position = 0
-            for piece in of_text:
-                if piece in self._special:
-                    ids.append(self._special[piece])
-                    starts.append(position)
-                    stops.append(position + len(piece))
-                else:
-                    encoding = next(encodings)
-                    ids += encoding.ids
-                    starts += [position + start for start, _ in encoding.offsets]
-                    stops += [position + stop for _, stop in encoding.offsets]
-                position += len(piece)
-            yield Encoded(ids, token_spans(characters, starts, stops))
+        edges = np.asarray(characters, np.int64).reshape(-1, 2)
+        begins, ends = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
+        first = np.searchsorted(ends, edges[:, 0], side="right")
+        last = np.searchsorted(ends, edges[:, 1] - 1, side="right")
+        holds = np.append(begins, np.iinfo(np.int64).max)[last] < edges[:, 1]
+        joined: list[list[int]] = []
+        for start, stop in np.stack([first, last + holds], axis=1).tolist():
+            if start >= stop:
+                continue
+            if joined and start < joined[-1][1]:
+                joined[-1][1] = max(stop, joined[-1][1])
+            else:
+                joined.append([start, stop])
+        yield Encoded(ids, np.array(joined, np.int64).reshape(-1, 2))
 
 
 def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
@@ -206,26 +221,3 @@ def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
     tokenizer = load_tokenizer(path)
     for chat in chats:
         ids_of_tokens(tokenizer, chat, path)
-
-
-def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Int[np.ndarray, "n 2"]:
-    """Convert spans of characters to spans of tokens, as `char_to_token` of `transformers`.
-
-    A span goes from the first token with its first character to the first token with its last character, and a token across an edge counts.
-    If no token has the character, the next token starts the span, or the previous token ends it. Spans with a common token are joined.
-    `characters`: start, stop, start, stop … `starts` and `stops`: characters of each token, in ascending order.
-    """
-    edges = np.asarray(characters, np.int64).reshape(-1, 2)
-    begins, ends = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
-    first = np.searchsorted(ends, edges[:, 0], side="right")
-    last = np.searchsorted(ends, edges[:, 1] - 1, side="right")
-    holds = np.append(begins, np.iinfo(np.int64).max)[last] < edges[:, 1]
-    joined: list[list[int]] = []
-    for start, stop in np.stack([first, last + holds], axis=1).tolist():
-        if start >= stop:
-            continue
-        if joined and start < joined[-1][1]:
-            joined[-1][1] = max(stop, joined[-1][1])
-        else:
-            joined.append([start, stop])
-    return np.array(joined, np.int64).reshape(-1, 2)

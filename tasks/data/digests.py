@@ -16,17 +16,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import read_sealed, size_and_digest, write_sealed
 from phasewise.trainer.base.storage import StoreEntry, as_path, file_system_of, store_entry
 
 VERSION = 2
-TICK_NS = 50_000_000
-"""More than the tick of any file system clock, which is 1 to 10 ms."""
-COARSE_TICK_NS = 2_500_000_000
-"""The same for file systems with times in seconds."""
+TICK_NS = 50_000_000  # more than the tick of any file system clock, which is 1 to 10 ms
+COARSE_TICK_NS = 2_500_000_000  # the same for file systems with times in seconds
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -76,7 +74,24 @@ class KnownDigests:
         with self._lock:
             lock = self._one_at_a_time[str(url)]
         with lock:
-            return self._local_content(str(url)) if entry is None else self._store_content(str(url), [*entry.signature])
+            before = self._known.get(str(url))
+            if entry is None:
+                known = self._read_local(str(url))
+            elif before is not None and entry.signature and before.signature == [*entry.signature]:
+                known = before
+            else:
+                with as_path(url).open("rb") as file:
+                    size, digest = size_and_digest(file)
+                after = store_entry(url)
+                is_settled = bool(entry.signature) and after is not None and [*after.signature] == [*entry.signature]
+                known = Known([*entry.signature], Content(size, f"sha256:{digest}"), is_settled)
+            with self._lock:
+                if known is not before:
+                    self.bytes_read += known.content.size_bytes
+                    self._known[str(url)] = known
+                    if known.is_settled:
+                        self._to_keep[str(url)] = known
+            return known.content
 
     def sha256(self, path: Path) -> str:
         """SHA-256 of a local file or a file of the home, in hexadecimal. Raises OSError if the file is unreadable."""
@@ -125,7 +140,7 @@ class KnownDigests:
             files = {url: [one.signature, one.content.size_bytes, one.content.digest] for url, one in sorted(known.items())}
             write_sealed(self.home.digests, {"version": VERSION, "files": files})
 
-    def _local_content(self, url: str) -> Content:
+    def _read_local(self, url: str) -> Known:
         with open(as_path(url), "rb", buffering=0) as file:  # on a network file system only opening updates the times
 
             def signature() -> list[int]:
@@ -134,34 +149,13 @@ class KnownDigests:
 
             before = signature()
             if (known := self._known.get(url)) and known.signature == before:
-                return known.content
+                return known
             if 0 <= (age := self._clock() - before[3]) < TICK_NS:
                 time.sleep((TICK_NS - age) / 1e9)
                 before = signature()
             is_settled = self._clock() - before[3] >= (TICK_NS if before[3] % 10**9 else COARSE_TICK_NS)
-            content = self._read(file)
-            return self._learn(url, Known(before, content, is_settled and signature() == before))
-
-    def _store_content(self, url: str, signature: list[str]) -> Content:
-        if signature and (known := self._known.get(url)) and known.signature == signature:
-            return known.content
-        with as_path(url).open("rb") as file:
-            content = self._read(file)
-        after = store_entry(url)
-        return self._learn(url, Known(signature, content, bool(signature) and after is not None and [*after.signature] == signature))
-
-    def _read(self, file: Any) -> Content:
-        size, digest = size_and_digest(file)
-        with self._lock:
-            self.bytes_read += size
-        return Content(size, f"sha256:{digest}")
-
-    def _learn(self, url: str, known: Known) -> Content:
-        with self._lock:
-            self._known[url] = known
-            if known.is_settled:
-                self._to_keep[url] = known
-        return known.content
+            size, digest = size_and_digest(file)
+            return Known(before, Content(size, f"sha256:{digest}"), is_settled and signature() == before)
 
 
 def _changed_ns(path: Path) -> int:

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from phasewise.tasks.data.conversation_text import COMPOSER
 from phasewise.tasks.data.filters import NORMALIZER, normalize
-from phasewise.tasks.data.findings import Counting, Tally, refusal
+from phasewise.tasks.data.findings import QUARANTINE_NAME, Counting, Tally
 from phasewise.tasks.data.listing import Listing, part_bytes
 from phasewise.tasks.data.reading import READER, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
@@ -46,7 +46,6 @@ COPY = np.dtype([("part", "<u4"), ("row", "<u4")])
 COPIES_NAME = "copies.bin"
 DOCUMENTS_CODE = ("tasks/data/documents.py", "tasks/data/findings.py")
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
-QUARANTINE_NAME = "quarantine.jsonl"
 DECISIVE_SETTINGS = ("format", "text_key", "conversation", "filters", "normalization")
 
 
@@ -64,17 +63,15 @@ def read_model(model: type[Model], path: Path) -> Model:
 
 
 class HashedFile(io.RawIOBase):
-    """Hash the bytes while they are written to a file. `size`: bytes written."""
+    """Hash the bytes while they are written to a file. `hash`: SHA-256 so far. `size`: bytes written."""
 
     def __init__(self, file: BinaryIO):
         super().__init__()
-        self._file = file
-        self._hash = hashlib.sha256()
-        self.size = 0
+        self._file, self.hash, self.size = file, hashlib.sha256(), 0
 
     def write(self, content: Any) -> int:
         """Append bytes."""
-        self._hash.update(content)
+        self.hash.update(content)
         self.size += memoryview(content).nbytes
         return self._file.write(content)
 
@@ -85,10 +82,6 @@ class HashedFile(io.RawIOBase):
     def writable(self) -> bool:
         """Always true, for pyarrow."""
         return True
-
-    def hexdigest(self) -> str:
-        """SHA-256 of all bytes written."""
-        return self._hash.hexdigest()
 
 
 class Part(Frozen):
@@ -211,16 +204,13 @@ def _write_part(path: Path, batches: Iterator[list[Row]], max_bytes: int, schema
     first_bytes = np.sort(np.array([digest[0] for digest in digests], np.uint8))
     starts = tuple(int(start) for start in np.searchsorted(first_bytes, np.arange(257)))
     part = Part(
-        name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hexdigest(), ids_digest=digest_of_bytes(content)
+        name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hash.hexdigest(), ids_digest=digest_of_bytes(content)
     )
     return part, starts
 
 
 class DocumentsManifest(Frozen):
-    """The manifest of a component's documents, written last.
-
-    `copies`: for each part, the number of documents that repeat an earlier document and are skipped.
-    """
+    """The manifest of a component's documents, written last. `copies`: for each part, the documents that repeat an earlier one."""
 
     key: str
     source: dict[str, Any]
@@ -283,13 +273,8 @@ def find_copies(folder: Path, ranges: Sequence[tuple[str, int, int]], bucket: in
     repeats[1:] = (words[1:] == words[:-1]).all(axis=1)
     copies = np.sort(places[order][repeats], order=("part", "row"))
     write_atomically(folder / f"copies-{bucket:03d}.bin", copies.tobytes())
-    held_out = int(is_held_out(words[~repeats, 0]).sum())
+    held_out = int(((words[~repeats, 0] >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0).sum())  # `split_of`, vectorised
     return len(order) - len(copies) - held_out, held_out
-
-
-def is_held_out(first_words: np.ndarray) -> np.ndarray:
-    """`split_of`, vectorised: whether documents are held out, from the first eight bytes of their digests."""
-    return (first_words >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0
 
 
 def _read_rows(path: Path, dtype: np.dtype, start: int, stop: int) -> bytes:
@@ -302,15 +287,6 @@ def tally_of(records: Iterable[BundleRecord], listing: Listing) -> Tally:
     """The counts of all bundles and of the rejected files."""
     rejected = Tally(files=len(listing.rejected), bad_files={file.name: file.reason for file in listing.rejected})
     return sum((record.tally for record in records), rejected)
-
-
-def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
-    """Check a component's counts against the limits of its source. The quarantine file has samples.
-
-    Raises DataError if a file has another format, a column is unread, or too many documents are unusable or empty.
-    """
-    if message := refusal(component, source, tally, folder / QUARANTINE_NAME):
-        raise DataError(message)
 
 
 def finish_documents(
@@ -349,10 +325,7 @@ def finish_documents(
 
 
 def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
-    """The documents of one part without copies, in bounded batches: id, source_file, split, text, and spans for conversations.
-
-    Raises DataError if a file is damaged.
-    """
+    """The documents of a part without copies, in bounded batches of columns as in `SCHEMA`. Raises DataError if a file is damaged."""
     check_once(folder / COPIES_NAME, manifest.copies_digest)
     start = sum(manifest.copies[:number])
     copies = np.frombuffer(_read_rows(folder / COPIES_NAME, np.dtype("<u4"), start, start + manifest.copies[number]), "<u4")

@@ -15,8 +15,7 @@ from phasewise.tasks.data.findings import LeftOut, Record, Sift, reach
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import code_digest
 
-REASON = "length bias"
-"""Name in a manifest of the count of documents that a length bias rejects."""
+REASON = "length bias"  # name in a manifest of the count of documents that a length bias rejects
 LINE_END = re.compile(r"(\r\n|\r|\n)")
 NORMALIZER = f"nfc-lf-2+{code_digest(sys.modules[__name__])}+unicode-{unicodedata.unidata_version}"
 """Version of the code and of the Unicode tables of the normalisation."""

@@ -3,12 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from pydantic import Field
 
+from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.wording import name_some
 
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
     from phasewise.tasks.data.conversation import Conversation
     from phasewise.tasks.data.source import Piece, Source
 
-NOT_AN_OBJECT = object()
-"""Result of `reach` if a part of a key is not an object."""
+NOT_AN_OBJECT = object()  # result of `reach` if a part of a key is not an object
 MAX_EXPANSION = 200
 FREE_EXPANSION_BYTES = 100 * 2**20
 MAX_DOCUMENT_BYTES = 32 * 2**20
 MAX_SAMPLE_CHARACTERS = 200
 MAX_SAMPLES = 20  # for each reason
 MAX_NAMED = 5  # files in a message
+QUARANTINE_NAME = "quarantine.jsonl"
 Reason = Literal[
     "broken JSON",
     "not UTF-8",
@@ -90,21 +92,13 @@ EMPTY_REMEDIES: Mapping[NoText, str] = {
 
 
 class Record(NamedTuple):
-    """A document.
+    """A document."""
 
-    Attributes:
-        text: the original text. For a conversation the normalised text of the chat template.
-        where: `byte 1234` in JSON lines, `row 5` in a table, both from 0, or `file`.
-        spans: characters `[start, stop)` of a conversation's trained answers.
-        beside: unread fields with text.
-        unread: unread fields that may belong to the conversation.
-    """
-
-    text: str
-    where: str
-    spans: tuple[tuple[int, int], ...] | None = None
-    beside: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
+    text: str  # the original text. For a conversation the normalised text of the chat template.
+    where: str  # `byte 1234` in JSON lines, `row 5` in a table, both from 0, or `file`
+    spans: tuple[tuple[int, int], ...] | None = None  # characters `[start, stop)` of a conversation's trained answers
+    beside: tuple[str, ...] = ()  # unread fields with text
+    unread: tuple[str, ...] = ()  # unread fields that may belong to the conversation
 
 
 class Fault(NamedTuple):
@@ -130,10 +124,7 @@ Sift = Callable[[str, str, Mapping[str, object]], Record | LeftOut]
 
 
 class Unrendered(NamedTuple):
-    """A conversation before rendering.
-
-    `messages`: `conversation.Message` each. `line`: the messages as encoded for the rendering process.
-    """
+    """A conversation before rendering. `messages`: `conversation.Message` each. `line`: their encoding for the rendering process."""
 
     messages: Sequence[Any]
     line: bytes
@@ -214,10 +205,7 @@ def has_text(value: object) -> bool:
 
 
 def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Reject a decompression bomb. Text rarely packs better than 20 to 1, while gzip reaches 1,000 to 1 and Zstandard 30,000 to 1.
-
-    Raises FileFault if more than 200 bytes from one packed byte, after the first 100 MiB.
-    """
+    """Raise FileFault for a decompression bomb. Text rarely packs better than 20 to 1, gzip reaches 1,000 to 1, Zstandard 30,000 to 1."""
     if unpacked_bytes > FREE_EXPANSION_BYTES and unpacked_bytes > MAX_EXPANSION * packed_bytes:
         raise FileFault(
             "expands too much", f"{packed_bytes} bytes unfold into {unpacked_bytes} and more, at most {MAX_EXPANSION} of one are taken"
@@ -249,29 +237,17 @@ class Sample(Frozen):
 
 
 class Tally(Frozen):
-    """Counts of the findings of some pieces. The sum over all pieces, in any order, is the tally of a component.
+    """Counts of the findings of some pieces. The sum over all pieces, in any order, is the tally of a component."""
 
-    Attributes:
-        files: a file counts at its first piece.
-        documents: all documents: taken, left out, and unusable.
-        bad_documents: unusable documents by reason.
-        bad_files: files with an unusable rest, and the reason.
-        left_out: well-formed documents that are not used, by reason.
-        empty_files: files without documents.
-        beside: field → number of taken documents with text in this unread field.
-        unread: `beside` for fields that may belong to a conversation.
-        samples: the first samples of each reason.
-    """
-
-    files: int = Field(default=0, ge=0)
-    documents: int = Field(default=0, ge=0)
-    bad_documents: dict[Reason, int] = Field(default_factory=dict)
-    bad_files: dict[str, Reason] = Field(default_factory=dict)
-    left_out: dict[str, int] = Field(default_factory=dict)
-    empty_files: tuple[str, ...] = ()
-    beside: dict[str, int] = Field(default_factory=dict)
-    unread: dict[str, int] = Field(default_factory=dict)
-    samples: tuple[Sample, ...] = ()
+    files: int = Field(default=0, ge=0)  # a file counts at its first piece
+    documents: int = Field(default=0, ge=0)  # all documents: taken, left out, and unusable
+    bad_documents: dict[Reason, int] = Field(default_factory=dict)  # unusable documents by reason
+    bad_files: dict[str, Reason] = Field(default_factory=dict)  # files with an unusable rest, and the reason
+    left_out: dict[str, int] = Field(default_factory=dict)  # well-formed documents that are not used, by reason
+    empty_files: tuple[str, ...] = ()  # files without documents
+    beside: dict[str, int] = Field(default_factory=dict)  # field → number of taken documents with text in this unread field
+    unread: dict[str, int] = Field(default_factory=dict)  # `beside` for fields that may belong to a conversation
+    samples: tuple[Sample, ...] = ()  # the first samples of each reason
 
     def __add__(self, other: "Tally") -> "Tally":
         files = sorted([*self.bad_files.items(), *other.bad_files.items()], reverse=True)  # the first of two reasons stays, in any order
@@ -305,11 +281,6 @@ class Tally(Frozen):
         return max(documents, len(self.empty_files) / max(1, self.files))
 
     @property
-    def unread_files(self) -> tuple[str, ...]:
-        """Files of another format. No limit allows them."""
-        return tuple(name for name, reason in self.bad_files.items() if reason == "other format")
-
-    @property
     def reasons(self) -> dict[Reason, str]:
         """Reason → number of unusable documents and files in words, such as `3 documents and 1 file`."""
         files = Counter(self.bad_files.values())
@@ -335,19 +306,20 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+@dataclass
 class Counting:
     """Counts the findings of a piece and passes the records on."""
 
-    def __init__(self, component: str, piece: "Piece"):
-        self._component, self._piece = component, piece
-        self._records = 0
-        self._bad_documents: Counter[Reason] = Counter()
-        self._file_reason: Reason | None = None
-        self._left_out: Counter[str] = Counter()
-        self._beside: Counter[tuple[str, ...]] = Counter()
-        self._unread: Counter[tuple[str, ...]] = Counter()
-        self._is_empty = False
-        self._samples: list[Sample] = []
+    component: str
+    piece: "Piece"
+    _records: int = 0
+    _bad_documents: Counter[Reason] = field(default_factory=Counter)
+    _file_reason: Reason | None = None
+    _left_out: Counter[str] = field(default_factory=Counter)
+    _beside: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _unread: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _is_empty: bool = False
+    _samples: list[Sample] = field(default_factory=list)
 
     def records(self, findings: Iterable[Finding]) -> Iterator[Record]:
         """The records among the findings, in order."""
@@ -371,10 +343,10 @@ class Counting:
                 else:
                     self._bad_documents[reason] += 1
                 if finding.whole_file or self._bad_documents[reason] <= MAX_SAMPLES:
-                    file = self._piece.name
-                    self._samples.append(
-                        Sample(component=self._component, file=file, where=finding.where, reason=reason, sample=finding.sample)
+                    sample = Sample(
+                        component=self.component, file=self.piece.name, where=finding.where, reason=reason, sample=finding.sample
                     )
+                    self._samples.append(sample)
 
     @property
     def tally(self) -> Tally:
@@ -386,31 +358,32 @@ class Counting:
                 fields.update(dict.fromkeys(names, count))
             by_field.append(dict(sorted(fields.items())))
         return Tally(
-            files=int(not self._piece.start),
+            files=int(not self.piece.start),
             documents=self._records + self._left_out.total() + self._bad_documents.total(),
             bad_documents=dict(sorted(self._bad_documents.items())),
-            bad_files={} if self._file_reason is None else {self._piece.name: self._file_reason},
+            bad_files={} if self._file_reason is None else {self.piece.name: self._file_reason},
             left_out=dict(sorted(self._left_out.items())),
-            empty_files=(self._piece.name,) if self._is_empty else (),
+            empty_files=(self.piece.name,) if self._is_empty else (),
             beside=by_field[0],
             unread=by_field[1],
             samples=_first(self._samples),
         )
 
 
-def refusal(component: str, source: "Source", tally: Tally, quarantine_path: str | Path) -> str:
-    """The message about files of another format, unread columns, or too many unusable or empty documents. Empty if a component is fine."""
+def check_readable(component: str, source: "Source", tally: Tally, folder: Path) -> None:
+    """Raise DataError for files of another format, an unread column, or more unusable or empty documents than the source allows."""
+    quarantine_path = folder / QUARANTINE_NAME
     total = f"{_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}"
-    if tally.unread_files:
+    if unread := [name for name, reason in tally.bad_files.items() if reason == "other format"]:  # no limit allows them
         samples = {sample.file: sample.sample for sample in tally.samples if sample.reason == "other format"}
-        named = "; ".join(f"{name} ({samples[name]})" if name in samples else name for name in tally.unread_files[:MAX_NAMED])
-        return (
+        named = "; ".join(f"{name} ({samples[name]})" if name in samples else name for name in unread[:MAX_NAMED])
+        raise DataError(
             f"component {component}: every file must be {source.format}, or packed {source.format}; "
-            f"{_count(len(tally.unread_files), 'file')} of {source.url} could not be read as that: {named}. "
+            f"{_count(len(unread), 'file')} of {source.url} could not be read as that: {named}. "
             f"Exclude them by a glob in `exclude`, convert them, or correct the format. Samples are in {quarantine_path}."
         )
     if source.conversation and tally.unread:
-        return refusal_of_columns(component, source.conversation, tally)
+        raise DataError(refusal_of_columns(component, source.conversation, tally))
     if tally.bad_fraction > source.max_bad_fraction:
         parts: list[str] = []
         for reason, count in tally.reasons.items():
@@ -420,17 +393,17 @@ def refusal(component: str, source: "Source", tally: Tally, quarantine_path: str
             else:
                 example = f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
             parts.append(f"{reason}, {count}, such as {example}: {REMEDIES[reason]}")
-        return (
+        raise DataError(
             f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
             f"{tally.bad_fraction:.4%} among {total}. {'. '.join(parts)}. Samples of each reason are in {quarantine_path}."
         )
     if tally.empty_fraction <= source.max_empty_fraction:
-        return ""
+        return
     counts = {reason: _count(count, "document") for reason, count in tally.empty.items()}
     if tally.empty_files:
         counts["empty file"] = f"{_count(len(tally.empty_files), 'file')}, such as {', '.join(tally.empty_files[:MAX_NAMED])}"
     found = ". ".join(f"{reason}, {count}: {EMPTY_REMEDIES[reason]}" for reason, count in counts.items())  # pyright: ignore[reportArgumentType]  # `empty` has only these
-    return (
+    raise DataError(
         f"component {component}: at most {source.max_empty_fraction:.4%} of its documents and of its files may be without text, found "
         f"{tally.empty_fraction:.4%} among {total}. {found}."
     )
@@ -457,9 +430,3 @@ def left_out_of(tally: Tally) -> str:
     if tally.empty_files:
         parts.append(f"{len(tally.empty_files):,} of {_count(tally.files, 'file')} without documents ({name_some(tally.empty_files, 3)})")
     return ", ".join(parts)
-
-
-def beside_of(tally: Tally) -> str:
-    """The unread fields with text, and their shares of the documents."""
-    taken = max(1, tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values()))
-    return ", ".join(f"{name} ({count / taken:.0%})" for name, count in tally.beside.items())

@@ -25,8 +25,7 @@ from huggingface_hub.utils import parse_ratelimit_headers
 from phasewise.tasks.data.source import HubTrouble
 
 Result = TypeVar("Result")
-PATIENCE_SECONDS = 600
-"""Time to wait for a busy server. Dask retries three times more, and finished work is kept."""
+PATIENCE_SECONDS = 600  # time to wait for a busy server. Dask retries three times more, and finished work is kept.
 MAX_PAUSE_SECONDS = 60
 MAX_NEW_LINKS = 3
 MAX_SHORT_RANGES = 3
@@ -67,11 +66,7 @@ class Hub(HfFileSystem):
         return True
 
     def commit_of(self, path: str) -> str | None:
-        """The current commit of a data set's revision, in full. None for a bucket.
-
-        Raises FileNotFoundError if the data set or revision does not exist. Raises PermissionError or HubTrouble if the data set is
-        private, or the hub gives no answer.
-        """
+        """The current commit of a data set's revision, in full. None for a bucket. Raises as `_retry` if the hub gives no commit."""
         place = self.resolve_path(path)
         if not isinstance(place, HfFileSystemResolvedRepositoryPath):
             return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,9 @@ from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import StoreEntry, as_path, entry_of, store_entry
 from phasewise.trainer.data.manifest import SourceFile
 
-MARGIN = 1.25
-"""Tokens read for each token drawn, because file sizes vary and filters and copies remove documents."""
-PLAIN_BYTES_A_TOKEN = 5.0
-"""Assumed for a text file: about 4.4 bytes of English with a vocabulary of 128,000, and the JSON around the text."""
-PACKING = {"packed": 2.5, "parquet": 2.0, "plain": 1.0}
-"""Assumed ratio of text size to file size."""
+MARGIN = 1.25  # tokens read for each token drawn, because file sizes vary and filters and copies remove documents
+PLAIN_BYTES_A_TOKEN = 5.0  # assumed for a text file: about 4.4 bytes of English with a vocabulary of 128,000, and the JSON around the text
+PACKING = {"packed": 2.5, "parquet": 2.0, "plain": 1.0}  # assumed ratio of text size to file size
 TRAIN_SHARE = 15 / 16
 DIGEST_THREADS = 8
 PARTS_PER_COMPONENT, MIN_PART_BYTES, MAX_PART_BYTES = 64, 4 << 20, 256 << 20
@@ -37,14 +35,11 @@ PARTS_PER_COMPONENT, MIN_PART_BYTES, MAX_PART_BYTES = 64, 4 << 20, 256 << 20
 class Budget(Frozen):
     """The part of a component's files that is read.
 
-    Attributes:
-        tokens: requested number of tokens to train on.
-        files, bytes: chosen for these tokens. `of_files` and `of_bytes` are the totals of the source.
-        part_bytes: text bytes of a part of the documents, computed from the whole source, so that a larger budget has the same parts.
+    `part_bytes`: text bytes of a part of the documents, computed from the whole source, so that a larger budget has the same parts.
     """
 
-    tokens: int = Field(gt=0)
-    files: int = Field(gt=0)
+    tokens: int = Field(gt=0)  # requested number of tokens to train on
+    files: int = Field(gt=0)  # files, bytes: chosen for these tokens. `of_files` and `of_bytes` are the totals of the source.
     of_files: int = Field(gt=0)
     bytes: int = Field(ge=0)
     of_bytes: int = Field(ge=0)
@@ -63,10 +58,7 @@ class Budgeted(Source):
 
 
 def choose(source: Source, sizes: Mapping[str, int], tokens: int) -> tuple[tuple[str, ...], Budget | None]:
-    """The files with about `tokens` training tokens, in reading order. If all files are needed: sorted by name, without a budget.
-
-    `sizes`: file → bytes, for all selected files.
-    """
+    """The files with about `tokens` training tokens, in reading order. If all files are needed: by name, without a budget."""
     order = sorted(sizes, key=lambda name: (digest_of_bytes(name.encode()), name))
     chosen: list[str] = []
     found = 0.0
@@ -132,10 +124,7 @@ class Expanded:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a source with their digests.
-
-    `excluded`: names that match `include` and `exclude`. `budget`: None if the source is read completely.
-    """
+    """The files of a source. `excluded`: names that match `include` and `exclude`. `budget`: None if the source is read completely."""
 
     files: tuple[SourceFile, ...]
     rejected: tuple[RejectedFile, ...] = ()
@@ -144,10 +133,7 @@ class Listing:
 
 
 def at_commit(source: Source) -> Source:
-    """Replace the branch or tag of a data set on the hub by the current commit, for listing, reading and verification.
-
-    Raises DataError if the data set or the revision is missing or private, or the hub is unavailable.
-    """
+    """Replace the branch or tag of a data set on the hub by its commit. Raises DataError if it is missing, private or unavailable."""
     if not source.url.startswith("hf://"):
         return source
     try:
@@ -160,14 +146,30 @@ def at_commit(source: Source) -> Source:
 
 
 def expand(source: Source) -> Expanded:
-    """Select the files of a source.
-
-    Raises DataError if a glob selects no file, because a part of a component must not vanish silently, or the listing fails.
-    """
+    """Select the files of a source. Raises DataError if a glob selects no file, as no part of a component may vanish silently."""
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)
         file_system.invalidate_cache()
-        found, infos = _list_names(file_system, root, source)
+        is_local = isinstance(file_system, LocalFileSystem)
+        prefix, infos = root.rstrip("/"), dict[str, dict[str, Any]]()
+        globs = {glob.removeprefix("./") for glob in source.include}
+        plain = {name: f"{prefix}/{name}" for name in sorted(globs) if not set("*?[") & set(name)}
+        if len(plain) == len(globs):  # a server without listings is sufficient
+            if missing := [name for name, path in plain.items() if not file_system.exists(path)]:
+                raise DataError(
+                    f"{', '.join(missing[:3])} of {source.root}: no such file ({len(missing)} of {len(plain)} names are missing)."
+                )
+            found = plain
+        elif source.listing:
+            with fsspec.open(source.listing, "rt", encoding="utf-8", compression="infer") as lines:
+                listed = [line.strip() for line in lines]  # pyright: ignore[reportGeneralTypeIssues]  # fsspec's OpenFile is a file inside `with`
+            found = {name: f"{prefix}/{name}" for name in listed if name}
+        elif is_local:
+            named = {name: path for name, path in plain.items() if os.path.lexists(path)}  # hidden, or in a linked folder
+            found = {**{path.removeprefix(root).lstrip("/"): path for path in _walk(root)}, **named}
+        else:
+            infos = file_system.find(root, detail=True)
+            found = {path.removeprefix(root).lstrip("/"): path for path in infos}
     except DataError:
         raise
     except Exception as error:  # file systems raise many types of errors
@@ -181,9 +183,9 @@ def expand(source: Source) -> Expanded:
             f"({len(idle)} of {len(source.include)} entries). Correct or remove these entries."
         )
     reasons: dict[str, Reason | None] = {name: _reason_against(file_system, root, name, path) for name, path in selected.items()}
-    is_local = isinstance(file_system, LocalFileSystem)  # a local path stays a path, because a file:// URL has escapes
+    urls = selected if is_local else {name: str(file_system.unstrip_protocol(path)) for name, path in selected.items()}
     return Expanded(
-        {name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if reasons[name] is None},
+        {name: url for name, url in urls.items() if reasons[name] is None},  # a local path stays a path: a file:// URL has escapes
         tuple(RejectedFile(printable(name), reason) for name, reason in reasons.items() if reason is not None),
         tuple(printable(name) for name in sorted(found) if name not in selected and any(_includes(glob, name) for glob in source.include)),
         {name: entry_of(infos[path]) for name, path in selected.items() if path in infos},
@@ -199,42 +201,34 @@ def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int |
     expanded = expand(source)
     known = known or KnownDigests()
 
-    def size_of(name: str) -> int:
-        url = expanded.files[name]
+    def look_at(name: str, *, reads: bool) -> SourceFile:
+        url, digest = expanded.files[name], ""
         try:
             entry = expanded.entries.get(name) or store_entry(url)
             size = as_path(url).stat().st_size if entry is None else entry.size_bytes
+            if reads and size is None:
+                raise ValueError("the server does not report its size")
+            if reads:
+                size, digest = known.content(url, entry)
+        except ValueError as error:  # also fsspec's error for a server without byte ranges or sizes
+            raise DataError(
+                f"{url} cannot be read ({error}): its server must support byte ranges and report file sizes. Copy the file."
+            ) from error
         except Exception as error:  # file systems raise many types of errors
-            raise _unreadable(url, error) from error
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise DataError(f"{url} cannot be read: {reason or f'{type(error).__name__}: {error}'}") from error
         if size is None:
             raise DataError(f"{url}: a budget needs the sizes of all files, and the server does not report this size.")
-        return size
-
-    def digest_of(name: str) -> SourceFile:
-        url = expanded.files[name]
-        try:
-            entry = expanded.entries.get(name) or store_entry(url)
-            if entry is not None and entry.size_bytes is None:
-                raise ValueError("the server does not report its size")
-            size, digest = known.content(url, entry)
-        except Exception as error:  # file systems raise many types of errors
-            raise _unreadable(url, error) from error
         return SourceFile(name=name, size_bytes=size, digest=digest)
 
     budget = None
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="fingerprint") as pool:
         names = tuple(expanded.files)
-        if tokens is not None and names:
-            names, budget = choose(source, dict(zip(names, pool.map(size_of, names), strict=True)), tokens)
-        files = tuple(pool.map(digest_of, names))
+        if tokens is not None:
+            sizes = {file.name: file.size_bytes for file in pool.map(partial(look_at, reads=False), names)}
+            names, budget = choose(source, sizes, tokens) if sizes else (names, None)
+        files = tuple(pool.map(partial(look_at, reads=True), names))
     return Listing(files, expanded.rejected, expanded.excluded, budget)
-
-
-def _unreadable(url: str, error: Exception) -> DataError:
-    if isinstance(error, ValueError):  # fsspec's error for a server without byte ranges or sizes
-        return DataError(f"{url} cannot be read ({error}): its server must support byte ranges and report file sizes. Copy the file.")
-    reason = error.strerror if isinstance(error, OSError) else None
-    return DataError(f"{url} cannot be read: {reason or f'{type(error).__name__}: {error}'}")
 
 
 def selects(source: Source, name: str) -> bool:
@@ -257,29 +251,6 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
 
 
-def _list_names(file_system: Any, root: str, source: Source) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Name relative to the root → path, and path → metadata of a store's listing.
-
-    For plain names the file system checks the existence of the files, and a server without listings is sufficient.
-    """
-    prefix = root.rstrip("/")
-    globs = {glob.removeprefix("./") for glob in source.include}
-    plain = {name: f"{prefix}/{name}" for name in sorted(globs) if not set("*?[") & set(name)}
-    if len(plain) == len(globs):
-        if missing := [name for name, path in plain.items() if not file_system.exists(path)]:
-            raise DataError(f"{', '.join(missing[:3])} of {source.root}: no such file ({len(missing)} of {len(plain)} names are missing).")
-        return plain, {}
-    if source.listing:
-        with fsspec.open(source.listing, "rt", encoding="utf-8", compression="infer") as lines:
-            listed = [line.strip() for line in lines]  # pyright: ignore[reportGeneralTypeIssues]  # fsspec's OpenFile is a file inside `with`
-        return {name: f"{prefix}/{name}" for name in listed if name}, {}
-    if isinstance(file_system, LocalFileSystem):
-        named = {name: path for name, path in plain.items() if os.path.lexists(path)}  # hidden, or in a linked folder
-        return {**{path.removeprefix(root).lstrip("/"): path for path in _walk(root)}, **named}, {}
-    infos: dict[str, dict[str, Any]] = file_system.find(root, detail=True)
-    return {path.removeprefix(root).lstrip("/"): path for path in infos}, infos
-
-
 def _walk(root: str) -> Iterator[str]:
     """Every local file under a folder, except in hidden folders.
 
@@ -292,23 +263,21 @@ def _walk(root: str) -> Iterator[str]:
     links: dict[str, str] = {}  # folder behind a link → this link
     entered: set[tuple[str, str]] = set()  # link and real folder behind it, because links may form circles
 
-    def is_entered(folder: str, name: str) -> bool:
-        path = os.path.join(folder, name)
-        real = os.path.realpath(path)
-        if _is_hidden(name) or real == os.path.join(real_root, os.path.relpath(path, root)):
-            return not _is_hidden(name)
-        links[path] = links.get(folder, path)
-        is_met_directly = Path(real).is_relative_to(real_root) and not _is_hidden(os.path.relpath(real, real_root))
-        if is_met_directly or (links[path], real) in entered:
-            return False
-        entered.add((links[path], real))
-        return True
-
     def fail(error: OSError) -> None:
         raise error
 
     for folder, folders, files in os.walk(root, followlinks=True, onerror=fail):
-        folders[:] = sorted(name for name in folders if is_entered(folder, name))
+        inner, folders[:] = sorted(name for name in folders if not _is_hidden(name)), []
+        for name in inner:
+            path = os.path.join(folder, name)
+            real = os.path.realpath(path)
+            if real != os.path.join(real_root, os.path.relpath(path, root)):
+                links[path] = links.get(folder, path)
+                is_met_directly = Path(real).is_relative_to(real_root) and not _is_hidden(os.path.relpath(real, real_root))
+                if is_met_directly or (links[path], real) in entered:
+                    continue
+                entered.add((links[path], real))
+            folders.append(name)
         yield from (os.path.join(folder, name) for name in sorted(files))
 
 

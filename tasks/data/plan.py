@@ -12,27 +12,19 @@ from typing import cast
 
 from phasewise.tasks.data.caches import cache_key, encode_part
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.documents import (
-    Bundle,
-    bucket_ranges,
-    bundles_of,
-    documents_key,
-    find_copies,
-    finish_documents,
-    read_to_parts,
-)
+from phasewise.tasks.data.documents import Bundle, bucket_ranges, bundles_of, documents_key, find_copies, finish_documents, read_to_parts
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.listing import Budgeted, Listing, assumed_tokens, at_commit, fingerprint, part_bytes
 from phasewise.tasks.data.reading import pieces_of
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.stand_ins import roots
-from phasewise.tasks.data.template import ChatTemplate, resolved, special_tokens_in, template_of, template_text
+from phasewise.tasks.data.template import ChatTemplate, special_tokens_in, template_of, template_text
 from phasewise.tasks.data.tokenizer import tokenizer_key, train_tokenizer
-from phasewise.tasks.data.tokenizer_training import content_name
+from phasewise.tasks.data.tokenizer_training import checked_file, names_folder
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split, read_manifest
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split, read_manifest
 
 MEASURE_SECONDS = 10.0
 SAMPLE_BYTES = 500_000
@@ -73,22 +65,18 @@ class ComponentPlan:
     revision: str | None = None
     length_bias: LengthBias | None = None
 
-    @property
-    def files(self) -> tuple[SourceFile, ...]:
-        """The current files."""
-        return self.listing.files
-
     @cached_property
     def bundles(self) -> tuple[Bundle, ...]:
         """The units of work. With a budget every piece is a bundle, because a larger budget must start with the same bundles."""
         if self.listing.budget is None:
-            return bundles_of(self.name, self.source, self.files)
-        return tuple(Bundle(self.name, self.source, (piece,), number) for number, piece in enumerate(pieces_of(self.source, self.files)))
+            return bundles_of(self.name, self.source, self.listing.files)
+        pieces = pieces_of(self.source, self.listing.files)
+        return tuple(Bundle(self.name, self.source, (piece,), number) for number, piece in enumerate(pieces))
 
     @property
     def part_bytes(self) -> int:
         """The text bytes of a part of the documents."""
-        return self.listing.budget.part_bytes if self.listing.budget else part_bytes(self.files)
+        return self.listing.budget.part_bytes if self.listing.budget else part_bytes(self.listing.files)
 
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""
@@ -103,9 +91,7 @@ class ComponentPlan:
 class DataPlan:
     """The components of a recipe, the tokenizer, and the benchmarks made from held-out text.
 
-    Attributes:
-        special_tokens: tokens of chat templates, sorted, without the BOS and EOS token.
-        digests: the digests of the sources' files that the plan used.
+    `digests`: the digests of the sources' files that the plan used.
     """
 
     components: dict[str, ComponentPlan]
@@ -114,19 +100,14 @@ class DataPlan:
     benchmarks: Path
     benchmark_components: tuple[str, ...]
     lock: Path
-    special_tokens: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()  # tokens of chat templates, sorted, without the BOS and EOS token
     digests: KnownDigests = field(default_factory=KnownDigests, repr=False, compare=False)
 
     @property
     def is_built(self) -> bool:
         """Whether all caches, the tokenizer and the benchmarks are complete."""
         caches = [component.cache(split) for component in self.components.values() for split in SPLITS]
-        return all(cache.is_built for cache in caches) and self.tokenizer.exists() and self.has_benchmarks
-
-    @property
-    def has_benchmarks(self) -> bool:
-        """Whether the benchmarks are complete."""
-        return (self.benchmarks / MANIFEST_NAME).exists()
+        return all(cache.is_built for cache in caches) and self.tokenizer.exists() and (self.benchmarks / MANIFEST_NAME).exists()
 
     def chats_of(self, names: Iterable[str]) -> tuple[ChatTemplate, ...]:
         """The chat templates of the named components that are conversations."""
@@ -164,17 +145,16 @@ def plan_data(
         length_bias: component → selection of training documents by length.
 
     Raises:
-        ConfigError: the folder of the tokenizer has no tokenizer, or a chat template is unusable.
-        DataError: a component has no files, or the tokenizer in a folder was edited.
+        ConfigError, DataError: as `expand`, `checked_file` and `template_of`.
     """
     digests = KnownDigests(home) if digests is None else digests
     fixed = {name: at_commit(source) for name, source in sorted(sources.items())}
     written: set[str] = set(special_tokens)
     for name, source in fixed.items():
         if source.conversation is not None:
-            how = resolved(source.conversation)
-            fixed[name] = source.but(conversation=how.model_dump())
-            written.update(special_tokens_in(template_text(how), how.special_tokens))
+            text = template_text(source.conversation)  # keys depend on the text, not on the file's name
+            fixed[name] = source.but(conversation=source.conversation.but(template=text).model_dump())
+            written.update(special_tokens_in(text, source.conversation.special_tokens))
     listings = {name: fingerprint(source, digests, (budgets or {}).get(name)) for name, source in fixed.items()}
     digests.keep()
     keys = {name: documents_key(fixed[name], listing) for name, listing in listings.items()}
@@ -183,7 +163,9 @@ def plan_data(
             keys[name] = digest_of_json({"documents": keys[name], "part_bytes": listing.budget.part_bytes})
     trained_on = tuple(sorted(keys if tokenizer_components is None else tokenizer_components))
     special = tuple(sorted(written))
-    tokenizer = tokenizer_key((keys[name] for name in trained_on), vocab_size, content_name(tokenizer_name), special)
+    if tokenizer_name is not None and names_folder(tokenizer_name):
+        tokenizer_name = f"sha256:{digest_of_file(checked_file(tokenizer_name))}"
+    tokenizer = tokenizer_key((keys[name] for name in trained_on), vocab_size, tokenizer_name, special)
     pinned = {(pin.component, pin.split): pin for pin in pins}
     components: dict[str, ComponentPlan] = {}
     for name, documents_key_of_name in keys.items():
@@ -195,7 +177,7 @@ def plan_data(
             folder = as_path(pin.url) if pin else home.tokens(name, split, key)
             caches.append(CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin))
         key = documents_key_of_name
-        documents = CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}"))
+        documents = CachePlan(key, home.keyed("documents", key, name), home.lock(f"documents-{name}-{key[:16]}"))
         source, listing = fixed[name], listings[name]
         if listing.budget:
             source = Budgeted.model_validate({**source.model_dump(), "budget": listing.budget.model_dump()})
@@ -204,17 +186,14 @@ def plan_data(
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
     held_out = {name: components[name].held_out.key for name in asked_of}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
-    path = home.tokenizer(tokenizer) / "tokenizer.json"
+    path = home.keyed("tokenizers", tokenizer) / "tokenizer.json"
     lock = home.lock(f"recipe-{benchmarks[:16]}")
-    return DataPlan(components, trained_on, path, home.benchmarks(benchmarks), asked_of, lock, special, digests)
+    return DataPlan(components, trained_on, path, home.keyed("benchmarks", benchmarks), asked_of, lock, special, digests)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of one process, from files to shards.
-
-    `seconds`: duration of the measurement. `tokenizer`: description of the tokenizer.
-    """
+    """The measured speed of one process, from files to shards. `seconds`: of the measurement. `tokenizer`: its description."""
 
     tokens_per_second: float
     seconds: float
@@ -222,10 +201,7 @@ class Speed:
 
 
 def measure_speed(tokenizer: Path, seconds: float = MEASURE_SECONDS) -> Speed:
-    """Prepare text of this Python installation repeatedly for about the given time.
-
-    `tokenizer`: the recipe's. A missing tokenizer is first trained on the sample, outside the measurement.
-    """
+    """Prepare text of this Python installation for about the given time. A missing tokenizer is first trained on the sample."""
     with tempfile.TemporaryDirectory(prefix="phasewise-speed-") as name:
         folder = Path(name)
         sample = folder / "sample" / "sample.jsonl"
@@ -270,17 +246,17 @@ def project(plan: DataPlan, speed: Speed, *, workers: int, price_per_hour: float
     components: list[dict[str, object]] = []
     tokens_left = bytes_left = 0
     for component in plan.components.values():
-        budget = component.listing.budget
-        size = sum(file.size_bytes for file in component.files)
+        budget, files = component.listing.budget, component.listing.files
+        size = sum(file.size_bytes for file in files)
         is_built = component.train.is_built and component.held_out.is_built
-        tokens = round(sum(assumed_tokens(component.source, file.name, file.size_bytes) for file in component.files))
+        tokens = round(sum(assumed_tokens(component.source, file.name, file.size_bytes) for file in files))
         tokens_left += 0 if is_built else tokens
         bytes_left += 0 if is_built else size
         components.append(
             {
                 "name": component.name,
-                "files": len(component.files),
-                "of_files": budget.of_files if budget else len(component.files),
+                "files": len(files),
+                "of_files": budget.of_files if budget else len(files),
                 "bytes": size,
                 "of_bytes": budget.of_bytes if budget else size,
                 "tokens": read_manifest(component.train.folder).tokens if is_built else tokens,

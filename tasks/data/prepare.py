@@ -10,15 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, ShardRecord, described, encode_part, finish_cache, read_by, shard_name
-from phasewise.tasks.data.cluster import cluster, run_all
+from phasewise.tasks.data.cluster import Shared, one_cluster, run_all
 from phasewise.tasks.data.conversation_text import check_templates
-from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import (
-    QUARANTINE_NAME,
     BundleRecord,
-    DocumentsManifest,
     bucket_ranges,
-    check_readable,
     documents_key,
     find_copies,
     finish_documents,
@@ -30,90 +26,94 @@ from phasewise.tasks.data.documents import (
     tally_of,
 )
 from phasewise.tasks.data.filters import NORMALIZER
-from phasewise.tasks.data.findings import Counting, beside_of, left_out_of, refusal_of_columns
+from phasewise.tasks.data.findings import QUARANTINE_NAME, Counting, check_readable, left_out_of, refusal_of_columns
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.reading import pieces_of, read_piece
-from phasewise.tasks.data.stand_ins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
+from phasewise.tasks.data.stand_ins import TEST_NAME, StandIn, collect, missing_stand_ins, word_problems, write_stand_ins
 from phasewise.tasks.data.template import template_of
 from phasewise.tasks.data.tokenizer import (
+    SpecialTokens,
     check_special_tokens,
     check_tokenizer,
     fetch_tokenizer,
     load_tokenizer,
     shared_special_tokens,
     special_tokens,
-    special_tokens_of,
-    tokenizer_digest,
     train_tokenizer,
 )
 from phasewise.tasks.data.tokenizer_training import copy_tokenizer, names_folder
 from phasewise.tasks.locks import held, held_all
 from phasewise.tasks.progress import Meter, say
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.base.identity import check_file
+from phasewise.trainer.base.identity import check_file, digest_of_file
 from phasewise.trainer.base.storage import file_system_of, remove_strays, write_atomically, writing
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split, read_manifest
 
-SAMPLED_RECORDS = 200
-"""Records of a component's first file that show unread columns before all files are read."""
+SAMPLED_RECORDS = 200  # records of a component's first file that show unread columns before all files are read
 
 
-def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:
-    """Build the missing proxy data sets and return their number."""
+def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path, shared: Shared | None = None) -> int:
+    """Build the missing proxy data sets, on a shared cluster if one is given, and return their number."""
     missing = missing_stand_ins(stand_ins, sources)
     if not missing:
         return 0
     say(f"collecting text from this Python installation for {len(missing)} components")
-    found = run_all("stand-ins", collect, [(stand_ins[name],) for name in missing])
+    found = run_all("stand-ins", collect, [(stand_ins[name],) for name in missing], shared=shared)
     for name in missing:
         if stand_ins[name].test_items:
-            write_test_items(sources / name)
+            rows = [{"id": one.id, "text": f"Question: {one.question}\nAnswer: {one.solution}"} for one in word_problems()]  # as OLMES
+            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            write_atomically(sources / name / TEST_NAME, lines.encode())
     written = write_stand_ins(dict(zip(missing, found, strict=True)), sources)
     say(f"wrote {sum(written.values()):,} documents under {sources}")
     return len(missing)
 
 
-def write_missing_documents(plan: DataPlan) -> int:
-    """Write the documents of each component without documents and return the number of these components.
-
-    Raises DataError if too much of a component is unreadable, or a split is empty.
-    """
-    everything = list(plan.components.values())
-    with held_all([component.documents.lock for component in everything if not component.documents.is_built]):
+def write_missing_documents(plan: DataPlan, shared: Shared | None = None) -> int:
+    """Write missing documents. Raises DataError if too much is unreadable, a split is empty, or a file changed meanwhile."""
+    everything, digests = list(plan.components.values()), plan.digests
+    train = held_out = 0
+    with held_all([component.documents.lock for component in everything if not component.documents.is_built]), one_cluster() as own:
         missing = [component for component in everything if not component.documents.is_built]
-        manifests = _write_documents(missing, plan.digests) if missing else []
+        if missing:
+            _check_first_records(missing)
+            for component in missing:
+                _reuse_documents(component)
+            bundles = [(bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles]
+            read = iter(run_all("documents", read_to_parts, bundles, _meter(missing), shared or own))
+            records = {component.name: list(islice(read, len(component.bundles))) for component in missing}
+
+            _report_unreadable(missing, records)
+            digests.forget_unsettled()
+            for component in missing:
+                listing, folder = component.listing, component.documents.folder
+                now = fingerprint(component.source, digests, listing.budget and listing.budget.tokens)
+                if now != listing:  # the manifest would list other digests
+                    before, after = ({file.name: file for file in one.files} for one in (listing, now))
+                    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+                    remove_strays(folder, ())
+                    raise DataError(
+                        f"component {component.name}: {', '.join(changed[:3])} under {component.source.root} changed while the data were "
+                        "read. Run again when no process writes to this folder."
+                    )
+            digests.keep()
+
+            buckets = {name: bucket_ranges(of_name) for name, of_name in records.items()}
+            shares = [(c.documents.folder, ranges, bucket) for c in missing for bucket, ranges in enumerate(buckets[c.name])]
+            distinct = iter(run_all("copies", find_copies, shares, shared=shared or own))
+            for c in missing:
+                kept = list(islice(distinct, len(buckets[c.name])))
+                manifest = finish_documents(c.name, c.source, c.listing, records[c.name], kept, c.documents.folder)
+                train += manifest.train
+                held_out += manifest.held_out
     for component in everything:
         tally = read_documents_manifest(component.documents.folder).tally
         check_readable(component.name, component.source, tally, component.documents.folder)
     if missing:
-        train = sum(manifest.train for manifest in manifests)
-        held_out = sum(manifest.held_out for manifest in manifests)
         say(f"{len(missing)} components: {train:,} documents to train on, {held_out:,} held out")
     return len(missing)
-
-
-def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) -> list[DocumentsManifest]:
-    _check_first_records(missing)
-    for component in missing:
-        _reuse_documents(component)
-    with cluster():
-        bundles = [(bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles]
-        read = iter(run_all("documents", read_to_parts, bundles, _meter(missing)))
-        records = {component.name: list(islice(read, len(component.bundles))) for component in missing}
-        _report_unreadable(missing, records)
-        digests.forget_unsettled()
-        for component in missing:
-            _check_unchanged(component, digests)
-        digests.keep()
-        buckets = {name: bucket_ranges(of_name) for name, of_name in records.items()}
-        shares = [
-            (component.documents.folder, ranges, bucket) for component in missing for bucket, ranges in enumerate(buckets[component.name])
-        ]
-        distinct = iter(run_all("copies", find_copies, shares))
-        kept = {component.name: list(islice(distinct, len(buckets[component.name]))) for component in missing}
-    return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
 
 
 def _check_first_records(missing: Sequence[ComponentPlan]) -> None:
@@ -151,7 +151,7 @@ def _meter(missing: Sequence[ComponentPlan]) -> Meter:
     sizes = list[int]()
     finished = set[int]()
     for component in missing:
-        size_of = {file.name: file.size_bytes for file in component.files}
+        size_of = {file.name: file.size_bytes for file in component.listing.files}
         folder = component.documents.folder
         existing = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
         for bundle in component.bundles:
@@ -181,25 +181,12 @@ def _report_unreadable(missing: Sequence[ComponentPlan], records: Mapping[str, l
             say(f"{component.name}: unusable, within the limit: {counts}. Samples are in {quarantine}")
         if left_out := left_out_of(tally):
             say(f"{component.name}: left out: {left_out}")
-        if beside := beside_of(tally):
+        if tally.beside:
+            taken = max(1, tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values()))
+            beside = ", ".join(f"{name} ({count / taken:.0%})" for name, count in tally.beside.items())
             say(f"{component.name}: unread fields with text, and their share of the documents: {beside}")
     if refusals:
         raise DataError("\n".join(refusals))
-
-
-def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
-    """Reject files that changed during the reading: the manifest would list other digests."""
-    budget = component.listing.budget
-    now = fingerprint(component.source, digests, budget and budget.tokens)
-    if now == component.listing:
-        return
-    before, after = ({file.name: file for file in listing.files} for listing in (component.listing, now))
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    remove_strays(component.documents.folder, ())
-    raise DataError(
-        f"component {component.name}: {', '.join(changed[:3])} under {component.source.root} changed while the data were read. "
-        "Run again when no process writes to this folder."
-    )
 
 
 def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
@@ -230,18 +217,16 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
     return is_missing
 
 
-def build_missing_caches(plan: DataPlan) -> int:
-    """Tokenize each missing cache and return the number of these caches.
-
-    Raises DataError if a pinned cache is missing, because pinned caches are never built, or has other special tokens.
-    """
+def build_missing_caches(plan: DataPlan, shared: Shared | None = None) -> int:
+    """Tokenize the missing caches and return their number. Raises DataError for a pinned cache that is missing or does not fit."""
     everything: list[tuple[ComponentPlan, Split]] = [(component, split) for component in plan.components.values() for split in SPLITS]
     pinned = {str(cache.folder): (component, cache) for component, split in everything if (cache := component.cache(split)).pin}
     for folder, (component, cache) in pinned.items():
         if not cache.is_built:
             raise DataError(f"component {component.name} is pinned to {folder}, which has no finished token cache.")
     if pinned:
-        found = {folder: special_tokens_of(read_manifest(cache.folder)) for folder, (_, cache) in pinned.items()}
+        manifests = {folder: read_manifest(cache.folder) for folder, (_, cache) in pinned.items()}
+        found = {folder: SpecialTokens(one.begin_of_text, one.end_of_text) for folder, one in manifests.items()}
         shared_special_tokens({"the tokenizer": special_tokens(load_tokenizer(plan.tokenizer), plan.tokenizer), **found})
     with held_all([cache.lock for component, split in everything if not (cache := component.cache(split)).is_built]):
         missing: list[tuple[ComponentPlan, Split]] = [
@@ -258,7 +243,7 @@ def build_missing_caches(plan: DataPlan) -> int:
             documents = plan.components[name].documents.folder
             num_parts = len(read_documents_manifest(documents).parts)
             calls += [(documents, number, plan.tokenizer, folders, plan.components[name].length_bias) for number in range(num_parts)]
-        run_all("token caches", encode_part, calls)
+        run_all("token caches", encode_part, calls, shared=shared)
         tokens = 0
         for component, split in missing:
             cache = component.cache(split)
@@ -281,12 +266,12 @@ def _reuse_documents(component: ComponentPlan) -> None:
         except (OSError, ValueError, DataError):
             continue
         num_files = len(manifest.sources)
-        first = replace(component.listing, files=component.files[:num_files])
+        first = replace(component.listing, files=component.listing.files[:num_files])
         if _has_smaller_budget(component, manifest.source, manifest.sources) and documents_key(component.source, first) == manifest.key:
             smaller.append((num_files, folder))
     num_files, folder = max(smaller, default=(0, target))
     reused = 0
-    for number in range(len(pieces_of(component.source, component.files[:num_files]))):
+    for number in range(len(pieces_of(component.source, component.listing.files[:num_files]))):
         name = record_name(number)
         if (target / name).exists():
             continue
@@ -305,7 +290,7 @@ def _reuse_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> No
     if component.listing.budget is None:
         return
     target = component.cache(split).folder
-    versions = (read_by(component.source.described()), NORMALIZER, ENCODER, tokenizer_digest(tokenizer))
+    versions = (read_by(component.source.described()), NORMALIZER, ENCODER, digest_of_file(tokenizer))
     bias = described(component.bias_of(split)).get(LENGTH_BIAS)
     smaller: list[tuple[int, Path]] = []
     for folder in _finished_siblings(target):
@@ -321,7 +306,7 @@ def _reuse_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> No
         if has_same_bias and has_same_code and _has_smaller_budget(component, source, manifest.sources):
             smaller.append((len(manifest.sources), folder))
     num_files, folder = max(smaller, default=(0, target))
-    next_part = f"part-{len(pieces_of(component.source, component.files[:num_files])):05d}"
+    next_part = f"part-{len(pieces_of(component.source, component.listing.files[:num_files])):05d}"
     parts = [part for part in read_documents_manifest(component.documents.folder).parts if part.name < next_part]
     for number in range(len(parts)):
         record = f"{shard_name(number)}.json"
@@ -346,8 +331,8 @@ def _has_smaller_budget(component: ComponentPlan, source: dict[str, object], fil
         {**source, "budget": None} == {**component.source.described(), "budget": None}
         and isinstance(budget, dict)
         and budget["part_bytes"] == component.part_bytes  # pyright: ignore[reportUnknownVariableType]
-        and files == component.files[: len(files)]
-        and len(files) < len(component.files)
+        and files == component.listing.files[: len(files)]
+        and len(files) < len(component.listing.files)
     )
 
 

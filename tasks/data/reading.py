@@ -29,8 +29,7 @@ from phasewise.trainer.data.manifest import SourceFile
 
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
 PIECE_BYTES = 256 * 2**20
-WHOLE = "file"
-"""Place of a finding about a whole file."""
+WHOLE = "file"  # place of a finding about a whole file
 DAMAGE = (FileFault, OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
 _DECISIVE = ("archives", "filters", "findings", "reading", "streams", "table_process", "tables", "text_files")
 READER_CODE = tuple(f"tasks/data/{name}.py" for name in _DECISIVE)

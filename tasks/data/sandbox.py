@@ -30,25 +30,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 WARM_UP = r"{% macro f(x) %}{{ x | tojson }}{% endmacro %}{% for m in messages %}{{ f('\n' ~ m) }}{{ '%s' | format(m) }}{% endfor %}"
 """Loads the modules that Python and Jinja import at their first use."""
-PROMPTED = b"+"
-"""Prefix of a conversation that is rendered with a generation prompt."""
-RUN = "the run of this template"
-"""Name of a run among a template's variables. No template can spell it."""
-IMPORTED_LATE = ("pprint", "textwrap")
-"""Modules that filters of Jinja import when no file can be opened any more."""
+PROMPTED = b"+"  # prefix of a conversation that is rendered with a generation prompt
+RUN = "the run of this template"  # name of a run among a template's variables. No template can spell it.
+IMPORTED_LATE = ("pprint", "textwrap")  # modules that filters of Jinja import when no file can be opened any more
 MAX_SAID = 400
-BYTES_OF_TWICE_THE_MEMORY, BYTES_OF_TWICE_THE_TIME = 2**23, 2**20
-"""Size of a conversation with twice the limit of a short one."""
+BYTES_OF_TWICE_THE_MEMORY, BYTES_OF_TWICE_THE_TIME = 2**23, 2**20  # size of a conversation with twice the limit of a short one
 OF_OBJECTS = frozenset(dir(dict))
 OUT_OF_REACH = ("open", "os.", "socket.", "subprocess.", "ctypes.", "shutil.", "pty.", "mmap.", "signal.")
 """Prefixes of Python's audit events that are refused as soon as a template may run."""
 
 
 class Limits(NamedTuple):
-    """Limits for rendering one conversation: processor time, memory in addition to `base_bytes`, and length of the text.
-
-    `base_bytes`: memory of the process. 0, if the system does not report it, disables the memory limit.
-    """
+    """Limits for rendering one conversation. `base_bytes`: memory of the process. 0, if it is unknown, disables the memory limit."""
 
     seconds: float
     memory_bytes: int
@@ -185,19 +178,6 @@ def answer(work: Callable[[], bytes], *, size: int, limits: Limits) -> bytes:
     return json.dumps(said).encode() + b"\n"  # after the handlers have freed the error's memory
 
 
-def answers(template: str, lines: Sequence[bytes], limits: Limits, tokens: Sequence[str]) -> Iterator[bytes]:
-    """The line for the template and, after successful compilation, a line for every conversation."""
-    os.write(2, b".")
-    yield (first := answer(lambda: compile_template(template)[1], size=0, limits=limits))
-    if not first.startswith(b'["template"'):
-        return
-    for line in lines:
-        os.write(2, b".")
-        most = limits.characters + limits.characters_a_byte * len(line) + len(template)
-        work = partial(render, template, line.removeprefix(PROMPTED), tokens, most, prompts=line.startswith(PROMPTED))
-        yield answer(work, size=len(line), limits=limits)
-
-
 def main() -> None:
     """Answer requests until standard input ends."""
     for name in IMPORTED_LATE:
@@ -223,9 +203,16 @@ def main() -> None:
     while header := sys.stdin.buffer.readline():
         count, template, limits, *tokens = json.loads(header)
         lines = [sys.stdin.buffer.readline() for _ in range(count)]
-        said = [*answers(template, lines, Limits(*limits, base_bytes=base_bytes), tokens), b"\n"]
+        limits = Limits(*limits, base_bytes=base_bytes)
+        os.write(2, b".")
+        said = [answer(lambda template=template: compile_template(template)[1], size=0, limits=limits)]
+        for line in lines if said[0].startswith(b'["template"') else ():
+            os.write(2, b".")
+            most = limits.characters + limits.characters_a_byte * len(line) + len(template)
+            work = partial(render, template, line.removeprefix(PROMPTED), tokens, most, prompts=line.startswith(PROMPTED))
+            said.append(answer(work, size=len(line), limits=limits))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(b"".join(said))
+        sys.stdout.buffer.write(b"".join([*said, b"\n"]))
         sys.stdout.buffer.flush()
 
 

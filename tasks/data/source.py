@@ -13,8 +13,7 @@ from phasewise.trainer.base.storage import as_path, check_no_secret
 from phasewise.trainer.data.manifest import Split
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
-WITHOUT_FIELDS = ("text", "markdown", "paragraphs")
-"""Formats whose documents have only text."""
+WITHOUT_FIELDS = ("text", "markdown", "paragraphs")  # formats whose documents have only text
 fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name, so that only users of the hub import it
 
 

@@ -14,7 +14,6 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -40,8 +39,7 @@ MIN_WORDS, MAX_CHARACTERS = 4, 320
 ASKED = ("What does {name} of {module} do?", "In {module}, what is {name}{arguments} for?", "Explain {name} ({module}) in a few words.")
 SYSTEM = "You answer briefly from the documentation of {module}."
 SYSTEM_ONE_IN, TURNS_ONE_IN = 4, 5
-WORSE = "I do not know."
-"""A wrong answer in lists of answers, which shows a source that takes it."""
+WORSE = "I do not know."  # A wrong answer in lists of answers, which shows a source that takes it
 BENCHMARK = "word_problems"
 NUM_ITEMS = 256
 NAMES = ("Amara", "Bruno", "Chiara", "Dmitri", "Esi", "Farid", "Greta", "Hiro", "Ines", "Jonas", "Keiko", "Lena", "Marek", "Nadia", "Olu")
@@ -57,21 +55,15 @@ TEST_NAME = "test.json"
 
 
 class StandIn(Frozen):
-    """The text of a proxy data set: a view of the files that match `where` (`site:` or `stdlib:` globs) and not `without`.
-
-    Attributes:
-        test_items: whether to write a `test.json` with synthetic word problems, the test items of a benchmark.
-        conversation: layout of the questions and answers. None writes text.
-        followed_by: proxy data sets whose documents follow, so that the text is sorted by its origin.
-    """
+    """The text of a proxy data set: a view of the files that match `where` (`site:` or `stdlib:` globs) and not `without`."""
 
     view: View
     where: tuple[str, ...]
     without: tuple[str, ...] = ()
     max_bytes: int = Field(gt=0)
-    test_items: bool = False
-    conversation: Conversation | None = None
-    followed_by: tuple["StandIn", ...] = ()
+    test_items: bool = False  # whether to write a `test.json` with synthetic word problems, the test items of a benchmark
+    conversation: Conversation | None = None  # layout of the questions and answers. None writes text.
+    followed_by: tuple["StandIn", ...] = ()  # proxy data sets whose documents follow, so that the text is sorted by its origin
 
 
 def stand_in_source(stand_in: StandIn, folder: Path) -> Source:
@@ -112,12 +104,7 @@ def required_packages() -> frozenset[str]:
 
 
 def collect(stand_in: StandIn) -> list[dict[str, Any]]:
-    """The documents of a proxy data set: `id` (its origin) and `text`, or the columns of a conversation.
-
-    The order of the files mixes the packages and depends only on the files of required packages.
-
-    Raises DataError if this installation has no such files, or no text in them.
-    """
+    """The documents of a proxy data set: `id` and `text`, or a conversation's columns. Raises DataError if this installation has none."""
     documents: list[dict[str, Any]] = []
     size = 0
     for path, name in _files(stand_in):
@@ -143,15 +130,13 @@ def collect(stand_in: StandIn) -> list[dict[str, Any]]:
 def _files(stand_in: StandIn) -> Iterator[tuple[Path, str]]:
     """The matching files with their dotted names, ordered by the digests of the names."""
 
-    def expand(pattern: str) -> set[Path]:
-        folder, _, glob = pattern.partition(":")
-        return set(roots()[folder].glob(glob))
-
-    excluded = {path for pattern in stand_in.without for path in expand(pattern)}
+    without = [pattern.split(":", 1) for pattern in stand_in.without]
+    excluded = {path for folder, glob in without for path in roots()[folder].glob(glob)}
     found: dict[str, Path] = {}
     for pattern in stand_in.where:
-        root = roots()[pattern.partition(":")[0]]
-        for path in sorted(expand(pattern) - excluded):
+        folder, glob = pattern.split(":", 1)
+        root = roots()[folder]
+        for path in sorted(set(root.glob(glob)) - excluded):
             relative = path.relative_to(root)
             folder = relative.parts[0]
             package = canonicalize_name(folder.removesuffix(DIST_INFO).rpartition("-")[0])
@@ -164,10 +149,7 @@ def _files(stand_in: StandIn) -> Iterator[tuple[Path, str]]:
 
 
 def documents_in(view: View, path: Path, name: str) -> Iterator[str]:
-    """The documents of a view in a file. An unreadable file has none. Long texts are cut at blank lines.
-
-    `name`: dotted name of the module.
-    """
+    """The documents of a view in a file, cut at blank lines. An unreadable file has none. `name`: dotted name of the module."""
     for document in _read(path, lambda text: texts_of(view, text, name)):
         piece = ""
         for paragraph in [*re.split(r"\n\s*\n", document), None]:
@@ -301,33 +283,27 @@ def text_of(document: Mapping[str, Any]) -> str:
     return "\n".join(text for key, value in document.items() if key != "id" for text in strings(value))
 
 
-@dataclass
-class NearDuplicates:
-    """Find documents that repeat earlier documents, because copies would put held-out text into the training split."""
-
-    seen: set[int] = field(default_factory=set)
-
-    def is_new(self, text: str) -> bool:
-        """Whether earlier documents have at most four, and at most a quarter, of its 13-word shingles. A new text is remembered."""
-        words = re.findall(r"\w+", text.lower())
-        shingles = {hash(tuple(words[start : start + SHINGLE_WORDS])) for start in range(max(1, len(words) - SHINGLE_WORDS + 1))}
-        if len(shingles & self.seen) > min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * len(shingles)):
-            return False
-        self.seen |= shingles
-        return True
+def is_new(text: str, seen: set[int]) -> bool:
+    """Whether a text shares at most four, and at most a quarter, of its 13-word shingles with `seen`, which a new text joins."""
+    words = re.findall(r"\w+", text.lower())
+    shingles = {hash(tuple(words[start : start + SHINGLE_WORDS])) for start in range(max(1, len(words) - SHINGLE_WORDS + 1))}
+    if len(shingles & seen) > min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * len(shingles)):
+        return False
+    seen |= shingles
+    return True
 
 
 def write_stand_ins(collected: Mapping[str, list[dict[str, Any]]], sources: Path) -> dict[str, int]:
     """Write the file of each component without near duplicates, and the record last. Return component → documents."""
-    duplicates = NearDuplicates()
+    seen = set[int]()
     record = read_json(sources / RECORD_NAME) if (sources / RECORD_NAME).exists() else {"documents": {}}
     for component in sorted(set(record["documents"]) - set(collected)):
         path = sources / component / FILE_NAME
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            duplicates.is_new(text_of(json.loads(line)))
+            is_new(text_of(json.loads(line)), seen)
     written: dict[str, int] = {}
     for component, documents in sorted(collected.items()):
-        kept = [document for document in documents if duplicates.is_new(text_of(document))]
+        kept = [document for document in documents if is_new(text_of(document), seen)]
         lines = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in kept)
         write_atomically(sources / component / FILE_NAME, lines.encode())
         written[component] = len(kept)
@@ -344,11 +320,6 @@ class WordProblem(NamedTuple):
     question: str
     solution: str
     answer: int
-
-    @property
-    def text(self) -> str:
-        """The item as in OLMES's prompts."""
-        return f"Question: {self.question}\nAnswer: {self.solution}"
 
 
 def word_problems() -> Iterator[WordProblem]:
@@ -376,9 +347,3 @@ def word_problems() -> Iterator[WordProblem]:
         if question not in seen:
             yield WordProblem(f"{BENCHMARK}-{len(seen):03d}", question, solution, earned)
             seen.add(question)
-
-
-def write_test_items(folder: Path) -> None:
-    """Write the word problems as JSON lines."""
-    rows = (json.dumps({"id": problem.id, "text": problem.text}, ensure_ascii=False) + "\n" for problem in word_problems())
-    write_atomically(folder / TEST_NAME, "".join(rows).encode())

@@ -34,15 +34,10 @@ ENDINGS = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip", ".tar
 
 
 class Kind(NamedTuple):
-    """The kind of a stream.
+    """The kind of a stream."""
 
-    Attributes:
-        nature: the reader for it. `no text` is media without text, and `unknown` has no reader.
-        name: the packing or archive, the encoding of wide text, or a description.
-    """
-
-    nature: Nature
-    name: str
+    nature: Nature  # the reader for it. `no text` is media without text, and `unknown` has no reader.
+    name: str  # the packing or archive, the encoding of wide text, or a description
 
 
 _STARTS: Sequence[tuple[bytes, Kind]] = (
@@ -107,7 +102,10 @@ def kind_of(start: bytes) -> Kind:
     for pattern, kind in _PATTERNS:
         if pattern.match(start):
             return kind
-    if _is_tar(start[:TAR_BLOCK_BYTES]):
+    head = start[:TAR_BLOCK_BYTES]  # old tars have no mark, only a checksum
+    digits = head[148:156].strip(b" \0")
+    is_octal = len(head) == TAR_BLOCK_BYTES and digits and not digits.strip(b"01234567")
+    if is_octal and int(digits, 8) == sum(head) - sum(head[148:156]) + 8 * ord(" "):
         return Kind("archive", "tar")
     if 16 <= int.from_bytes(start[:4], "little") <= MAX_SCHEMA_BYTES:  # older writers put no mark before the schema
         with suppress(pa.ArrowException, OSError):
@@ -140,16 +138,6 @@ def is_text(raw: bytes, *, cut: bool) -> bool:
     return True
 
 
-def _is_tar(block: bytes) -> bool:
-    """Whether a block is the header of a member, by its checksum. Old archives have no mark."""
-    if len(block) < TAR_BLOCK_BYTES:
-        return False
-    digits = block[148:156].strip(b" \0")
-    if not digits.isdigit() or any(digit not in b"01234567" for digit in digits):
-        return False
-    return int(digits, 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
-
-
 class ByteStream(io.RawIOBase):
     """A stream for reading."""
 
@@ -161,17 +149,17 @@ class ByteStream(io.RawIOBase):
 class WatchedFile(ByteStream):
     """A file that keeps errors of the file system and counts the bytes read and unpacked.
 
-    `failure`: the error of the file system. `taken_bytes`: bytes read.
+    `failure`: the error of the file system. `taken_bytes`: bytes read. `unpacked_bytes`: of any layer.
     """
 
     def __init__(self, file: Any):
         self._file = file
         self.failure: Exception | None = None
         self.taken_bytes = 0
-        self._unpacked_bytes = 0
-        self._size_bytes = sys.maxsize
+        self.unpacked_bytes = 0
+        self.size_bytes = sys.maxsize
         if file.seekable():
-            self._size_bytes = file.seek(0, io.SEEK_END)
+            self.size_bytes = file.seek(0, io.SEEK_END)
             file.seek(0)
 
     def seekable(self) -> bool:
@@ -195,14 +183,6 @@ class WatchedFile(ByteStream):
     def tell(self) -> int:
         """The position."""
         return self._file.tell()
-
-    def unfold(self, count: int) -> None:
-        """Count unpacked bytes of any layer. Reading twice does not raise the limit.
-
-        Raises FileFault if the file expands too much.
-        """
-        self._unpacked_bytes += count
-        check_expansion(self._unpacked_bytes, min(self.taken_bytes, self._size_bytes))
 
     @contextmanager
     def spooled(self, stream: io.BufferedReader) -> Iterator[io.BufferedReader]:
@@ -261,47 +241,49 @@ def recognise(raw: io.RawIOBase) -> Recognised:
         start = stream.read(SNIFF_BYTES)
         stream.seek(0)
         return Recognised(kind_of(start), stream)
-    again = _Again(raw)
-    return Recognised(kind_of(again.start), io.BufferedReader(again, BUFFER_BYTES))
+    start, failure = b"", None
+    try:
+        while len(start) < SNIFF_BYTES and (chunk := raw.read(SNIFF_BYTES - len(start))):
+            start += chunk
+    except Exception as error:  # raised at its position
+        if not start:
+            raise
+        failure = error
+    return Recognised(kind_of(start), io.BufferedReader(Measured(None, again(start, failure, raw.read)), BUFFER_BYTES))
+
+
+def again(start: bytes, failure: Exception | None, read: Callable[[int], bytes | None]) -> Callable[[int], bytes]:
+    """Return a function that reads `start`, which was read ahead, then the rest by `read`, or raises the error behind `start`."""
+    left = memoryview(start)
+    del start
+
+    def read_again(size: int) -> bytes:
+        nonlocal left
+        if left:
+            chunk, left = bytes(left[:size]), left[size:] or memoryview(b"")  # frees the start
+            return chunk
+        if failure:
+            raise failure
+        return read(size) or b""
+
+    return read_again
 
 
 class Measured(ByteStream):
-    """The output of `read` as a stream. Its bytes count as unpacked bytes of `file`."""
+    """The output of `read` as a stream. Its bytes count as unpacked bytes of `file`, if any.
 
-    def __init__(self, file: WatchedFile, read: Callable[[int], bytes]):
+    Raises FileFault during reading, if the file expands too much. Reading twice does not raise the limit.
+    """
+
+    def __init__(self, file: WatchedFile | None, read: Callable[[int], bytes]):
         self._file, self._read = file, read
 
     def readinto(self, buffer: Any, /) -> int:
         """Read up to `len(buffer)` bytes and return their number."""
         into = memoryview(buffer).cast("B")
         chunk = self._read(len(into))
-        self._file.unfold(len(chunk))
+        if self._file is not None:
+            self._file.unpacked_bytes += len(chunk)
+            check_expansion(self._file.unpacked_bytes, min(self._file.taken_bytes, self._file.size_bytes))
         into[: len(chunk)] = chunk
         return len(chunk)
-
-
-class _Again(ByteStream):
-    """A stream whose start was read ahead, from its first byte."""
-
-    def __init__(self, raw: io.RawIOBase):
-        self._raw = raw
-        self._failure: Exception | None = None
-        self.start = b""
-        try:
-            while len(self.start) < SNIFF_BYTES and (chunk := raw.read(SNIFF_BYTES - len(self.start))):
-                self.start += chunk
-        except Exception as error:  # raised at its position
-            self._failure = error
-            if not self.start:
-                raise
-        self._left = self.start
-
-    def readinto(self, buffer: Any, /) -> int:
-        into = memoryview(buffer).cast("B")
-        if self._left:
-            chunk, self._left = self._left[: len(into)], self._left[len(into) :]
-            into[: len(chunk)] = chunk
-            return len(chunk)
-        if self._failure:
-            raise self._failure
-        return self._raw.readinto(into) or 0  # pyright: ignore[reportAttributeAccessIssue]  # every raw stream has it

@@ -21,10 +21,8 @@ import pyarrow.parquet as pq
 
 from phasewise.tasks.data.findings import FileFault, check_expansion
 
-MEMORY_BYTES = 3 * 2**28
-"""In addition to the memory of the libraries."""
-CPU_SECONDS = 20.0
-"""Limit of one answer."""
+MEMORY_BYTES = 3 * 2**28  # in addition to the memory of the libraries
+CPU_SECONDS = 20.0  # limit of one answer
 BATCH_BYTES, MAX_BATCH_ROWS, MAX_DELTA_ROWS = 2**23, 256, 64
 MAX_INDEX_BYTES = 8  # for each value: a column with fewer is read as indices into its dictionary
 BUFFER_BYTES = 2**18
@@ -51,9 +49,6 @@ class _FileOfParent(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         self._position = offset + (0, self._position, self._size)[whence]

@@ -35,12 +35,10 @@ from phasewise.tasks.data.findings import (
 from phasewise.tasks.data.table_process import BINARY_OF, CPU_SECONDS, is_in
 
 TableFormat = Literal["parquet", "arrow"]
-WALL_SECONDS = 300.0
-"""Limit of one answer of the reader process, in addition to its limit of processor time."""
+WALL_SECONDS = 300.0  # limit of one answer of the reader process, in addition to its limit of processor time
 MAX_BESIDE_BYTES = 2**25
 MAGIC = {"parquet": b"PAR1", "arrow": b"ARROW1"}
-NOT_LOOKED_AT = "a column that is not looked at"
-"""Value of a large or binary column outside the conversation, such as an image."""
+NOT_LOOKED_AT = "a column that is not looked at"  # value of a large or binary column outside the conversation, such as an image
 STRINGS = {pa.string(), pa.large_string(), pa.string_view()}
 BYTES = {pa.binary(), pa.large_binary(), pa.binary_view()}
 
@@ -56,17 +54,13 @@ class Batch(NamedTuple):
     filled: tuple[str, ...]
 
 
-class Table:
-    """A table that is open in a reader process.
+class Table(NamedTuple):
+    """A table in a reader process. `largest_bytes`: Parquet's leaf column → unpacked bytes of its largest row group, with repetitions."""
 
-    `largest_bytes`: for Parquet, leaf column → unpacked bytes of its largest row group. Repeated values of a dictionary count each time.
-    """
-
-    def __init__(self, reader: "_Reader", file: io.BufferedReader, table_format: TableFormat, size: int):
-        self._reader, self._file = reader, file
-        header, content = reader.ask(file, ["open", table_format, size])
-        self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(content))
-        self.largest_bytes: dict[str, int] = header[1]
+    schema: pa.Schema
+    largest_bytes: dict[str, int]
+    reader: "_Reader"
+    file: io.BufferedReader
 
     def batches(self, columns: Sequence[str] | None, watched: Sequence[str] = ()) -> Iterator[Batch]:
         """All rows in order. A table can be read once.
@@ -74,20 +68,16 @@ class Table:
         `columns`: names, with dots between the levels of structs. None reads all. `watched`: text columns for `Batch.filled`. Raises
         FileFault if the file is damaged or empty, expands too much, or ends the reader process.
         """
-        answer, content = self._reader.ask(self._file, ["read", columns, watched])
+        answer, content = self.reader.ask(self.file, ["read", columns, watched])
         while answer[0] == "batch":
             batch = pa.ipc.open_stream(pa.py_buffer(content)).read_next_batch()
             yield Batch(batch, tuple(answer[1]))
-            answer, content = self._reader.answer(self._file)
+            answer, content = self.reader.answer(self.file)
 
 
 @contextmanager
 def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[Table]:
-    """Open a seekable file in a reader process.
-
-    Raises FileFault if the file is empty, truncated or damaged, or its schema ends the reader process. Raises ReaderKilled if another
-    process killed the reader process.
-    """
+    """Open a seekable file in a reader process. Raises FileFault if the file is bad, ReaderKilled if another process killed the reader."""
     size = file.seek(0, io.SEEK_END)
     if size == 0:
         raise FileFault("empty file", "it has no bytes")
@@ -99,7 +89,8 @@ def open_table(file: io.BufferedReader, table_format: TableFormat) -> Iterator[T
         raise FileFault("truncated", f"the file begins with {start!r} and does not end with it")
     reader = _idle.pop() if _idle and _idle[-1].owner == os.getpid() else _Reader()
     try:
-        yield Table(reader, file, table_format, size)
+        header, content = reader.ask(file, ["open", table_format, size])
+        yield Table(pa.ipc.read_schema(pa.py_buffer(content)), header[1], reader, file)
     finally:
         if reader.is_waiting:
             _idle.append(reader)
@@ -160,12 +151,7 @@ def read_records(
     leave_out: Collection[str],
     take: Callable[[Mapping[str, object], str], Taken],
 ) -> Iterator[Taken]:
-    """The finding of each row: `take` gets the columns of the keys, further columns with text, and the place of the row.
-
-    Further columns with large or binary values have the value `NOT_LOOKED_AT`.
-
-    Raises FileFault as `read_texts`.
-    """
+    """The finding of each row by `take`. Further columns with large or binary values are `NOT_LOOKED_AT`. Raises as `read_texts`."""
     with open_table(file, table_format) as table:
         schema = table.schema
         columns: list[str] = []
@@ -279,10 +265,7 @@ class _Reader:
         return self.answer(file)
 
     def answer(self, file: io.BufferedReader) -> tuple[list[Any], bytes]:
-        """Receive the next answer, and meanwhile send the byte ranges that the process requests.
-
-        Raises FileFault or ReaderKilled as `open_table`.
-        """
+        """Receive the next answer, and send the byte ranges that the process requests. Raises as `open_table`."""
         try:
             while self._channel.poll(WALL_SECONDS):
                 kind, *details = json.loads(self._channel.recv_bytes())

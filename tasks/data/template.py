@@ -23,12 +23,11 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import orjson
 
-from phasewise.tasks.data.conversation import BUILT_IN, Conversation, Message, counts, is_jinja, names_file, whole
+from phasewise.tasks.data.conversation import BUILT_IN, REASONING, Conversation, Message, counts, is_jinja, names_file
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.base.storage import as_path
-from phasewise.trainer.data.manifest import read_manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,15 +38,13 @@ TURN = (Message(role="user", content="u"), Message(role="assistant", content=ANS
 PROBE_PLACE = "a test conversation"
 PROBES = ((Message(role="system", content="s"), *TURN, *TURN), TURN)
 TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
-PROMPTED = b"+"
-"""As in `sandbox.py`."""
+PROMPTED = b"+"  # as in `sandbox.py`
 MAX_TEMPLATE_BYTES = 2**20
 Messages = Sequence[Message]
 PROGRAM = Path(__file__).with_name("sandbox.py")
 SECONDS, MEMORY_MIB, CHARACTERS, CHARACTERS_A_BYTE = 0.5, 192, 2**18, 16
 """Limits of a conversation, as in `sandbox.Limits`. They grow with its length."""
-WALL_SECONDS = 60.0
-"""Limit of a request, for a stopped process or a machine under load."""
+WALL_SECONDS = 60.0  # limit of a request, for a stopped process or a machine under load
 MAX_ANSWER_BYTES = 2**28
 LIMITS = {
     "memory": f"takes more than {MEMORY_MIB} MiB of memory",
@@ -55,9 +52,9 @@ LIMITS = {
     "time": f"takes more than {SECONDS:g} s of processor time",
     "clock": f"takes more than {WALL_SECONDS:g} s",
 }
+BEYOND = "the chat template {} {} at {}: shorten its loops and what it repeats, or name another template."
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "VIRTUAL_ENV", "LANG", "LC_ALL")
-END = b"\n\n"
-"""End of the answers to a request."""
+END = b"\n\n"  # end of the answers to a request
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
 
 
@@ -69,22 +66,10 @@ class Died(Exception):
         self.begun, self.why = begun, why
 
 
-def as_line(messages: Sequence[Mapping[str, object]], *, is_text: bool = False) -> bytes:
-    """Encode a conversation as a line of JSON. Values that JSON lacks become text.
-
-    A leading space marks lines that need the slow parser: `orjson` is ten times as fast, but has no NaN and no long integers.
-    """
-    if is_text:
-        with suppress(orjson.JSONEncodeError):  # half of a surrogate pair
-            return orjson.dumps(messages)
-    return b" " + _encode(messages).encode(errors="surrogatepass")
-
-
 class Renderer:
     """A process of `sandbox.py`, started at the first request. Requests are serial."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
@@ -166,21 +151,9 @@ class Renderer:
             process.communicate()
 
 
-_renderer = Renderer()
-
-
-def renderer() -> Renderer:
-    """The renderer of this process. A fork gets its own."""
-    global _renderer
-    if _renderer.owner != os.getpid():
-        _renderer = Renderer()
-    return _renderer
-
-
-@atexit.register
-def _close() -> None:
-    if _renderer.owner == os.getpid():
-        _renderer.close()
+RENDERER = Renderer()
+atexit.register(RENDERER.close)
+os.register_at_fork(after_in_child=RENDERER.__init__)  # a fork starts its own process
 
 
 class Refused(Exception):
@@ -192,10 +165,7 @@ class NotMarked(Exception):
 
 
 class Rendered(NamedTuple):
-    """The text of a conversation without a BOS token.
-
-    `spans`: characters `[start, stop)` of the answers to train on. `begins`: whether the template wrote the BOS token.
-    """
+    """The text without a BOS token. `spans`: characters of the answers to train on. `begins`: whether the template wrote the BOS token."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -211,9 +181,23 @@ class Asked(NamedTuple):
 
 
 def line_of(messages: Messages) -> bytes:
-    """Encode a conversation for the rendering process."""
-    is_text = not any(message.get("others") for message in messages)
-    return as_line([whole(message) for message in messages], is_text=is_text)
+    """Encode a conversation as a line of JSON for the rendering process. Values that JSON lacks become text.
+
+    A message gets all fields of the record, as in `_alias_reasoning_fields` of `transformers` 5.23. A leading space marks lines that need
+    the slow parser: `orjson` is ten times as fast, but has no NaN and no long integers.
+    """
+    fields: list[dict[str, object]] = []
+    is_text = True
+    for message in messages:
+        others = message.get("others", {})
+        is_text &= not others
+        found: dict[str, object] = {"role": message["role"], "content": message["content"], **others}
+        reasoning = next((others[name] for name in REASONING if name in others), None)
+        fields.append(found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning})
+    if is_text:
+        with suppress(orjson.JSONEncodeError):  # half of a surrogate pair
+            return orjson.dumps(fields)
+    return b" " + _encode(fields).encode(errors="surrogatepass")
 
 
 class ChatTemplate:
@@ -232,9 +216,9 @@ class ChatTemplate:
 
     def __init__(self, text: str, name: str, special_tokens: Sequence[str] = ()):
         self.text, self.name = text, name
-        (kind, *found), *_ = renderer().ask(text, TOKENS, ())
+        (kind, *found), *_ = RENDERER.ask(text, TOKENS, ())
         if kind == "limit":
-            raise ConfigError(self._beyond(found[0], "its own text"))
+            raise ConfigError(BEYOND.format(name, LIMITS[found[0]], "its own text"))
         if kind != "template":
             raise ConfigError(f"the chat template {name} cannot be used: {found[-1]}. Correct it.")
         names, spelled, self.marks_answers = found
@@ -246,11 +230,6 @@ class ChatTemplate:
         self.names = frozenset[str](spelled)
         self.uses_end_of_text = "eos_token" in names
         self.special_tokens = special_tokens_in(text, special_tokens)
-
-    @property
-    def digest(self) -> str:
-        """The digest in manifests."""
-        return digest_of_bytes(self.text.encode())
 
     def render(self, messages: Messages, where: str, *, add_generation_prompt: bool = False) -> Rendered:
         """Render a conversation.
@@ -266,17 +245,14 @@ class ChatTemplate:
 
     def render_all(self, conversations: Sequence[Asked]) -> list[Rendered | Refused | NotMarked]:
         """Render conversations in one request. Raises DataError as `render`, for the first failure."""
-        answers = renderer().ask(self.text, TOKENS, [one.line for one in conversations])
+        answers = RENDERER.ask(self.text, TOKENS, [one.line for one in conversations])
         for (kind, *found), where in zip(answers, ("its own text", *(one.where for one in conversations)), strict=False):
             if kind == "limit":
-                raise DataError(self._beyond(found[0], where))
+                raise DataError(BEYOND.format(self.name, LIMITS[found[0]], where))
             if kind == "failed":
                 raise DataError(f"the chat template {self.name} failed at {where}: {': '.join(found).rstrip('.')}. Correct it.")
         pairs = zip(answers[1:], conversations, strict=True)
         return [self._finish(one, *found) if kind == "text" else Refused(*found) for (kind, *found), one in pairs]
-
-    def _beyond(self, limit: str, where: str) -> str:
-        return f"the chat template {self.name} {LIMITS[limit]} at {where}: shorten its loops and what it repeats, or name another template."
 
     def _finish(self, one: Asked, text: str, answers: list[tuple[int, int]], placed: bool) -> Rendered | NotMarked:
         spoken = [message for message in one.messages if message["role"] == "assistant"]
@@ -303,16 +279,8 @@ class ChatTemplate:
             )
         return Rendered(text[first:], tuple((start, stop) for start, stop, counted in kept if counted), bool(first))
 
-    def with_begin(self) -> str:
-        """The Jinja text, extended to write the BOS token of every document."""
-        probe = self.probe()
-        return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
-
     def turn_end(self) -> str | None:
-        """The special token that ends an assistant's turn, if any.
-
-        It ends the marked answer. Without marks, as in most templates of tokenizers, the token follows the answer.
-        """
+        """The special token that ends an assistant's turn, if any: in the marked answer, or without marks behind the answer."""
         rendered = self.probe()
         if rendered is None:
             return None
@@ -324,10 +292,7 @@ class ChatTemplate:
         return next((token for token in tokens if behind.startswith(token)), None)
 
     def missing_generation_prompt(self) -> str:
-        """The missing generation prompt, such as `<|im_start|>assistant`. Empty for a template with a generation prompt.
-
-        A template without text between a question and the answer, as Mistral's, needs no generation prompt.
-        """
+        """The missing generation prompt, such as `<|im_start|>assistant`. Empty if the template has one or, as Mistral's, needs none."""
         try:
             turn, question = (self.render(messages, PROBE_PLACE).text for messages in (TURN, TURN[:1]))
             prompted = self.render(TURN[:1], PROBE_PLACE, add_generation_prompt=True).text
@@ -335,12 +300,6 @@ class ChatTemplate:
             return ""
         opening = turn.partition(ANSWER)[0].removeprefix(question)
         return opening if prompted == question and turn.startswith(question) and opening.strip() else ""
-
-    def with_generation_prompt(self) -> "ChatTemplate":
-        """This template with the missing generation prompt."""
-        opening = json.dumps(self.missing_generation_prompt())
-        added = f"{{% if add_generation_prompt %}}{{{{ {opening} }}}}{{% endif %}}"
-        return ChatTemplate(self.text.removesuffix("\n") + added, self.name, self.special_tokens)
 
     def probe(self) -> Rendered | None:
         """A test conversation with every role, or without a system text if the template refuses it. None if the template refuses either."""
@@ -364,12 +323,6 @@ def turn_end_ids(tokenizer: "Tokenizer", chats: Iterable[ChatTemplate]) -> tuple
     """The ids of `turn_ends`, sorted, without tokens that the tokenizer lacks."""
     ids = (tokenizer.token_to_id(token) for token in turn_ends(chats))
     return tuple(sorted(number for number in ids if number is not None))
-
-
-def chats_of_caches(folders: Iterable[Path]) -> tuple[ChatTemplate, ...]:
-    """The chat templates of the caches with conversations. Raises DataError if a folder is not a cache."""
-    found = (chat_of(read_manifest(folder).source) for folder in folders)
-    return tuple(chat for chat in found if chat is not None)
 
 
 def special_tokens_in(text: str, named: Sequence[str] = ()) -> tuple[str, ...]:
@@ -397,11 +350,6 @@ def template_text(how: Conversation) -> str:
     if len(text) > MAX_TEMPLATE_BYTES:
         raise ConfigError(f"the chat template {how.template[:80]} must have at most {MAX_TEMPLATE_BYTES >> 20} MiB: shorten it.")
     return text
-
-
-def resolved(how: Conversation) -> Conversation:
-    """Replace the template's name by the text, because keys depend on the text and not on the file's name."""
-    return how.but(template=template_text(how))
 
 
 def template_of(how: Conversation) -> ChatTemplate:

@@ -38,15 +38,11 @@ SKIP_BYTES = 2**20
 SNIFFED_BYTES = 2**10
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{")
 NEWLINE = ord("\n")
-Take = Callable[[object, str, bytes], Taken]
-"""The value of a line, its place, and the line → its finding."""
+Take = Callable[[object, str, bytes], Taken]  # the value of a line, its place, and the line → its finding
 
 
 def read_paragraphs(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:
-    """Cut the text at blank lines into documents of about `WANTED_CHARACTERS`. No text is lost.
-
-    Raises FileFault if the file is empty. Raises UnicodeDecodeError if the file is not UTF-8.
-    """
+    """Cut the text at blank lines into documents. Raises FileFault if the file is empty, UnicodeDecodeError if it is not UTF-8."""
     reader = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     try:
         line = reader.readline(MAX_CHARACTERS)
@@ -83,10 +79,7 @@ def read_plain(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:
 
 
 def loads(raw: bytes) -> object:
-    """Parse JSON. NaN and Infinity, as `json.dumps` and pandas write them, become null.
-
-    Raises orjson.JSONDecodeError if invalid JSON. Raises FileFault if the value would take too much memory.
-    """
+    """Parse JSON, with NaN and Infinity as null. Raises orjson.JSONDecodeError, or FileFault if the value would take too much memory."""
     if len(raw) > ALWAYS_PARSED_BYTES and _held_bytes(raw) > MAX_VALUES_BYTES and _held_bytes(STRING.sub(b'""', raw)) > MAX_VALUES_BYTES:
         raise FileFault(
             "expands too much", f"{len(raw)} bytes of JSON hold more than {MAX_VALUES_BYTES} bytes of lists, objects and numbers"
@@ -112,7 +105,7 @@ def read_json_lines(lines: io.BufferedReader, *, take: Take, start: int = 0, sto
     position = start
     if start:
         lines.seek(start - 1)
-        position = _end_of_line(lines, start - 1, end)
+        position = end_of_line(lines, start - 1, end)
     is_empty = True
     while position < end and (line := lines.readline(MAX_DOCUMENT_BYTES + 1)):
         if is_empty and not start:
@@ -129,7 +122,7 @@ def read_json_lines(lines: io.BufferedReader, *, take: Take, start: int = 0, sto
         if len(line) > MAX_DOCUMENT_BYTES and line[-1] != NEWLINE:
             is_empty = False
             yield Fault("too long", f"byte {position}", sample_of(line))
-            position = _end_of_line(lines, position + len(line), end)
+            position = end_of_line(lines, position + len(line), end)
             continue
         if finding := _read_line(line, position, take):
             is_empty = False
@@ -160,7 +153,7 @@ def _read_line(line: bytes, position: int, take: Take) -> Taken | None:
     return take(document, where, line)
 
 
-def _end_of_line(lines: io.BufferedReader, position: int, end: int) -> int:
+def end_of_line(lines: io.BufferedReader, position: int, end: int) -> int:
     """Skip the rest of a line, in steps, and stop soon after `end`."""
     while position < end and (rest := lines.readline(SKIP_BYTES)):
         position += len(rest)

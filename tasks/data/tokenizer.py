@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-FIRST_SPARE = 256
-"""First character that stands for an unprintable byte."""
+FIRST_SPARE = 256  # first character that stands for an unprintable byte
 TOKENIZER_VERSION = f"byte-bpe-1+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
 BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 MAX_BYTES_PER_COMPONENT = 200_000
@@ -79,10 +78,7 @@ class SpecialTokens(NamedTuple):
 
 
 def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTokens:
-    """The ids in a tokenizer.
-
-    `place`: file of the tokenizer, for error messages. Raises DataError if a token is missing, or both have the same id.
-    """
+    """The ids in a tokenizer. `place`: its file, for messages. Raises DataError if a token is missing, or both have the same id."""
     begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
     end = tokenizer.token_to_id(END_OF_TEXT)
     if begin is None or end is None or begin == end:
@@ -94,10 +90,7 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
 
 
 def check_special_tokens(path: Path, vocab_size: int) -> None:
-    """Check a tokenizer against a model's vocabulary before any text is tokenized.
-
-    Raises DataError if the BOS or EOS token is missing, or an id exceeds the vocabulary.
-    """
+    """Raise DataError if a tokenizer lacks BOS or EOS, or an id exceeds a model's vocabulary."""
     tokenizer = load_tokenizer(path)
     special_tokens(tokenizer, path)
     token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda entry: entry[1])
@@ -119,16 +112,8 @@ def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
     return next(iter(by_ids))
 
 
-def special_tokens_of(manifest: Manifest) -> SpecialTokens:
-    """The special tokens of a cache."""
-    return SpecialTokens(manifest.begin_of_text, manifest.end_of_text)
-
-
 def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None, special_tokens: Sequence[str] = ()) -> str:
-    """Digest of all inputs of the tokenizer: its name on the hub, or its training text and special tokens.
-
-    `special_tokens`: without BOS and EOS.
-    """
+    """Digest of all inputs of the tokenizer: its name on the hub, or its training text and special tokens without BOS and EOS."""
     if name is not None:
         return digest_of_json({"name": name, "vocab_size": vocab_size})
     more = {"special_tokens": list(special_tokens)} if special_tokens else {}
@@ -161,10 +146,7 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenizer", special_tokens: Sequence[str]) -> "Tokenizer":
-    """Train a byte-level BPE with BOS and EOS, the special tokens, bytes and merges, in this order.
-
-    Special tokens in the texts are not trained on, because they are entries already.
-    """
+    """Train a byte-level BPE: BOS, EOS, special tokens, bytes, merges. Special tokens in the texts are not trained on."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -202,10 +184,7 @@ def _write(path: Path, content: str) -> None:
 
 @contextmanager
 def refused(path: Path | str) -> Iterator[None]:
-    """Convert errors of `tokenizers`, some of which are Rust panics and no `Exception`.
-
-    Raises DataError if the file is not a tokenizer, or its pattern backtracks more than the library allows.
-    """
+    """Convert errors of `tokenizers`, also Rust panics, to DataError: the file is not a tokenizer, or its pattern backtracks too much."""
     try:
         yield
     except (PhasewiseError, OSError, MemoryError):
@@ -217,10 +196,7 @@ def refused(path: Path | str) -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """Read a tokenizer for one thread, because its callers run in parallel. Truncation and padding are disabled.
-
-    Raises DataError if the file is not a tokenizer, was edited, or has BPE dropout, which makes tokens random.
-    """
+    """Read a tokenizer for one thread, as its callers run in parallel. Raises DataError if it is none, was edited, or has BPE dropout."""
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -235,18 +211,10 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     return tokenizer
 
 
-def tokenizer_digest(path: Path) -> str:
-    """SHA-256 of `tokenizer.json`."""
-    return digest_of_file(path)
-
-
 def check_tokenizer(path: Path) -> None:
-    """Check a tokenizer against the digest in its folder. An edited tokenizer would not fit its key.
-
-    Raises DataError if the file is missing or was edited.
-    """
+    """Raise DataError if a tokenizer is missing, or was edited after its digest was written: it would not fit its key."""
     written = path.with_name(DIGEST_NAME)
     if not path.exists():
         raise DataError(f"there is no tokenizer at {path}. Prepare the data again.")
-    if written.exists() and written.read_bytes() != tokenizer_digest(path).encode():
+    if written.exists() and written.read_bytes() != digest_of_file(path).encode():
         raise DataError(f"{path} was edited after it was written. Delete {path.parent} and prepare the data again.")

@@ -20,13 +20,12 @@ from phasewise.tasks.data.tokenizer import (
     END_OF_TEXT,
     check_tokenizer,
     load_tokenizer,
-    tokenizer_digest,
     tokenizer_key,
     train_bpe,
 )
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
-from phasewise.trainer.base.identity import code_digest, digest_of_bytes, read_sealed, write_sealed
+from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_file, read_sealed, write_sealed
 from phasewise.trainer.base.storage import parse_json, write_atomically
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ LLAMA2 = (
 )
 """Rules of Llama 2's vocabulary: no token mixes letters and marks, or a digit and another character, and a space starts the next token or
 belongs to a run of spaces. SentencePiece applies these rules in training, and no pattern in encoding."""
-NEOX_SPACES = r" {2,24}"
-"""GPT-NeoX has an entry for each run of 2 to 24 spaces. The rest is cut as in GPT-2."""
+NEOX_SPACES = r" {2,24}"  # GPT-NeoX has an entry for each run of 2 to 24 spaces. The rest is cut as in GPT-2.
 PATTERNS: dict[SplitName, tuple[str, ...]] = {
     "trinity": (*DIGITS, f"[{SCRIPTS}]+", WORDS),
     "llama3": (LLAMA3,),
@@ -78,8 +76,7 @@ PATTERNS: dict[SplitName, tuple[str, ...]] = {
 }
 """Patterns before the conversion to bytes. `gpt2` and `neox` also use GPT-2's pattern, after these."""
 SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
-MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-"""Without further special tokens."""
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)  # without further special tokens
 MAX_BYTES = 100_000_000
 TRAINED_BY = f"byte-bpe-2+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
 DigitGroups = Literal["single digits", "threes from the right", "threes from the left", "no rule"]
@@ -91,50 +88,32 @@ BATCH_DOCUMENTS = 64
 
 
 class TrainedOn(Frozen):
-    """The training text from one component.
-
-    Attributes:
-        documents_key: key of all its documents.
-        cache_digest: digest of the manifest of the training cache with the verdict, which was made of the same documents.
-        phase: phase with the verdict that passed the component.
-        verdict_digest: SHA-256 of the verdict's file.
-        documents, text_bytes: amount that was read from the start of the training split.
-        is_whole: whether the complete split was read.
-    """
+    """The training text from one component."""
 
     component: str
-    documents_key: str
-    cache_digest: str
-    phase: str
-    verdict_digest: str
-    documents: int = Field(gt=0)
+    documents_key: str  # key of all its documents
+    cache_digest: str  # digest of the manifest of the training cache with the verdict, which was made of the same documents
+    phase: str  # phase with the verdict that passed the component
+    verdict_digest: str  # SHA-256 of the verdict's file
+    documents: int = Field(gt=0)  # documents, text_bytes: amount that was read from the start of the training split
     text_bytes: int = Field(gt=0)
-    is_whole: bool
+    is_whole: bool  # whether the complete split was read
 
 
 class TokenizerManifest(Frozen):
-    """The manifest of a tokenizer that `phasewise tokenizer` wrote.
-
-    Attributes:
-        tokenizer_digest: SHA-256 of `tokenizer.json`.
-        vocab_size: entries with the special tokens.
-        special_tokens: special tokens without BOS and EOS.
-        truncated_from: entries of the original tokenizer. None if it was trained at its size.
-        max_bytes_per_component: limit of training text from a component. The last document is complete.
-        trained_by: versions of the training code.
-    """
+    """The manifest of a tokenizer that `phasewise tokenizer` wrote."""
 
     format_version: int = FORMAT_VERSION
-    tokenizer_digest: str
-    vocab_size: int = Field(gt=0)
-    special_tokens: tuple[str, ...] = ()
-    truncated_from: int | None = None
+    tokenizer_digest: str  # SHA-256 of `tokenizer.json`
+    vocab_size: int = Field(gt=0)  # entries with the special tokens
+    special_tokens: tuple[str, ...] = ()  # special tokens without BOS and EOS
+    truncated_from: int | None = None  # entries of the original tokenizer. None if it was trained at its size.
     split: SplitName
-    max_bytes_per_component: int = Field(gt=0)
+    max_bytes_per_component: int = Field(gt=0)  # limit of training text from a component. The last document is complete.
     recipe: str
     scale: str
     trained_on: tuple[TrainedOn, ...] = Field(min_length=1)
-    trained_by: str
+    trained_by: str  # versions of the training code
 
 
 def names_folder(name: str) -> bool:
@@ -142,24 +121,8 @@ def names_folder(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~/"))
 
 
-def folder_at(name: str) -> Path:
-    """The folder in a recipe or a command."""
-    return Path(name).expanduser()
-
-
-def content_name(name: str | None) -> str | None:
-    """The name of a tokenizer in keys: its name on the hub, or the digest of its file in a folder.
-
-    Raises ConfigError or DataError as `checked_file`.
-    """
-    return f"sha256:{tokenizer_digest(checked_file(name))}" if name is not None and names_folder(name) else name
-
-
 def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
-    """Copy the tokenizer of a folder to the path for its key in a home.
-
-    Raises ConfigError or DataError as `checked_file`, or the file changed after the plan.
-    """
+    """Copy the tokenizer of a folder to the path for its key. Raises as `checked_file`, or DataError if it changed after the plan."""
     content = checked_file(name).read_bytes()
     digest = digest_of_bytes(content)
     if not tokenizer_key((), vocab_size, f"sha256:{digest}").startswith(path.parent.name):
@@ -191,7 +154,7 @@ def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
         manifest = TokenizerManifest.model_validate(read_sealed(path))
     except (ValueError, TypeError, ValidationError) as error:
         raise DataError(f"{path} does not read as the manifest of a tokenizer ({in_one_line(error)}). {remedy}") from None
-    found = tokenizer_digest(folder / TOKENIZER_NAME)
+    found = digest_of_file(folder / TOKENIZER_NAME)
     if found != manifest.tokenizer_digest:
         raise DataError(
             f"{folder / TOKENIZER_NAME} must be the file that its manifest names, {manifest.tokenizer_digest[:16]}, found {found[:16]}: it "
@@ -201,11 +164,8 @@ def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
 
 
 def checked_file(name: str | Path) -> Path:
-    """The `tokenizer.json` in a folder or at a path, checked against its manifest.
-
-    Raises ConfigError if the file is missing. Raises DataError if the file is not a tokenizer, or was edited with or without the manifest.
-    """
-    path = folder_at(str(name))
+    """The `tokenizer.json` in a folder or at a path. Raises ConfigError if it is missing, DataError if it is invalid or was edited."""
+    path = Path(name).expanduser()
     folder = path if path.is_dir() else path.parent
     file = folder / TOKENIZER_NAME if path.is_dir() else path
     if not file.is_file():
@@ -238,10 +198,7 @@ def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
 
 
 def check_vocab_size(vocab_size: int, special_tokens: Sequence[str] = ()) -> None:
-    """Check that a vocabulary has room for every byte and the special tokens.
-
-    `special_tokens`: without BOS and EOS. Raises ConfigError if it is too small.
-    """
+    """Raise ConfigError if a vocabulary has no room for every byte, BOS, EOS and the special tokens."""
     least = MIN_VOCAB_SIZE + len(special_tokens)
     if vocab_size < least:
         raise ConfigError(f"--vocab-size must be at least {least}, for 256 bytes and {least - 256} special tokens, found {vocab_size:,}.")
@@ -304,12 +261,8 @@ def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) 
     Merges are in the order of training and depend only on earlier merges. Training at the smaller size therefore gives the same tokenizer
     (Trinity Large report, 2.1.2).
 
-    Args:
-        special_tokens: special tokens of the training, without BOS and EOS.
-
-    Raises:
-        ConfigError: the size is larger than the vocabulary, or has no room for bytes and special tokens.
-        DataError: the entries are not special tokens, bytes and merges, in this order.
+    `special_tokens`: of the training, without BOS and EOS. Raises ConfigError if the size is larger than the vocabulary, or too small for
+    bytes and special tokens. Raises DataError if the entries are not special tokens, bytes and merges, in this order.
     """
     check_vocab_size(vocab_size, special_tokens)
     written: dict[str, Any] = parse_json(content)
@@ -353,10 +306,7 @@ def pieces_of(tokenizer: "Tokenizer", text: str) -> list[str]:
 
 
 def digit_groups(tokenizer: "Tokenizer") -> DigitGroups:
-    """The grouping of digits, found with fixed random numbers of 1 to 18 digits.
-
-    Every token must lie within a group of three. A group may have several tokens if the vocabulary has no entry for it.
-    """
+    """The grouping of digits in fixed random numbers of 1 to 18 digits. A group may have several tokens if it has no entry."""
     generator = random.Random(0)
     is_single = is_from_right = is_from_left = True
     for length in range(1, MAX_LENGTH + 1):
@@ -381,34 +331,17 @@ def white_space_tokens(tokenizer: "Tokenizer") -> dict[str, int]:
 
 
 class Fit(NamedTuple):
-    """A tokenizer's counts on some text.
-
-    Attributes:
-        words: runs without white space. Scripts without spaces have few words, so their fertility has no meaning.
-        not_back: documents whose tokens do not decode to the text.
-    """
+    """A tokenizer's counts on some text."""
 
     documents: int
     text_bytes: int
     characters: int
-    words: int
+    words: int  # runs without white space. Scripts without spaces have few words, so their fertility has no meaning.
     tokens: int
-    not_back: int
-
-    @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes for each token."""
-        return self.text_bytes / self.tokens
-
-    @property
-    def characters_per_token(self) -> float:
-        """Unicode characters for each token."""
-        return self.characters / self.tokens
-
-    @property
-    def fertility(self) -> float | None:
-        """Tokens for each word. None without words."""
-        return self.tokens / self.words if self.words else None
+    not_back: int  # documents whose tokens do not decode to the text
+    bytes_per_token: float
+    characters_per_token: float
+    fertility: float | None  # tokens for each word. None without words.
 
 
 class ScriptFit(NamedTuple):
@@ -416,11 +349,7 @@ class ScriptFit(NamedTuple):
 
     text_bytes: int
     tokens: int
-
-    @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes for each token."""
-        return self.text_bytes / self.tokens
+    bytes_per_token: float
 
 
 class Measured(NamedTuple):
@@ -461,8 +390,15 @@ def measure(tokenizer: "Tokenizer", subsets: Mapping[str, Iterable[str]]) -> Mea
                     bytes_of[script] += len(text[covered:].encode())
         if not counts["tokens"]:
             raise DataError(f"{name} must have text with tokens, found none in {counts['documents']} documents.")
-        fits[name] = Fit(**{field: counts[field] for field in Fit._fields})
-    return Measured(fits, {name: ScriptFit(bytes_of[name], count) for name, count in tokens_of.most_common()})
+        tokens, words = counts["tokens"], counts["words"]
+        fits[name] = Fit(
+            **{field: counts[field] for field in ("documents", "text_bytes", "characters", "words", "tokens", "not_back")},
+            bytes_per_token=counts["text_bytes"] / tokens,
+            characters_per_token=counts["characters"] / tokens,
+            fertility=tokens / words if words else None,
+        )
+    scripts = {name: ScriptFit(bytes_of[name], count, bytes_of[name] / count) for name, count in tokens_of.most_common()}
+    return Measured(fits, scripts)
 
 
 @cache

@@ -109,7 +109,19 @@ def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home:
     cache = component.cache(split)
     folder = cache.folder
     if not cache.is_built:
-        return _why_not_built(component, split, tokenizer, home)
+        if cache.pin:
+            return [Difference("pinned cache missing", str(folder), cache.pin.digest[:16], NOTHING)]
+        missing: list[Difference] = []
+        if shards := [path for path in folder.iterdir() if path.name.startswith("shard-")] if folder.exists() else []:
+            missing.append(Difference("half-built cache", str(folder), MANIFEST_NAME, f"{len(shards)} files without it"))
+        if others := list((home.root / "tokens" / component.name).glob(f"{split}-*/{MANIFEST_NAME}")):
+            latest = max(others, key=lambda path: path.stat().st_mtime)  # its differences are the reasons
+            try:
+                missing += _changes(component, read_manifest(latest.parent), tokenizer)
+            except DataError as error:
+                missing.append(Difference("manifest edited", str(latest), "the manifest that was written", str(error)))
+        return missing or [Difference(f"{split} cache not built", str(folder), cache.key[:16], NOTHING)]
+
     try:
         manifest = read_manifest(folder)
     except DataError as error:
@@ -138,25 +150,6 @@ def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home:
             if actual != expected:
                 found.append(Difference("shard damaged", str(folder / name), expected[:16], actual[:16]))
     return found
-
-
-def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
-    """The reasons for a missing cache: a wrong pin, an unfinished build, or changes since the latest cache of the component."""
-    cache = component.cache(split)
-    if cache.pin:
-        return [Difference("pinned cache missing", str(cache.folder), cache.pin.digest[:16], NOTHING)]
-    found: list[Difference] = []
-    shards = [path for path in cache.folder.iterdir() if path.name.startswith("shard-")] if cache.folder.exists() else []
-    if shards:
-        found.append(Difference("half-built cache", str(cache.folder), MANIFEST_NAME, f"{len(shards)} files without it"))
-    others = list((home.root / "tokens" / component.name).glob(f"{split}-*/{MANIFEST_NAME}"))
-    if others:
-        latest = max(others, key=lambda path: path.stat().st_mtime)
-        try:
-            found += _changes(component, read_manifest(latest.parent), tokenizer)
-        except DataError as error:
-            found.append(Difference("manifest edited", str(latest), "the manifest that was written", str(error)))
-    return found or [Difference(f"{split} cache not built", str(cache.folder), cache.key[:16], NOTHING)]
 
 
 def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> list[Difference]:
@@ -212,7 +205,7 @@ def _changed_code(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 def _changed_files(component: ComponentPlan, manifest: Manifest) -> list[Difference]:
     source = component.source
-    current: dict[str, SourceFile] = {file.name: file for file in component.files}
+    current: dict[str, SourceFile] = {file.name: file for file in component.listing.files}
     cached = {file.name: file for file in manifest.sources}
     found: list[Difference] = []
     for name in sorted({*current, *cached}):

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.template import chats_of_caches, turn_end_ids
+from phasewise.tasks.data.template import chat_of, turn_end_ids
 from phasewise.tasks.data.tokenizer import load_tokenizer, shared_special_tokens
 from phasewise.tasks.evaluation import harness
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Part
@@ -27,7 +27,7 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.checkpoints.state import average_of_last, kept_steps, last_steps, read_about, read_params, saved_params_digest
 from phasewise.trainer.config import Component, ModelConfig, RunConfig
 from phasewise.trainer.data.cache import TokenCache
-from phasewise.trainer.data.manifest import counted_in_rows
+from phasewise.trainer.data.manifest import counted_in_rows, read_manifest
 from phasewise.trainer.model.params import Params
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
         from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
 
         haystack = words_of_held_out({name: caches[name] for name in request.haystack}, tokenizer)
-    ends = turn_end_ids(tokenizer, chats_of_caches(caches[name] for name in sorted(run.caches)))
+    chats = (chat_of(read_manifest(caches[name]).source) for name in sorted(run.caches))
+    ends = turn_end_ids(tokenizer, (chat for chat in chats if chat is not None))
     checkpoint = Path(request.result["checkpoint"])
     params = read_params(checkpoint, run.model)
     found = evaluate_model(

@@ -42,10 +42,10 @@ HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 
 def write_missing_benchmarks(plan: DataPlan) -> bool:
     """Build the benchmarks unless they exist, from the first documents of each component. Return whether they were built."""
-    if plan.has_benchmarks:
+    if (plan.benchmarks / MANIFEST_NAME).exists():
         return False
     with held(plan.lock):
-        if plan.has_benchmarks:
+        if (plan.benchmarks / MANIFEST_NAME).exists():
             return False
         folders = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
         write_benchmarks(plan.benchmarks, read_held_out_texts(folders, load_tokenizer(plan.tokenizer)))

@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data import tokenizer as tokenizers_of_home
 from phasewise.tasks.data.template import ChatTemplate, chat_of, turn_end_ids
-from phasewise.tasks.data.tokenizer import SpecialTokens, load_tokenizer, special_tokens, tokenizer_digest
+from phasewise.tasks.data.tokenizer import SpecialTokens, load_tokenizer, special_tokens
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.state import read_about, read_params
 from phasewise.trainer.config import Mesh, ModelConfig
@@ -113,7 +114,7 @@ def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_
     names = ("last", "ema") if has_average else ("last",)
     weights = {name: read_params(checkpoint, config, ema=name == "ema") for name in names}
     read = load_tokenizer(tokenizer)
-    return Opened(checkpoint, config, weights, read, special_tokens(read, tokenizer).begin, tokenizer_digest(tokenizer))
+    return Opened(checkpoint, config, weights, read, special_tokens(read, tokenizer).begin, digest_of_file(tokenizer))
 
 
 def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
@@ -123,7 +124,7 @@ def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
     """
     if (folder / "config.json").exists():
         model = model_of_folder(folder)
-        digest = tokenizer_digest(folder / "tokenizer.json")
+        digest = digest_of_file(folder / "tokenizer.json")
         return Opened(folder, model.config, {"last": model.params}, model.tokenizer, model.prefix_token_id, digest)
     about = read_about(folder)
     config = ModelConfig.model_validate(about["run"]["model"])
@@ -146,12 +147,12 @@ def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None,
             homes.add(path.parents[2])
     candidates = [given] if given else [path for one in sorted(homes) for path in sorted(one.glob("tokenizers/*/tokenizer.json"))]
     for path in candidates:
-        if tokenizer_digest(path) in digests or (given and not digests):
+        if digest_of_file(path) in digests or (given and not digests):
             return path
     if given:
         named = name_some((digest[:12] for digest in sorted(digests)), 2)
         raise DataError(
-            f"the tokenizer must be the one of the checkpoint's caches ({named}), found {tokenizer_digest(given)[:12]} in {given}: its ids "
+            f"the tokenizer must be the one of the checkpoint's caches ({named}), found {digest_of_file(given)[:12]} in {given}: its ids "
             "would mean other text."
         )
     raise ConfigError(

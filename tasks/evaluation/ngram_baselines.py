@@ -140,7 +140,7 @@ def baselines_path(plan: DataPlan, home: Home, held_out_tokens: int | None) -> P
         "documents": {component.name: component.documents.key for component in components},
         "held_out": {component.name: component.held_out.key for component in components},
     }
-    return home.evidence("byte-ngram", digest_of_json(decides)) / "baselines.json"
+    return home.keyed("evidence", digest_of_json(decides), "byte-ngram") / "baselines.json"
 
 
 def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -> dict[str, float]:

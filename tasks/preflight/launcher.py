@@ -43,7 +43,7 @@ def examine(spec: Spec, home: Home) -> Result:
     MissingCompiler reports missing libtpu, a ConfigError an inconsistent specification, a TrainingError a failure or timeout.
     """
     key = digest_of(spec)
-    kept = home.preflight(key)
+    kept = home.keyed("preflight", key).with_suffix(".json")
     with suppress(FileNotFoundError, NotAsWritten, KeyError):
         found = read_sealed(kept)
         if found["key"] == key:

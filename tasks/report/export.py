@@ -130,7 +130,8 @@ def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None)
     if chat is None or not (opening := chat.missing_generation_prompt()) or how == "none":
         return chats
     if how == "add":
-        return [chat.with_generation_prompt()]
+        added = f"{{% if add_generation_prompt %}}{{{{ {json.dumps(opening)} }}}}{{% endif %}}"
+        return [ChatTemplate(chat.text.removesuffix("\n") + added, chat.name, chat.special_tokens)]
     raise ConfigError(
         f"the chat template {chat.name} has no generation prompt: with add_generation_prompt, it does not write {opening!r}, and a chat "
         "with the model would not start an answer. Say --generation-prompt add, or none to export it unchanged."
@@ -162,8 +163,9 @@ def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()
     }
     files = {"tokenizer.json": tokenizer.to_str(pretty=True)}
     if (chat := _shared(chats)) is not None:
-        turn_end = chat.turn_end()
-        about["chat_template"] = files[CHAT_TEMPLATE_NAME] = chat.with_begin()
+        turn_end, probe = chat.turn_end(), chat.probe()
+        text = chat.text if probe and probe.begins else f"{{{{ bos_token }}}}{chat.text}"
+        about["chat_template"] = files[CHAT_TEMPLATE_NAME] = text
         if turn_end is not None and not chat.uses_end_of_text:  # a template with `eos_token` needs the training's token
             about["eos_token"] = turn_end
     files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"

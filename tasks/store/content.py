@@ -28,10 +28,8 @@ from phasewise.trainer.base.storage import cleaning_up, file_system_of, put_file
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files, digests_here, find_damage, remove_checkpoint
 
 HEAD_NAME, OBJECTS_NAME = "head.json", "objects"
-ABSENT = "0"
-"""The generation of a missing object."""
-PIECE_BYTES = 2**22
-"""Files are stored in pieces: of a growing file only the last piece is uploaded again."""
+ABSENT = "0"  # the generation of a missing object
+PIECE_BYTES = 2**22  # files are stored in pieces: of a growing file only the last piece is uploaded again
 GROWING = (".jsonl", ".log")
 TRIES = 10
 THREADS = 8
@@ -51,26 +49,20 @@ class Piece(Frozen):
     size_bytes: int
 
 
-Files = Mapping[str, tuple[Piece, ...]]
-"""Name below the home → its pieces in order. A checkpoint is named by its list of files only."""
-Sources = Mapping[str, bytes | Path]
-"""Digest → the bytes, or an immutable file that has them."""
+Files = Mapping[str, tuple[Piece, ...]]  # name below the home → its pieces in order. A checkpoint is named by its list of files only.
+Sources = Mapping[str, bytes | Path]  # digest → the bytes, or an immutable file that has them
 
 
 class Head(Frozen):
     """The committed files.
 
-    Attributes:
-        number: a fencing number, which each holder increments.
-        holder: a unique name of the process that may commit.
-        commit: a unique name of this head.
-        launch: the launch whose first host commits for the holder (`tasks.training.hosts`), or an empty text if the holder commits itself.
+    `launch`: the launch whose first host commits for the holder (`tasks.training.hosts`), or an empty text if the holder commits itself.
     """
 
     format: int = 1
-    number: int = 0
-    holder: str = ""
-    commit: str = ""
+    number: int = 0  # a fencing number, which each holder increments
+    holder: str = ""  # a unique name of the process that may commit
+    commit: str = ""  # a unique name of this head
     launch: str = ""
     files: dict[str, tuple[Piece, ...]] = Field(default_factory=dict)
 
@@ -157,10 +149,7 @@ class HeadObject:
 
 
 def read_head(head: HeadObject, objects: "Objects", known: Path) -> tuple[Head, str]:
-    """Return the head and its generation, or an empty head before the first commit. `known` is the file of this machine's commits.
-
-    A deleted head raises `StorageError`: local files would count as uncommitted and be deleted.
-    """
+    """Return the head and its generation, an empty head before the first commit, or raise StorageError if a head was deleted."""
     found, generation = head.read()
     if generation == ABSENT:
         file_system, bucket, name = bucket_and_name(objects.folder)
@@ -206,10 +195,7 @@ def digest_of_pieces(path: Path) -> tuple[Piece, ...] | None:
 
 
 def take_snapshot(root: Path, folders: Iterable[str]) -> tuple[Files, Sources]:
-    """Return the files in these folders below `root`, and the sources of all content that a head with these files needs.
-
-    Raise `Changing` if the files changed during each attempt.
-    """
+    """Return the files in these folders and the sources of their content, or raise Changing if they changed in each attempt."""
     folders = tuple(folders)
 
     def signatures() -> dict[str, tuple[int, int, int]]:
@@ -334,12 +320,8 @@ class Objects:
 def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Objects, *, weights_below: str | None = "") -> int:
     """Download `files` into the folders below `root`, delete all other stored files there, and return the number of downloads.
 
-    Args:
-        weights_below: the prefix of the checkpoints to download. None downloads no checkpoint. Other local checkpoints remain if they are
-            the committed ones.
-
-    Raises:
-        StorageError: a file is missing or damaged on the store. A damaged checkpoint is only left out.
+    `weights_below`: the prefix of the checkpoints to download. None downloads no checkpoint. Other local checkpoints remain if they are the
+    committed ones. Raises StorageError if a file is missing or damaged on the store. A damaged checkpoint is only left out.
     """
     here = dict(kept_names(root, tuple(folders)))
     for name in here.keys() - files.keys():

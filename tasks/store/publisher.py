@@ -32,10 +32,8 @@ from phasewise.trainer.base.storage import locked, parse_json, read_json, write_
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, has_its_files, remove_checkpoint
 from phasewise.trainer.process.signals import positive_seconds
 
-PUBLISH_VARIABLE, PUBLISH_SECONDS = "PHASEWISE_PUBLISH_SECONDS", 30.0
-"""If a machine is lost, the work since its last commit is repeated."""
-WORKED_ON = ("reports", "runs", "verdicts")
-"""The folders of a home with mutable files."""
+PUBLISH_VARIABLE, PUBLISH_SECONDS = "PHASEWISE_PUBLISH_SECONDS", 30.0  # if a machine is lost, the work since its last commit is repeated
+WORKED_ON = ("reports", "runs", "verdicts")  # the folders of a home with mutable files
 TRIES = 5
 CHANGED = "{} changed all the time: what works there? Stop it, and start again on this machine."
 
@@ -64,20 +62,13 @@ class Kept:
 
     def look(self, *, weights_below: str | None = None) -> int:
         """Download the committed files for reading, with weights as in `bring_here`, and return the number of downloads."""
-        with self._looking() as (head, generation):
-            return self.bring(head, generation, weights_below=weights_below)
-
-    @contextmanager
-    def _looking(self) -> Iterator[tuple[Head, str]]:
         with locked(self.known.with_suffix(".looking"), wait=True):  # one download at a time on this machine
-            yield read_head(self.head, self.objects, self.known)
+            return self.bring(*read_head(self.head, self.objects, self.known), weights_below=weights_below)
 
     def add(self, write: Callable[[], Path]) -> Path:
-        """Download the committed files without weights, and commit one more file, which `write` writes.
-
-        The caller holds the home. Content of a replaced file remains on the store.
-        """
-        with self._looking() as (head, generation):
+        """Download the committed files without weights, and commit one more file, which `write` writes. The caller holds the home."""
+        with locked(self.known.with_suffix(".looking"), wait=True):
+            head, generation = read_head(self.head, self.objects, self.known)
             self.bring(head, generation, weights_below=None)
             path = write()
             pieces = pieces_of(path.read_bytes())
@@ -163,7 +154,7 @@ class Publisher:
         """Commit, and let the first host of a launch commit until `take_back`."""
         self._launch = launch
         try:
-            if not self._publish():
+            if not self.publish(lends=True):
                 raise StorageError(CHANGED.format(self.kept.work))
         except BaseException:
             self._launch = ""
@@ -201,16 +192,14 @@ class Publisher:
         if self._lost:
             raise self._lost
 
-    def publish(self) -> bool:
+    def publish(self, *, lends: bool = False) -> bool:
         """Commit changed files, unless the hosts of a launch commit. Return False if the files changed during each attempt.
 
-        Raises:
-            TakenOver: another process holds the work now. Nothing was committed.
-            StorageError: the upload failed. The files remain in the working folder.
+        `lends`: commit for the launch that is about to start. Raises TakenOver if another process holds the work now, StorageError if the
+        upload failed. Then nothing was committed, and the files remain in the working folder.
         """
-        return bool(self._launch) or self._publish()
-
-    def _publish(self) -> bool:
+        if self._launch and not lends:
+            return True
         with self._one_at_a_time:
             self.check()
             for _ in range(TRIES):
@@ -262,17 +251,14 @@ class Publisher:
                 has_reported = True
 
 
-_at_work: dict[Path, Publisher] = {}
-"""`Kept.known` → the publisher of this process."""
+_at_work: dict[Path, Publisher] = {}  # `Kept.known` → the publisher of this process
 
 
 @contextmanager
 def keeping(kept: Kept) -> Iterator[None]:
     """Download the committed files, and commit the work within the context. A nested context does nothing.
 
-    Raises:
-        TakenOver: another process took the work over. Later work of this process is not committed.
-        StorageError: an upload failed, or content is missing on the store.
+    Raises TakenOver if another process took the work over, StorageError if an upload failed or content is missing on the store.
     """
     if kept.known in _at_work:
         yield

@@ -13,11 +13,20 @@ from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_s
 def decide(path: Path, *, approves: bool, reason: str, who: str, question: str | None = None) -> Decision:
     """Write a decision next to the verdict, after earlier decisions.
 
-    `question` is the digest of `seen_of` the verdict when the person saw it. If it has changed, raise `VerdictError`.
+    `question` is the digest of `seen_of` the verdict when the person saw it. If it has changed, or the verdict needs no decision of a
+    person, raise `VerdictError`.
     """
     with held(path.with_suffix(".decision.lock")):
         verdict = read_verdict_file(path)
-        _check_asks(path, verdict)
+        need = need_of(verdict)
+        if need == "nobody":
+            raise VerdictError(f"the verdict {path} passes: there is nothing to decide.")
+        if need == "mending":
+            reasons = verdict.get("reasons") or [{"what": "see its checks"}]
+            raise VerdictError(
+                f"the verdict {path} fails by a check that people can't waive: {reasons[0]['what']}. People can waive only checks that the "
+                "recipe lists as `approvable`. Correct the cause and run again."
+            )
         if question is not None and question != digest_of_json(seen_of(verdict)):
             raise VerdictError(f"{path} changed since it was shown, so the decision of {who} does not count: look at it again and decide.")
         before = read_decisions(path)
@@ -44,18 +53,3 @@ def read_verdict_file(path: Path) -> dict[str, Any]:
         raise VerdictError(f"there is no verdict at {path}, so there is nothing to decide: run the phase first.") from None
     except NotAsWritten as error:
         raise VerdictError(f"{error}: run the phase again, which judges again.") from None
-
-
-def _check_asks(path: Path, verdict: dict[str, Any]) -> None:
-    """Raise `VerdictError` if the verdict needs no decision of a person."""
-    match need_of(verdict):
-        case "a person":
-            return
-        case "nobody":
-            raise VerdictError(f"the verdict {path} passes: there is nothing to decide.")
-        case "mending":
-            reasons = verdict.get("reasons") or [{"what": "see its checks"}]
-            raise VerdictError(
-                f"the verdict {path} fails by a check that people can't waive: {reasons[0]['what']}. People can waive only checks that the "
-                "recipe lists as `approvable`. Correct the cause and run again."
-            )

@@ -4,8 +4,8 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -69,7 +69,11 @@ def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Pat
     with held(store / f"{folder.name}.lock"):
         if folder.exists():
             return folder
-        with _compiling_ahead():
+        with ExitStack() as stack:
+            if is_cold() and (os.cpu_count() or 1) > 1:  # compile the scan's loops meanwhile. If that fails, the first scan compiles them
+                nothing = subprocess.DEVNULL
+                process = stack.enter_context(subprocess.Popen(python_command(WARM_UP), stdin=nothing, stdout=nothing, stderr=nothing))
+                stack.push(lambda kind, *_: process.kill() if kind else None)
             built = LeakageIndex.build(read())
             making = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
             try:
@@ -80,21 +84,6 @@ def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Pat
             finally:
                 shutil.rmtree(making, ignore_errors=True)
     return folder
-
-
-@contextmanager
-def _compiling_ahead() -> Iterator[None]:
-    """Compile the loops of the scan in another process during the context, if needed. If it fails, the first scan compiles them."""
-    if not is_cold() or (os.cpu_count() or 1) == 1:
-        yield
-        return
-    nothing = subprocess.DEVNULL
-    with subprocess.Popen(python_command(WARM_UP), stdin=nothing, stdout=nothing, stderr=nothing) as process:
-        try:
-            yield
-        except BaseException:
-            process.kill()
-            raise
 
 
 @lru_cache(maxsize=2)

@@ -47,15 +47,8 @@ def judge_phase_data(
 ) -> Verdict:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase, and write the verdict for the trainer.
 
-    Args:
-        hand_off: the declared and the found changes between parent and phase.
-        rows_before: component → rows that earlier phases of the lineage drew.
-        decided_by: other inputs of the verdict, name → digest.
-        accepts: the warnings that the recipe accepts in this phase.
-        asks_people: the checks that people decide in this phase.
-
-    Raises:
-        DataError: a cache is missing.
+    `hand_off`: declared and found changes between parent and phase. `rows_before`: component → rows of earlier phases.
+    `decided_by`: other inputs of the verdict, name → digest. Raises DataError if a cache is missing.
     """
     caches = {name: plan.components[name].train.folder for name in sorted(run.caches)}
     manifests: dict[str, Manifest] = {}
@@ -74,7 +67,7 @@ def judge_phase_data(
         caches=cache_evidence(caches),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
         mixture=mixture_evidence(
-            MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order),
+            MixtureSchedule.of_run(run),
             start_step=run.start_step,
             stop_step=run.stop_step,
             rows=dict(zip(packed["component"], packed["rows"], strict=True)),

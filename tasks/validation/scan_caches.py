@@ -14,7 +14,7 @@ from phasewise.tasks.evaluation.settings import real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import folder_digest, index_folder, index_store, keep_index, leakage_version, open_index
-from phasewise.tasks.validation.scan_pieces import CachePiece, cache_pieces, find_tokenizer, open_detokenizer
+from phasewise.tasks.validation.scan_pieces import CachePiece, find_tokenizer, open_detokenizer
 from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.data.manifest import Shard, read_manifest
 from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
@@ -60,7 +60,7 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
     items = keep_items(plan, caches, home)
     index = items.open()
     keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
-    kept = {name: home.evidence("leakage", key) / "scan.json" for name, key in keys.items()}
+    kept = {name: home.keyed("evidence", key, "leakage") / "scan.json" for name, key in keys.items()}
     scans: dict[str, Scan] = {}
     for name, path in kept.items():
         try:
@@ -72,7 +72,13 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
             pass
         except (NotAsWritten, KeyError, ValidationError) as error:
             say(f"{error}: the cache is scanned again")
-    missing = {name: shards_of(caches[name], plan) for name in caches if name not in scans}
+    missing: dict[str, list[CachePiece]] = {}
+    for name, folder in caches.items():
+        if name in scans:
+            continue
+        manifest = read_manifest(folder)
+        tokenizer = find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3])  # a pinned cache may have another tokenizer
+        missing[name] = [CachePiece(folder, number, tokenizer, 2 * shard.tokens) for number, shard in enumerate(manifest.shards)]
     if missing:
         benchmarks = ", ".join(name for name in index.items_per_benchmark if not name.startswith(HELD_OUT))
         asked = sum(index.items_per_benchmark.values())
@@ -100,14 +106,14 @@ def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimi
     """Yield the sealed files of a phase's items, index and scans, if they exist."""
     components = sorted(components)
     key = items_key(plan, components)
-    yield home.evidence("items", key) / "items.json"
+    yield home.keyed("evidence", key, "items") / "items.json"
     table = index_folder(key, index_store(home)) / TABLE_NAME
     yield table
     with suppress(FileNotFoundError, NotAsWritten, KeyError):
         items_digest = str(read_sealed(table)["items"])
         for name in components:
             manifest = read_manifest(plan.components[name].train.folder)
-            yield home.evidence("leakage", scan_key(manifest.digest, items_digest, limits)) / "scan.json"
+            yield home.keyed("evidence", scan_key(manifest.digest, items_digest, limits), "leakage") / "scan.json"
 
 
 def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
@@ -123,12 +129,6 @@ def check_shard(folder: Path, shard: Shard) -> None:
         check_file(folder / name, expected, f"Delete {folder} and prepare the data again.")
 
 
-def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
-    """Return the shards of a cache with its tokenizer, which may differ from the plan's tokenizer for a pinned cache."""
-    manifest = read_manifest(folder)
-    return cache_pieces(folder, manifest, find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3]))
-
-
 def items_key(plan: DataPlan, components: Iterable[str]) -> str:
     """Return a digest of everything that decides the items of a phase with these components: benchmarks, held-out documents, code."""
     real = real_benchmarks()
@@ -141,7 +141,7 @@ def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptIte
     """Store the items in the home, once per key."""
     components = sorted(components)
     key = items_key(plan, components)
-    path, found = home.evidence("items", key) / "items.json", None
+    path, found = home.keyed("evidence", key, "items") / "items.json", None
     try:
         found = read_sealed(path).get("key")
     except FileNotFoundError:
@@ -154,26 +154,25 @@ def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptIte
 
 
 def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:
-    """Return the items of benchmarks and of held-out documents of these components and of the main line."""
-    made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
-    made += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
+    """Return the items of benchmarks and of held-out documents, without short documents, which may occur anywhere."""
+    items = [
+        BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)
+    ]
+    items += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
     real = real_benchmarks()
-    held_out = (item for name, folder in _held_out_of(plan, components).items() for item in held_out_items(name, folder, plan))
-    return [*made, *(read_benchmarks(real) if real else []), *held_out]
+    items += read_benchmarks(real) if real else []
+    for component, folder in _held_out_of(plan, components).items():
+        manifest, benchmark = read_manifest(folder), f"{HELD_OUT}{component}"
+        for shard in manifest.shards:
+            check_shard(folder, shard)
+        if not manifest.shards:
+            continue
+        tokenizer = find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3])
+        for document in cache_documents(folder, open_detokenizer(tokenizer)):
+            if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
+                items.append(BenchmarkItem(benchmark, benchmark, document.id, document.text.decode(), is_excerpt=True))
+    return items
 
 
 def _held_out_of(plan: DataPlan, components: Iterable[str]) -> dict[str, Path]:
     return {name: plan.components[name].held_out.folder for name in sorted({*plan.benchmark_components, *components})}
-
-
-def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterator[BenchmarkItem]:
-    """Yield documents of a held-out cache as items of one benchmark, but not short documents, which may occur anywhere."""
-    manifest = read_manifest(folder)
-    for shard in manifest.shards:
-        check_shard(folder, shard)
-    if not manifest.shards:
-        return
-    benchmark = f"{HELD_OUT}{component}"
-    for document in cache_documents(folder, open_detokenizer(shards_of(folder, plan)[0].tokenizer)):
-        if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
-            yield BenchmarkItem(benchmark, benchmark, document.id, document.text.decode(), is_excerpt=True)

@@ -32,22 +32,15 @@ LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonlines")
 
 
 class FilePiece(NamedTuple):
-    """A part of a file for one worker.
+    """A part of a file for one worker."""
 
-    Attributes:
-        name: for people.
-        below: the path below the given folder, for globs.
-        start, stop: the byte range of plain JSON lines. `stop` is None for a whole file.
-        exclude: globs over names of files and of archive members.
-    """
-
-    name: str
+    name: str  # for people
     url: str
-    below: str
+    below: str  # the path below the given folder, for globs
     size_bytes: int
-    start: int = 0
+    start: int = 0  # start, stop: the byte range of plain JSON lines. `stop` is None for a whole file.
     stop: int | None = None
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()  # globs over names of files and of archive members
 
 
 class Unread(NamedTuple):
@@ -122,7 +115,7 @@ class Reading:
                     else:
                         yield from self._guarded(file, inner, lambda member=member: recognise(member.open()), depth + 1)
                 if member is None:
-                    raise NoText(f"the {kind.name} has no file in it")
+                    raise NoText("unreadable", f"the {kind.name} has no file in it")
             case "text" | "wide text":
                 stream = transcoded(stream, kind.name) if kind.nature == "wide text" else stream
                 texts = read_lines(stream) if is_called_lines(name) else None
@@ -136,7 +129,7 @@ class Reading:
             case "empty":
                 return
             case "no text":
-                raise NoText(f"{kind.name} holds no text")
+                raise NoText("unreadable", f"{kind.name} holds no text")
             case _:
                 raise FileFault("other format", f"not read: it is {kind.name}. Unpack or convert it, or exclude it with --exclude")
 

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from phasewise.tasks.data.listing import printable
 from phasewise.tasks.data.streams import open_watched, raise_failure, recognise
-from phasewise.tasks.data.tokenizer import load_tokenizer, tokenizer_digest
+from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.progress import advance
 from phasewise.tasks.validation.index_store import open_index
 from phasewise.tasks.validation.scan_files import FilePiece, Reading, Unread, excluded, is_called_lines
@@ -42,7 +42,7 @@ PIECES_AT_ONCE = 1024
 
 def open_detokenizer(path: Path) -> Detokenize:
     """Return the decoder of token ids for a tokenizer file."""
-    return _detokenizer(path, tokenizer_digest(path))
+    return _detokenizer(path, digest_of_file(path))
 
 
 @lru_cache(maxsize=4)
@@ -63,16 +63,11 @@ ScanPiece = FilePiece | CachePiece
 
 
 class Selection(NamedTuple):
-    """The pieces of a scan.
-
-    Attributes:
-        names: the names of all files, and of the source files of caches.
-        unread: excluded and hidden files, pipes, broken links, folders without permission.
-    """
+    """The pieces of a scan."""
 
     pieces: tuple[ScanPiece, ...]
-    names: tuple[str, ...]
-    unread: tuple[Unread, ...] = ()
+    names: tuple[str, ...]  # the names of all files, and of the source files of caches
+    unread: tuple[Unread, ...] = ()  # excluded and hidden files, pipes, broken links, folders without permission
 
 
 def select(
@@ -86,8 +81,7 @@ def select(
         exclude: globs over the paths of files below a given folder, and of archive members.
 
     Raises:
-        ConfigError: a path has no files.
-        DataError: a cache is damaged, or its tokenizer is not found.
+        ConfigError, DataError: a path has no files; a cache is damaged, or its tokenizer is not found.
     """
     files: dict[FilePiece, None] = {}
     caches: dict[CachePiece, None] = {}
@@ -102,7 +96,8 @@ def select(
             elif not isinstance(place, FilePiece):
                 manifest = read_manifest(place)
                 chosen = tokenizer or find_tokenizer(place, manifest, homes)
-                caches |= dict.fromkeys(cache_pieces(place, manifest, chosen))
+                shards = enumerate(manifest.shards)
+                caches |= dict.fromkeys(CachePiece(place, number, chosen, 2 * shard.tokens) for number, shard in shards)
                 names |= dict.fromkeys(file.name for file in manifest.sources)
             elif is_out := excluded(place.name, place.below, exclude):
                 unread[is_out] = None
@@ -115,11 +110,6 @@ def select(
         of_files = pool.map(lambda file: _file_pieces(file, exclude), files)
         pieces = tuple(dict.fromkeys(piece for some in of_files for piece in some))
     return Selection((*pieces, *caches), tuple(names), tuple(unread))
-
-
-def cache_pieces(folder: Path, manifest: Manifest, tokenizer: Path) -> list[CachePiece]:
-    """Return the shards of a cache as pieces."""
-    return [CachePiece(folder, number, tokenizer, 2 * shard.tokens) for number, shard in enumerate(manifest.shards)]
 
 
 def find_tokenizer(folder: Path, manifest: Manifest, homes: Iterable[Path] = ()) -> Path:
@@ -144,7 +134,27 @@ def _places(given: str) -> Iterator["FilePiece | Path | Unread"]:
                 yield from _local(str(as_path(one)))
             return
         for one in [path] if not set("*?[") & set(path) else sorted(file_system.glob(path)):
-            yield from _remote(file_system, one)
+            url = str(file_system.unstrip_protocol(one))
+            if not file_system.isdir(one):
+                if file_system.exists(one):
+                    yield FilePiece(url, url, one.rsplit("/", 1)[-1], int(file_system.size(one) or 0))
+                continue
+            details: dict[str, dict[str, Any]] = file_system.find(one, detail=True)
+            caches: list[str] = []
+            for name in sorted(details):
+                folder, _, last = name.rpartition("/")
+                if last == MANIFEST_NAME and _is_cache(place := as_path(file_system.unstrip_protocol(folder)), (MANIFEST_NAME,)):
+                    caches.append(f"{folder}/")
+                    yield place
+            for name, detail in sorted(details.items()):
+                below = name.removeprefix(one).lstrip("/")
+                if name.startswith(tuple(caches)):
+                    continue
+                url = str(file_system.unstrip_protocol(name))
+                if any(part.startswith(".") for part in below.split("/")):
+                    yield Unread(url, "hidden: name it to have it scanned", is_fault=False)
+                else:
+                    yield FilePiece(url, url, below, int(detail.get("size") or 0))
     except (ConfigError, DataError):
         raise
     except Exception as error:  # each file system has its own errors
@@ -183,27 +193,6 @@ def _local_file(path: str, below: str) -> "FilePiece | Unread":
         return FilePiece(printable(path), os.path.abspath(path), below, os.path.getsize(path))
     what = "a pipe, a socket or a device, and no file" if os.path.exists(path) else "a link that leads nowhere"
     return Unread(printable(path), what, is_fault=True)
-
-
-def _remote(file_system: Any, path: str) -> Iterator["FilePiece | Path | Unread"]:
-    url = str(file_system.unstrip_protocol(path))
-    if not file_system.isdir(path):
-        if file_system.exists(path):
-            yield FilePiece(url, url, path.rsplit("/", 1)[-1], int(file_system.size(path) or 0))
-        return
-    details: dict[str, dict[str, Any]] = file_system.find(path, detail=True)
-    folders = (name.rpartition("/")[0] for name in sorted(details) if name.endswith(f"/{MANIFEST_NAME}"))
-    caches = {f"{name}/": place for name in folders if _is_cache(place := as_path(file_system.unstrip_protocol(name)), (MANIFEST_NAME,))}
-    yield from caches.values()
-    for name, detail in sorted(details.items()):
-        below = name.removeprefix(path).lstrip("/")
-        if any(name.startswith(folder) for folder in caches):
-            continue
-        url = str(file_system.unstrip_protocol(name))
-        if any(part.startswith(".") for part in below.split("/")):
-            yield Unread(url, "hidden: name it to have it scanned", is_fault=False)
-        else:
-            yield FilePiece(url, url, below, int(detail.get("size") or 0))
 
 
 def _is_cache(folder: Path, names: Iterable[str]) -> bool:

@@ -5,7 +5,7 @@ one, because Arrow decodes a column completely or fails. Fields are accessed by 
 """
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -31,9 +31,6 @@ _BINARY_TYPES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 class NoText(FileFault):
     """A file without text: an image, an array, a table of numbers."""
-
-    def __init__(self, found: str):
-        super().__init__("unreadable", found)
 
 
 def may_hold_text(type_: pa.DataType) -> bool:
@@ -65,7 +62,7 @@ def strings_of(column: Any) -> list[Strings]:
         return [NONE if index is None else values[index] for index in checked.to_pylist()]
     if pa.types.is_struct(type_):
         column.validate()
-        return [_together(row) for row in zip(*(strings_of(child) for child in column.flatten()), strict=True)]
+        return [list(chain.from_iterable(row)) for row in zip(*(strings_of(child) for child in column.flatten()), strict=True)]
     if pa.types.is_union(type_):
         column.validate(full=True)
         children = {code: strings_of(column.field(place)) for place, code in enumerate(type_.type_codes)}
@@ -75,7 +72,9 @@ def strings_of(column: Any) -> list[Strings]:
     if pa.types.is_nested(type_):
         values, spans = _spans(column)
         found, valid = strings_of(values), column.is_valid().to_pylist()
-        return [_together(found[start:stop]) if is_valid else NONE for (start, stop), is_valid in zip(spans, valid, strict=True)]
+        return [
+            list(chain.from_iterable(found[start:stop])) if is_valid else NONE for (start, stop), is_valid in zip(spans, valid, strict=True)
+        ]
     is_binary = type_ not in _RAW_TYPES
     raw = column if is_binary else column.view(_RAW_TYPES[type_])
     raw.validate(full=True)
@@ -116,10 +115,6 @@ def _numbers(column: Any, type_: pa.DataType, buffer: int) -> list[int]:
     return numbers.to_pylist()
 
 
-def _together(rows: Iterable[Strings]) -> Strings:
-    return list(chain.from_iterable(rows))
-
-
 def table_texts(file: io.BufferedReader, table_format: TableFormat) -> Iterator[Text]:
     """Yield the rows of a table as texts."""
     file_bytes, text_bytes = file.seek(0, io.SEEK_END), 0
@@ -127,7 +122,7 @@ def table_texts(file: io.BufferedReader, table_format: TableFormat) -> Iterator[
         names = table.schema.names
         columns = [column.name for column in table.schema if may_hold_text(column.type)]
         if not columns:
-            raise NoText(f"no column may hold text: {', '.join(names[:MAX_SHOWN_COLUMNS]) or 'none at all'}")
+            raise NoText("unreadable", f"no column may hold text: {', '.join(names[:MAX_SHOWN_COLUMNS]) or 'none at all'}")
         are_distinct = len(set(names)) == len(names) and not any("." in name for name in names)
         for batch, _ in table.batches(columns if are_distinct else None):
             names = batch.schema.names

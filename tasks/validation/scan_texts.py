@@ -17,15 +17,14 @@ from typing import NamedTuple, cast
 
 import orjson
 
-from phasewise.tasks.data.archives import Member, unpacking
+from phasewise.tasks.data.archives import Member, unpack
 from phasewise.tasks.data.findings import MAX_DOCUMENT_BYTES, FileFault
-from phasewise.tasks.data.streams import BUFFER_BYTES, Measured, WatchedFile, is_text
-from phasewise.tasks.data.text_files import BYTE_ORDER_MARK, SKIP_BYTES, loads
+from phasewise.tasks.data.streams import BUFFER_BYTES, Measured, WatchedFile, again, is_text
+from phasewise.tasks.data.text_files import BYTE_ORDER_MARK, SKIP_BYTES, end_of_line, loads
 
 TEXT_KEY, ID_KEY = "text", "id"
 MIN_WORDS_OF_KEY = 4
-MAX_TEXT_CHARACTERS = 2**24
-"""Per row: 64 MiB with four bytes each."""
+MAX_TEXT_CHARACTERS = 2**24  # per row: 64 MiB with four bytes each
 MAX_JSON_BYTES = MAX_DOCUMENT_BYTES
 PEEK_BYTES = 2**16
 MAX_HEAD_BYTES = 2**20
@@ -62,7 +61,7 @@ def text_of_value(value: object) -> Text:
     for name, each in row.items():
         if name == ID_KEY or (name == TEXT_KEY and found and found[0] is each):
             continue
-        if " " in name and _is_sentence(name):
+        if name.count(" ") + 1 >= MIN_WORDS_OF_KEY:
             found.append(name)
         if isinstance(each, str):
             found.append(each)
@@ -95,10 +94,7 @@ def joined(found: Iterable[str]) -> bytes:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Yield every string in a value, in order. A key that is a sentence counts, because some files have questions as keys.
-
-    JSON may be nested more deeply than Python's recursion limit, so this uses a stack.
-    """
+    """Yield every string in a value, in order, and keys that are sentences. A stack, as JSON may be nested deeply."""
     waiting: list[object] = [value]
     while waiting:
         value = waiting.pop()
@@ -108,14 +104,10 @@ def strings(value: object) -> Iterator[str]:
             row = cast("dict[str, object]", value)
             for key in reversed(row):
                 waiting.append(row[key])
-                if _is_sentence(key):
+                if key.count(" ") + 1 >= MIN_WORDS_OF_KEY:
                     waiting.append(key)
         elif isinstance(value, list):
             waiting.extend(reversed(cast("list[object]", value)))
-
-
-def _is_sentence(key: str) -> bool:
-    return key.count(" ") + 1 >= MIN_WORDS_OF_KEY
 
 
 def as_utf8(raw: bytes) -> bytes:
@@ -144,11 +136,7 @@ def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = Non
     end, at = sys.maxsize if stop is None else stop, start
     if start:
         stream.seek(start - 1)
-        at -= 1
-        while rest := stream.readline(SKIP_BYTES):
-            at += len(rest)
-            if rest.endswith(b"\n"):
-                break
+        at = end_of_line(stream, start - 1, sys.maxsize)
     is_whole = True
     while (at < end or not is_whole) and (line := stream.readline(MAX_DOCUMENT_BYTES)):
         at += len(line)
@@ -160,17 +148,6 @@ def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = Non
 def read_json(stream: io.BufferedReader) -> Iterator[Text]:
     """Yield a list's elements, or one value, or lines, or a text: all of these occur in .json files."""
     content, failure = _read_up_to(stream, MAX_JSON_BYTES + 1)
-    left = memoryview(content)
-
-    def read(size: int) -> bytes:
-        nonlocal left
-        if left:
-            chunk, left = bytes(left[:size]), left[size:] or memoryview(b"")  # frees the content
-            return chunk
-        if failure:
-            raise failure
-        return stream.read1(size)
-
     if len(content) <= MAX_JSON_BYTES and not failure:
         try:
             value = loads(content.removeprefix(BYTE_ORDER_MARK))
@@ -179,10 +156,10 @@ def read_json(stream: io.BufferedReader) -> Iterator[Text]:
         else:
             yield from map(text_of_value, cast("list[object]", value) if isinstance(value, list) else [value])
             return
-    again: io.BufferedReader = io.BufferedReader(_Fed(read))
     is_lines = has_lines_of_json(content[:MAX_DOCUMENT_BYTES])
+    whole: io.BufferedReader = io.BufferedReader(Measured(None, again(content, failure, stream.read1)))
     del content
-    yield from read_lines(again) if is_lines else read_text(again)
+    yield from read_lines(whole) if is_lines else read_text(whole)
 
 
 def read_text(stream: io.BufferedReader) -> Iterator[Text]:
@@ -227,23 +204,7 @@ def transcoded(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
         chunk, ready = ready[:size], ready[size:]
         return chunk
 
-    return io.BufferedReader(_Fed(read), BUFFER_BYTES)
-
-
-class _Fed(io.RawIOBase):
-    """A stream from a read function."""
-
-    def __init__(self, read: Callable[[int], bytes]):
-        self._read = read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview | bytearray", /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # a buffer
-        into = memoryview(buffer).cast("B")
-        chunk = self._read(len(into))
-        into[: len(chunk)] = chunk
-        return len(chunk)
+    return io.BufferedReader(Measured(None, read), BUFFER_BYTES)
 
 
 def warc_records(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Member]:
@@ -277,11 +238,7 @@ def warc_records(file: WatchedFile, stream: io.BufferedReader) -> Iterator[Membe
 
 
 def _read_heads(stream: io.BufferedReader, *, may_end: bool = False) -> dict[str, str]:
-    """Return lower-case names → values, up to the empty line. A line with a leading space continues the previous value.
-
-    Args:
-        may_end: the stream may end before the empty line, which gives no heads.
-    """
+    """Return lower-case names → values, up to the empty line. `may_end`: an end before the empty line gives no heads."""
     heads: dict[str, str] = {}
     name, taken = "", 0
     while (line := stream.readline(MAX_LINE_BYTES)).strip():
@@ -329,5 +286,5 @@ def _open_http(file: WatchedFile, read: Callable[[int], bytes]) -> io.RawIOBase:
         body: io.BufferedReader = io.BufferedReader(Measured(file, read_chunked), BUFFER_BYTES)
     encoding = ENCODINGS.get(heads.get("content-encoding", "").strip().lower(), "")
     if encoding == "brotli":  # other encodings are recognised by their first bytes
-        return Measured(file, unpacking(body, encoding))
+        return unpack(file, body, encoding)
     return Measured(file, body.read1)

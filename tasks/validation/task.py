@@ -24,8 +24,7 @@ from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 from phasewise.validations.waivers import AcceptedWarning, AsksPeople
 
-Accepts = Sequence[AcceptedWarning]
-"""The warnings that the recipe accepts in the phase."""
+Accepts = Sequence[AcceptedWarning]  # the warnings that the recipe accepts in the phase
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)

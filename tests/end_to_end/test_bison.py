@@ -16,7 +16,7 @@ from phasewise.flows.plan import build_run, data_plan, sources_of, stand_ins_of
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.status.phase_status import raise_unless_let_pass
-from phasewise.tasks.data.cluster import WORKERS_VARIABLE, cluster
+from phasewise.tasks.data import cluster
 from phasewise.tasks.data.prepare import build_missing_caches, collect_stand_ins, make_missing_tokenizer, write_missing_documents
 from phasewise.tasks.data.stand_ins import BENCHMARK, NUM_ITEMS, TEST_NAME
 from phasewise.tasks.evaluation.made_benchmarks import write_missing_benchmarks
@@ -36,8 +36,9 @@ TRAINED_ON = 15 / 16
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(WORKERS_VARIABLE, "2")
-    with cluster():
+    monkeypatch.setenv(cluster.WORKERS_VARIABLE, "2")
+    with cluster.cluster() as client:
+        monkeypatch.setattr(cluster, "cluster", lambda: nullcontext(client))
         yield
 
 

@@ -16,19 +16,12 @@ from phasewise.flows.cli import corpus_fit, publish
 from phasewise.flows.plan import build_run
 from phasewise.flows.status import phase_status
 from phasewise.tasks.data.digests import KnownDigests
-from phasewise.tasks.data.tokenizer import (
-    BEGIN_OF_TEXT,
-    END_OF_TEXT,
-    load_tokenizer,
-    special_tokens,
-    tokenizer_digest,
-    train_tokenizer,
-)  # fmt: skip
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, special_tokens, train_tokenizer
 from phasewise.tasks.evaluation.model_loading import open_folder
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.export import export_phase
 from phasewise.trainer.base.errors import ConfigError, DataError
-from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.identity import digest_of_file, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
@@ -53,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def tokenizer(home: Home) -> Path:
-    path = home.tokenizer("0" * 64) / "tokenizer.json"
+    path = home.keyed("tokenizers", "0" * 64) / "tokenizer.json"
     train_tokenizer([["the cat sat on the mat", "a dog and a cat"]], 300, path)
     return path
 
@@ -66,7 +59,7 @@ def run(home: Home, tokenizer: Path) -> RunConfig:
     begin, end = special_tokens(load_tokenizer(tokenizer))
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION, "split": "train", "key": "0" * 16, "source": {}, "sources": (), "dtype": "uint16",
-        "tokenizer_digest": tokenizer_digest(tokenizer), "begin_of_text": begin, "end_of_text": end, "shards": (), "documents": 0,
+        "tokenizer_digest": digest_of_file(tokenizer), "begin_of_text": begin, "end_of_text": end, "shards": (), "documents": 0,
         "tokens": 0, "text_bytes": 0, "left_out": {}, "reader": "made up", "normalizer": "made up", "encoder": "made up",
     }  # fmt: skip
     for name, folder in caches.items():
@@ -207,7 +200,7 @@ def test_a_text_that_cannot_be_measured_is_refused(
 
 
 def test_the_tokenizer_is_the_one_of_the_caches_or_none(checkpoint: Path, tokenizer: Path, tmp_path: Path):
-    assert open_folder(checkpoint).tokenizer_digest == open_folder(checkpoint, tokenizer).tokenizer_digest == tokenizer_digest(tokenizer)
+    assert open_folder(checkpoint).tokenizer_digest == open_folder(checkpoint, tokenizer).tokenizer_digest == digest_of_file(tokenizer)
     other = tmp_path / "tokenizer.json"
     train_tokenizer([["other words make other ids"]], 300, other)
     with pytest.raises(DataError, match="its ids would mean other text"):

@@ -84,10 +84,11 @@ def write_sealed_home(root: Path) -> Sealed:
         write_kept(kept_path(folder.checkpoint(phase.stop_step), "reading", weights[:12], None), {"weights": weights}, {}, ())
         made = root / "made" / phase.name
         exported = export_target(f"{recipe}/{phase.name}", str(made), "proxy", str(home.root), weights="last", dtype="float32")
-        place(made, home.exported(run_name, f"{export_name(phase.name, 'last', 'float32')}{exported['params_digest'][:12]}"))
+        name = f"{export_name(phase.name, 'last', 'float32')}{exported['params_digest'][:12]}"
+        place(made, home.root / "exports" / run_name / name)
     for number in (1, 2):
         key = str(number) * 64
-        write_sealed(home.preflight(key), {"key": key, "result": number})
+        write_sealed(home.keyed("preflight", key).with_suffix(".json"), {"key": key, "result": number})
     measure_baselines(resolved.plan, home, resolved.recipe.phases[0].evaluation.held_out_tokens)
     records = read_records(resolved)
     report = home.report(run_name)

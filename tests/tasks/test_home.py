@@ -113,9 +113,16 @@ def test_one_run_at_a_time_holds_the_home(store: Path, monkeypatch: pytest.Monke
 def test_every_thing_has_a_place_of_its_own(tmp_path: Path):
     home = Home(tmp_path)
     key = "0123456789abcdef0123"
-    places = [home.sources, home.prefect, home.lock("lock"), home.documents("web", key), home.tokenizer(key), home.benchmarks(key)]
+    places = [
+        home.sources,
+        home.prefect,
+        home.lock("lock"),
+        home.keyed("documents", key, "web"),
+        home.keyed("tokenizers", key),
+        home.keyed("benchmarks", key),
+    ]
     places += [home.tokens("web", "train", key), home.tokens("web", "held_out", key), home.report("marin-8b-proxy")]
-    places += [home.evidence("leakage", key), home.evidence("items", key), home.run("marin-8b-proxy", "kestrel")]
+    places += [home.keyed("evidence", key, "leakage"), home.keyed("evidence", key, "items"), home.run("marin-8b-proxy", "kestrel")]
     places += [home.verdict("marin-8b-proxy", "kestrel", gate) for gate in ("data", "model")]
     assert len(set(places)) == len(places)
     assert all(tmp_path in place.parents for place in places)

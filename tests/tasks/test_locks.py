@@ -226,7 +226,8 @@ def test_a_holder_with_a_longer_lease_time_is_waited_for(gcs: Path, monkeypatch:
         found = lease.version()
         assert found is not None
         assert found.seconds == 300
-        lease.beat(generation, 1)
+        metadata = locks._metadata()  # pyright: ignore[reportPrivateUsage]
+        lease.call("PATCH", ifGenerationMatch=generation, json={"metadata": {"beat": "1", **metadata}})
     monkeypatch.setenv(LEASE_VARIABLE, "10")
     clock = waiting_clock(monkeypatch)
     with held(gcs / "lock"):

@@ -7,11 +7,9 @@ def test_speed_and_time_left_are_of_the_bytes_of_now():
     """Of 10 GB 6 were read on another day: 1 GB in 100 s is 10 MB/s, and the 3 that are left take 300 s."""
     now = [50.0]
     meter = Meter([6 * 10**9, 10**9, 3 * 10**9], finished={0}, clock=lambda: now[0])
-    assert (meter.note, meter.seconds_left) == ("(6.00 of 10.00 GB)", math.inf)
-    meter.add(0)
+    assert meter.add(0) == ("(6.00 of 10.00 GB)", math.inf)
     now[0] += 100
-    meter.add(1)
-    assert (meter.note, meter.seconds_left) == ("(7.00 of 10.00 GB, 10.0 MB/s)", 300.0)
+    assert meter.add(1) == ("(7.00 of 10.00 GB, 10.0 MB/s)", 300.0)
     # Nine of ten calls are done, and hardly anything of the bytes.
     now = [0.0]
     milestones = Milestones(lambda: now[0])

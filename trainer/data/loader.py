@@ -123,7 +123,7 @@ class Loader:
                         f"the batch from step {step} must fall into equal parts, found {size} sequences for {hosts} hosts: "
                         f"take a batch that {hosts} divides, or other hosts."
                     )
-        self._schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+        self._schedule = MixtureSchedule.of_run(run)
         self._names = self._schedule.components()
         maps = build_maps()
         needed = self._schedule.realised(run.start_step, run.stop_step)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
+from phasewise.trainer.config import Component, DataOrder, MixtureShares, RunConfig, Steps, sequences_between
 from phasewise.trainer.data.permutation import derive_key
 
 ROUNDING_ERROR = 1e-9
@@ -119,6 +119,11 @@ class MixtureSchedule:
                     f"{stage.cut_sequences} sequences in the block before it: {self._advise(before, stage)}let the recipe's order declare "
                     "cut_blocks."
                 )
+
+    @classmethod
+    def of_run(cls, run: RunConfig) -> "MixtureSchedule":
+        """Build the schedule of a run's lineage."""
+        return cls(batch=run.batch, mixture=run.mixture, order=run.order)
 
     def sequences_before(self, step: int) -> int:
         """Return how many sequences the updates before `step` use, from the first step of the order on."""

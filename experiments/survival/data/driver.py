@@ -13,7 +13,7 @@ from dask.distributed import Client
 
 from experiments.survival.data.corpus import VOCAB_SIZE, corpus_sources
 from phasewise.tasks.data import listing, reading
-from phasewise.tasks.data.cluster import cluster
+from phasewise.tasks.data.cluster import one_cluster
 from phasewise.tasks.data.plan import plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from phasewise.tasks.home import Home
@@ -39,11 +39,11 @@ def main() -> int:
 
 def build(home: str, corpus: str) -> dict[str, int]:
     plan = plan_data(corpus_sources(corpus), Home.open(home), vocab_size=VOCAB_SIZE)
-    with cluster():  # one for all tasks: starting processes takes longer than these tasks
+    with one_cluster() as shared:  # starting processes takes longer than these tasks
         return {
-            "documents": write_missing_documents(plan),
+            "documents": write_missing_documents(plan, shared),
             "tokenizers": int(make_missing_tokenizer(plan, VOCAB_SIZE, None)),
-            "caches": build_missing_caches(plan),
+            "caches": build_missing_caches(plan, shared),
         }
 
 

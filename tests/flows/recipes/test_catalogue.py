@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.tasks.data.listing import selects
-from phasewise.tasks.data.stand_ins import NearDuplicates, StandIn, collect, text_of
+from phasewise.tasks.data.stand_ins import StandIn, collect, is_new, text_of
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.validations.evidence.caches import names_like_tests
 
@@ -135,8 +135,8 @@ def plain(name: str) -> str:
 
 def test_later_stand_ins_have_text_and_it_is_their_own():
     collected = {name: collect(STAND_INS[name].but(max_bytes=A_LITTLE)) for name in LATER_THAN_MARIN_8B}
-    duplicates = NearDuplicates()
-    kept = {name: [one for one in documents if duplicates.is_new(text_of(one))] for name, documents in collected.items()}
+    seen = set[int]()
+    kept = {name: [one for one in documents if is_new(text_of(one), seen)] for name, documents in collected.items()}
     for name, documents in kept.items():
         assert sum(len(text_of(one)) for one in documents) > A_LITTLE / 4, name
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pandas as pd
 import pytest
 
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.site import export, pages
 from phasewise.flows.site.address import Links, PhaseAddress
@@ -218,7 +219,7 @@ def ask_about_training(home: Home) -> Path:
     check = {"name": CHECK, "table": TABLE, "asks": "x", "severity": "critical", "passes": False, "outcome": "failed", "observed": "x"}
     asks = {"approvable": [{"table": TABLE, "check": CHECK}], "on_warnings": False}
     common = {"suite": TABLE, "suite_version": "1", "passes": False, "judged": {"checkpoint of step 10": "a"}, "thresholds": {"step": 12}}
-    path = home.question(RUN_NAME, "puma")
+    path = RunFolder(home.run(RUN_NAME, "puma")).question
     fields = {**common, "subject": "zoo/own/puma training", "asks_people": asks, "reasons": [reason], "checks": [check], "evidence": ""}
     write_verdict(path, Verdict.model_validate(fields))
     return path

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from phasewise.tasks.data.conversation import Message
-from phasewise.tasks.data.template import ChatTemplate, renderer
+from phasewise.tasks.data.template import RENDERER, ChatTemplate
 from phasewise.trainer.base.errors import PhasewiseError
 
 NESTED = "{% set x = namespace(v=['lol']) %}{% for i in range(99) %}{% set x.v = [x.v, x.v] %}{% endfor %}"
@@ -44,7 +44,7 @@ def main() -> None:
             said = f"taken: {ChatTemplate(text, name).render(SAID, 'a.jsonl, byte 12').text[:40]}"
         except PhasewiseError as error:
             said = f"{type(error).__name__}: {error}"
-        renderer().close()  # the time of a process that was started counts when it has ended
+        RENDERER.close()  # the time of a process that was started counts when it has ended
         spent = {"seconds": time.monotonic() - began, "processor_seconds": processor_seconds() - used}
         children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
         print(json.dumps({"name": name, "said": said, **spent, "own_mib": own_mib(), "child_mib": children}))

@@ -10,7 +10,7 @@ from phasewise.tasks.data import caches, conversation_text, documents, filters, 
 from phasewise.tasks.data.caches import cache_key
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from phasewise.tasks.evaluation import phase_evaluation
 from phasewise.trainer.base import identity
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
@@ -63,9 +63,9 @@ def test_the_manifest_says_what_is_there(plan: DataPlan):
     folder = web.train.folder
     manifest = read_manifest(web.train.folder)
     texts = list(split_texts(web.documents.folder, "train"))
-    assert (manifest.key, manifest.component, manifest.split, manifest.sources) == (web.train.key, "web", "train", web.files)
+    assert (manifest.key, manifest.component, manifest.split, manifest.sources) == (web.train.key, "web", "train", web.listing.files)
     assert manifest.source == web.source.described()
-    assert manifest.tokenizer_digest == tokenizer_digest(plan.tokenizer)
+    assert manifest.tokenizer_digest == digest_of_file(plan.tokenizer)
     assert (manifest.begin_of_text, manifest.end_of_text, manifest.dtype) == (0, 1, "uint16")
     assert manifest.documents == len(texts)
     assert manifest.text_bytes == sum(len(text.encode()) for text in texts)

@@ -42,7 +42,7 @@ def test_a_refusal_is_not_tried_again_and_a_transient_error_is(tmp_path: Path):
 @pytest.mark.usefixtures("on_scheduler")
 def test_what_shares_a_cluster_starts_it_when_it_is_needed_and_once(monkeypatch: pytest.MonkeyPatch):
     started: list[Client] = []
-    new_client = cluster._new_client  # pyright: ignore[reportPrivateUsage]  # how often it is called is what is held
+    new_client = cluster.cluster
 
     @contextmanager
     def counted() -> Iterator[Client]:
@@ -50,11 +50,11 @@ def test_what_shares_a_cluster_starts_it_when_it_is_needed_and_once(monkeypatch:
             started.append(client)
             yield client
 
-    monkeypatch.setattr(cluster, "_new_client", counted)
-    with cluster.one_cluster():
-        assert run_all("nothing", operator.mul, []) == []
+    monkeypatch.setattr(cluster, "cluster", counted)
+    with cluster.one_cluster() as shared:
+        assert run_all("nothing", operator.mul, [], shared=shared) == []
         assert started == []
-        assert [run_all("multiply", operator.mul, [(2, number)]) for number in (3, 4)] == [[6], [8]]
+        assert [run_all("multiply", operator.mul, [(2, number)], shared=shared) for number in (3, 4)] == [[6], [8]]
         assert len(started) == 1
         assert started[0].status == "running"
     assert started[0].status == "closed"

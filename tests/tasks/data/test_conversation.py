@@ -8,9 +8,9 @@ import pytest
 from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.conversation_text import build_compose, rendered
-from phasewise.tasks.data.documents import bucket_ranges, check_readable, find_copies, finish_documents, read_to_parts
+from phasewise.tasks.data.documents import bucket_ranges, find_copies, finish_documents, read_to_parts
 from phasewise.tasks.data.filters import Normalization
-from phasewise.tasks.data.findings import Fault, Finding, LeftOut, Record, Tally, beside_of, has_text, reach, texts_in
+from phasewise.tasks.data.findings import Fault, Finding, LeftOut, Record, Tally, check_readable, has_text, reach, texts_in
 from phasewise.tasks.data.listing import fingerprint
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import make_missing_tokenizer
@@ -135,7 +135,7 @@ def test_every_column_is_read_refused_or_reported(tmp_path: Path, name: str):
         source = source.but(conversation={**how.model_dump(), "leave_out": leave_out})
         tally = tally_of(source, tmp_path / "left-out")
     check_readable("web", source, tally, tmp_path)
-    assert beside_of(tally) == ", ".join(f"{column} (100%)" for column in sorted(reported))
+    assert tally.beside == dict.fromkeys(reported, tally.documents)
     found = find(source.conversation, one.record)
     assert isinstance(found, Record)
     values = [reach(one.record, column) for column in read]

@@ -17,6 +17,7 @@ from phasewise.tasks.data.findings import Counting, Fault, Finding, LeftOut, Rec
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
 from tests.tasks.conftest import VOCAB_SIZE, World
@@ -223,9 +224,15 @@ def test_tallies_add_up_in_any_order(tallies: list[Tally], seed: int):
     assert Tally.model_validate_json(total.model_dump_json()) == total
 
 
+def refusal(tally: Tally) -> str:
+    with pytest.raises(DataError) as found:
+        module.check_readable("web", SOURCE, tally, Path("somewhere"))
+    return str(found.value)
+
+
 def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
     tally = count([*FINDINGS, Fault("broken JSON", "byte 70", "{")]) + count([Record("x", "byte 0")], name="b.jsonl")
-    text = module.refusal("web", SOURCE, tally, "gs://bucket/quarantine.jsonl")
+    text = refusal(tally)
     for part in (
         "component web",
         "at most 1.0000%",
@@ -233,13 +240,13 @@ def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
         "broken JSON, 2 documents, such as a.jsonl, byte 9 ('{'): repair or exclude the file",
         "truncated, 1 file, such as a.jsonl, file ('cut'): fetch the file again",
         "7 documents in 2 files of gs://bucket/web",
-        "gs://bucket/quarantine.jsonl",
+        "somewhere/quarantine.jsonl",
     ):
         assert part in text
     assert "leave_out" not in text
     unread = count([Fault("field of a message that nothing reads", "byte 0", "{}")])
-    assert "must be named in the source's conversation.leave_out" in module.refusal("web", SOURCE, unread, "quarantine.jsonl")
-    linked = module.refusal("web", SOURCE, Tally(files=1, bad_files={"a": "outside the root"}), "quarantine.jsonl")
+    assert "must be named in the source's conversation.leave_out" in refusal(unread)
+    linked = refusal(Tally(files=1, bad_files={"a": "outside the root"}))
     assert "outside the root, 1 file, such as a: the link leads out of the source's folder: name in `url` the folder" in linked
     assert "max_bad_fraction" not in linked
 

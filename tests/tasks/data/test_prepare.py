@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from phasewise.tasks.data import listing, prepare
-from phasewise.tasks.data.documents import QUARANTINE_NAME
+from phasewise.tasks.data.findings import QUARANTINE_NAME
 from phasewise.tasks.data.listing import choose
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
@@ -65,7 +65,7 @@ def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder
     assert 1 < chosen < FILES
     manifest = read_manifest(web.train.folder)
     assert manifest.source["budget"] == web.listing.budget.model_dump(mode="json")
-    assert [file.name for file in manifest.sources] == [file.name for file in web.files]
+    assert [file.name for file in manifest.sources] == [file.name for file in web.listing.files]
     assert verify_component("web", small, Home.open(str(folder / "home"))) == []
     inodes = {path.name: path.stat().st_ino for path in web.documents.folder.glob("part-*")}
     read = []
@@ -73,7 +73,7 @@ def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder
     large = prepare_some(folder, folder / "home", 6000)
     more = large.components["web"]
     assert more.documents.key != web.documents.key
-    assert len(more.files) > chosen
+    assert len(more.listing.files) > chosen
     assert read[:1] == [f"web: reusing {chosen} of {len(more.bundles)} bundles of a smaller budget"]
     assert {name: (more.documents.folder / name).stat().st_ino for name in inodes} == inodes
     shards = list(web.train.folder.glob("shard-*.bin"))

@@ -15,8 +15,8 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from phasewise.tasks.data import reading, tables
-from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, read_to_parts, tally_of
-from phasewise.tasks.data.findings import Tally, left_out_of
+from phasewise.tasks.data.documents import read_to_parts, tally_of
+from phasewise.tasks.data.findings import QUARANTINE_NAME, Tally, check_readable, left_out_of
 from phasewise.tasks.data.listing import expand, fingerprint
 from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Finding, Record, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
@@ -219,7 +219,7 @@ def test_a_store_that_fails_is_no_fault_of_the_data(store: type[FailingFileSyste
 
 def test_a_worker_short_of_memory_is_no_fault_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
-    monkeypatch.setattr(tables.Table, "batches", lambda table, *_: table._reader._process.kill() or table._reader.answer(table._file))
+    monkeypatch.setattr(tables.Table, "batches", lambda table, *_: table.reader._process.kill() or table.reader.answer(table.file))
     with pytest.raises(MemoryError, match="was killed: is memory short"):
         read(tmp_path, file_format="parquet")
 

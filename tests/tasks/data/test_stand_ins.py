@@ -95,14 +95,14 @@ def test_what_is_installed_besides_changes_nothing(tmp_path: Path, monkeypatch: 
 
 
 def test_copies_and_near_copies_are_found_and_written_once(tmp_path: Path):
-    duplicates = stand_ins.NearDuplicates()
-    assert duplicates.is_new(words(0, 100))
-    assert not duplicates.is_new(words(0, 100))
-    assert not duplicates.is_new(words(0, 100).upper().replace(" ", ",  "))
-    assert not duplicates.is_new(f"{words(1000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES)}")
-    assert duplicates.is_new(f"{words(2000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES - 1)}")
-    assert not duplicates.is_new(words(2000, 50))
-    assert not duplicates.is_new(words(0, SHINGLE_WORDS + 1))
+    seen = set[int]()
+    assert stand_ins.is_new(words(0, 100), seen)
+    assert not stand_ins.is_new(words(0, 100), seen)
+    assert not stand_ins.is_new(words(0, 100).upper().replace(" ", ",  "), seen)
+    assert not stand_ins.is_new(f"{words(1000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES)}", seen)
+    assert stand_ins.is_new(f"{words(2000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES - 1)}", seen)
+    assert not stand_ins.is_new(words(2000, 50), seen)
+    assert not stand_ins.is_new(words(0, SHINGLE_WORDS + 1), seen)
     document = {"id": "x#0", "text": words(0, 60)}
     written = stand_ins.write_stand_ins({"web": [document, {"id": "x#1", "text": words(900, 60)}], "code": [document]}, tmp_path)
     assert written == {"code": 1, "web": 1}

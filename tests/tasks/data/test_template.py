@@ -19,7 +19,7 @@ from phasewise.tasks.data import template as renderers
 from phasewise.tasks.data.conversation import Conversation, Message, messages_of
 from phasewise.tasks.data.documents import split_of
 from phasewise.tasks.data.stand_ins import as_record
-from phasewise.tasks.data.template import ChatTemplate, Rendered, Renderer, as_line, renderer, resolved, template_of
+from phasewise.tasks.data.template import RENDERER, ChatTemplate, Rendered, Renderer, line_of, template_of, template_text
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
@@ -186,9 +186,7 @@ def test_the_token_that_ends_a_turn_is_that_of_an_answer():
 def test_a_file_is_the_text_in_it_wherever_it_is(tmp_path: Path):
     for name in ("a", "b"):
         (tmp_path / name).write_text(LOOP)
-    read = [resolved(Conversation(messages="m", template=str(tmp_path / name))) for name in ("a", "b")]
-    assert read[0] == read[1]
-    assert read[0].template == LOOP
+        assert template_text(Conversation(messages="m", template=str(tmp_path / name))) == LOOP
     with pytest.raises(ConfigError, match="must be a file of text, found none at"):
         template_of(Conversation(messages="m", template=str(tmp_path / "c")))
     (tmp_path / "c").write_text("no template")
@@ -241,14 +239,14 @@ def test_a_template_that_takes_all_is_refused_soon_and_by_name(outcomes: dict[st
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2**70, 1.5, True, None, "ü🌳", "\ud800", [{"a": [1, "x"]}, []], {"b": {}}])
 def test_what_a_message_has_arrives_as_it_is(value: object):
-    said = [{"role": "user", "content": "u", "more": value}]
-    _, found = renderer().ask("{{ messages[0].more | tojson(ensure_ascii=true) }}", ("", ""), [as_line(said)])
+    said = [Message(role="user", content="u", others={"more": value})]
+    _, found = RENDERER.ask("{{ messages[0].more | tojson(ensure_ascii=true) }}", ("", ""), [line_of(said)])
     assert found[:2] == ["text", json.dumps(value)]
 
 
 def test_a_process_that_was_killed_or_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch):
     own = Renderer()
-    line = as_line([{"role": "user", "content": "u"}])
+    line = line_of([Message(role="user", content="u")])
     assert own.ask(LOOP, ("", ""), [line])[1][1] == "u"
     (child,) = [one for one in psutil.Process().children() if one.pid == own._process.pid]  # pyright: ignore  # the process itself is meant
     child.kill()
@@ -257,7 +255,7 @@ def test_a_process_that_was_killed_or_does_not_answer_is_replaced(monkeypatch: p
     assert own._process  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(renderers, "WALL_SECONDS", 0.5)
     own._process.send_signal(signal.SIGSTOP)  # pyright: ignore[reportPrivateUsage]
-    assert own.ask(LOOP, ("", ""), [as_line([{"content": "u" * 2**20}])])[-1] == ["limit", "clock"]
+    assert own.ask(LOOP, ("", ""), [line_of([Message(role="user", content="u" * 2**20)])])[-1] == ["limit", "clock"]
 
 
 def test_it_can_open_nothing_and_start_nothing_and_ends_with_its_parent():
@@ -274,8 +272,8 @@ def test_it_can_open_nothing_and_start_nothing_and_ends_with_its_parent():
     ran = subprocess.run([sys.executable, "-P", "-c", program], input="", capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["SecurityError"] * len(tries)
     parent = (
-        "import os, signal\nfrom phasewise.tasks.data.template import renderer as r\n"
-        "r().ask('x', ('', ''), ())\nprint(r()._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal\nfrom phasewise.tasks.data.template import RENDERER as r\n"
+        "r.ask('x', ('', ''), ())\nprint(r._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     said = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)}).stdout
     _, alive = psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=30)

@@ -195,10 +195,15 @@ BYTES = by_bytes()
 
 def test_a_small_text_by_hand():
     found = measure(by_bytes(" cat"), {"a": ["a cat", " cat é"], "b": ["日本 12\n"]})
-    assert found.subsets == {"a": Fit(2, 12, 11, 4, 6, 0), "b": Fit(1, 10, 6, 2, 10, 0)}
+    assert found.subsets == {"a": Fit(2, 12, 11, 4, 6, 0, 2.0, 11 / 6, 1.5), "b": Fit(1, 10, 6, 2, 10, 0, 1.0, 0.6, 5.0)}
     assert (found.subsets["a"].bytes_per_token, found.subsets["a"].fertility, found.subsets["b"].characters_per_token) == (2.0, 1.5, 0.6)
-    latin = ScriptFit(1 + 4 + 4 + 2, 1 + 1 + 1 + 2)
-    assert found.scripts == {"latin": latin, "white space": ScriptFit(3, 3), "cjk": ScriptFit(6, 6), "digits": ScriptFit(2, 2)}
+    latin = ScriptFit(1 + 4 + 4 + 2, 1 + 1 + 1 + 2, 11 / 5)
+    assert found.scripts == {
+        "latin": latin,
+        "white space": ScriptFit(3, 3, 1.0),
+        "cjk": ScriptFit(6, 6, 1.0),
+        "digits": ScriptFit(2, 2, 1.0),
+    }
 
 
 @given(texts=st.lists(st.text(min_size=1), min_size=1, max_size=4))

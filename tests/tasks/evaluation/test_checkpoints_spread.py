@@ -71,7 +71,6 @@ def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_sp
     held_out_tokens: Mapping[str, HeldOutTokens], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     ends: list[Sequence[int]] = []
-    monkeypatch.setattr(checkpoint, "chats_of_caches", lambda folders: ())
     monkeypatch.setattr(checkpoint, "turn_end_ids", lambda tokenizer, chats: (7,))
     monkeypatch.setattr(checkpoint, "measure_benchmarks", _keeping_ends(checkpoint.measure_benchmarks, ends))
     written = tmp_path / "tokenizer.json"

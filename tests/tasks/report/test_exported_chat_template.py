@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from phasewise.flows.recipes import load_recipe
-from phasewise.tasks.data.template import chats_of_caches, template_of, turn_ends
+from phasewise.tasks.data.template import chat_of, template_of, turn_ends
 from phasewise.tasks.data.tokenizer import END_OF_TEXT
 from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, differing_fields, opening_answers, tokenizer_files
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS, read_manifest
 from phasewise.trainer.model.hugging_face import TokenizerFiles
 from phasewise.trainer.model.hugging_face_config import to_hugging_face
 from tests.tasks.data.conversation_worlds import layout, made_conversations, write_caches, write_source
@@ -60,7 +61,9 @@ def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, templ
     cache = TokenCache.open(tmp_path / "train")
     added = {one["content"]: one["id"] for one in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
     assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, added[turn_end])))
-    assert turn_ends(chats_of_caches([tmp_path / "train", tmp_path / "held_out"])) == (turn_end,), "for the phase's evaluation"
+    assert turn_ends(filter(None, (chat_of(read_manifest(tmp_path / split).source) for split in SPLITS))) == (turn_end,), (
+        "for the phase's evaluation"
+    )
     if find_spec("transformers") is None:
         pytest.skip("transformers is not installed (extra `parity`): what it makes of the folder was not looked at")
     theirs = import_module("transformers").AutoTokenizer.from_pretrained(folder)

@@ -167,7 +167,7 @@ def test_a_mixture_that_cannot_be_drawn_does_not_pass(copied: Any):
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_cache_whose_source_has_changed_does_not_pass(copied: Any):
     plan = copied.plan()
-    first, *others = plan.components["web"].files
+    first, *others = plan.components["web"].listing.files
     changed = replace(plan.components["web"], listing=Listing((SourceFile(name=first.name, size_bytes=1, digest="0" * 64), *others)))
     stale = replace(plan, components={**plan.components, "web": changed})
     verdict = judge_plan(stale, copied.home)

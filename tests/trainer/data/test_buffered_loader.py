@@ -40,7 +40,7 @@ def test_another_size_is_another_order_and_a_resume_with_it_is_refused(run: RunC
 
 
 def traced(run: RunConfig) -> TracedOrder:
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    schedule = MixtureSchedule.of_run(run)
     buffered = {
         name: BufferedComponent(name, TokenCache.open(run.caches[name]), run.order, run.model.seq_len)
         for name in schedule.realised(run.start_step, run.stop_step)

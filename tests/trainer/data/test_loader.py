@@ -88,7 +88,7 @@ def rows_by_hand(folder: Path, seq_len: int) -> np.ndarray:
 
 def batch_by_hand(run: RunConfig, caches: Mapping[str, Path], step: int) -> np.ndarray:
     """Each sequence for itself: its component and position from the mixture, its place from the permutation, its row from the files."""
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    schedule = MixtureSchedule.of_run(run)
     rows = {name: rows_by_hand(folder, 32) for name, folder in caches.items()}
     expected: list[np.ndarray] = []
     for number, position in zip(*schedule.draw(schedule.sequences_before(step), schedule.sequences_before(step + 1)), strict=True):

@@ -49,7 +49,7 @@ def run(make: MakeRun) -> RunConfig:
 
 def test_a_batch_has_the_rows_that_the_mixture_and_the_permutations_say(run: RunConfig, talks: dict[str, str]):
     loader = Loader(run)
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    schedule = MixtureSchedule.of_run(run)
     laid = {name: ComponentRows(TokenCache.open(folder), RowRule("greedy", "answers"), 32) for name, folder in talks.items()}
     order = TracedOrder(schedule, run.batch, 0, STEPS, {name: one.num_rows for name, one in laid.items()})
     padding = 0

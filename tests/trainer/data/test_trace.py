@@ -18,7 +18,7 @@ SHARES = st.sampled_from([{"a": 60.0, "b": 40.0}, {"a": 10.0, "b": 20.0, "c": 70
 
 
 def traced(run: RunConfig) -> TracedOrder:
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    schedule = MixtureSchedule.of_run(run)
     rows = {name: TokenCache.open(run.caches[name]).num_rows(32) for name in schedule.realised(run.start_step, run.stop_step)}
     return TracedOrder(schedule, run.batch, run.start_step, run.stop_step, rows)
 

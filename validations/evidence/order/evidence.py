@@ -47,7 +47,7 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
     * `judged_p_value`: P-value of the least likely row, 1 in other rows: a phase has one kind of permutation, which fails once.
     * `sure_deviations`: `shift_deviations` if chance does not explain the change at the rate, else 0.
     """
-    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    schedule = MixtureSchedule.of_run(run)
     changes = {step for values in (run.mixture, run.batch) for step, _ in values.root if run.start_step < step < run.stop_step}
     steps = np.array(sorted({run.start_step, run.stop_step, *changes}))
     before = [schedule.realised(0, int(step)) for step in steps]
