@@ -114,7 +114,7 @@ def test_copies_and_near_copies_are_found_and_written_once(tmp_path: Path):
 
 
 def test_files_that_the_user_adds_are_kept_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prepare, "run_all", lambda _work, function, calls: [function(*call) for call in calls])
+    monkeypatch.setattr(prepare, "run_all", lambda _work, function, calls, **_: [function(*call) for call in calls])
     assert collect_stand_ins({"web": TOPICS}, tmp_path) == 1
     before = fingerprint(stand_in_source(CLICK, tmp_path / "web"))
     (tmp_path / "web" / "mine.jsonl").write_text('{"text": "my own"}\n')
