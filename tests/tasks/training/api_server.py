@@ -1,7 +1,7 @@
-"""A small API server for JobSets: it validates, keeps state, and runs the pods' commands as processes of this machine.
+"""A small API server for JobSets, which runs the commands of pods as processes of this machine.
 
-What it does of JobSet's controller: pods from the replicated jobs, one failure fails all (`maxRestarts: 0`), deletion asks pods to stop and
-waits for their grace. Logs of pods are as a node gives them: 400 where the container has not begun, 404 where the pod is gone.
+One failure fails all pods (`maxRestarts: 0`). Deletion asks pods to stop and waits for their grace.
+Logs: 400 if the container has not begun, 404 if the pod is gone.
 """
 
 import json
@@ -58,7 +58,6 @@ def _validator() -> Any:
 
 
 def now(later: float = 0.0) -> str:
-    """As the API writes times: in whole seconds."""
     return (datetime.now(UTC) + timedelta(seconds=round(later))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -91,8 +90,6 @@ class Log:
 
 
 class Pods:
-    """The pods of one JobSet, as processes with a disk each."""
-
     def __init__(self, manifest: Object, folder: Path) -> None:
         self._processes: list[tuple[Object, subprocess.Popen[bytes]]] = []
         self._finished: dict[int, str] = {}
@@ -129,7 +126,6 @@ class Pods:
 
     @property
     def codes(self) -> list[int | None]:
-        """Who is seen to have ended for the first time has ended now."""
         found = [process.poll() for _, process in self._processes]
         for number, code in enumerate(found):
             if code is not None:
@@ -138,7 +134,6 @@ class Pods:
 
     @property
     def objects(self) -> list[Object]:
-        """As the API gives them."""
         pairs = zip(self.codes, self._processes, strict=True)
         return [{**pod, "status": status_of(code, self._finished.get(number))} for number, (code, (pod, _)) in enumerate(pairs)]
 
@@ -166,7 +161,6 @@ class Pods:
 
 
 def status_of(code: int | None, finished: str | None) -> Object:
-    """Of a pod with one container."""
     shown = None if code is None else 128 - code if code < 0 else code
     ended = {"exitCode": shown, "reason": "Error" if shown else "Completed", "finishedAt": finished}
     state = {"running": {}} if shown is None else {"terminated": ended}
@@ -176,8 +170,6 @@ def status_of(code: int | None, finished: str | None) -> Object:
 
 
 class Refused(Exception):
-    """An answer that is an error."""
-
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.code, self.reason = code, reason
@@ -253,8 +245,6 @@ class ApiServer:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The requests that the launcher makes."""
-
     protocol_version = "HTTP/1.1"
     cluster: ApiServer
 
@@ -335,7 +325,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def api_server(folder: Path) -> Iterator[tuple[ApiServer, str]]:
-    """A server on loopback, and its address."""
     state = ApiServer(folder)
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"cluster": state})) as server:
         server.daemon_threads = True

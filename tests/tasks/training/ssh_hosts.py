@@ -38,8 +38,6 @@ class SshHosts:
         self.known_hosts.write_text("".join([self._run(self._open(number)) for number in range(count)]))
 
     def cut(self, number: int) -> None:
-        """The connections to a host end, as when a network fails."""
-
         async def abort() -> None:
             for connection in self._connections[number]:
                 connection.abort()
@@ -119,7 +117,6 @@ class SshHosts:
 
 @contextmanager
 def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
-    """So many hosts."""
     hosts = SshHosts(folder, count)
     try:
         yield hosts

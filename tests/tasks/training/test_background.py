@@ -1,8 +1,7 @@
-"""Requests beside the work: nothing waits for them, the latest of a kind is made, and it is made again until it is answered."""
-
 import logging
 import threading
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -81,35 +80,27 @@ def test_a_newer_request_takes_the_place_of_one_that_was_not_answered():
     assert len(made) <= number + 1
 
 
-def test_the_end_does_not_wait_for_a_server_that_stays_away(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(task, "END_SECONDS", 0.05)
-    began, never = threading.Event(), threading.Event()
+def server(*answers: int) -> Any:
+    """It refuses, or answers with the next of `answers`."""
+    left = list(answers)
 
-    def hangs() -> None:
-        began.set()
-        never.wait(SECONDS)
-
-    with Background() as requests:
-        requests.ask("state", hangs)
-        assert began.wait(SECONDS)
-    never.set()
-
-
-class Server:
-    """Answers each request with the next of `answers`, the last of them for ever."""
-
-    def __init__(self, *answers: bool) -> None:
-        self._answers = list(answers)
-
-    def hello(self) -> httpx.Response:
-        if self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]:
+    def hello() -> httpx.Response:
+        if left.pop(0):
             return httpx.Response(200)
         raise httpx.ConnectError("refused")
 
+    return SimpleNamespace(hello=hello)
 
-def test_waiting_for_an_answer_ends_with_it_or_with_the_time(caplog: pytest.LogCaptureFixture):
+
+def test_waiting_for_an_answer_ends_with_it_or_with_the_time(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     with caplog.at_level(logging.INFO, "phasewise"):
-        assert wait_for_server(cast(Any, Server(False, False, True)), SECONDS)
+        assert wait_for_server(server(0, 0, 1), SECONDS)
     assert caplog.messages == ["waiting for the Prefect server to answer"]
-    assert wait_for_server(cast(Any, Server(True)), 0.0)
-    assert not wait_for_server(cast(Any, Server(False)), 0.02)
+    assert wait_for_server(server(1), 0.0)
+    assert not wait_for_server(server(*[0] * 1000), 0.02)
+    monkeypatch.setattr(task, "END_SECONDS", 0.05)
+    began, never = threading.Event(), threading.Event()
+    with Background() as requests:  # nor does the end wait for a server that stays away
+        requests.ask("state", lambda: (began.set(), never.wait(SECONDS)))
+        assert began.wait(SECONDS)
+    never.set()

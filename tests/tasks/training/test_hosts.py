@@ -59,7 +59,7 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
 ):
     kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/{kind}"), RUN_NAME)
     verdict = str(kept.work / "verdicts" / RUN_NAME / PHASE / "data.json")
-    run = short(build_run(PHASE)).but(execution=ON_TWO, output=str(kept.work / "runs" / RUN_NAME / PHASE), verdict=verdict)
+    run = short(build_run(PHASE), 12).but(execution=ON_TWO, output=str(kept.work / "runs" / RUN_NAME / PHASE), verdict=verdict)
     folder, gates, lost = RunFolder(run.output), tmp_path / "gates", list[int]()
     gates.mkdir()
     gate(gates, LOST_AT).touch()
@@ -79,11 +79,9 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
     with machines_of(kind, tmp_path, python, **variables) as machines, keeping(kept):
         write_sealed(run.verdict, read_json(build_run(PHASE).verdict))
         result = launch_trainer(run, lose, segments=[SliceSegment(run, machines.launcher())])
-    shared = short(build_run("shared")).but(execution=ON_TWO)
-    assert (
-        result["params_digest"]
-        == launch_trainer(shared, lambda rows: None, segments=[SliceSegment(shared, LocalLauncher(2))])["params_digest"]
-    )
+    shared = short(build_run("shared"), 12).but(execution=ON_TWO)
+    undisturbed = launch_trainer(shared, lambda rows: None, segments=[SliceSegment(shared, LocalLauncher(2))])
+    assert result["params_digest"] == undisturbed["params_digest"]
     assert rows_of(run) == rows_of(shared)
     [event] = read_events(run.output)
     assert (event["kind"], event["step"]) == ("restart", 5)
@@ -116,7 +114,6 @@ class Launch:
 
     @property
     def run(self) -> RunFolder:
-        """The launcher's."""
         return RunFolder(self.kept.work / "runs" / RUN_NAME / PHASE)
 
     def work(self, host: int) -> HostWork:
@@ -169,7 +166,6 @@ class Launch:
 
 @pytest.fixture(autouse=True)
 def rarely(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Committers commit when a test says so."""
     if "quick" not in request.fixturenames:
         monkeypatch.setattr(program, "MAX_COMMIT_SECONDS", HOUR)
         monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", str(HOUR))
@@ -252,19 +248,9 @@ def test_content_that_a_host_uploads_again_is_not_deleted_with_the_checkpoint_th
         assert launch.is_whole_elsewhere(10)
 
 
-def test_a_host_that_comes_too_late_begins_nothing(
+def test_a_host_that_comes_too_late_and_a_phase_that_rolls_back_begin_nothing(
     gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    given = {"PHASEWISE_LAUNCH": "launch-1", "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "PHASEWISE_SCRATCH": str(tmp_path)}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(program, "Stop", lambda: SimpleNamespace())
-    with Publisher(Kept(tmp_path / "launcher", gcs, RUN_NAME), every_seconds=HOUR):
-        assert program.main([str(gcs), RUN_NAME, PHASE, "/launcher"]) == TakenOver.exit_code
-    assert "It begins nothing" in capsys.readouterr().err
-
-
-def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Path, tmp_path: Path):
     launch = Launch(tmp_path, gcs)
     attempt: Any = SimpleNamespace(run=SimpleNamespace(phase=PHASE, recovery="roll back"))
     with Publisher(launch.kept, every_seconds=HOUR) as publisher:
@@ -272,6 +258,13 @@ def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Pa
         with pytest.raises(ConfigError, match="rolls back where its loss jumps"):
             start_remote(publisher, attempt, lambda kept: pytest.fail("started"))
         assert launch.kept.head.read() == before
+    given = {"PHASEWISE_LAUNCH": "launch-1", "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "PHASEWISE_SCRATCH": str(tmp_path)}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(program, "Stop", lambda: SimpleNamespace())
+    with Publisher(Kept(tmp_path / "launcher", gcs, RUN_NAME), every_seconds=HOUR):
+        assert program.main([str(gcs), RUN_NAME, PHASE, "/launcher"]) == TakenOver.exit_code
+    assert "It begins nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "shown"), [(-9, 137), (-6, 134), (75, 75), (0, 0)])

@@ -1,5 +1,3 @@
-"""The manifest of a JobSet; and a cluster that is slow, busy and cuts connections, and launchers that die: nothing is started twice."""
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +9,7 @@ from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.store.publisher import Kept
 from phasewise.tasks.training import jobset, kubernetes_cluster
 from phasewise.tasks.training.attempts import start_and_monitor
-from phasewise.tasks.training.jobset import (
-    ClusterSettings,
-    JobSetLauncher,
-    build_manifest,
-    exit_code,
-    host_names,
-    jobset_name,
-    reasons_of,
-    trouble_of,
-)
+from phasewise.tasks.training.jobset import ClusterSettings, JobSetLauncher, build_manifest, exit_code, jobset_name, reasons_of
 from phasewise.tasks.training.kubernetes_cluster import Cluster
 from phasewise.tasks.training.launchers import Attempt, ProcessGroup
 from phasewise.trainer.base.errors import ConfigError, TrainingError
@@ -40,7 +29,6 @@ def manifest_on(name: str, life: Attempt, *, kept: Kept | None = None, **changes
 
 
 def parts_of(manifest: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """The job of a manifest, the specification of its pods, and their environment."""
     [job] = manifest["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]["spec"]
     return job, pod, {one["name"]: one.get("value", one.get("valueFrom")) for one in pod["containers"][0]["env"]}
@@ -77,7 +65,7 @@ def test_pods_of_a_home_on_a_store_have_a_disk_of_their_own_and_bring_what_they_
         assert parts_of(manifest_on("v6e-4", life, kept=KEPT, scratch=scratch))[1]["volumes"] == [{"name": "scratch", **volume}]
 
 
-def test_each_slice_is_a_replicated_job_and_several_say_so(bare_life: BareLife):
+def test_each_slice_is_a_replicated_job_and_others_than_of_tpus_are_refused(bare_life: BareLife):
     job, pod, found = parts_of(manifest_on("v4-2048", bare_life()))
     assert (job["replicas"], job["template"]["spec"]["completions"]) == (1, 256)
     accelerator, topology = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
@@ -92,11 +80,8 @@ def test_each_slice_is_a_replicated_job_and_several_say_so(bare_life: BareLife):
     assert found["MEGASCALE_NUM_SLICES"] == found["PHASEWISE_SLICES"] == "4"
     assert found["MEGASCALE_SLICE_ID"] == found["SLICE"]
     assert (found["JAX_COORDINATOR_ADDRESS"], found["JAX_NUM_PROCESSES"]) == (f"{first}:8476", "256")
-    names = host_names("a", find_slice("4x v5p-512"))
+    names = jobset.host_names("a", find_slice("4x v5p-512"))
     assert (names[0], names[64]) == ("a-slice-0-0.a", "a-slice-1-0.a")
-
-
-def test_a_slice_that_gke_has_not_is_refused(bare_life: BareLife):
     slices = find_slice("v4-8")
     other = slices.model_copy(update={"chip": slices.chip.model_copy(update={"topology": "gpu"}), "name": "h100-8"})
     with pytest.raises(ConfigError, match=r"a JobSet on GKE needs a slice of TPUs .*, found h100-8"):
@@ -147,8 +132,8 @@ def test_why_pods_do_not_start():
     waiting = {"metadata": {"name": "a"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}
     creating = {"metadata": {"name": "b"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}}
     full = {"metadata": {"name": "c"}, "status": {"conditions": [{"reason": "Unschedulable", "message": "no nodes"}]}}
-    assert trouble_of([waiting, creating, full]) == "a does not start (ImagePullBackOff); c does not start (Unschedulable: no nodes)"
-    assert trouble_of([creating]) == ""
+    assert jobset.trouble_of([waiting, creating, full]) == "a does not start (ImagePullBackOff); c does not start (Unschedulable: no nodes)"
+    assert jobset.trouble_of([creating]) == ""
 
 
 # ── on a cluster ──
