@@ -127,9 +127,3 @@ def test_parts_that_do_not_divide_another_batch_are_refused(recipe: str, tmp_pat
         resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2", "kestrel.batch=[[0, 6], [20, 8]]")
         with pytest.raises(ConfigError, match="in parts of 3 sequences, found 8 sequences from step 20"):
             plan_of(resolved, resolved.recipe.phases[0], "cpu-2")
-
-
-def test_a_slice_that_is_not_here_is_refused_before_work(recipe: str, tmp_path: Path):
-    resolved = resolved_at(recipe, tmp_path, "*.slice=2x h100-8")
-    with pytest.raises(ConfigError, match="needs the slice 2x h100-8, and only this machine can train"):
-        resolved.check(resolved.recipe.phases)

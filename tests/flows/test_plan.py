@@ -92,13 +92,6 @@ def test_a_source_of_the_recipes_own_is_taken_at_every_scale(home: Home, tmp_pat
     assert sources["all_math"] == (stand_in_source(stand_in, home.sources / "all_math") if scale == "proxy" else source)
 
 
-def test_the_proxy_s_tokenizer_has_what_the_templates_of_branches_write():
-    tokens = ("<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>")
-    assert PROXY.tokenizer.special_tokens == tokens
-    assert load_record("marin-8b", "proxy").with_branch("sft").tokenizer.special_tokens == tokens
-    assert load_recipe("marin-32b", "proxy").tokenizer.special_tokens == ()
-
-
 def test_pins_reach_the_plan(home: Home, tmp_path: Path):
     recipe = with_mixture({"flan": 50, "all_math": 50})
     for name in recipe.components:

@@ -130,10 +130,3 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes | No
         load_recipe(str(path), "proxy")
     assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_target_is_loaded():
-    recipe, phase = load_target("marin-8b", "proxy")
-    assert (recipe, phase) == (load_recipe("marin-8b", "proxy"), None)
-    with pytest.raises(ConfigError, match=r"marin-8b has no phase 'kestral'\. Its phases are kestrel, ocelot, jellyfish"):
-        load_target("marin-8b/kestral", "proxy")
