@@ -67,7 +67,7 @@ def _tokens(folder: Path) -> Row:
     model = model_of_folder(folder / "model")
     requests = json.loads((folder / "requests" / "mmlu.json").read_text())
     windows = model.windows_of([tuple(request) for request in requests])
-    computed = sum(rows.filled_tokens for rows in lay_out(windows, EVALUATED.seq_len))
+    computed = sum(row.filled for rows in lay_out(windows, EVALUATED.seq_len) for row in rows.rows)
     asked = sum(len(window.inputs) for window in windows)
     note = f"{computed:,} of {asked:,}, {len(windows) // len(LETTERS)} items"
     return Row("MMLU 5-shot, tokens computed, share of all", computed / asked, at_most=MAX_SHARE_OF_TOKENS, note=note)

@@ -108,7 +108,7 @@ def smallest_slice(step: StepShape, chip: str, attempt: Callable[[Spec], Result]
     """Try the slices of a chip in ascending order with the plan that needs least, until one fits."""
     smaller: list[tuple[str, str]] = []
     for where in slices_of(chip):
-        state_gib = (state_bytes(step) + FLOAT32_BYTES * count_weights(step.model).all) / where.devices / GIB
+        state_gib = (state_bytes(step) + FLOAT32_BYTES * sum(count_weights(step.model))) / where.devices / GIB
         free_gib = where.chip.device_gib - RESERVED_BYTES / GIB
         if state_gib > free_gib:
             smaller.insert(0, (where.name, f"state and gradients alone need {state_gib:.1f} GiB a device, of {free_gib:.1f}"))

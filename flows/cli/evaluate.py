@@ -20,7 +20,7 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
 from phasewise.flows.status.phase_status import named_phase, parent_evaluation, trained_run
 from phasewise.tasks.evaluation.benchmark_definitions import find_suite
-from phasewise.tasks.evaluation.needles import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
+from phasewise.tasks.evaluation.needles import NAME, Haystack, lengths_of, needle_suite, words_of_folder
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import measure_floor
@@ -118,7 +118,7 @@ def evaluate_suite(
     context: int | None = None,
 ) -> dict[str, Any]:
     """Measure or read the benchmarks of a suite on a model, in the shape of `--json`."""
-    lengths = lengths_of(suite) if names_needles(suite) else None
+    lengths = lengths_of(suite) if suite.partition(":")[0] == NAME else None
     fixed = find_suite(suite) if lengths is None else None
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as stack:

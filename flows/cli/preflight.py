@@ -52,7 +52,7 @@ def preflight_target(
     from phasewise.tasks.preflight.report import check_region, reads_between, region_of
     from phasewise.tasks.preflight.slices import find_slice
 
-    if not estimated and any(find_slice(setup.slice).is_compiled_for for setup in setups):
+    if not estimated and any(find_slice(setup.slice).chip.platform != "gpu" for setup in setups):
         versions()
     opened = Home.open(home)
     bucket_region = None

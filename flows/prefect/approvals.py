@@ -22,7 +22,6 @@ from pydantic import Field, ValidationError
 from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.tasks.progress import say
-from phasewise.tasks.report.task import shown_on_this_run
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.validation.decide import decide, is_written, read_verdict_file
 from phasewise.trainer.base.decision import need_of, seen_of
@@ -61,15 +60,14 @@ class Question(NamedTuple):
 
 
 def asking_people(work: Callable[P, R]) -> Callable[P, R]:
-    """Suspend a flow whose verdict needs an approval, and run it again after the decision. Verdicts appear on the page of its run."""
+    """Suspend a flow whose verdict needs an approval, and run it again after the decision."""
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         asked: set[str] = set()
         while True:
             try:
-                with shown_on_this_run():
-                    return work(*args, **kwargs)
+                return work(*args, **kwargs)
             except WaitsForPerson as waiting:
                 question = question_at(Path(waiting.verdict))
                 if question is None or question.key in asked or not _may_be_suspended():

@@ -13,7 +13,8 @@ from phasewise.flows.site.address import GATES, Links
 from phasewise.flows.site.metrics import Metrics
 from phasewise.flows.site.shelf import Damaged, PhaseFiles, Set, Shelf
 from phasewise.flows.status.phase_status import PhaseRecord, read_record
-from phasewise.tasks.report.html import CHECKING, GATE_WORDS, clipped, environment
+from phasewise.tasks.report.charts import cut
+from phasewise.tasks.report.html import CHECKING, GATE_WORDS, environment
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.outcomes import sum_counts
@@ -87,7 +88,7 @@ def state_of(files: PhaseFiles, record: PhaseRecord | None, *, now: float | None
 def _ruled(ruling: Ruling, why: str) -> State | None:
     """Return the state after or before a decision of a person, or None if no person decides."""
     decided = ruling.decision
-    text = f"{clipped(decided.who, 80)}: {clipped(decided.reason, 300)}" if decided else clipped(ruling.void, 300)
+    text = f"{cut(decided.who, 80)}: {cut(decided.reason, 300)}" if decided else cut(ruling.void, 300)
     words: dict[str, tuple[Kind, str]] = {
         "approved": ("warned", "let pass by a person"),
         "waits": ("warned", "waits for a person"),

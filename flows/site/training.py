@@ -71,7 +71,7 @@ def training_of(site: Site, files: PhaseFiles) -> Training | None:
         lines = [Line("training" if column == "loss" else title.lower(), thinned(curves.steps, curves.columns[column]))]
         if column == "loss" and (measured := curves.points("eval_loss")):
             lines.append(Line("held-out", [measured[:: max(1, len(measured) // 120)]], 1, is_dots=True))
-        figures.append(curve(title, lines, unit=unit) if lines[0].points else None)
+        figures.append(curve(title, lines, unit=unit) if lines[0].parts else None)
     start, stop = files.start_step, files.stop_step
     share = None
     if start is not None and stop and stop > start:

@@ -19,7 +19,6 @@ from phasewise.tasks.training.run_identity import (
     finished_result,
     has_result_of,
     is_begun,
-    name_differences,
 )
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_at, ruling_of
 from phasewise.trainer.base.errors import (
@@ -35,6 +34,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, read_result
 from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.expectations.suites import DATA_SUITE, SUITES, version_of
@@ -228,7 +228,7 @@ def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
     if has_result_of(as_path(run.output), run) and (damage := damage_of_finished(run, digests)):
         return f"its last checkpoint {damage} ({RunFolder(run.output).checkpoint(run.stop_step)})"
     if found := differences(run):
-        return f"it was trained with other settings: {name_differences(found)}"
+        return f"it was trained with other settings: {name_some(found, 3, '; ')}"
     if read_result(as_path(run.output)) and (damage := damage_of_finished(run, digests)):
         return f"its last checkpoint {damage}"
     return "it is not trained to its end"

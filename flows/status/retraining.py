@@ -7,11 +7,11 @@ from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import read_record, why_not
-from phasewise.tasks.training.run_identity import differences, finished_result, is_begun, last_saved_step, name_differences
+from phasewise.tasks.training.run_identity import differences, finished_result, is_begun, last_saved_step
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.base.wording import about
+from phasewise.trainer.base.wording import about, name_some
 from phasewise.trainer.metrics import read_metrics
 from phasewise.validations.verdict import read_verdict
 
@@ -123,7 +123,7 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
         elif finished_result(run, digests=resolved.digests) or is_begun(run):
             continue
         else:
-            why = name_differences(differences(run)) or "its folder does not record its settings"
+            why = name_some(differences(run), 3, "; ") or "its folder does not record its settings"
         rows = [row for row in read_metrics(RunFolder(run.output).metrics) if row.get("step_seconds")]
         took = sum(row["step_seconds"] for row in rows)
         trained = sum(row["tokens"] for row in rows)

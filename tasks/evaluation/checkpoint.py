@@ -106,11 +106,7 @@ def evaluate_model(
     held_out: Mapping[str, HeldOutTokens], real: Path | None = None, renderings: Renderings | None = None,
     haystack: Sequence[str] = (), ends: Collection[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure the named benchmarks, and bits per byte of each component's held-out text, offline.
-
-    `benchmarks` is the folder of the benchmarks from held-out text, `real` the folder of lm-eval's. `haystack` has the words around
-    needles. An EvaluationError reports an answer that is not finite, a ConfigError or DataError an invalid folder.
-    """
+    """Measure the named benchmarks (`real` has lm-eval's items), and bits per byte of each component's held-out text, offline."""
     described = read_benchmark_folder(benchmarks).only(made_of(names))
     model = open_model(params, config, tokenizer, held_out, ends)
     results = measure_benchmarks(model, benchmarks, names, real, haystack)
@@ -187,15 +183,10 @@ def _measure_made(model: "JaxLanguageModel", folder: Path, benchmark: Benchmark)
         for sample, of_item in zip(samples, scores, strict=True)
     ]
     return BenchmarkResult(
-        benchmark=name,
-        metric=metric,
-        value=float(found["results"][name][f"{metric},{filter_name}"]),
-        stderr=float(found["results"][name][f"{metric}_stderr,{filter_name}"]),
-        items=benchmark.items,
-        baseline=benchmark.baseline.value,
-        answers=answers,
-        setting=harness.read_setting(found, name, filter_name=filter_name, precision=model.config.compute_dtype),
-    )
+        benchmark=name, metric=metric, value=float(found["results"][name][f"{metric},{filter_name}"]),
+        stderr=float(found["results"][name][f"{metric}_stderr,{filter_name}"]), items=benchmark.items, baseline=benchmark.baseline.value,
+        answers=answers, setting=harness.read_setting(found, [name], filter_name=filter_name, precision=model.config.compute_dtype),
+    )  # fmt: skip
 
 
 def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTokens]) -> dict[str, Any]:
@@ -214,11 +205,7 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
 
 
 def answers_beside_parent(run: RunConfig, params: Params, held_out: Mapping[str, Path], measured: Measured) -> dict[str, Any] | None:
-    """Measure the answers of held-out conversations by the run's weights and its parent's, or return None for runs on all tokens.
-
-    `items` has the number of answer tokens and their negative log-likelihoods in nats, `against` the parent phase. A CheckpointError
-    reports missing or changed weights of the parent.
-    """
+    """Measure the answers of held-out conversations in nats by the weights and the parent's. None for runs on all tokens."""
     if run.loss_on != "answers":
         return None
     seq_len, bound = run.model.seq_len, measured.held_out_tokens

@@ -48,10 +48,7 @@ class Document(NamedTuple):
 
 @dataclass
 class SubsetText:
-    """Counts of a subset. `documents` are measured, `empty_documents` are not. `copies` repeat an earlier text.
-
-    `normalized` counts documents that normalization changed. `text_bytes` are UTF-8 bytes after normalization.
-    """
+    """Counts of a subset. `copies` repeat an earlier text, `normalized` were changed, `text_bytes` are UTF-8 bytes after normalization."""
 
     name: str
     files: int
@@ -69,10 +66,7 @@ class SubsetText:
 
 
 class Corpus:
-    """A file, or a folder with a subset for each file and each folder in it. `text_key` is the text field of JSON and tables.
-
-    A ConfigError reports a missing folder, a DataError an empty folder or a file of an unknown format.
-    """
+    """A file, or a folder with a subset for each file and each folder in it. `text_key` is the text field of JSON and tables."""
 
     def __init__(self, root: Path, *, text_key: str = "text") -> None:
         if not root.exists():
@@ -92,7 +86,11 @@ class Corpus:
                 raise DataError(f"every file under {root} must be readable and inside the folder, found {refused}. Remove them.")
             names = list(found.files)
         # Skipped files would change the result silently
-        if unknown := [name for name in names if _format_of(name) is None]:
+        self._formats: dict[str, Format | None] = {}
+        for name in names:
+            path = Path(name.lower())
+            self._formats[name] = FORMATS.get((path.with_suffix("") if path.suffix in PACKINGS else path).suffix)
+        if unknown := [name for name in names if self._formats[name] is None]:
             raise DataError(
                 f"every file under {self.root} must end in {', '.join(FORMATS)} (or packed: {', '.join(PACKINGS)}), found "
                 f"{name_some(unknown, MAX_NAMED)}. Remove them from the folder, or correct their extensions."
@@ -108,43 +106,34 @@ class Corpus:
         for name, files in self._files.items():
             subset = self.subsets[name]
             for file in files:
-                for document in self._read(file, subset):
-                    digest = digest_of_bytes(document.text.encode())
+                path = self.root / file
+                source = Source(url=str(self.root), include=("**",), format=self._formats[file] or "text", text_key=self._text_key)
+                listed = SourceFile(name=file, size_bytes=path.stat().st_size, digest="")
+                for finding in (finding for piece in pieces_of(source, [listed]) for finding in read_piece(source, piece)):
+                    if isinstance(finding, LeftOut):
+                        subset.empty_documents += 1
+                        continue
+                    if not isinstance(finding, Record):
+                        has_fields = source.format in ("jsonl", "parquet")
+                        hint = f". The text field is '{self._text_key}', --text-key names another field" if has_fields else ""
+                        raise DataError(
+                            f"every document must be readable {source.format}, found in {path}, {finding.where}: {finding.reason} "
+                            f"({finding.sample[:80]!r}). Repair the file or remove it from the folder{hint}."
+                        )
+                    text = normalize(finding.text, Normalization())
+                    digest = digest_of_bytes(text.encode())
+                    subset.documents += 1
+                    subset.text_bytes += len(text.encode())
+                    subset.normalized += text != finding.text
                     subset.copies += digest in seen
                     subset.digests.append(digest)
                     seen.add(digest)
-                    yield document
+                    yield Document(subset.name, f"{path}, {finding.where}", text)
             if not subset.text_bytes:
                 raise DataError(
                     f"every subset must have text, found none in {self.root / name} ({subset.empty_documents} empty documents). Remove "
                     "it from the folder, or add text."
                 )
-
-    def _read(self, name: str, subset: SubsetText) -> Iterator[Document]:
-        path = self.root / name
-        source = Source(url=str(self.root), include=("**",), format=_format_of(name) or "text", text_key=self._text_key)
-        file = SourceFile(name=name, size_bytes=path.stat().st_size, digest="")
-        for finding in (finding for piece in pieces_of(source, [file]) for finding in read_piece(source, piece)):
-            if isinstance(finding, Record):
-                text = normalize(finding.text, Normalization())
-                subset.documents += 1
-                subset.text_bytes += len(text.encode())
-                subset.normalized += text != finding.text
-                yield Document(subset.name, f"{path}, {finding.where}", text)
-            elif isinstance(finding, LeftOut):
-                subset.empty_documents += 1
-            else:
-                has_fields = source.format in ("jsonl", "parquet")
-                hint = f". The text field is '{self._text_key}', --text-key names another field" if has_fields else ""
-                raise DataError(
-                    f"every document must be readable {source.format}, found in {path}, {finding.where}: {finding.reason} "
-                    f"({finding.sample[:80]!r}). Repair the file or remove it from the folder{hint}."
-                )
-
-
-def _format_of(name: str) -> Format | None:
-    path = Path(name.lower())
-    return FORMATS.get((path.with_suffix("") if path.suffix in PACKINGS else path).suffix)
 
 
 class TokenizedText(NamedTuple):
@@ -157,10 +146,7 @@ class TokenizedText(NamedTuple):
 
 
 class CorpusFit(NamedTuple):
-    """Sizes and fit of each subset, and weights → fit over all subsets, with equal weight for each subset (macro) or byte (micro).
-
-    Perplexity per token is comparable only between models with the same tokenizer.
-    """
+    """Sizes and fit of each subset, and weights → fit over all subsets, with equal weight for each subset (macro) or byte (micro)."""
 
     subsets: dict[str, dict[str, Any]]
     macro: dict[str, dict[str, float]]
@@ -193,10 +179,7 @@ def measure_fit(
     weights: Mapping[str, Params], config: ModelConfig, begin: int, texts: Iterable[TokenizedText],
     *, text_bytes: Mapping[str, int] | None = None,
 ) -> CorpusFit:  # fmt: skip
-    """Measure bits per byte and perplexity of the texts by subset, for each set of weights. `begin` is the BOS token.
-
-    `text_bytes` has UTF-8 bytes by subset for texts without sizes. An EvaluationError reports a likelihood that is not finite.
-    """
+    """Measure each set of weights on the texts by subset. `begin` is the BOS token, `text_bytes` is for texts without sizes."""
     placed = {name: jax.device_put(params) for name, params in weights.items()}
     sizes: dict[str, tuple[int, int]] = {}
     nats: dict[str, dict[str, float]] = {}

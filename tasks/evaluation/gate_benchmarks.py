@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, ask, find_definition
 from phasewise.tasks.evaluation.harness import BenchmarkResult, ItemAnswer, NotMeasured, Prepared, prepare
-from phasewise.tasks.evaluation.needles import MIN_KEYS, Needles, least_length, prepare_needles, with_room
+from phasewise.tasks.evaluation.needles import MIN_KEYS, Needles, least_length, prepare_needles
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, MIN_LENGTH, needle_length, real_benchmarks
-from phasewise.tasks.evaluation.suite import Answer, SuiteResult, measure, measuring_code
+from phasewise.tasks.evaluation.suite import MEASURING, Answer, SuiteResult, measure
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
-from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_json
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
@@ -46,7 +46,7 @@ def gate_key(labels: Iterable[str]) -> dict[str, str]:
 @lru_cache(maxsize=256)
 def _digest(label: str, folder: Path, _signature: tuple[tuple[str, int, int], ...]) -> str:
     prepared = _prepared(label, folder)
-    return digest_of_json([label, prepared.items_digest, prepared.definition_digest, measuring_code()])
+    return digest_of_json([label, prepared.items_digest, prepared.definition_digest, code_digest(*MEASURING)])
 
 
 def _prepared(label: str, folder: Path) -> Prepared:
@@ -112,7 +112,7 @@ def as_gate_result(result: SuiteResult, answers: list[Answer]) -> BenchmarkResul
 
 def needle_key(labels: Iterable[str], haystack: Mapping[str, str]) -> dict[str, str]:
     """Return label → digest of code and haystack, a mapping of components to digests of held-out text."""
-    return {label: digest_of_json([label, dict(sorted(haystack.items())), measuring_code()]) for label in sorted(labels)}
+    return {label: digest_of_json([label, dict(sorted(haystack.items())), code_digest(*MEASURING)]) for label in sorted(labels)}
 
 
 def check_room(phase: str, labels: Sequence[str], tokenizer: Tokenizer) -> None:
@@ -135,7 +135,9 @@ def needle_results(model: "JaxLanguageModel", labels: Iterable[str], words: Sequ
         length = needle_length(label) or 0
         asked = Asked(benchmark=label.partition(":")[0], shots=0, source=SOURCE, length=length)
         wanted = Needles(length=max(MIN_LENGTH, length))
-        needles = with_room(wanted, lambda text: len(model.tok_encode(text)))
+        fewer = (wanted.but(keys=keys) for keys in range(wanted.keys, MIN_KEYS, -1))
+        fits = (one for one in fewer if least_length(one, lambda text: len(model.tok_encode(text))) <= one.length)
+        needles = next(fits, wanted.but(keys=MIN_KEYS))
         if needles.keys < wanted.keys:
             say(f"{label}: {needles.keys} needles in a text in place of {wanted.keys}, for which it has no room")
         try:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -57,10 +57,7 @@ class Prepared(NamedTuple):
 
 
 class Setting(TypedDict):
-    """Everything that decides a score, except the model. Only scores with equal settings are compared.
-
-    The first `asked` of `items` were measured. `prompts_digest` includes examples and choices. `precision` is the dtype of the computation.
-    """
+    """Everything that decides a score, except the model. `prompts_digest` includes examples and choices, `precision` is the dtype."""
 
     version: str
     shots: int
@@ -73,10 +70,7 @@ class Setting(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """The answer to one item, with log-likelihoods of its choices in nats. Without choices, `gold` has no meaning.
-
-    `baseline_right` is None if the baseline guesses. `group` is the group of a next-word item.
-    """
+    """The answer to one item, with log-likelihoods of its choices in nats. `baseline_right` is None if the baseline guesses."""
 
     id: str
     right: bool
@@ -87,10 +81,7 @@ class ItemAnswer(TypedDict):
 
 
 class BenchmarkResult(TypedDict):
-    """The score of a benchmark with its standard error, the best constant answer's score, and all answers.
-
-    `checkpoint_values` has the scores of the phase's last checkpoints, oldest first, if at least three are kept.
-    """
+    """The score of a benchmark with all answers. `checkpoint_values` has the scores of at least three last checkpoints, oldest first."""
 
     benchmark: str
     metric: str
@@ -247,10 +238,7 @@ def quiet_harness(*, offline: bool) -> Iterator[Path]:
 
 
 def write_definitions(prepared: Prepared, temporary: Path) -> Path:
-    """Write the YAML files and items of all parts, and return the folder for lm-eval.
-
-    `datasets` caches by path and modification time: item files are named by content, and the cache is temporary.
-    """
+    """Write all parts for lm-eval. `datasets` caches by path and time: item files are named by content, and the cache is temporary."""
     definitions, items = temporary / "definitions", temporary / "items"
     definitions.mkdir()
     items.mkdir()
@@ -282,26 +270,30 @@ def load_tasks(prepared: Prepared, temporary: Path) -> dict[str, Any]:
 
 def hub_items_digest(prepared: Prepared) -> str:
     """Digest of all items and examples of a benchmark on the hub."""
-
-    def rows(found: Any) -> list[str]:
-        return [repr(sorted(dict(row).items())) for row in found]
-
     with quiet_harness(offline=False) as temporary:
-        tasks = load_tasks(prepared, temporary)
-        return digest_of_json([[name, rows(task.eval_docs), rows(task.fewshot_docs())] for name, task in sorted(tasks.items())])
+        contents: list[list[Any]] = []
+        for name, task in sorted(load_tasks(prepared, temporary).items()):
+            rows = [[repr(sorted(dict(row).items())) for row in found] for found in (task.eval_docs, task.fewshot_docs())]
+            contents.append([name, *rows])
+        return digest_of_json(contents)
 
 
 def put(model: "JaxLanguageModel", tasks: dict[str, Any], prepared: Prepared, *, limit: int | None, bootstrap_iters: int = 0) -> Put:
-    """Put the items of loaded tasks to a model, of each task at most the first `limit` items.
-
-    `bootstrap_iters` 1 computes standard errors in closed form. More would fork this process, which holds JAX. NotMeasured reports a
-    benchmark that the model cannot answer, an EvaluationError an answer that is not finite or a wrong number of shots.
-    """
+    """Put the first `limit` items of each task to a model. `bootstrap_iters` above 1 would fork this process, which holds JAX."""
     from lm_eval.evaluator import evaluate
 
-    allowed = [new_tokens for task in tasks.values() if (new_tokens := _limit_new_tokens(task, model.max_length // 2))]
+    from phasewise.tasks.evaluation.language_model import MAX_NEW_TOKENS, read_generation
+
+    allowed: list[tuple[int, int]] = []
     for task in tasks.values():
         task.set_fewshot_seed(seed=SHOTS_SEED)
+        if task.OUTPUT_TYPE == "generate_until":
+            settings, most = dict(task.get_config("generation_kwargs") or {}), model.max_length // 2
+            wanted = read_generation(settings).max_new_tokens
+            if wanted > most:
+                kept = {name: value for name, value in settings.items() if name not in MAX_NEW_TOKENS}
+                task.set_config("generation_kwargs", {**kept, "max_gen_toks": most})
+            allowed.append((wanted, min(wanted, most)))
     try:
         answer = evaluate(lm=model, task_dict=dict(tasks), limit=limit, bootstrap_iters=bootstrap_iters, log_samples=True)
     except EvaluationError:
@@ -319,20 +311,6 @@ def put(model: "JaxLanguageModel", tasks: dict[str, Any], prepared: Prepared, *,
     return Put(tasks, found, max(allowed) if allowed else None)
 
 
-def _limit_new_tokens(task: Any, most: int) -> tuple[int, int] | None:
-    """Limit generation to `most` tokens. Return the benchmark's limit and the new limit."""
-    from phasewise.tasks.evaluation.language_model import MAX_NEW_TOKENS, read_generation
-
-    if task.OUTPUT_TYPE != "generate_until":
-        return None
-    settings = dict(task.get_config("generation_kwargs") or {})
-    wanted = read_generation(settings).max_new_tokens
-    if wanted > most:
-        kept = {name: value for name, value in settings.items() if name not in MAX_NEW_TOKENS}
-        task.set_config("generation_kwargs", {**kept, "max_gen_toks": most})
-    return wanted, min(wanted, most)
-
-
 def samples_of(found: Mapping[str, Any], task: str, filter_name: str) -> list[Sample]:
     """Select the record of each item under one filter, in order."""
     every: Sequence[Sample] = found["samples"][task]
@@ -347,20 +325,28 @@ def samples_of(found: Mapping[str, Any], task: str, filter_name: str) -> list[Sa
     return chosen
 
 
-def read_setting(found: Mapping[str, Any], name: str, *, filter_name: str, precision: str) -> Setting:
-    """Read the setting of one task from lm-eval's results."""
-    samples: Sequence[Sample] = [sample for sample in found["samples"][name] if sample["filter"] == filter_name]
-    counts = found["n-samples"][name]
+def read_setting(found: Mapping[str, Any], tasks: Iterable[str], *, filter_name: str, precision: str) -> Setting:
+    """Read the common setting of a benchmark's tasks from lm-eval's results."""
+    settings: list[Setting] = []
+    for name in tasks:
+        samples: Sequence[Sample] = [sample for sample in found["samples"][name] if sample["filter"] == filter_name]
+        counts = found["n-samples"][name]
+        settings.append(
+            Setting(
+                version=str(found["versions"][name]), shots=int(found["n-shot"][name]), filter=filter_name,
+                items=int(counts["original"]), asked=int(counts["effective"]),
+                items_digest=digest_of_json([sample["doc_hash"] for sample in samples]),
+                prompts_digest=digest_of_json([sample["prompt_hash"] for sample in samples]), precision=precision,
+            )
+        )  # fmt: skip
+    if len(settings) == 1:
+        return settings[0]
     return Setting(
-        version=str(found["versions"][name]),
-        shots=int(found["n-shot"][name]),
-        filter=filter_name,
-        items=int(counts["original"]),
-        asked=int(counts["effective"]),
-        items_digest=digest_of_json([sample["doc_hash"] for sample in samples]),
-        prompts_digest=digest_of_json([sample["prompt_hash"] for sample in samples]),
-        precision=precision,
-    )
+        version=", ".join(sorted({one["version"] for one in settings})), shots=settings[0]["shots"], filter=filter_name,
+        items=sum(one["items"] for one in settings), asked=sum(one["asked"] for one in settings),
+        items_digest=digest_of_json([one["items_digest"] for one in settings]),
+        prompts_digest=digest_of_json([one["prompts_digest"] for one in settings]), precision=precision,
+    )  # fmt: skip
 
 
 def _first_cause(error: BaseException) -> str:

@@ -45,10 +45,7 @@ class BitsPerByte:
 
 
 def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, max_tokens: int | None = None) -> dict[str, HeldOutTokens]:
-    """Read whole documents of each held-out cache in order, until they have `max_tokens` tokens. None reads all.
-
-    A DataError reports missing caches, and caches that are not held-out, are empty or have different special tokens.
-    """
+    """Read whole documents of each held-out cache in order, until they have `max_tokens` tokens. None reads all."""
     if not caches:
         raise DataError("bits per byte need the held-out cache of at least one component, found none. Prepare the data first.")
     found: dict[str, HeldOutTokens] = {}

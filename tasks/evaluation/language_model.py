@@ -196,10 +196,7 @@ class JaxLanguageModel(TemplateLM):
         return [self.begin_of_text, *ids] if spelled or adds else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Return (log-likelihood of the continuation, whether greedy generation would write it) for each request.
-
-        A DataError reports an empty or long continuation, an EvaluationError an answer that is not finite.
-        """
+        """Return (log-likelihood of the continuation, whether greedy generation would write it) for each request."""
         for number, request in enumerate(requests):
             if not request.arguments[1]:
                 raise DataError(
@@ -227,17 +224,14 @@ class JaxLanguageModel(TemplateLM):
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Return the log-likelihood of each whole text in lm-eval's windows: each token counts once, and the last window is full.
-
-        The BOS token is given, not predicted, as in an `HFLM` with `add_bos_token=False`.
-        """
+        """Return the log-likelihood of each whole text in lm-eval's windows, as an `HFLM` with `add_bos_token=False`."""
         windows: list[Window] = []
         text_of_window: list[int] = []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.arguments[0], add_special_tokens=False)
             pairs = get_rolling_token_windows(tokens, self.begin_of_text, max_seq_len=self.config.seq_len, context_len=1)
             for context, predicted in map(make_disjoint_window, pairs):
-                windows.append(_as_window(context, predicted))
+                windows.append(Window(np.array(context + predicted[:-1], np.int32), np.array(predicted, np.int32)))
                 text_of_window.append(number)
         sums = [0.0] * len(requests)
         for number, found in zip(text_of_window, score_windows(self.params, self.config, windows, self.mesh), strict=True):
@@ -245,44 +239,36 @@ class JaxLanguageModel(TemplateLM):
         return [check_finite(value, number, requests[number].arguments) for number, value in enumerate(sums)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Continue each context until a stop string, an end token or `max_gen_toks` tokens.
-
-        A ConfigError reports unsupported settings, an EvaluationError logits that are not finite.
-        """
+        """Continue each context until a stop string, an end token or `max_gen_toks` tokens."""
         groups: defaultdict[Generation, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             groups[read_generation(request.arguments[1])].append(number)
         answers: dict[int, str] = {}
         for generation, numbers in groups.items():
+            room = self.config.seq_len - generation.max_new_tokens
+            if room < 1:
+                raise ConfigError(
+                    f"max_gen_toks must leave room for a context in the model's seq_len of {self.config.seq_len} tokens, found "
+                    f"{generation.max_new_tokens} in a benchmark's generation_kwargs: lower it."
+                )
             contexts = [requests[number].arguments[0] for number in numbers]
-            for number, context, grown in zip(numbers, contexts, self._generate(contexts, generation), strict=True):
+            repeats: Counter[str] = Counter()
+            prompts: list[Prompt] = []
+            for context in contexts:
+                tokens = self.tok_encode(context) or [self.begin_of_text]
+                self.num_contexts += 1
+                self.num_cut_contexts += len(tokens) > room
+                prompts.append(Prompt(tokens[-room:], repeats[context]))
+                repeats[context] += 1
+            texts = generate(
+                self.params, self.config, prompts, max_new_tokens=generation.max_new_tokens, ends=self.ends,
+                has_stopped=lambda tokens, stops=generation.stops: before_first(text := self.tokenizer.decode(tokens), stops) != text,
+                sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
+            )  # fmt: skip
+            for number, context, grown in zip(numbers, contexts, texts, strict=True):
                 check_finite(0.0 if grown.finite else np.nan, number, [context])
                 answers[number] = before_first(self.tokenizer.decode(grown.tokens), generation.stops)
         return [answers[number] for number in range(len(requests))]
-
-    def _generate(self, contexts: Sequence[str], generation: Generation) -> list[Grown]:
-        room = self.config.seq_len - generation.max_new_tokens
-        if room < 1:
-            raise ConfigError(
-                f"max_gen_toks must leave room for a context in the model's seq_len of {self.config.seq_len} tokens, found "
-                f"{generation.max_new_tokens} in a benchmark's generation_kwargs: lower it."
-            )
-        repeats: Counter[str] = Counter()
-        prompts: list[Prompt] = []
-        for context in contexts:
-            tokens = self.tok_encode(context) or [self.begin_of_text]
-            self._count_context(is_cut=len(tokens) > room)
-            prompts.append(Prompt(tokens[-room:], repeats[context]))
-            repeats[context] += 1
-
-        def has_stopped(tokens: list[int]) -> bool:
-            text = self.tokenizer.decode(tokens)
-            return before_first(text, generation.stops) != text
-
-        return generate(
-            self.params, self.config, prompts, max_new_tokens=generation.max_new_tokens, ends=self.ends,
-            has_stopped=has_stopped, sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
-        )  # fmt: skip
 
     def _window(self, number: int, strings: Sequence[str], context: list[int], continuation: list[int]) -> Window:
         if not 1 <= len(continuation) <= self.config.seq_len:
@@ -293,28 +279,19 @@ class JaxLanguageModel(TemplateLM):
             )
         whole = (context or [self.begin_of_text]) + continuation
         kept = whole[-self.config.seq_len - 1 :]
-        self._count_context(is_cut=len(kept) < len(whole))
-        return _as_window(kept[: len(kept) - len(continuation)], continuation)
-
-    def _count_context(self, *, is_cut: bool) -> None:
         self.num_contexts += 1
-        self.num_cut_contexts += is_cut
-
-
-def _as_window(context: list[int], predicted: list[int]) -> Window:
-    return Window(np.array(context + predicted[:-1], np.int32), np.array(predicted, np.int32))
+        self.num_cut_contexts += len(kept) < len(whole)
+        return Window(np.array(kept[:-1], np.int32), np.array(continuation, np.int32))
 
 
 def generate(
     params: Params, config: ModelConfig, prompts: Sequence[Prompt], *, max_new_tokens: int, ends: Collection[int],
     has_stopped: Callable[[list[int]], bool], sampling: Sampling, seed: int, mesh: jax.sharding.Mesh | None,
 ) -> list[Grown]:  # fmt: skip
-    """Generate at most `max_new_tokens` tokens for each prompt, in order. A prompt and its new tokens fit in `config.seq_len`.
-
-    `has_stopped` returns whether a text with these new tokens is complete. A few further tokens may follow.
-    """
+    """Generate at most `max_new_tokens` tokens for each prompt, in order. A few tokens may follow after `has_stopped` is true."""
     found: dict[int, Grown] = {}
     end_tokens = sorted(ends)
+    put: Callable[[np.ndarray], Any] = np.asarray if mesh is None else partial(jax.device_put, device=batch_sharding(mesh))
     for slots, num_rows, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
         # Spare rows have one token, and are done from the start
         filled = [*(prompts[number] for number in numbers), *[Prompt([0], 0)] * (num_rows - len(numbers))]
@@ -323,11 +300,9 @@ def generate(
         contexts = np.zeros((num_rows, -(-slots // CHUNK_TOKENS) * CHUNK_TOKENS), np.int32)
         for row, prompt in zip(contexts, filled, strict=True):
             row[end - len(prompt.tokens) : end] = prompt.tokens
-
-        def put(rows: np.ndarray) -> np.ndarray | jax.Array:
-            return rows if mesh is None else jax.device_put(rows, batch_sharding(mesh))
-
-        keys = put(_row_keys(seed, filled))
+        # Only seed and prompt decide a row's random key: the other rows don't change a sample
+        digests = [hashlib.sha256(repr((seed, prompt.repeat, list(prompt.tokens))).encode()).digest() for prompt in filled]
+        keys = put(np.stack([np.frombuffer(digest[:8], "<u4") for digest in digests]))
         starts = put(np.array([end - len(prompt.tokens) for prompt in filled], np.int32))
         growing = read(params, put(contexts), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
         tokens: list[list[int]] = [[] for _ in numbers]
@@ -394,9 +369,6 @@ def write(
     """Write up to `steps` tokens of each row, and report which rows had only finite logits."""
 
     def write_all(params: Params, growing: Growing, is_done: Array) -> tuple[Growing, Array, Array]:
-        def is_left(state: tuple[Array, Growing, Array, Array, Array]) -> Array:
-            return (state[0] < steps) & ~jnp.all(state[2])
-
         def write_one(state: tuple[Array, Growing, Array, Array, Array]) -> tuple[Array, Growing, Array, Array, Array]:
             number, (cache, z, step), is_done, written, finite = state
 
@@ -422,15 +394,9 @@ def write(
         rows = is_done.shape[0]
         nothing = jnp.full((rows, STEPS_AT_ONCE), ends[0], jnp.int32)
         state = jnp.int32(0), growing, is_done, nothing, jnp.ones(rows, jnp.bool_)
-        _, growing, _, written, finite = jax.lax.while_loop(is_left, write_one, state)
+        _, growing, _, written, finite = jax.lax.while_loop(lambda state: (state[0] < steps) & ~jnp.all(state[2]), write_one, state)
         return growing, written, finite
 
     growing, *outputs = on_mesh(write_all, mesh)(params, growing, is_done)
     written, finite = outputs if mesh is None else (jax.lax.with_sharding_constraint(part, replicated(mesh)) for part in outputs)
     return growing, written, finite
-
-
-def _row_keys(seed: int, prompts: Sequence[Prompt]) -> UInt[np.ndarray, "r two"]:
-    """Derive the random key of a row only from seed and prompt: the other rows don't change a sample."""
-    digests = [hashlib.sha256(repr((seed, prompt.repeat, list(prompt.tokens))).encode()).digest() for prompt in prompts]
-    return np.stack([np.frombuffer(digest[:8], "<u4") for digest in digests])

@@ -1,6 +1,6 @@
 """Benchmark items without examples for the leakage search, in lm-eval's wording. lm-eval is imported at first use, offline by default."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,10 +21,7 @@ class SuiteItems(NamedTuple):
 
 
 def find_items(suite: Suite, folder: Path) -> SuiteItems:
-    """Read the test items of each benchmark, and mark the items of other splits in the folder as examples.
-
-    A ConfigError reports a missing folder, or a folder without any item of the suite.
-    """
+    """Read the test items of each benchmark, and mark the items of other splits in the folder as examples."""
     if not folder.is_dir():
         raise ConfigError(f"--benchmarks must be a folder with a folder for each benchmark, found none at {folder}.")
     items: list[BenchmarkItem] = []
@@ -51,10 +48,7 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
 
 
 def items_of_tasks(tasks: Sequence[str], include_path: Path) -> list[BenchmarkItem]:
-    """Read the test documents, else the validation documents, of tasks, groups or tags in a folder of YAML definitions.
-
-    Equal documents are one item. A ConfigError reports an unknown name, a DataError an unreadable task or a document without a question.
-    """
+    """Read the different test documents, else the validation documents, of tasks, groups or tags in a folder of definitions."""
     items: list[BenchmarkItem] = []
     with quiet_harness(offline=True):
         from lm_eval.tasks import TaskManager
@@ -71,27 +65,24 @@ def items_of_tasks(tasks: Sequence[str], include_path: Path) -> list[BenchmarkIt
                     "the task in your own YAML file with dataset_path: json and the paths of the files in dataset_kwargs."
                 ) from error
             for task_name, task in loaded.items():
-                items += _items_of_task(task, benchmark=name, task_name=task_name)
+                kwargs = task.config.dataset_kwargs
+                if getattr(task, "DATASET_PATH", None) in ("json", "csv", "parquet", "text", "arrow") and kwargs:
+                    # `datasets` caches local files by path and modification time
+                    task.download({**kwargs, "download_mode": "force_redownload"})
+                ids: set[str] = set()
+                documents = cast(Sequence[dict[str, Any]], task.test_docs() if task.has_test_docs() else task.validation_docs())
+                for number, document in enumerate(documents):
+                    parsed = _parse_document(task, document)
+                    if parsed is None or not (parsed.question or parsed.options.texts):
+                        raise DataError(
+                            f"{task_name}: every document must give a question through doc_to_text, found none in document {number} with "
+                            f"the fields {', '.join(document)}. Correct the definition or the data."
+                        )
+                    id = f"{task_name}:{parsed.id or number}"
+                    id = id if id not in ids else f"{id} ({number})"
+                    ids.add(id)
+                    items.append(as_item(parsed, first=0, benchmark=name, task=task_name, id=id))
     return merge_equal(items)
-
-
-def _items_of_task(task: Any, *, benchmark: str, task_name: str) -> Iterator[BenchmarkItem]:
-    if getattr(task, "DATASET_PATH", None) in ("json", "csv", "parquet", "text", "arrow") and (settings := task.config.dataset_kwargs):
-        # `datasets` caches local files by path and modification time
-        task.download({**settings, "download_mode": "force_redownload"})
-    ids: set[str] = set()
-    documents = cast(Sequence[dict[str, Any]], task.test_docs() if task.has_test_docs() else task.validation_docs())
-    for number, document in enumerate(documents):
-        parsed = _parse_document(task, document)
-        if parsed is None or not (parsed.question or parsed.options.texts):
-            raise DataError(
-                f"{task_name}: every document must give a question through doc_to_text, found none in document {number} with the fields "
-                f"{', '.join(document)}. Correct the definition or the data."
-            )
-        id = f"{task_name}:{parsed.id or number}"
-        id = id if id not in ids else f"{id} ({number})"
-        ids.add(id)
-        yield as_item(parsed, first=0, benchmark=benchmark, task=task_name, id=id)
 
 
 def _parse_document(task: Any, document: dict[str, Any]) -> ParsedRow | None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -54,10 +54,7 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
 
 
 class Cut(NamedTuple):
-    """Lengths of passages by words. `opening_words` has the least and the most.
-
-    The end of an opening moves by up to `max_shift_words` until `fits(last word of the opening, following text)` is true.
-    """
+    """Lengths of passages by words. An opening's end moves by up to `max_shift_words` until `fits(its last word, following text)`."""
 
     name: str
     opening_words: tuple[int, int]
@@ -114,22 +111,18 @@ def _passages_of(document: HeldOutDocument, component: str, cut: Cut) -> Iterato
             following = text[following_from : spans[middle + cut.following_words - 1][1]]
             if text[opening_to:following_from] == " " and cut.fits(text[slice(*spans[middle - 1])], following):
                 passage = Passage(digest, component, document.id, text[spans[start][0] : opening_to], following)
-                if _reads_as_words(f"{passage.opening} {following}"):
+                words = f"{passage.opening} {following}".split()
+                solid = [word for word in words if HAS_LETTER_OR_DIGIT.search(word)]
+                # Skip tables, number listings and repetitions, and texts that are too short for a 13-gram search
+                if (
+                    len(f"{passage.opening} {following}") <= MAX_CHARACTERS
+                    and max(map(len, words)) <= MAX_WORD_CHARACTERS
+                    and len(solid) >= MIN_WORDS
+                    and len(set(solid)) >= MIN_DISTINCT_WORDS
+                    and 2 * sum(bool(HAS_TWO_LETTERS.search(word)) for word in words) >= len(words)
+                ):
                     yield passage
                 break
-
-
-def _reads_as_words(text: str) -> bool:
-    """Reject tables, number listings and repetitions, and texts that are too short for a 13-gram search."""
-    words = text.split()
-    solid = [word for word in words if HAS_LETTER_OR_DIGIT.search(word)]
-    return (
-        len(text) <= MAX_CHARACTERS
-        and max(map(len, words)) <= MAX_WORD_CHARACTERS
-        and len(solid) >= MIN_WORDS
-        and len(set(solid)) >= MIN_DISTINCT_WORDS
-        and 2 * sum(bool(HAS_TWO_LETTERS.search(word)) for word in words) >= len(words)
-    )
 
 
 class _Item(Frozen):
@@ -140,11 +133,7 @@ class _Item(Frozen):
 
 
 class WordOrderItem(_Item):
-    """An opening and four word orders of its continuation. `choices[gold]` is the original.
-
-    The other choices exchange one pair of words, a second pair, and both pairs. Each choice is equally similar to the other three, so
-    similarity does not reveal the answer.
-    """
+    """An opening and four word orders of its continuation, each equally similar to the others. `choices[gold]` is the original."""
 
     choices: tuple[str, ...]
     gold: int
@@ -156,10 +145,7 @@ class WordOrderItem(_Item):
 
 
 class NextWordItem(_Item):
-    """An opening and the word after it. `choices` has the answers of a group of items, `choices[gold]` is the answer.
-
-    The choices are scored after each opening of the group. Each word is right equally often, and a preference for a word gains no score.
-    """
+    """An opening and the word after it. All openings of a group get the same `choices`: a preference for a word gains no score."""
 
     answer: str
     group: int
@@ -181,12 +167,26 @@ class Baseline(Frozen):
 
 
 def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
-    """Build up to `NUM_WORD_ORDER_ITEMS` items, spread over the components."""
-    orders = {passage: found for passage in _spread(held_out, WORD_ORDER) if (found := _orders(passage))}
+    """Build up to `NUM_WORD_ORDER_ITEMS` items over all components. Exchanged words follow equal white space, so tokens are equal."""
+    orders: dict[Passage, list[str]] = {}
+    for passage in _spread(held_out, WORD_ORDER):
+        following = passage.following
+        ends = [match.end() for match in WORD.finditer(following)]
+        parts = re.split(r"(\s+)", following[: ends[: _pick(passage.key, 2, CHOICE_WORDS)][-1]])
+        before, words, item_id = [" ", *parts[1::2]], parts[::2], passage.item_id(WORD_ORDER.name)
+        pairs = [(i, j) for i, j in combinations(range(len(words)), 2) if words[i] != words[j] and before[i] == before[j]]
+        ranked = sorted(pairs, key=lambda pair, item_id=item_id: digest_of_json([item_id, *pair]))
+        chosen = next(((one, other) for one, other in combinations(ranked, 2) if not {*one} & {*other}), None)
+        for exchanged in ((), chosen[:1], chosen[1:], chosen) if chosen else ():
+            changed = list(parts)
+            for i, j in exchanged:
+                changed[2 * i], changed[2 * j] = parts[2 * j], parts[2 * i]
+            orders.setdefault(passage, []).append("".join(changed))
     if not orders:
         shortest, longest = (words + WORD_ORDER.following_words for words in WORD_ORDER.opening_words)
         raise DataError(
-            f"the word_order benchmark needs running text of {shortest} to {longest} words, found none in {_describe(held_out)}. "
+            f"the word_order benchmark needs running text of {shortest} to {longest} words, found none in "
+            f"{sum(map(len, held_out.values()))} held-out documents of {len(held_out)} components. Give the components more source files. "
             f"The last {CHOICE_WORDS[0]} to {CHOICE_WORDS[1]} words must have two pairs of words to exchange."
         )
     items: list[WordOrderItem] = []
@@ -204,12 +204,16 @@ def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
 
 
 def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
-    """Build up to `NUM_NEXT_WORD_ITEMS` items with a predictable answer, spread over the components.
-
-    The answer is the most frequent follower of the opening's last word in all held-out text, a plain word, and the answer of at most
-    `MAX_ITEMS_PER_ANSWER` items.
-    """
-    follower = commonest_followers(document.text for documents in held_out.values() for document in documents)
+    """Build up to `NUM_NEXT_WORD_ITEMS` items over all components. The answer is the most frequent follower of the opening's last word."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for document in [document for documents in held_out.values() for document in documents]:
+        for before, word in pairwise(document.text.split()):
+            counts[before][word] += 1
+    follower: dict[str, str] = {}
+    for before, after in counts.items():
+        word = min(after, key=lambda word: (-after[word], word))  # the alphabet decides ties
+        if ANSWER.fullmatch(word) and after[word] >= max(MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE * after.total()):
+            follower[before] = word
     cut = Cut(
         "next_word", opening_words=(30, 38), following_words=1, max_shift_words=30, fits=lambda before, word: follower.get(before) == word
     )
@@ -225,7 +229,8 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
             f"the next_word benchmark needs running text of {cut.opening_words[0]} words and more before a predictable word, which "
             f"follows its predecessor {MIN_FOLLOWER_COUNT} times or more, and {MIN_FOLLOWER_SHARE:.0%} of the time, in all held-out text. "
             f"Found {passages} passages of that length and {len(follower)} words that tell the next one, but no passage that ends there, "
-            f"in {_describe(held_out)}, or text with repeated words."
+            f"in {sum(map(len, held_out.values()))} held-out documents of {len(held_out)} components. Give the components more source "
+            "files, or text with repeated words."
         )
     # Deal the passages into groups of NUM_CHOICES or a few more
     passages = sorted(chosen[:NUM_NEXT_WORD_ITEMS])
@@ -245,20 +250,6 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
     return items
 
 
-def commonest_followers(texts: Iterable[str]) -> dict[str, str]:
-    """Return word → its most frequent plain follower, if frequent enough to be predictable. The alphabet decides ties."""
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for text in texts:
-        for before, word in pairwise(text.split()):
-            counts[before][word] += 1
-    best = {before: min(after, key=lambda word: (-after[word], word)) for before, after in counts.items()}
-    return {
-        before: word
-        for before, word in best.items()
-        if ANSWER.fullmatch(word) and counts[before][word] >= max(MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE * counts[before].total())
-    }
-
-
 def word_order_baseline(items: Sequence[WordOrderItem]) -> Baseline:
     """Return the better of chance and a constant position. The choices of an item have equal length."""
     position, count = Counter(item.gold for item in items).most_common(1)[0]
@@ -276,35 +267,6 @@ def next_word_baseline(items: Sequence[NextWordItem]) -> Baseline:
 def _spread(held_out: HeldOut, cut: Cut) -> list[Passage]:
     passages = [cut_passages(documents, component, cut) for component, documents in sorted(held_out.items())]
     return [passage for turn in zip_longest(*passages) for passage in turn if passage is not None]
-
-
-def _orders(passage: Passage) -> list[str]:
-    """Return the original order, two orders with one exchanged pair each, and the order with both pairs, or empty without two pairs.
-
-    Digests choose the pairs. The words of a pair follow equal white space, which stays: the words of each order have equal tokens.
-    """
-    following = passage.following
-    ends = [match.end() for match in WORD.finditer(following)]
-    parts = re.split(r"(\s+)", following[: ends[: _pick(passage.key, 2, CHOICE_WORDS)][-1]])
-    before = [" ", *parts[1::2]]
-    words = parts[::2]
-    pairs = [(i, j) for i, j in combinations(range(len(words)), 2) if words[i] != words[j] and before[i] == before[j]]
-    ranked = sorted(pairs, key=lambda pair: digest_of_json([passage.item_id(WORD_ORDER.name), *pair]))
-    chosen = next(((one, other) for one, other in combinations(ranked, 2) if not {*one} & {*other}), None)
-    if chosen is None:
-        return []
-    orders: list[str] = []
-    for exchanged in ((), chosen[:1], chosen[1:], chosen):
-        changed = list(parts)
-        for i, j in exchanged:
-            changed[2 * i], changed[2 * j] = parts[2 * j], parts[2 * i]
-        orders.append("".join(changed))
-    return orders
-
-
-def _describe(held_out: HeldOut) -> str:
-    documents = sum(map(len, held_out.values()))
-    return f"{documents} held-out documents of {len(held_out)} components. Give the components more source files"
 
 
 class Benchmark(Frozen):

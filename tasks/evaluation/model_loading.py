@@ -30,11 +30,7 @@ Weights = Literal["last", "ema"]
 def model_of_checkpoint(
     checkpoint: Path, tokenizer: Path, *, weights: Weights = "last", chats: Sequence[ChatTemplate] = (), mesh: Mesh | None = None
 ) -> "JaxLanguageModel":
-    """Open the last weights of a checkpoint, or their moving average, with the `tokenizer.json` of the training.
-
-    A written text ends at the end tokens of `chats`, as in the exported folder. A CheckpointError reports a damaged checkpoint or missing
-    average, a ConfigError an unsuitable mesh.
-    """
+    """Open weights of a checkpoint with the training's `tokenizer.json`. A written text ends at the end tokens of `chats`."""
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
     config = ModelConfig.model_validate(read_about(checkpoint)["run"]["model"])
@@ -52,10 +48,7 @@ def model_of_checkpoint(
 
 
 def model_of_folder(folder: Path, *, mesh: Mesh | None = None) -> "JaxLanguageModel":
-    """Open a folder of `transformers`. A written text ends at the tokenizer's end token and at the end tokens of `generate`.
-
-    A CheckpointError reports an incomplete or unsupported folder.
-    """
+    """Open a folder of `transformers`. A written text ends at the tokenizer's end token and at the end tokens of `generate`."""
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
     params, config = read_folder(folder)
@@ -66,7 +59,8 @@ def model_of_folder(folder: Path, *, mesh: Mesh | None = None) -> "JaxLanguageMo
             )
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     about = read_settings(folder / "tokenizer_config.json")
-    begin, end = (_id_of(tokenizer, about.get(name)) for name in ("bos_token", "eos_token"))
+    texts = [token.get("content") if isinstance(token, dict) else token for token in map(about.get, ("bos_token", "eos_token"))]
+    begin, end = (None if text is None else tokenizer.token_to_id(text) for text in texts)
     if end is None:
         raise CheckpointError(
             f"the tokenizer in {folder} must have an end token (eos_token), found {about.get('eos_token')}: it ends a text."
@@ -88,11 +82,6 @@ def model_of_folder(folder: Path, *, mesh: Mesh | None = None) -> "JaxLanguageMo
     )  # fmt: skip
 
 
-def _id_of(tokenizer: Tokenizer, token: Any) -> int | None:
-    text = token.get("content") if isinstance(token, dict) else token
-    return None if text is None else tokenizer.token_to_id(text)
-
-
 class Opened(NamedTuple):
     """A model for corpus fit. `weights` has `last` and, with a moving average, `ema`. `begin` is the BOS token."""
 
@@ -105,10 +94,7 @@ class Opened(NamedTuple):
 
 
 def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_average: bool) -> Opened:
-    """Open the weights of a checkpoint with the tokenizer of the training.
-
-    A CheckpointError reports a damaged checkpoint, a DataError an edited or unsuitable tokenizer.
-    """
+    """Open the weights of a checkpoint with the tokenizer of the training."""
     tokenizers_of_home.check_tokenizer(tokenizer)
     tokenizers_of_home.check_special_tokens(tokenizer, config.vocab_size)
     names = ("last", "ema") if has_average else ("last",)
@@ -118,10 +104,7 @@ def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_
 
 
 def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
-    """Open a Phasewise checkpoint, or a folder of `transformers`. A checkpoint outside a home needs its `tokenizer.json`.
-
-    A CheckpointError reports an incomplete model, a ConfigError a missing tokenizer, a DataError a wrong tokenizer.
-    """
+    """Open a Phasewise checkpoint, or a folder of `transformers`. A checkpoint outside a home needs its `tokenizer.json`."""
     if (folder / "config.json").exists():
         model = model_of_folder(folder)
         digest = digest_of_file(folder / "tokenizer.json")
@@ -133,10 +116,7 @@ def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
 
 
 def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None, home: Path | None = None) -> Path:
-    """Find the tokenizer that the caches of a run name, or check the given tokenizer. `home` is a further home to search.
-
-    Errors as in `open_folder`.
-    """
+    """Find the tokenizer that the caches of a run name, or check the given tokenizer. `home` is a further home to search."""
     if given and not given.is_file():
         raise ConfigError(f"--tokenizer must name a tokenizer.json, found no file at {given}.")
     digests: set[str] = set()
@@ -173,10 +153,7 @@ def find_chats(checkpoint: Path, run: Mapping[str, Any], home: Path | None = Non
 
 
 def _manifests(named: str, checkpoint: Path, home: Path | None) -> Iterator[tuple[Manifest, Path]]:
-    """Yield the existing manifests of a cache: at the recorded path, in `home`, and in the current home of the checkpoint.
-
-    A checkpoint is HOME/runs/RECIPE/PHASE/checkpoints/STEP, and the home may have moved since the run.
-    """
+    """Yield the existing manifests of a cache: at the recorded path, in `home`, and in the current home of the checkpoint."""
     folder = Path(named)
     parents = checkpoint.resolve().parents
     homes = [home] if home else []

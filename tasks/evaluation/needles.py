@@ -46,10 +46,7 @@ QUESTION = "What is the secret number of the {key}? The secret number of the {ke
 
 
 class Needles(Frozen):
-    """Settings of the items. `length` counts text, question, answer and the BOS token. A text has `keys` needles, one with the answer.
-
-    `depths` are shares of the text before the needle with the answer.
-    """
+    """Settings of the items. `length` counts text, question, answer and BOS token. `depths` are shares of the text before the answer."""
 
     length: int = Field(ge=MIN_LENGTH)
     keys: int = Field(default=4, ge=MIN_KEYS, le=len(KEYS))
@@ -80,26 +77,21 @@ class _Draw(NamedTuple):
 
 
 def build_items(needles: Needles, haystack: Sequence[str], count_tokens: CountTokens) -> list[NeedleItem]:
-    """Build `len(depths) · items_per_depth` items that fill `needles.length` with their answers. A short haystack is repeated.
-
-    `count_tokens` includes the BOS token. A DataError reports an empty haystack, or a length without room for needles and answer.
-    """
+    """Build items that fill `needles.length` with their answers. A short haystack is repeated. `count_tokens` includes the BOS token."""
     if not haystack:
         raise DataError(
             "needles need a text to be hidden in, found no words. Give the recipe's components more text, or a folder with some."
         )
     items: list[NeedleItem] = []
     for draw in _draws(needles, frozenset(haystack)):
-        if (least := _least(needles, draw, count_tokens)) > needles.length:
+        least, answer_tokens = _least(needles, draw, count_tokens)
+        if least > needles.length:
             raise DataError(
                 f"{needles.length:,} tokens have no room for {needles.keys} needles, their question and its answer, which take {least:,}: "
                 "take a greater length, or fewer keys."
             )
-
-        def tokens_of(words: int, draw: _Draw = draw) -> int:
-            return count_tokens(_prompt(needles, draw, haystack, words)[0])
-
-        words = bisect_right(range(needles.length + 1), needles.length - _answer_tokens(draw, count_tokens), key=tokens_of) - 1
+        room, numbers = needles.length - answer_tokens, range(needles.length + 1)
+        words = bisect_right(numbers, room, key=lambda words, draw=draw: count_tokens(_prompt(needles, draw, haystack, words)[0])) - 1
         prompt, before = _prompt(needles, draw, haystack, words)
         items.append(
             NeedleItem(
@@ -112,21 +104,14 @@ def build_items(needles: Needles, haystack: Sequence[str], count_tokens: CountTo
 
 def least_length(needles: Needles, count_tokens: CountTokens) -> int:
     """Return the tokens of the longest item without surrounding text."""
-    return max(_least(needles, draw, count_tokens) for draw in _draws(needles, frozenset()))
+    return max(_least(needles, draw, count_tokens)[0] for draw in _draws(needles, frozenset()))
 
 
-def with_room(needles: Needles, count_tokens: CountTokens) -> Needles:
-    """Reduce the keys, down to two, until the items fit in the length."""
-    fewer = (needles.but(keys=keys) for keys in range(needles.keys, MIN_KEYS, -1))
-    return next((one for one in fewer if least_length(one, count_tokens) <= one.length), needles.but(keys=MIN_KEYS))
-
-
-def _least(needles: Needles, draw: _Draw, count_tokens: CountTokens) -> int:
-    return count_tokens(_prompt(needles, draw, [], 0)[0]) + _answer_tokens(draw, count_tokens)
-
-
-def _answer_tokens(draw: _Draw, count_tokens: CountTokens) -> int:
-    return max(MAX_NEW_TOKENS, *(count_tokens(f"{draw.keys[0]} {value}") - count_tokens(draw.keys[0]) for value in draw.values))
+def _least(needles: Needles, draw: _Draw, count_tokens: CountTokens) -> tuple[int, int]:
+    """Return the tokens of an item without surrounding text, and the tokens of its answer."""
+    key = draw.keys[0]
+    answer = max(MAX_NEW_TOKENS, *(count_tokens(f"{key} {value}") - count_tokens(key) for value in draw.values))
+    return count_tokens(_prompt(needles, draw, [], 0)[0]) + answer, answer
 
 
 def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
@@ -172,11 +157,6 @@ def _prompt(needles: Needles, draw: _Draw, haystack: Sequence[str], words: int) 
     return re.sub(" +", " ", " ".join([*parts, *text[done:], question])), before
 
 
-def names_needles(suite: str) -> bool:
-    """Return whether a suite's name is `niah` or `niah:LENGTH[,LENGTH…]`."""
-    return suite.partition(":")[0] == NAME
-
-
 def lengths_of(suite: str) -> tuple[int, ...]:
     """Read the lengths in a suite's name, or raise a ConfigError for invalid, short or repeated lengths."""
     _, colon, named = suite.partition(":")
@@ -220,14 +200,11 @@ def definition_of(asked: Asked, needles: Needles) -> Definition:
         settings |= {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "gold"}
     metric = "exact_match" if is_written else "acc"
     return Definition(
-        name=asked.benchmark,
-        parts=(Part(task=f"{asked.benchmark}_{asked.length}", file=f"{FOLDER}/*.txt"),),
-        metric=metric,
-        filter="first-word" if is_written else "none",
-        shots_split=None,
+        name=asked.benchmark, parts=(Part(task=f"{asked.benchmark}_{asked.length}", file=f"{FOLDER}/*.txt"),), metric=metric,
+        filter="first-word" if is_written else "none", shots_split=None,
         settings=settings | {"metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True}]},
         remark=f"{needles.keys} keys, in words of this project",
-    )
+    )  # fmt: skip
 
 
 def prepare_needles(asked: Asked, model: "JaxLanguageModel", haystack: Haystack | None, *, needles: Needles) -> Prepared:

@@ -39,8 +39,8 @@ class GramTable:
 class ByteNgram:
     """P_n(w | h) = (c(hw) + T(h) · P_{n-1}(w | h')) / (c(h) + T(h)), with P_0 = 1/256.
 
-    Source: Witten and Bell (1991), and Chen and Goodman (1998), equation 17. An unseen context falls back to the shorter context.
-    Contexts end at the start of a document.
+    Source: Witten and Bell (1991), and Chen and Goodman (1998), equation 17. An unseen context falls back to the shorter context. Contexts
+    end at the start of a document.
     """
 
     tables: tuple[GramTable, ...]
@@ -53,7 +53,13 @@ class ByteNgram:
         data, depths = _join(texts, max_order)
         if not len(data):
             raise DataError("a byte n-gram model needs text to be fitted on, found 0 bytes. Check that the training caches are not empty.")
-        return cls(tuple(_count(_grams(data, depths, order)) for order in range(1, max_order + 1)))
+        tables: list[GramTable] = []
+        for order in range(1, max_order + 1):
+            grams, counts = np.unique(_grams(data, depths, order), return_counts=True)
+            contexts, starts, types = np.unique(grams >> grams.dtype.type(8), return_index=True, return_counts=True)
+            totals = np.add.reduceat(counts, starts) if len(starts) else counts
+            tables.append(GramTable(grams, counts, contexts, totals, types))
+        return cls(tuple(tables))
 
     def probabilities(self, texts: Iterable[str]) -> Float[np.ndarray, "order bytes"]:
         """Return P of each byte by its preceding bytes. Row n - 1 uses grams of at most n bytes."""
@@ -106,21 +112,6 @@ def _grams(data: np.ndarray, depths: np.ndarray, order: int) -> np.ndarray:
         codes <<= dtype(8)
         codes |= data[offset : offset + length]
     return codes[depths[order - 1 :] >= order - 1]
-
-
-def _count(grams: np.ndarray) -> GramTable:
-    ordered = np.sort(grams)
-    firsts = _first_of_each(ordered)
-    unique = ordered[firsts]
-    counts = np.diff(firsts, append=len(ordered))
-    contexts = unique >> unique.dtype.type(8)
-    starts = _first_of_each(contexts)
-    totals = np.add.reduceat(counts, starts) if len(starts) else counts
-    return GramTable(unique, counts, contexts[starts], totals, np.diff(starts, append=len(contexts)))
-
-
-def _first_of_each(ordered: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]]))
 
 
 def _look_up(keys: np.ndarray, wanted: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -3,12 +3,12 @@
 If the kernel kills the child for memory, the flow survives and reports the signal. Importing this module is cheap.
 """
 
-import logging
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
+from logging.handlers import BufferingHandler
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -40,6 +40,8 @@ MEASURING = (
     ),
 )  # fmt: skip
 """The files that decide a measured value. The code of the model itself is left out on purpose."""
+MAX_LOG_LINES = 100_000
+"""Of one evaluation. It writes a few."""
 
 
 class EvaluationRequest(Frozen):
@@ -72,24 +74,15 @@ def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, m
 
         real = gate_folder(labels)
     return EvaluationRequest(
-        run=run,
-        result=result,
-        measured=measured,
-        key=evaluation_key(run, result["params_digest"], plan, measured),
-        tokenizer=str(plan.tokenizer),
-        held_out={name: str(plan.components[name].held_out.folder) for name in names},
-        measured_on=measured_on(run, plan, measured.held_out_tokens),
-        benchmarks=str(plan.benchmarks),
-        real=real,
+        run=run, result=result, measured=measured, key=evaluation_key(run, result["params_digest"], plan, measured),
+        tokenizer=str(plan.tokenizer), held_out={name: str(plan.components[name].held_out.folder) for name in names},
+        measured_on=measured_on(run, plan, measured.held_out_tokens), benchmarks=str(plan.benchmarks), real=real,
         haystack=tuple(sorted(plan.benchmark_components)),
-    )
+    )  # fmt: skip
 
 
 def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
-    """Return the components of the main line and of the phase itself.
-
-    Components of further branches are left out, and a parent has one evaluation for all children.
-    """
+    """Return the components of the main line and of the phase itself, so that a parent has one evaluation for all children."""
     return tuple(sorted({*plan.benchmark_components, *run.caches}))
 
 
@@ -106,10 +99,7 @@ def read_schedule_point(run: RunConfig) -> dict[str, Any]:
 
 
 def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured: Measured) -> str:
-    """Digest everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, schedule, code.
-
-    Errors as in `request_evaluation`.
-    """
+    """Digest everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, schedule, code."""
     deciding: dict[str, Any] = {}
     labels, needles = real_of(measured.benchmarks), needles_of(measured.benchmarks)
     if labels or needles:
@@ -133,7 +123,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
             "benchmarks": read_benchmark_folder(plan.benchmarks).only(made_of(measured.benchmarks)).digest,
             "held_out": measured_on(run, plan, measured.held_out_tokens),
             "schedule": read_schedule_point(run),
-            "code": measuring_code(),
+            "code": code_digest(*MEASURING),
         }
     )
 
@@ -147,21 +137,12 @@ def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
     return evaluation if evaluation.get("key") == key else None
 
 
-@cache
-def measuring_code() -> str:
-    """Digest of the code in `MEASURING`."""
-    return code_digest(*MEASURING)
-
-
 def _content_of(component: ComponentPlan) -> str:
     return component.held_out.pin.digest if component.held_out.pin else component.held_out.key
 
 
 def evaluate_apart(request: EvaluationRequest) -> dict[str, Any]:
-    """Run `evaluate_phase` in a child process, which stays for the next evaluation.
-
-    An EvaluationError reports a killed child, or an answer that is not finite.
-    """
+    """Run `evaluate_phase` in a child process, which stays for the next evaluation."""
     if found := finished_evaluation(request.run, request.key):
         return found
     pool = _pool()
@@ -204,15 +185,9 @@ def _evaluate(request: str) -> tuple[dict[str, Any], list[str]]:
     """Return the evaluation with its log lines."""
     from phasewise.tasks.evaluation.checkpoint import evaluate_phase
 
-    lines: list[str] = []
-
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    heard = Heard()
+    heard = BufferingHandler(capacity=MAX_LOG_LINES)
     LOGGER.addHandler(heard)
     try:
-        return evaluate_phase(EvaluationRequest.model_validate_json(request)), lines
+        return evaluate_phase(EvaluationRequest.model_validate_json(request)), [record.getMessage() for record in heard.buffer]
     finally:
         LOGGER.removeHandler(heard)

@@ -3,8 +3,8 @@
 Shape letters: r rows, t slots.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -86,38 +86,26 @@ class _Row:
         self.arrays.ends[self._path_slots[depth:]] = self.filled
 
 
+@dataclass
 class Rows:
     """Rows of `length` slots, filled in order. An empty slot sees only itself. `places` maps a window to its row and first target."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.places: dict[int, tuple[int, int]] = {}
-        self._rows: list[_Row] = []
+    length: int
+    rows: list[_Row] = field(default_factory=list)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def put(self, number: int, window: Window) -> None:
         """Add a window to the last row, or to a new row if the last row is full."""
-        first = self._rows[-1].put(window) if self._rows else None
+        first = self.rows[-1].put(window) if self.rows else None
         if first is None:
-            self._rows.append(_Row(self.length))
-            first = self._rows[-1].put(window)
+            self.rows.append(_Row(self.length))
+            first = self.rows[-1].put(window)
         assert first is not None, "a window is longer than a row"
-        self.places[number] = (len(self._rows) - 1, first)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def filled_tokens(self) -> int:
-        """Computed tokens without empty slots."""
-        return sum(row.filled for row in self._rows)
-
-    def num_targets(self, rows: slice) -> int:
-        """Return the largest number of targets of a row."""
-        return max(row.num_targets for row in self._rows[rows])
+        self.places[number] = (len(self.rows) - 1, first)
 
     def arrays(self, rows: slice, count: int) -> RowArrays:
         """Stack these rows, padded with empty rows to `count`: every batch has the compiled shape."""
-        chosen = [*self._rows[rows], *(_Row(self.length) for _ in range(count - len(self._rows[rows])))]
+        chosen = [*self.rows[rows], *(_Row(self.length) for _ in range(count - len(self.rows[rows])))]
         for row in chosen:
             row.close(0)
         return RowArrays(*(np.stack(parts) for parts in zip(*(row.arrays for row in chosen), strict=True)))
@@ -126,21 +114,12 @@ class Rows:
 def lay_out(windows: Sequence[Window], seq_len: int) -> list[Rows]:
     """Pack every window, the shortest rows first. The layout does not depend on the order of the windows."""
     lengths = row_lengths(seq_len)
-    by_length: defaultdict[int, list[int]] = defaultdict(list)
-
-    def sortable(number: int) -> tuple[bytes, bytes, int]:
-        window = windows[number]
-        return window.inputs.astype(">u4").tobytes(), window.targets.astype(">u4").tobytes(), number
-
-    for number in sorted(range(len(windows)), key=sortable):
+    layout = {length: Rows(length) for length in lengths}
+    keys = [(window.inputs.astype(">u4").tobytes(), window.targets.astype(">u4").tobytes()) for window in windows]
+    for number in sorted(range(len(windows)), key=lambda number: (keys[number], number)):
         needed = MIN_WINDOWS_A_ROW * len(windows[number].inputs)
-        by_length[next((length for length in lengths if length >= needed), lengths[-1])].append(number)
-    layout: list[Rows] = []
-    for length in sorted(by_length):
-        layout.append(Rows(length))
-        for number in by_length[length]:
-            layout[-1].put(number, windows[number])
-    return layout
+        layout[next((length for length in lengths if length >= needed), lengths[-1])].put(number, windows[number])
+    return [one for one in layout.values() if one.rows]
 
 
 def row_lengths(seq_len: int) -> list[int]:
@@ -168,10 +147,7 @@ def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int, begin_of_text:
 def score(
     params: Params, rows: RowArrays, num_targets: Int[Array, ""], *, config: ModelConfig, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[Float[Array, "r t"], Bool[Array, "r t"]]:
-    """Return the log-likelihood of each target, and whether it has the highest logit. Logits exist for a few targets at a time.
-
-    Outputs behind `num_targets`, the largest number of a row, are undefined.
-    """
+    """Return the log-likelihood of each target, and whether it has the highest logit. Outputs behind `num_targets` are undefined."""
     found = on_mesh(partial(_score, config=config), mesh)(params, rows, num_targets)
     return found if mesh is None else jax.tree.map(lambda part: jax.lax.with_sharding_constraint(part, replicated(mesh)), found)
 
@@ -205,11 +181,12 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
     for rows in lay_out(windows, config.seq_len):
         size = max(1, BATCH_TOKENS // rows.length) * parts_here(mesh)[1]
         found: list[tuple[Array, Array]] = []
-        for start in range(0, len(rows), size):
+        for start in range(0, len(rows.rows), size):
             batch = slice(start, start + size)
             arrays = rows.arrays(batch, size)
             placed = arrays if mesh is None else jax.device_put(arrays, batch_sharding(mesh))
-            found.append(score(params, placed, np.int32(rows.num_targets(batch)), config=config, mesh=mesh))
+            num_targets = max(row.num_targets for row in rows.rows[batch])
+            found.append(score(params, placed, np.int32(num_targets), config=config, mesh=mesh))
         # JAX computes while the loop prepares the next batch. The conversion waits for the results
         log_likelihoods, greedy = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found, strict=True))
         for number, (row, first) in rows.places.items():
@@ -219,11 +196,7 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
 
 
 def bits_per_byte(params: Params, config: ModelConfig, held_out: Mapping[str, HeldOutTokens]) -> BitsPerByte:
-    """Divide the negative log2-likelihood of each component's documents by their UTF-8 bytes.
-
-    A long document is cut into disjoint windows, each with the token before it. BOS and EOS tokens are given, not predicted.
-    Diverged weights give NaN or infinity.
-    """
+    """Divide the negative log2-likelihood of each component's documents by their UTF-8 bytes. BOS and EOS tokens are not predicted."""
     windows = [
         (component, window)
         for component, held in held_out.items()

@@ -30,11 +30,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class Renderings(Frozen):
-    """Two renderings of test items in JSON lines, and similar `reference` items outside all data.
-
-    `prompt` has fields such as `{question}`. `answer` is the field of the first rendering. The second rendering omits matches of
-    `left_out`, such as `<<.*?>>`.
-    """
+    """Two renderings of test items in JSON lines, with and without matches of `left_out`, and such `reference` items outside all data."""
 
     items: str = Field(min_length=1)
     reference: str = Field(min_length=1)
@@ -156,10 +152,7 @@ def read_items(renderings: Renderings, url: str) -> list[Rendered]:
 
 
 def measure_renderings(model: "JaxLanguageModel", renderings: Renderings) -> dict[str, Any]:
-    """Measure every item of both files within the context length. Errors as in `check_renderings`.
-
-    An EvaluationError reports fewer than `MIN_ITEMS` short items, or an answer that is not finite.
-    """
+    """Measure every item of both files within the context length."""
     check_renderings(renderings)
     found: dict[str, Any] = renderings_key(renderings)
     for name, url in (("items", renderings.items), ("reference", renderings.reference)):

@@ -3,8 +3,8 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
@@ -39,10 +39,7 @@ CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}
 
 
 class Answer(TypedDict):
-    """The answer to one item, named by lm-eval's task and number. `log_likelihoods` are nats of each choice or of the only right text.
-
-    `gold` is empty without choices, `log_likelihoods` for generated text.
-    """
+    """The answer to one item, named by task and number. `log_likelihoods` are nats of each choice or of the only right text."""
 
     id: str
     value: float
@@ -90,11 +87,7 @@ class Kept(TypedDict):
 
 
 class Options(NamedTuple):
-    """Options of a measurement. `benchmarks` has the items as JSON lines, None is the hub.
-
-    A `limit` measures only the first items of each part, for values that are not comparable. `haystack` returns the words of an unseen
-    text.
-    """
+    """Options of a measurement. `benchmarks` None is the hub, `limit` measures only the first items, `haystack` returns unseen words."""
 
     benchmarks: Path | None
     limit: int | None = None
@@ -114,10 +107,7 @@ class Measured(NamedTuple):
 def run_suite(
     suite: Suite, model: "JaxLanguageModel", options: Options, *, place: Path, weights: str, about: Mapping[str, Any]
 ) -> Measured:
-    """Measure a suite, or read valid results. Each result is written at once next to `place`, with the fields of `about`.
-
-    A ConfigError reports a missing folder of benchmarks, an EvaluationError an answer that is not finite or a failure of lm-eval.
-    """
+    """Measure a suite, or read valid results. Each result is written at once next to `place`, with the fields of `about`."""
     from phasewise.trainer.state import params_digest
 
     if options.benchmarks and not options.benchmarks.is_dir():
@@ -130,7 +120,10 @@ def run_suite(
         "seed": model.seed,
     }
     path = kept_path(place, suite.name, weights, options.limit)
-    kept = read_kept(path, params)
+    kept: dict[str, Kept] = {}
+    with suppress(FileNotFoundError, NotAsWritten, KeyError):
+        benchmarks: dict[str, Kept] = read_sealed(path)["benchmarks"]
+        kept = {label: one for label, one in benchmarks.items() if one["params_digest"] == params}
     results: list[SuiteResult] = []
     read: list[str] = []
     for number, asked in enumerate(suite.asked, start=1):
@@ -148,7 +141,7 @@ def run_suite(
                 "items": prepared.items_digest or harness.hub_items_digest(prepared),
                 "definition": prepared.definition_digest,
                 "limit": options.limit,
-                "code": measuring_code(),
+                "code": code_digest(*MEASURING),
             }
             key = digest_of_json(decides)
             if label in kept and kept[label]["key"] == key:
@@ -161,19 +154,14 @@ def run_suite(
             say(f"{number} of {len(suite.asked)}: {label} not measured: {error}")
             continue
         kept[label] = Kept(key=key, params_digest=params, result=result, answers=answers)
-        write_kept(path, {**about, "suite": suite.name}, kept, [one.label for one in suite.asked])
+        written = {one.label: kept[one.label] for one in suite.asked if one.label in kept}
+        write_sealed(path, {**about, "suite": suite.name, "benchmarks": written})
         results.append(result)
         say(
             f"{number} of {len(suite.asked)}: {label} {result['metric']} {result['value']:.3f} (floor {result['baseline']:.3f}), "
             f"{result['items']:,} items, {result['seconds']:.1f} s"
         )
     return Measured(results, path, tuple(read))
-
-
-@cache
-def measuring_code() -> str:
-    """Digest of the code in `MEASURING`."""
-    return code_digest(*MEASURING)
 
 
 def kept_path(place: Path, suite: str, weights: str, limit: int | None) -> Path:
@@ -184,25 +172,8 @@ def kept_path(place: Path, suite: str, weights: str, limit: int | None) -> Path:
     return folder / f"{name}.json"
 
 
-def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
-    """Read label → result of these weights, or empty if the file is missing or was edited."""
-    try:
-        benchmarks: dict[str, Kept] = read_sealed(path)["benchmarks"]
-    except (FileNotFoundError, NotAsWritten, KeyError):
-        return {}
-    return {label: kept for label, kept in benchmarks.items() if kept["params_digest"] == params_digest}
-
-
-def write_kept(path: Path, about: Mapping[str, Any], kept: Mapping[str, Kept], order: Iterable[str]) -> None:
-    """Write all results in the suite's order."""
-    write_sealed(path, {**about, "benchmarks": {label: kept[label] for label in order if label in kept}})
-
-
 def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None) -> tuple[SuiteResult, list[Answer]]:
-    """Measure a benchmark, and return its row with all answers.
-
-    NotMeasured reports a benchmark that the model cannot answer, an EvaluationError an answer that is not finite or a failure of lm-eval.
-    """
+    """Measure a benchmark, and return its row with all answers."""
     began = time.perf_counter()
     definition, asked = prepared.definition, prepared.asked
     before = (model.num_contexts, model.num_cut_contexts)
@@ -233,7 +204,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
                 answers += of_task
             floors = measure_floors(found.tasks, samples, definition.metric)
     values = [answer["value"] for answer in answers]
-    setting = _setting(found, prepared, precision=model.config.compute_dtype)
+    setting = harness.read_setting(found.found, found.tasks, filter_name=definition.filter, precision=model.config.compute_dtype)
     cut = {"contexts": model.num_cut_contexts - before[1], "of": model.num_contexts - before[0]}
     result = {
         **_row(definition, asked),
@@ -284,25 +255,22 @@ def _answer(task: Any, name: str, sample: Sample, metric: str) -> Answer:
     gold: list[int] = []
     scores: list[float] = []
     if task.OUTPUT_TYPE == "multiple_choice":
-        gold = _gold(task, name, sample)
-        scores = [float(score) for score, _ in sample["filtered_resps"]][: len(task.doc_to_choice(sample["doc"]))]
+        doc = sample["doc"]
+        choices = task.doc_to_choice(doc)
+        target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+        every = target if isinstance(target, list) else [target]
+        positions = [choices.index(one) if isinstance(one, str) and one in choices else one for one in every]
+        # lm-eval only warns about an answer outside the choices, and counts it as wrong
+        if not positions or not all(isinstance(position, int) and 0 <= position < len(choices) for position in positions):
+            raise NotMeasured(
+                f"the answer of {name}'s item {sample['doc_id']} must be one of its {len(choices)} choices, found {target!r}: correct the "
+                "item."
+            )
+        gold = [int(position) for position in positions]
+        scores = [float(score) for score, _ in sample["filtered_resps"]][: len(choices)]
     elif task.OUTPUT_TYPE == "loglikelihood":
         gold, scores = [0], [float(sample["filtered_resps"][0][0])]
     return Answer(id=f"{name}:{sample['doc_id']}", value=value, gold=gold, log_likelihoods=scores)
-
-
-def _gold(task: Any, name: str, sample: Sample) -> list[int]:
-    """Return the positions of the right choices. lm-eval only warns about an answer outside the choices, and counts it as wrong."""
-    doc = sample["doc"]
-    choices = task.doc_to_choice(doc)
-    target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    every = target if isinstance(target, list) else [target]
-    positions = [choices.index(one) if isinstance(one, str) and one in choices else one for one in every]
-    if not positions or not all(isinstance(position, int) and 0 <= position < len(choices) for position in positions):
-        raise NotMeasured(
-            f"the answer of {name}'s item {sample['doc_id']} must be one of its {len(choices)} choices, found {target!r}: correct the item."
-        )
-    return [int(position) for position in positions]
 
 
 def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]], metric: str) -> dict[str, float | None]:
@@ -334,23 +302,6 @@ def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Samp
     constant = max(np.mean([right[position] if position < len(right) else 0.0 for right in rights]) for position in positions)
     random = float(np.mean([np.mean(right) for right in rights]))
     return {"random": random, "constant": float(constant), "longest_choice": float(np.mean(longest))}
-
-
-def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
-    filter_name = prepared.definition.filter
-    settings = [harness.read_setting(found.found, name, filter_name=filter_name, precision=precision) for name in found.tasks]
-    if len(settings) == 1:
-        return settings[0]
-    return Setting(
-        version=", ".join(sorted({one["version"] for one in settings})),
-        shots=prepared.asked.shots,
-        filter=filter_name,
-        items=sum(one["items"] for one in settings),
-        asked=sum(one["asked"] for one in settings),
-        items_digest=digest_of_json([one["items_digest"] for one in settings]),
-        prompts_digest=digest_of_json([one["prompts_digest"] for one in settings]),
-        precision=precision,
-    )
 
 
 def _choice_probability(answers: Sequence[Answer]) -> float | None:

@@ -25,7 +25,7 @@ FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
 DENSE_MLP = ("gate", "up", "down")
 SPARSE_WORK = 6
 """Working memory of a block with experts, as a multiple of its products and rows: 3 to 6 in compiled plans of Trinity Nano and Large."""
-ROWS_AT_WORK = 3
+EXPERT_ROWS, ROWS_AT_WORK = "expert_rows", 3
 """Copies of a token's expert rows at one time: sorted, received, and results."""
 EVERYTHING = 2.2
 """Without recomputation, activations between the products are kept as well: this multiple in total, as compiled for Trinity Mini."""
@@ -34,7 +34,7 @@ GATE_ROW_BYTES = 128 * FLOAT32_BYTES
 ROWS_SENT, GATES_SENT = 4, 2
 """Transfers of rows (there and back, forward and backward), and of gates (there, and gradients back)."""
 TILE_ROWS = 8
-"""If a chip's part of d_model is not whole tiles of this size, XLA gathers and scatters by sums over all chips."""
+"""If a chip's part of d_model is not whole tiles of this size, XLA gathers and scatters by sums over all chips: twice the transfers."""
 HBM_PASSES = 16
 """Reads and writes of a block's activations, forward and backward."""
 FIRST_WEIGHTS = np.array([0.5, 1.0, 1.0, 2.0])
@@ -46,9 +46,10 @@ Column = Float[np.ndarray, " p"]
 
 def roofline_of(step: StepShape, where: Slice, plan: Plan, result: Result) -> Roofline:
     """Return the roofline of a compiled step."""
-    mesh = plan.mesh_on(where)
+    mesh, sequences = plan.mesh_on(where), step.batch_sequences
+    executed = step_flops(step.model, sequences).total + recomputed_flops(step.model, sequences, plan.remat)
     work = StepWork(
-        flops=_executed_flops(step, plan.remat) / where.devices + result.update_flops,
+        flops=executed / where.devices + result.update_flops,
         hbm_bytes=result.hbm_bytes,
         ici_seconds=sum(ici_seconds(each, mesh, where) for each in result.collectives if each.link == "ici"),
         dcn_bytes=sum(each.bytes for each in result.collectives if each.link == "dcn"),
@@ -57,33 +58,19 @@ def roofline_of(step: StepShape, where: Slice, plan: Plan, result: Result) -> Ro
     return rooflines.project(work, where.chip.speeds)
 
 
-def _executed_flops(step: StepShape, remat: Remat) -> int:
-    """FLOPs of a step on all chips, with recomputation and without the optimizer."""
-    sequences = step.batch_sequences
-    return step_flops(step.model, sequences).total + recomputed_flops(step.model, sequences, remat)
-
-
 def ici_seconds(each: Collective, mesh: Mesh, where: Slice) -> float:
     """Return how long a collective uses a device's links."""
     return each.bytes / ici_speed(each.axis, mesh, where, all_to_all=each.kind == ALL_TO_ALL)
 
 
 def ici_speed(axis: str, mesh: Mesh, where: Slice, *, all_to_all: bool = False) -> float:
-    """Return the bytes per second of a device along axes of the mesh (`fsdp×tensor`) in its slice.
-
-    An all-to-all exchange is slower on a torus, because it also uses the links of other devices.
-    """
+    """Return a device's bytes per second along axes of the mesh (`fsdp×tensor`). Devices of one chip share its links."""
     if where.chip.is_switched:
         return where.chip.speeds.ici_bytes
-    share = rooflines.exchange_share if all_to_all else rooflines.ring_share
-    return where.chip.speeds.ici_bytes * share(chips_along(axis, mesh, where), where.torus)
-
-
-def chips_along(axis: str, mesh: Mesh, where: Slice) -> int:
-    """Count the chips of one slice along axes of the mesh. Devices of one chip share its links."""
     sizes = {**mesh.model_dump(), "replica": max(mesh.replica // where.count, 1)}
-    devices = math.prod(sizes.get(name, 1) for name in axis.split("×"))
-    return -(-devices // where.chip.devices)
+    chips = -(-math.prod(sizes.get(name, 1) for name in axis.split("×")) // where.chip.devices)
+    share = rooflines.exchange_share if all_to_all else rooflines.ring_share
+    return where.chip.speeds.ici_bytes * share(chips, where.torus)
 
 
 class Weights(NamedTuple):
@@ -91,11 +78,6 @@ class Weights(NamedTuple):
 
     experts: int
     others: int
-
-    @property
-    def all(self) -> int:
-        """Number of all parameters."""
-        return self.experts + self.others
 
 
 @remembered
@@ -118,7 +100,7 @@ def state_bytes(step: StepShape) -> int:
     """Return the bytes of weights, moments and moving average. Muon's weights have one moment, all others two."""
     is_muon = isinstance(step.optimizer, Muon)
     moments = sum(math.prod(spec.shape) * (1 if is_muon and spec.updated_by == "muon" else 2) for spec in _specs_of(step.model))
-    return FLOAT32_BYTES * (moments + (1 + step.keeps_average) * count_weights(step.model).all)
+    return FLOAT32_BYTES * (moments + (1 + step.keeps_average) * sum(count_weights(step.model)))
 
 
 def gathered_bytes(model: ModelConfig, *, expert: int, tensor: int) -> float:
@@ -134,12 +116,6 @@ def gathering_layers(model: ModelConfig, mesh: Mesh) -> int:
     return 0 if mesh.context == 1 else sum(kind.window is None or kind.window - 1 > own for kind in layer_kinds(model))
 
 
-def _gathered_keys_a_token(model: ModelConfig, mesh: Mesh, layers: int) -> float:
-    """Bytes of gathered keys and values per token of a device."""
-    width = FLOAT32_BYTES if model.float32_attention else COMPUTE_BYTES[model.compute_dtype]
-    return layers * mesh.context * 2 * width * model.num_kv_heads * model.head_dim / mesh.tensor
-
-
 def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[float, float]:
     """Return the bytes per token that all layers keep on the device and on the host. `tensor` divides heads and d_ff."""
     sizes = _sizes_a_token(model, tensor, once=False)
@@ -147,7 +123,7 @@ def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[flo
     on_device = (kept_names(remat) | {BLOCK_INPUT}) - set(on_host)
     kept = sum(sizes.get(name, 0) for name in on_device)
     if remat == "none":
-        kept = EVERYTHING * (kept + _rows_a_token(model) * len(expert_layers(model)))
+        kept = EVERYTHING * (kept + sizes[EXPERT_ROWS])
     return kept, sum(sizes.get(name, 0) for name in on_host)
 
 
@@ -157,13 +133,7 @@ def block_a_token(model: ModelConfig, tensor: int) -> float:
     sizes = _sizes_a_token(model, tensor, once=True)
     dense = sum(size for name, size in sizes.items() if name in DENSE_MLP)
     sparse = sum(size for name, size in sizes.items() if name.startswith(("expert_", "shared_", "router")))
-    return sum(sizes.values()) - dense - sparse + max(dense, sparse + _rows_a_token(model))
-
-
-def _rows_a_token(model: ModelConfig) -> float:
-    """Bytes of a token's expert rows in one layer."""
-    active = model.experts.num_active if model.experts else 0
-    return ROWS_AT_WORK * active * COMPUTE_BYTES[model.compute_dtype] * model.d_model
+    return sum(sizes.values()) - dense - sparse + max(dense, sparse)
 
 
 def _sizes_a_token(model: ModelConfig, tensor: int, *, once: bool) -> dict[str, float]:
@@ -176,14 +146,13 @@ def _sizes_a_token(model: ModelConfig, tensor: int, *, once: bool) -> dict[str, 
     layers = 1 if once else model.num_layers
     mixed = FLOAT32_BYTES if model.float32_attention else width
     heads = layers * model.num_query_heads * (mixed * model.head_dim + FLOAT32_BYTES) / tensor
-    return sizes | {BLOCK_INPUT: layers * width * model.d_model, ATTENTION: heads}
+    rows = ROWS_AT_WORK * (model.experts.num_active if model.experts else 0) * width * model.d_model
+    rows *= 1 if once else len(expert_layers(model))
+    return sizes | {BLOCK_INPUT: layers * width * model.d_model, ATTENTION: heads, EXPERT_ROWS: rows}
 
 
 def exchanged_a_token(model: ModelConfig, *, expert: int, again: bool) -> float:
-    """Return the bytes per token and step that leave a device along `expert`: rows, and gates in rows of 128 numbers.
-
-    With recomputation (`again`), rows are sent again, and come back if a norm follows the experts.
-    """
+    """Return the bytes per token and step that leave a device along `expert`. With recomputation (`again`), rows are sent again."""
     if model.experts is None or expert == 1:
         return 0.0
     rows = ROWS_SENT + again * (1 + model.post_norms)
@@ -231,7 +200,9 @@ class Estimates(NamedTuple):
 def measure_policies(step: StepShape, where: Slice, policies: Sequence[Remat], tensor: int) -> Policies:
     """Measure each policy without a compiler."""
     kept = np.array([kept_a_token(step.model, remat, tensor) for remat in policies])
-    flops = np.array([_executed_flops(step, remat) / where.devices for remat in policies], float)
+    model, sequences = step.model, step.batch_sequences
+    once = step_flops(model, sequences).total
+    flops = np.array([(once + recomputed_flops(model, sequences, remat)) / where.devices for remat in policies], float)
     output = np.array(["output" not in kept_names(remat) for remat in policies], float)
     again = np.array([remat != "none" for remat in policies], float)
     return Policies(kept[:, 0], kept[:, 1], flops, output, again)
@@ -239,65 +210,59 @@ def measure_policies(step: StepShape, where: Slice, policies: Sequence[Remat], t
 
 def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies) -> Estimates:
     """Estimate memory and time of every policy in one setting."""
-    model, mesh = step.model, setting.mesh
-    ones = np.ones_like(policies.flops)
-    tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.batch_parts * mesh.context)
-    gradients = FLOAT32_BYTES * count_weights(model).all * (2 if setting.parts > 1 else 1)
+    model, mesh, parts = step.model, setting.mesh, setting.parts
+    ones, again = np.ones_like(policies.flops), policies.exchanges_again
+    width, weights = COMPUTE_BYTES[model.compute_dtype], count_weights(model)
+    part_tokens = step.batch_sequences // parts * model.seq_len // (mesh.batch_parts * mesh.context)
+    tokens = part_tokens * parts
+
+    # GiB on a device and its host
+    gradients = FLOAT32_BYTES * sum(weights) * (2 if parts > 1 else 1)
     cut = (state_bytes(step) + gradients) / (mesh.weight_parts * mesh.tensor)
     layers = gathering_layers(model, mesh)
-    keys = tokens * _gathered_keys_a_token(model, mesh, min(layers, 1))
-    known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor) + 2 * keys) / GIB  # with the keys' gradients
-    kept = tokens * policies.on_device + (1 - policies.exchanges_again) * tokens * _gathered_keys_a_token(model, mesh, layers)
-    logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
-    block = tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
+    key_bytes = FLOAT32_BYTES if model.float32_attention else width
+    keys_a_layer = mesh.context * 2 * key_bytes * model.num_kv_heads * model.head_dim / mesh.tensor
+    gathered_keys = 2 * part_tokens * min(layers, 1) * keys_a_layer  # with their gradients
+    known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor) + gathered_keys) / GIB
+    kept = part_tokens * policies.on_device + (1 - again) * part_tokens * (layers * keys_a_layer)
+    logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, part_tokens) * model.vocab_size / mesh.tensor / GIB
+    block = part_tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
     amounts = np.stack([ones, kept / GIB, block * ones, logits * ones], axis=1)
-    host = tokens * np.where((mesh.context > 1) & (policies.on_host > 0), np.inf, policies.on_host)  # XLA fails: decision 3
-    terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)
-    return Estimates(known * ones, amounts, host / GIB, terms)
+    host = part_tokens * np.where((mesh.context > 1) & (policies.on_host > 0), np.inf, policies.on_host)  # XLA fails: decision 3
 
-
-def _terms(step: StepShape, where: Slice, setting: Setting, policies: Policies, tokens: int) -> list[Column]:
-    """Seconds of each roofline term, for the tokens of a device in a step."""
-    model, mesh, parts = step.model, setting.mesh, setting.parts
-    speeds, ones = where.chip.speeds, np.ones_like(policies.flops)
-    width, weights = COMPUTE_BYTES[model.compute_dtype], count_weights(model)
-    here = width * (weights.others + weights.experts / mesh.expert) / mesh.tensor
-    block = tokens * block_a_token(model, mesh.tensor) * model.num_layers
-    hbm = HBM_PASSES * block + 3 * parts * here + 3 * state_bytes(step) / mesh.weight_parts
-    across = parts * 2 * width * weights.all / mesh.tensor / where.devices_of_each * (where.count - 1) / where.count
-    update = muon_flops(step, fsdp=mesh.fsdp * mesh.context, expert=mesh.expert, tensor=mesh.tensor)
     # For each part: gather weights twice and scatter their gradients. For each chunk: the head's gradient. Then sum over copies
+    here = width * (weights.others + weights.experts / mesh.expert) / mesh.tensor
+    hbm = HBM_PASSES * tokens * block_a_token(model, mesh.tensor) * model.num_layers + 3 * parts * here
+    hbm += 3 * state_bytes(step) / mesh.weight_parts
+    across = parts * 2 * width * sum(weights) / mesh.tensor / where.devices_of_each * (where.count - 1) / where.count
+    update = muon_flops(step, fsdp=mesh.fsdp * mesh.context, expert=mesh.expert, tensor=mesh.tensor)
     chunks = max(tokens // mesh.tensor // setting.loss_tokens_a_chip, parts)
     head = 2 * FLOAT32_BYTES * model.vocab_size * model.d_model / mesh.tensor
     copies = mesh.replica // where.count
-    between = parts * 2 * width * weights.all / mesh.tensor / mesh.weight_parts * (copies - 1) / copies
-    others = parts * _passes(model.d_model, mesh.weight_parts) * width * weights.others / mesh.tensor
-    experts = parts * _passes(model.d_model, mesh.fsdp * mesh.context) * width * weights.experts / (mesh.tensor * mesh.expert)
+    between = parts * 2 * width * sum(weights) / mesh.tensor / mesh.weight_parts * (copies - 1) / copies
+    devices = (mesh.weight_parts, mesh.fsdp * mesh.context)  # of the other weights, and of experts
+    passes = [0 if number == 1 else 3 if (model.d_model // number) % TILE_ROWS == 0 else 6 for number in devices]
+    others = parts * passes[0] * width * weights.others / mesh.tensor
+    experts = parts * passes[1] * width * weights.experts / (mesh.tensor * mesh.expert)
     by_weights = (others + chunks * head) / ici_speed("fsdp×expert×context", mesh, where) + between / ici_speed("replica", mesh, where)
     by_weights += experts / ici_speed("fsdp×context", mesh, where)
     passed = width * tokens * model.d_model * model.num_layers * 2 * (mesh.tensor - 1) / mesh.tensor
     by_tensor = (4 + policies.computes_output_again) * passed / ici_speed("tensor", mesh, where)
+
     # Along `context`: gather keys and scatter their gradients, send queries and return results
-    layers, share = gathering_layers(model, mesh), (mesh.context - 1) / mesh.context
-    keys = _gathered_keys_a_token(model, mesh, layers) * share
+    share = (mesh.context - 1) / mesh.context
     queries = 2 * width * model.num_query_heads * model.head_dim / mesh.tensor * layers * share
-    by_position = tokens * (keys + queries) * (2 + policies.exchanges_again) / ici_speed("context", mesh, where)
-    once, again = (tokens * exchanged_a_token(model, expert=mesh.expert, again=again) for again in (False, True))
-    by_expert = (once + policies.exchanges_again * (again - once)) / ici_speed("expert", mesh, where, all_to_all=True)
-    return [
-        (policies.flops + update) / (speeds.flops * rooflines.UTILISATION),
-        hbm / speeds.hbm_bytes * ones,
+    by_position = tokens * (layers * keys_a_layer * share + queries) * (2 + again) / ici_speed("context", mesh, where)
+    once, twice = (tokens * exchanged_a_token(model, expert=mesh.expert, again=repeats) for repeats in (False, True))
+    by_expert = (once + again * (twice - once)) / ici_speed("expert", mesh, where, all_to_all=True)
+    terms = [
+        (policies.flops + update) / (where.chip.speeds.flops * rooflines.UTILISATION),
+        hbm / where.chip.speeds.hbm_bytes * ones,
         by_weights + by_tensor + by_position + by_expert,
-        across / speeds.dcn_bytes * ones,
-        2 * tokens * policies.on_host / speeds.host_bytes,
+        across / where.chip.speeds.dcn_bytes * ones,
+        2 * tokens * policies.on_host / where.chip.speeds.host_bytes,
     ]
-
-
-def _passes(d_model: int, devices: int) -> int:
-    """Transfers of a weight for a part of the batch: three for whole tiles on each device, else six."""
-    if devices == 1:
-        return 0
-    return 3 if (d_model // devices) % TILE_ROWS == 0 else 6
+    return Estimates(known * ones, amounts, host / GIB, np.stack(terms, axis=1))
 
 
 class Table:
@@ -310,9 +275,6 @@ class Table:
         self.known, self.amounts, self.host, self.terms = (np.concatenate(column) for column in zip(*parts, strict=True))
         self.compiled: list[tuple[int, float]] = []
         self.seen: list[tuple[int, Roofline]] = []
-
-    def __len__(self) -> int:
-        return len(self.known)
 
     def plan(self, number: int) -> Plan:
         """Return the plan of a row."""

@@ -4,7 +4,7 @@ import os
 import subprocess
 import tempfile
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from phasewise.trainer.process.environment import deciding_variables
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
 DECIDING = (
-    "interventions.py", "kernels", "loss.py", "metrics.py", "model", "optimizer.py", "preflight", "sharding.py", "state.py", "step.py",
-)  # fmt: skip
-"""The files of `trainer` that decide the compiled step and its analysis."""
+    *(f"trainer/{name}.py" for name in ("interventions", "loss", "metrics", "optimizer", "sharding", "state", "step")),
+    *(f"trainer/{name}/**/*.py" for name in ("kernels", "model", "preflight")),
+)
+"""The files that decide the compiled step and its analysis. They are read, not imported: they need jax."""
 DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")
 """Variables for the devices of this machine."""
 FLAGS = "LIBTPU_INIT_ARGS"
@@ -38,10 +39,7 @@ class MissingCompiler(PhasewiseError):
 
 
 def examine(spec: Spec, home: Home) -> Result:
-    """Compile a specification, or read its kept result.
-
-    MissingCompiler reports missing libtpu, a ConfigError an inconsistent specification, a TrainingError a failure or timeout.
-    """
+    """Compile a specification, or read its kept result."""
     key = digest_of(spec)
     kept = home.keyed("preflight", key).with_suffix(".json")
     with suppress(FileNotFoundError, NotAsWritten, KeyError):
@@ -60,7 +58,7 @@ def digest_of(spec: Spec) -> str:
         "spec": without_added(spec.model_dump(mode="json")),
         "versions": versions(),
         "flags": os.environ.get(FLAGS, ""),
-        "code": deciding_code(),
+        "code": code_digest(*DECIDING),
     }
     others = {name: value for name, value in deciding_variables(os.environ).items() if name not in (*DROPPED, FLAGS)}
     return digest_of_json(deciding | ({"variables": others} if others else {}))
@@ -74,12 +72,6 @@ def versions() -> dict[str, str]:
         raise MissingCompiler(
             f"preflight needs the compiler for TPUs, and {error.name} is not installed here: pip install 'phasewise[tpu]'."
         ) from None
-
-
-@cache
-def deciding_code() -> str:
-    """Digest of the code in `DECIDING`, without comments and layout. The files are read, not imported: they need jax."""
-    return code_digest(*(f"trainer/{name}" if name.endswith(".py") else f"trainer/{name}/**/*.py" for name in DECIDING))
 
 
 def run_compiler(spec: Spec) -> Result:
@@ -115,14 +107,11 @@ def run_compiler(spec: Spec) -> Result:
 
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, estimated: bool = False) -> Report:
-    """Find the fastest plan that fits the setup on its slice, and project time and cost. `estimated` does not compile.
-
-    A ConfigError reports an unknown slice or unsuitable model, a TrainingError a compiler failure. Plans for GPUs are only estimated.
-    """
+    """Find the fastest plan that fits the setup on its slice, with time and cost. `estimated` compiles nothing, as for GPUs."""
     where = find_slice(setup.slice)
     if not settings_for(setup.step, where):
         reason = batch_refusal(setup.step.batch_sequences, where)
         return refused_report(setup, where, reason or mesh_refusal(setup.step, where))
-    if estimated or not where.is_compiled_for:
+    if estimated or where.chip.platform == "gpu":
         return report_of(setup, where, estimate_plan(setup.step, where))
     return report_of(setup, where, find_plan(setup.step, where, partial(examine, home=home), machine_code=machine_code))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from pydantic import Field
@@ -76,11 +77,7 @@ def step_shape(phase: Any, batch_sequences: int) -> StepShape:
 
 
 class Plan(Frozen):
-    """The fields of `Execution` that preflight decides. `parts` are gradient accumulation steps.
-
-    `mesh` None is the mesh by rule: replicas over slices, weights over all chips of a slice. `loss_tokens_a_chip` bounds the logits of a
-    chip.
-    """
+    """The fields of `Execution` that preflight decides. `mesh` None is the mesh by rule, `loss_tokens_a_chip` bounds logits of a chip."""
 
     remat: Remat
     parts: int = Field(default=1, gt=0)
@@ -188,7 +185,9 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
     """List every setting that mesh, model and batch allow, the mesh by rule first, regardless of memory."""
     found: list[Setting] = []
     for mesh in meshes_for(step.model, where):
-        for parts in parts_for(step.batch_sequences, mesh.batch_parts):
+        for parts in _powers(MAX_PARTS):
+            if step.batch_sequences % (parts * mesh.batch_parts):
+                continue
             tokens = step.batch_sequences // parts * step.model.seq_len // where.devices
             found += [
                 Setting(mesh, parts, size) for number, size in enumerate(LOSS_TOKENS) if number == 0 or tokens > LOSS_TOKENS[number - 1]
@@ -197,22 +196,28 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
 
 
 def meshes_for(model: ModelConfig, where: Slice) -> list[Mesh]:
-    """List the mesh by rule, then meshes with replicas in a slice, `tensor` for heads, and `context` for positions of long rows.
+    """List the mesh by rule, which a sparse model lacks, then meshes with replicas in a slice, `expert`, `tensor` and `context`."""
+    from phasewise.trainer.sharding import check_mesh  # it imports jax
 
-    A sparse model has no mesh by rule.
-    """
-    if model.experts is not None:
-        return list(_sparse_meshes(model, where))
-    found = [where.mesh]
-    for tensor, context in itertools.product(_powers(MAX_TENSOR), contexts_for(model, where)):
-        if any(size % tensor for size in (model.num_query_heads, model.num_kv_heads, model.d_ff, model.vocab_size)):
+    is_sparse, devices = model.experts is not None, where.devices_of_each
+    found = [] if is_sparse else [where.mesh]
+    widths = _powers(MAX_TENSOR_SPARSE if is_sparse else MAX_TENSOR)
+    for expert, tensor, context in itertools.product(_powers(MAX_EXPERT if is_sparse else 1), widths, contexts_for(model, where)):
+        sizes = (model.num_query_heads, model.num_kv_heads, model.d_ff, model.vocab_size)
+        if not is_sparse and any(size % tensor for size in sizes):
             continue
-        for copies in _powers(where.devices_of_each):
-            fsdp, left = divmod(where.devices_of_each, tensor * context * copies)
-            if left or not fsdp or fsdp * context < min(MIN_FSDP, where.devices_of_each) or model.d_model % (fsdp * context):
+        for copies in _powers(devices):
+            fsdp, left = divmod(devices, expert * tensor * context * copies)
+            parts = fsdp * expert * context
+            if left or not fsdp or parts < min(MIN_FSDP, devices // (tensor if is_sparse else 1)):
                 continue
-            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, tensor=tensor, context=context)
-            found += [mesh] if mesh != where.mesh else []
+            if not is_sparse and model.d_model % parts:
+                continue
+            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, expert=expert, tensor=tensor, context=context)
+            with suppress(ConfigError):
+                if is_sparse:
+                    check_mesh(mesh, model)
+                found += [mesh] if is_sparse or mesh != where.mesh else []
     return found
 
 
@@ -224,33 +229,8 @@ def contexts_for(model: ModelConfig, where: Slice) -> list[int]:
     return [1, *(size for size in parts if size > 1 and model.seq_len % (2 * LANES * size) == 0)]
 
 
-def _sparse_meshes(model: ModelConfig, where: Slice) -> Iterator[Mesh]:
-    """Yield the meshes that `trainer.sharding` accepts: experts over `expert`, all other weights over fsdp × expert × context."""
-    from phasewise.trainer.sharding import check_mesh  # it imports jax
-
-    for expert, tensor, context in itertools.product(_powers(MAX_EXPERT), _powers(MAX_TENSOR_SPARSE), contexts_for(model, where)):
-        for copies in _powers(where.devices_of_each):
-            fsdp, left = divmod(where.devices_of_each, expert * tensor * context * copies)
-            if left or not fsdp or fsdp * expert * context < min(MIN_FSDP, where.devices_of_each // tensor):
-                continue
-            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, expert=expert, tensor=tensor, context=context)
-            try:
-                check_mesh(mesh, model)
-            except ConfigError:
-                continue
-            yield mesh
-
-
-def parts_for(batch_sequences: int, rows: int) -> list[int]:
-    """List the numbers of parts whose size replica × fsdp × expert divides."""
-    return [parts for parts in _powers(MAX_PARTS) if batch_sequences % parts == 0 and (batch_sequences // parts) % rows == 0]
-
-
 def policies_for(model: ModelConfig, platform: Platform = "tpu") -> Iterator[Remat]:
-    """Yield every choice of kept activations on device and host. Keys and values are small and stay together.
-
-    Only a TPU offloads, and only its attention kernel names its inputs. Experts' activations are kept only with everything else.
-    """
+    """Yield every choice of kept activations. Only a TPU offloads and names attention. Experts' activations are kept only with all."""
     found: list[Kept] = []
     if model.experts is None:
         wide = list(itertools.product(("again", "device", "host"), repeat=len(OFFLOADED)))
@@ -277,8 +257,5 @@ def policies_for(model: ModelConfig, platform: Platform = "tpu") -> Iterator[Rem
         yield from (one for one in found if not one.on_host and ATTENTION not in one.on_device)
 
 
-def _powers(limit: int) -> Iterator[int]:
-    value = 1
-    while value <= limit:
-        yield value
-        value *= 2
+def _powers(limit: int) -> list[int]:
+    return [2**power for power in range(limit.bit_length())]

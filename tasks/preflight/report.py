@@ -33,6 +33,9 @@ Report = dict[str, Any]
 def report_of(setup: Setup, where: Slice, found: Found) -> Report:
     """Report a compiled or estimated setup."""
     plan, result = found.plan, found.result
+    memory = result.memory if result else None
+    gib = {name: round(getattr(memory, name) / GIB, 2) if memory else None for name in ("arguments", "temporaries", "peak")}
+    gib |= {"limit": round(limit_bytes(result, where) / GIB, 2) if result else None, "maker": where.chip.device_gib}
     execution = spec_for(setup.step, where, plan).execution.model_dump(mode="json") if plan else None
     tried: list[Report] = []
     for one in found.tried:
@@ -48,10 +51,20 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
                 "binds": None if line is None else line.binds,
             }
         )
-    report = _about(setup, where) | {
+    report: Report = {
+        "phase": setup.phase,
+        "slice": where.name,
+        "parameters": count_parameters(setup.step.model),
+        "active_parameters": count_active_parameters(setup.step.model),
+        "chips": where.chips,
+        "devices": where.devices,
+        "hosts": where.hosts,
+        "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
+        "batch_sequences": setup.step.batch_sequences,
+        "steps": setup.steps,
+        "stretches": [list(stretch) for stretch in setup.stretches],
         "fits": plan is not None,
         "estimated": found.estimated,
-        "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
         "remat": execution["remat"] if execution else None,
         "microbatch_sequences": None if plan is None or plan.parts == 1 else setup.step.batch_sequences // plan.parts,
         "execution": execution,
@@ -60,7 +73,7 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
         "considered": found.considered,
         "tried": tried,
         "reason": None if plan else f"no plan fits: {'; '.join(f'{one.plan.words} {one.reason}' for one in found.tried)}",
-        "gib_per_chip": _memory(where, result),
+        "gib_per_chip": {**gib, "on_host": round(memory.host / GIB, 2) if memory else None},
         "compile_seconds": round(found.compile_seconds, 1),
         "compiler_host_gib": round(result.host_bytes / GIB, 2) if result else None,
     }
@@ -69,34 +82,8 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
 
 def refused_report(setup: Setup, where: Slice, reason: str) -> Report:
     """Report a setup without any possible mesh."""
-    refused: Report = {"fits": False, "estimated": False, "remat": None, "microbatch_sequences": None, "execution": None, "plan": None}
-    refused |= {"why": None, "considered": 0, "tried": [], "reason": reason}
-    nothing = {"gib_per_chip": _memory(where, None), "compile_seconds": 0.0, "compiler_host_gib": None}
-    return _about(setup, where) | refused | nothing | dict.fromkeys(UNPROJECTED)
-
-
-def _about(setup: Setup, where: Slice) -> Report:
-    return {
-        "phase": setup.phase,
-        "slice": where.name,
-        "parameters": count_parameters(setup.step.model),
-        "active_parameters": count_active_parameters(setup.step.model),
-        "chips": where.chips,
-        "devices": where.devices,
-        "hosts": where.hosts,
-        "mesh": where.mesh.model_dump(),
-        "batch_sequences": setup.step.batch_sequences,
-        "steps": setup.steps,
-        "stretches": [list(stretch) for stretch in setup.stretches],
-    }
-
-
-def _memory(where: Slice, result: Result | None) -> Report:
-    memory = result.memory if result else None
-    found = {name: round(getattr(memory, name) / GIB, 2) if memory else None for name in ("arguments", "temporaries", "peak")}
-    limit = round(limit_bytes(result, where) / GIB, 2) if result else None
-    on_host = round(memory.host / GIB, 2) if memory else None
-    return {**found, "limit": limit, "maker": where.chip.device_gib, "on_host": on_host}
+    nothing = Found(plan=None, result=None, tried=(), compile_seconds=0.0, considered=0, why="")
+    return report_of(setup, where, nothing) | {"why": None, "reason": reason}
 
 
 def _projected(setup: Setup, where: Slice, found: Found, plan: Plan, result: Result) -> Report:

@@ -36,10 +36,7 @@ class Tried(Frozen):
 
 
 class Found(Frozen):
-    """The result of the search. Without a plan that fits, `plan` is None and `result` has the last compiled plan.
-
-    `tried` has the other compiled plans in order, `considered` the number of estimates, `why` the reason for the plan and the end.
-    """
+    """The result of the search. Without a plan that fits, `result` has the last compiled plan. `considered` is the number of estimates."""
 
     plan: Plan | None
     result: Result | None
@@ -59,15 +56,12 @@ class _Compiled(NamedTuple):
 
 
 def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], *, machine_code: bool = False) -> Found:
-    """Compile the plan by rule, then the fastest estimates, until no estimate beats the best plan that fits.
-
-    If none fits, the search goes to plans with less memory and last to the plan with the least memory.
-    """
+    """Compile the plan by rule, then the fastest estimates, until none beats the best that fits. If none fits, prefer less memory."""
     has_rule, max_compiled, min_gain = False, MAX_COMPILED_HERE, MIN_GAIN_SPARSE
     if where.chip.platform == "tpu":
         has_rule = step.model.experts is None
         max_compiled, min_gain = (MAX_COMPILED, MIN_GAIN) if has_rule else (MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE)
-    table = _table_of(step, where)
+    table = Table(step, where, settings_for(step, where), list(policies_for(step.model, where.chip.platform)))
     compiled: dict[int, _Compiled] = {}
     while len(compiled) < max_compiled:
         limits = [limit_bytes(each.result, where) / GIB for each in compiled.values()]
@@ -96,30 +90,22 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
     compile_seconds = sum(each.result.lower_seconds + each.result.compile_seconds for each in done)
     fitting = [(each.roofline.ranking_seconds, number) for number, each in enumerate(done) if each.roofline is not None]
     best = done[min(fitting)[1]] if fitting else None
-    tried = tuple(_tried(each, best) for each in done if each is not best)
-    about: dict[str, Any] = {"tried": tried, "compile_seconds": compile_seconds, "considered": len(table)}
+    tried: list[Tried] = []
+    for each in [each for each in done if each is not best]:
+        reason = each.refusal or "not taken"
+        if each.refusal is None and each.roofline and best and best.roofline:
+            line, more = each.roofline, each.roofline.ranking_seconds / best.roofline.ranking_seconds - 1
+            slower = f"{100 * more:.1f} % slower where {EXPOSED:.0%} of what it moves does not overlap"
+            reason = f"fits, {line.step_seconds:.2f} s a step; {slower}"
+        gib = each.result.memory.peak / GIB if each.result.memory else None
+        tried.append(Tried(plan=each.plan, reason=reason, gib=gib, roofline=each.roofline))
+    about: dict[str, Any] = {"tried": tuple(tried), "compile_seconds": compile_seconds, "considered": len(table.known)}
     if best is None:
         return Found(plan=None, result=done[-1].result if done else None, why="none fits", **about)
     is_most = len(done) >= max_compiled
     ended = "the most that are compiled" if is_most else f"no other is estimated to be {100 * min_gain:g} % faster and to fit"
-    why = f"the fastest of {len(fitting)} that fit, of {len(done)} compiled, of {len(table):,} estimated; {ended}"
+    why = f"the fastest of {len(fitting)} that fit, of {len(done)} compiled, of {len(table.known):,} estimated; {ended}"
     return Found(plan=best.plan, result=best.result, why=why, **about)
-
-
-def _table_of(step: StepShape, where: Slice) -> Table:
-    return Table(step, where, settings_for(step, where), list(policies_for(step.model, where.chip.platform)))
-
-
-def _tried(each: _Compiled, best: _Compiled | None) -> Tried:
-    gib = each.result.memory.peak / GIB if each.result.memory else None
-    reason = each.refusal or "not taken"
-    if each.refusal is None and each.roofline is not None and best is not None and best.roofline is not None:
-        more = each.roofline.ranking_seconds / best.roofline.ranking_seconds - 1
-        reason = (
-            f"fits, {each.roofline.step_seconds:.2f} s a step; {100 * more:.1f} % slower where {EXPOSED:.0%} of what it moves does not "
-            "overlap"
-        )
-    return Tried(plan=each.plan, reason=reason, gib=gib, roofline=each.roofline)
 
 
 def host_gib(where: Slice) -> float:
@@ -149,7 +135,7 @@ def refusal(result: Result, where: Slice) -> str | None:
 
 def estimate_plan(step: StepShape, where: Slice) -> Found:
     """Return the plan with the fastest estimate that fits, and the estimates as a compiler's result without collectives."""
-    table = _table_of(step, where)
+    table = Table(step, where, settings_for(step, where), list(policies_for(step.model, where.chip.platform)))
     limit_gib = where.chip.device_gib * where.chip.usable
     gib, seconds = table.gib(), table.seconds()
     fits = (gib + RESERVED_BYTES / GIB <= limit_gib) & (table.host <= host_gib(where))
@@ -166,9 +152,9 @@ def estimate_plan(step: StepShape, where: Slice) -> Found:
         hbm_bytes=round(roofline.hbm * speeds.hbm_bytes), host_traffic_bytes=round(roofline.host * speeds.host_bytes),
         lower_seconds=0.0, compile_seconds=0.0, host_bytes=0,
     )  # fmt: skip
-    about: dict[str, Any] = {"result": result, "compile_seconds": 0, "considered": len(table), "estimated": True}
+    about: dict[str, Any] = {"result": result, "compile_seconds": 0, "considered": len(table.known), "estimated": True}
     if fits.any():
-        why = f"the fastest that is estimated to fit, of {len(table):,}"
+        why = f"the fastest that is estimated to fit, of {len(table.known):,}"
         return Found(plan=plan, tried=(), why=why, roofline=roofline, **about)
     reason = f"is estimated to need {needs:.1f} GiB of {limit_gib:.2f}, of which {RESERVED_BYTES / GIB:g} stay free"
     tried = (Tried(plan=plan, reason=reason, gib=needs, roofline=None),)

@@ -136,11 +136,6 @@ class Slice(Frozen):
             return Topology(name=name, num_slices=self.count, platform=platform, devices=self.devices)
         return Topology(name=name, num_slices=self.count, chip_config=self.chip.chip_config, chips_per_host=self.chip.host_bounds)
 
-    @property
-    def is_compiled_for(self) -> bool:
-        """Whether the compiler runs without the chip. GPUs are only estimated."""
-        return self.chip.platform != "gpu"
-
 
 @cache
 def read_table() -> Table:

@@ -57,11 +57,9 @@ class CardOptions(NamedTuple):
 
 
 def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
-    """Read all claims from the home with the runs in `work`, write the card, and return a summary.
-
-    A ConfigError reports an unusable folder or key, a VerdictError an incomplete or inconsistent home.
-    """
-    _check_free(out)
+    """Read all claims from the home with the runs in `work`, write the card, and return a summary."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"the folder for the card must be new or empty, and {out} is not: choose another, or remove it.")
     files = HomeFiles(home, work=work)
     claims = read_claims(files, subject, source_folders=options.source_folders)
     if options.export is not None:
@@ -104,12 +102,7 @@ def render_documents(claims: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> tuple[str, ...]:
-    """Write the card's folder atomically, and return the names of its files. Equal claims give equal bytes.
-
-    Raises:
-        ConfigError: the folder is not empty, or the key is unusable.
-    """
-    _check_free(folder)
+    """Write the card's folder atomically, and return the names of its files. Equal claims give equal bytes."""
     documents = render_documents(claims)
     predicate: dict[str, Any] = {name: claims[name] for name in NAMED}
     predicate["claims"] = {name: value for name, value in claims.items() if name not in NAMED}
@@ -129,11 +122,6 @@ def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> t
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return tuple(sorted(path.name for path in folder.iterdir()))
-
-
-def _check_free(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"the folder for the card must be new or empty, and {folder} is not: choose another, or remove it.")
 
 
 def _subjects(claims: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -190,11 +178,7 @@ def subject_of(folder: Path) -> Subject | None:
 
 
 def verify_card(folder: Path, against: Against) -> Verification:
-    """Check a card's signature and documents and, with a home, each claim against the bytes.
-
-    Raises:
-        ConfigError: the folder has no card, or a name in the card leads outside the home.
-    """
+    """Check a card's signature and documents and, with a home, each claim against the bytes."""
     if not (folder / STATEMENT_NAME).is_file():
         raise ConfigError(f"{folder} is no card: it has no {STATEMENT_NAME}. `phasewise card` writes one.")
     payload = (folder / STATEMENT_NAME).read_bytes()
@@ -267,7 +251,7 @@ def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, f
         if against.export is not None:
             files.problem("export", "a folder was given, and the card says nothing of an export")
     elif against.export is None:
-        files.skip("export", "no exported folder was given: --export names it")
+        files.unread.append(Disagreement("export", "no exported folder was given: --export names it"))
     else:
         files.problems += _differences(claims["export"], _export(files, subject, against.export), "export", "the exported folder says")
     for one in files.problems:
@@ -338,11 +322,7 @@ def sign(payload: bytes, key: Path) -> dict[str, Any]:
 
 
 def signature_problem(envelope: Any, payload: bytes, public_key: Path | None) -> str | None:
-    """Return the reason why the envelope does not sign these bytes, or None. `public_key` None checks only the payload.
-
-    Raises:
-        ConfigError: the key is unreadable, or a package is missing.
-    """
+    """Return the reason why the envelope does not sign these bytes, or None. `public_key` None checks only the payload."""
     try:
         inside = base64.b64decode(envelope["payload"], validate=True)
         made = [base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]]

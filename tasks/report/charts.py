@@ -115,11 +115,6 @@ class Line(NamedTuple):
     place: int = 0
     is_dots: bool = False
 
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """Points of all parts."""
-        return [point for part in self.parts for point in part]
-
 
 class Figure(NamedTuple):
     """A picture with title and legend."""
@@ -132,23 +127,23 @@ class Figure(NamedTuple):
 
 def curve(title: str, lines: Sequence[Line], *, unit: str = "", note: str = "") -> Figure | None:
     """Draw lines over steps, or return None without points."""
-    drawn = [line for line in lines if line.points]
+    drawn = [(line, points) for line in lines if (points := [point for part in line.parts for point in part])]
     if not drawn:
         return None
-    points = [point for line in drawn for point in line.points]
-    axes = Axes((58, 10, 362, 154), padded([x for x, _ in points], 0), padded([y for _, y in points]))
+    every = [point for _, points in drawn for point in points]
+    axes = Axes((58, 10, 362, 154), padded([x for x, _ in every], 0), padded([y for _, y in every]))
     axes.grid(4)
     axes.steps(5)
     words: list[str] = []
-    for line in drawn:
+    for line, points in drawn:
         if line.is_dots or all(len(part) == 1 for part in line.parts):
-            axes.dots(line.points, f"dot place-{line.place}", 2.6)
+            axes.dots(points, f"dot place-{line.place}", 2.6)
         else:
             axes.line(line.parts, f"curve place-{line.place}")
-        (first, begin), (last, end) = line.points[0], line.points[-1]
-        least, greatest = min(y for _, y in line.points), max(y for _, y in line.points)
+        (first, begin), (last, end) = points[0], points[-1]
+        least, greatest = min(y for _, y in points), max(y for _, y in points)
         words.append(f"{line.name} {begin:.4g} at step {first:,.0f}, {end:.4g} at step {last:,.0f}, between {least:.4g} and {greatest:.4g}")
-    legend = tuple((line.place, line.name) for line in drawn) if len(drawn) > 1 else ()
+    legend = tuple((line.place, line.name) for line, _ in drawn) if len(drawn) > 1 else ()
     picture = svg(440, 190, [axes], label=f"{title}: {'. '.join(words)}")
     return Figure(f"{title}{f', {unit}' if unit else ''}", picture, legend, note)
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -48,23 +49,21 @@ class Disagreement(NamedTuple):
         return f"{self.field}: {self.words}"
 
 
+@dataclass
 class HomeFiles:
-    """The files of a home, each read once. `work` has a local copy of runs, verdicts and reports for a home on a store.
+    """The files of a home, each read once. `work` has a local copy of runs, verdicts and reports for a home on a store."""
 
-    `unread` lists shards and checkpoint files beyond `max_read_bytes`.
-    """
-
-    def __init__(self, root: Path, *, work: Path | None = None, max_read_bytes: int = MAX_READ_BYTES) -> None:
-        self.root, self._work = root, work or root
-        self.digests: dict[str, str] = {}  # path in the home → SHA-256 of the read files
-        self.problems: list[Disagreement] = []  # contradictions between files, by the field that they decide
-        self.unread: list[Disagreement] = []  # unchecked files and fields
-        self.read_bytes = 0  # for digests
-        self._max_read_bytes = max_read_bytes
+    root: Path
+    work: Path | None = field(default=None, kw_only=True)
+    max_read_bytes: int = field(default=MAX_READ_BYTES, kw_only=True)
+    digests: dict[str, str] = field(default_factory=dict[str, str])  # path in the home → SHA-256 of the read files
+    problems: list[Disagreement] = field(default_factory=list[Disagreement])  # contradictions between files, by the field that they decide
+    unread: list[Disagreement] = field(default_factory=list[Disagreement])  # unchecked files and fields
+    read_bytes: int = 0  # for digests
 
     def place(self, path: str) -> Path:
         """Return the local file or folder of a path in the home."""
-        return (self._work if path.split("/", 1)[0] in WORKED_ON else self.root) / path
+        return ((self.work or self.root) if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
         """Read a sealed JSON file. A missing or changed file is a problem of the field."""
@@ -83,8 +82,10 @@ class HomeFiles:
             return expected
         if path not in self.digests:
             size = place.stat().st_size
-            if expected is not None and self.read_bytes + size > self._max_read_bytes:
-                self.skip(field, f"{path} ({size:,} bytes) was not read: the bound of {self._max_read_bytes:,} bytes is reached")
+            if expected is not None and self.read_bytes + size > self.max_read_bytes:
+                self.unread.append(
+                    Disagreement(field, f"{path} ({size:,} bytes) was not read: the bound of {self.max_read_bytes:,} bytes is reached")
+                )
                 return expected
             self.read_bytes += size
             self.digests[path] = digest_of_file(place)
@@ -101,16 +102,14 @@ class HomeFiles:
         """Note a contradiction."""
         self.problems.append(Disagreement(field, words))
 
-    def skip(self, field: str, words: str) -> None:
-        """Note an unchecked field."""
-        self.unread.append(Disagreement(field, words))
-
     def tried(self, field: str, read: Callable[[], Any], *errors: type[Exception]) -> Any:
         """Return the result of `read`. One of these errors is a problem of the field."""
         try:
             return read()
         except errors as error:
-            self.problem(field, " ".join(str(error).split()).replace(str(self.root), "the home").replace(str(self._work), "the home"))
+            self.problem(
+                field, " ".join(str(error).split()).replace(str(self.root), "the home").replace(str(self.work or self.root), "the home")
+            )
             return None
 
 
@@ -253,9 +252,9 @@ def _lineage(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str
             of_result = found.result.get("params_digest")
             files.agree(f"{field}.params_digest", f"{run.phase} started from", of_result, start.params_digest)
         else:
-            files.skip(f"{field}.params_digest", f"the weights of its step {step}, before its end, were not read")
+            files.unread.append(Disagreement(f"{field}.params_digest", f"the weights of its step {step}, before its end, were not read"))
         for phase, at, part in grafts:
-            files.skip(f"lineage.{run.phase}.start.graft", f"the {part} in {phase}/{at} was not read")
+            files.unread.append(Disagreement(f"lineage.{run.phase}.start.graft", f"the {part} in {phase}/{at} was not read"))
         current, left_at, params_digest = found, step, start.params_digest
 
 
@@ -275,7 +274,9 @@ def _checkpoint(files: HomeFiles, trained: Trained) -> dict[str, Any]:
     for name in sorted(set(there) - set(named) - {"digests.json"}):
         files.problem(f"checkpoint.files.{name}", "the checkpoint's digests.json does not name this file")
     if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):
-        files.skip("training.params_digest", "the weights were not read: the checkpoint's files are damaged or were not all read")
+        files.unread.append(
+            Disagreement("training.params_digest", "the weights were not read: the checkpoint's files are damaged or were not all read")
+        )
     else:
         from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
 
@@ -308,9 +309,9 @@ def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any],
             place = folders.get(name, files.place(f"sources/{name}")) / source.name
             kind, _, said = source.digest.partition(":")
             if not place.is_file():
-                files.skip(field, "its bytes are not in the home; --source NAME=FOLDER says where they are")
+                files.unread.append(Disagreement(field, "its bytes are not in the home; --source NAME=FOLDER says where they are"))
             elif kind not in SOURCE_DIGESTS:
-                files.skip(field, f"a digest of the kind {kind} was noted, which only its store can work out")
+                files.unread.append(Disagreement(field, f"a digest of the kind {kind} was noted, which only its store can work out"))
             else:
                 with place.open("rb") as file:
                     files.agree(field, "the file's bytes have", said, hashlib.file_digest(file, kind).hexdigest())

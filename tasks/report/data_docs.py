@@ -51,11 +51,7 @@ class Card:
 
 
 def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
-    """Replace the Data Docs in the folder, and return the index page.
-
-    The last verdict on a subject by a suite counts. The index names evidence that is lost or cannot be judged again. A lock serializes
-    builders on one machine. On an object store, the pages of the last builder remain.
-    """
+    """Replace the Data Docs in the folder, and return the index page. The last verdict on a subject by a suite counts."""
     folder = as_path(folder)
     latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
     with locked(folder / LOCK, wait=True) if file_system_of(folder) is None else nullcontext():
@@ -79,15 +75,11 @@ def index_page(cards: Sequence[Card]) -> str:
     folders = zip(*(card.verdict.subject.split("/")[:-1] for card in cards), strict=False)
     page = environment().get_template("docs_index.html")
     return page.render(
-        depth="",
-        cards=in_order,
-        passing=[card for card in in_order if card.counts.standing == "passed"],
-        worst=in_order[0].counts.standing if in_order else None,
-        words=verdicts_in_words(counts),
-        shares=sum_counts(counts).shares,
+        depth="", cards=in_order, passing=[card for card in in_order if card.counts.standing == "passed"],
+        worst=in_order[0].counts.standing if in_order else None, words=verdicts_in_words(counts), shares=sum_counts(counts).shares,
         run="/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, folders)),
         unused=unused_of([card.verdict for card in cards]),
-    )
+    )  # fmt: skip
 
 
 def _add_pages(pages: dict[str, str], name: str, verdict: Verdict) -> Card:

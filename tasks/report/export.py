@@ -34,26 +34,17 @@ GenerationPrompt = Literal["add", "none"]
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
-def check_weights(weights: str) -> None:
-    """Raise a ConfigError unless `weights` is `last`, `ema` or `average:N` with N of at least 2."""
+def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params, tuple[int, ...]]:
     count = weights.removeprefix(AVERAGE)
     if weights not in (LAST, EMA) and not (weights.startswith(AVERAGE) and count.isdecimal() and int(count) > 1):
         raise ConfigError(f"the weights must be last, ema or average:N with N of at least 2, found {weights!r}.")
-
-
-def _weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params, tuple[int, ...]]:
-    check_weights(weights)
     if weights.startswith(AVERAGE):
-        return average_of_last(checkpoint.parent, run, int(weights.removeprefix(AVERAGE)))
+        return average_of_last(checkpoint.parent, run, int(count))
     return read_params(checkpoint, run.model, ema=weights == EMA), (run.stop_step,)
 
 
 def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Mapping[str, Any]) -> str | None:
-    """Return the difference between an exported folder's tensors and the weights that it names, or None.
-
-    Raises:
-        PhasewiseError: the folder or a checkpoint is unreadable.
-    """
+    """Return the difference between an exported folder's tensors and the weights that it names, or None."""
     params, steps = _weights_of(run, checkpoint, str(origin["weights"]))
     if (found := params_digest(params)) != origin["params_digest"]:
         return f"{origin['weights']} has the digest {found[:16]}, the folder says {str(origin['params_digest'])[:16]}"
@@ -83,14 +74,7 @@ def export_phase(
     run: RunConfig, result: dict[str, Any], tokenizer: Path, folder: Path, *, weights: str = LAST, dtype: DType = "float32",
     claims: Mapping[str, Any] | None = None, chats: Sequence[ChatTemplate] = (), generation_prompt: GenerationPrompt | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write the folder, and return a summary. Only a unique chat template is exported with the tokenizer.
-
-    `weights` is `last`, `ema` for the moving average, or `average:N` for the mean of the last N checkpoints. `generation_prompt` adds a
-    missing generation prompt, or exports the template unchanged. A CheckpointError reports damaged, missing or different weights, a
-    ConfigError an unusable folder, unknown weights, an unsupported model or an undecided generation prompt, a DataError an unsuitable
-    tokenizer.
-    """
-    check_weights(weights)
+    """Write the folder, and return a summary. Of several chat templates none is exported. `average:N` is the mean of the last N steps."""
     check_writable(folder, run.model)
     chats = opening_answers(chats, generation_prompt)
     checkpoint = Path(result["checkpoint"])

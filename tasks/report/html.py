@@ -56,8 +56,10 @@ def environment() -> jinja2.Environment:
     made.filters.update({name: getattr(wording, name) for name in formats})
     made.filters.update(
         thousands="{:,}".format,
-        with_code=_with_code,
-        clipped=clipped,
+        with_code=lambda text: Markup("").join(
+            Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece) for place, piece in enumerate(text.split("`"))
+        ),
+        clipped=lambda text, most=CLIPPED_CHARACTERS: cut(str(text), most),
         breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
         block_text=_block_text,
         without_tags=lambda block: TAG.sub("", str(block)),
@@ -68,16 +70,6 @@ def environment() -> jinja2.Environment:
 def static_files() -> dict[str, bytes]:
     """Read name → style sheet or script."""
     return {path.name: path.read_bytes() for path in sorted((HERE / "static").iterdir()) if path.suffix in (".css", ".js")}
-
-
-def clipped(text: object, most: int = CLIPPED_CHARACTERS) -> str:
-    """Cut a text at a readable length."""
-    return cut(str(text), most)
-
-
-def _with_code(text: str) -> Markup:
-    pieces = (escape(piece) for piece in text.split("`"))
-    return Markup("").join(Markup("<code>{}</code>").format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def _block_text(block: Mapping[str, Any]) -> Markup:

@@ -160,10 +160,7 @@ def _name_phases(axes: Axes, report: Report, pixels: int) -> None:
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], pixels: int) -> None:
-    """Write names (text, value, style) at the right edge. A narrow picture shows only names with a style, inside the axes.
-
-    Overlapping names are moved apart in the order of their values, within the axes if possible.
-    """
+    """Write names (text, value, style) at the right edge, moved apart. A narrow picture shows only names with a style, inside the axes."""
     right = axes.left + axes.width
     if pixels < WIDE_PIXELS:
         for place, (text, _, css) in enumerate([end for end in ends if end[2]][:6]):

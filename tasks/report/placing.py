@@ -26,11 +26,7 @@ def is_placed(folder: Path, digests: KnownDigests) -> bool:
 
 
 def place(made: Path, folder: Path) -> None:
-    """Move or upload every file of a local export, `phasewise.json` last, over the files of an interrupted export.
-
-    Raises:
-        OSError: the disk is full, or the store rejected a file repeatedly.
-    """
+    """Move or upload every file of a local export, `phasewise.json` last, over the files of an interrupted export."""
     for path in sorted(made.iterdir(), key=lambda path: path.name == ORIGIN_NAME):
         target = folder / path.name
         if file_system_of(target) is not None:

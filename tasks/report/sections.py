@@ -101,10 +101,7 @@ class Span(NamedTuple):
 
 
 def spans_of(report: Report) -> list[Span]:
-    """Return a bar for every mixture, with families in order of size and small families in the last block.
-
-    Components of a family share the first word of their names. A component has one colour in all bars, a shade of its family's hue.
-    """
+    """Return a bar for every mixture. Components of a family share their name's first word and a hue. Small families are last."""
     every = [shares for phase in report.phases for _, shares in phase.mixture]
     by_word: dict[str, list[Component]] = defaultdict(list)
     for component in dict.fromkeys(name for shares in every for name in shares):
@@ -302,14 +299,10 @@ def row_of(measured: MeasuredReport, baselines: Mapping[str, float]) -> Measured
     return MeasuredRow(
         what=measured.what,
         value=decimal(measured.value, places=PLACES) + (f" ± {decimal(measured.stderr, places=PLACES)}" if measured.stderr else ""),
-        parent=decimal(measured.parent, places=PLACES),
-        difference=_signed(measured.difference),
-        interval=interval,
-        smallest_effect=decimal(measured.smallest_effect, places=PLACES),
-        floor=floor,
-        direction=direction,
+        parent=decimal(measured.parent, places=PLACES), difference=_signed(measured.difference), interval=interval,
+        smallest_effect=decimal(measured.smallest_effect, places=PLACES), floor=floor, direction=direction,
         not_compared=measured.not_compared,
-    )
+    )  # fmt: skip
 
 
 def _signed(value: float | None) -> str:

@@ -1,8 +1,6 @@
 """Prefect task that publishes the report of a run, and artifacts and events of a phase's flow run."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -22,8 +20,6 @@ from phasewise.tasks.report.html import write_report
 from phasewise.tasks.report.sections import report_markdown
 from phasewise.validations.verdict import Verdict
 
-_shown_on: ContextVar[str | None] = ContextVar("shown_on", default=None)
-
 
 @task(task_run_name="write report of {report.recipe}", cache_policy=NO_CACHE)
 def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) -> Path:
@@ -36,19 +32,9 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
     return path
 
 
-@contextmanager
-def shown_on_this_run() -> Iterator[None]:
-    """Attach artifacts of the context, including subflows and tasks, to the current run."""
-    token = _shown_on.set(str(current.id) if current.id else None)
-    try:
-        yield
-    finally:
-        _shown_on.reset(token)
-
-
-def publish_page(markdown: str, *, key: str, description: str) -> None:
-    """Create or update the run's Markdown artifact. Artifacts of other runs remain. A key has lowercase letters, digits and dashes."""
-    run_id = _shown_on.get() or current.id
+def publish_page(markdown: str, *, key: str, description: str, on_parent: bool = False) -> None:
+    """Create or update a Markdown artifact of this flow run, or with `on_parent` of the run above it, if any."""
+    run_id = (on_parent and current.parent_flow_run_id) or current.id
     owner = UUID(str(run_id)) if run_id else None
     with get_client(sync_client=True) as client:
         if owner is not None:

@@ -1,7 +1,6 @@
 """Training of a phase in attempts, each of which resumes from the last checkpoint, by any launcher.
 
-An attempt is monitored by the files of the run's folder. The launcher only reports the end of its processes. A phase that changes its slice
-is trained in segments, each on its slice by its own plan, all on the same batches.
+The files of the run's folder show an attempt's progress. A phase that changes its slice is trained in segments, all on the same batches.
 """
 
 import errno
@@ -75,9 +74,6 @@ class SliceSegment:
     launcher: Launcher = field(default_factory=LocalLauncher)
     slice_name: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.slice_name or self.launcher.kind}: {mesh_words(self.run.execution)}"
-
 
 def segment_at(segments: Sequence[SliceSegment], step: int) -> SliceSegment:
     """Return the segment of the update after `step`."""
@@ -92,21 +88,9 @@ def launch_trainer(
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
-    A trainer that was killed or preempted, or that stalled, is restarted. A refusal or a divergence would repeat, so it is final.
-    `events.jsonl` in the run's folder logs the events. An exception by a signal or by `check` first stops the trainer, which saves its
-    state within `trainer.process.signals.stop_seconds`.
-
-    Args:
-        on_rows: called with new rows of `metrics.jsonl`.
-        check: called about twice a second.
-        segments: the phase on each of its slices, in order. Default: the local launcher trains `run`.
-
-    Raises:
-        VerdictError: the bytes have no verdict.
-        TrainingDiverged: the loss is not finite, or jumped, and the phase does not roll back.
-        WaitsForPerson: the loss is not finite, or jumped, and a person must decide about a rollback.
-        StorageError: a file could not be written or read.
-        TrainingError: the process failed after `MAX_RESTARTS`, or another launcher trains this run.
+    A trainer that was killed or preempted, or that stalled, is restarted. A refusal or a divergence would repeat, so it is final: its
+    exit code decides the error. An exception by a signal or by `check`, which is called about twice a second, first stops the trainer,
+    which saves its state within `trainer.process.signals.stop_seconds`. Without `segments`, the local launcher trains `run`.
     """
     segments = segments or [SliceSegment(run)]
     folder, launcher = RunFolder(run.output), segment_at(segments, run.start_step).launcher
@@ -154,8 +138,11 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
         code = _attempt(segment, on_rows, check, clock)
         words, saved = last_words(log, log_before), last_saved_step(run)
         if code == ExitCode.MOVES and saved == segment.run.until_step:
-            step, after = segment.run.last_step, segment_at(segments, segment.run.last_step)
-            text = f"trained to step {step:,} on {segment}, and saved; resuming on {after}, on the same batches"
+            step = segment.run.last_step
+            before, after = (
+                f"{one.slice_name or one.launcher.kind}: {mesh_words(one.run.execution)}" for one in (segment, segment_at(segments, step))
+            )
+            text = f"trained to step {step:,} on {before}, and saved; resuming on {after}, on the same batches"
             say(f"{run.phase}: {text}")
             append_event(run.output, "moved", step, text)
             continue
@@ -163,7 +150,8 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
             break
         kinds: dict[int, EventKind] = {ExitCode.STALLED: "stalled", ExitCode.PREEMPTED: "preempted"}
         if kind := kinds.get(code):
-            append_event(run.output, kind, trained_step(run), words or f"the trainer {ending(code)}")
+            rows = read_metrics(RunFolder(run.output).metrics)
+            append_event(run.output, kind, rows[-1]["step"] if rows else run.start_step, words or f"the trainer {ending(code)}")
         start = "its beginning" if saved is None else f"its last checkpoint, step {saved:,}"
         is_why = words is not None and (code in (ExitCode.STALLED, ExitCode.LOST) or words.startswith("host "))
         text = f"the trainer {ending(code)}{f' ({words})' if is_why else ''}; resuming from {start}"
@@ -179,8 +167,18 @@ def _train(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
         while (left := until - time.monotonic()) > 0:
             check()
             time.sleep(min(left, LOOK_SECONDS))
-    if code:
-        raise _failure(run, code, log, log_before)
+    if not code:
+        return
+    if code == ExitCode.ASKS:
+        raise WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder(run.output).question))
+    reason = f"the trainer {ending_with_reason(code, log, log_before)}"
+    if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even the log could be written
+        raise storage_refusal(OSError(errno.ENOSPC, reason, str(log.parent)))
+    failures: dict[int, type[PhasewiseError]] = {
+        ExitCode.REFUSED: VerdictError, ExitCode.DIVERGED: TrainingDiverged, ExitCode.NO_STORAGE: StorageError,
+    }  # fmt: skip
+    failure = failures.get(code, TrainingError) if words else TrainingError
+    raise failure(f"{run.phase} was not trained: {words or reason}")
 
 
 def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
@@ -207,7 +205,8 @@ def _attempt(segment: SliceSegment, on_rows: Callable[[list[Row]], None], check:
 
             return start_and_monitor(segment.launcher, Attempt(run, run_file), on_rows, look)
     except BaseException:
-        trained, saved = trained_step(run), last_saved_step(run)
+        rows, saved = read_metrics(RunFolder(run.output).metrics), last_saved_step(run)
+        trained = rows[-1]["step"] if rows else run.start_step
         append_event(run.output, "preempted", trained, "stopped from where it was started")
         if trained == run.start_step:
             report = "stopped before its first update"
@@ -270,23 +269,3 @@ def start_and_monitor(launcher: Launcher, attempt: Attempt, on_rows: Callable[[l
         if hosts.remote and not is_back:
             with suppress(TakenOver, StorageError):  # the first error is raised
                 hosts.remote.take_back(needs_weights=code in (ExitCode.DONE, ExitCode.MOVES))
-
-
-def trained_step(run: RunConfig) -> int:
-    """Return the last update with a row."""
-    rows = read_metrics(RunFolder(run.output).metrics)
-    return rows[-1]["step"] if rows else run.start_step
-
-
-def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:
-    words = last_words(log, log_before)
-    if code == ExitCode.ASKS:
-        return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder(run.output).question))
-    reason = f"the trainer {ending_with_reason(code, log, log_before)}"
-    if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even the log could be written
-        return storage_refusal(OSError(errno.ENOSPC, reason, str(log.parent)))
-    kinds: dict[int, type[PhasewiseError]] = {
-        ExitCode.REFUSED: VerdictError, ExitCode.DIVERGED: TrainingDiverged, ExitCode.NO_STORAGE: StorageError,
-    }  # fmt: skip
-    kind = kinds.get(code, TrainingError) if words else TrainingError
-    return kind(f"{run.phase} was not trained: {words or reason}")

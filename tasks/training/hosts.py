@@ -1,14 +1,9 @@
 """Hosts without a shared file system: `python -m phasewise.tasks.training.hosts HOME RUN_NAME PHASE ROOT [--python PYTHON]`.
 
 A host downloads the run, its rows and its newest checkpoint, trains in its own folder, and ends as its trainer ended. Trainers upload
-their shards of a checkpoint themselves (`trainer.checkpoints.shards`). The first host commits: it replaces the head of the work, which
-makes rows, checkpoints and the result valid. The store rejects the head of a host that was fenced off. The launcher (`start_remote`)
-downloads the committed files.
-
-Objects of a launch, which the launcher deletes at its end:
-
-    runs/RUN/launches/LAUNCH/heartbeat     the last heartbeat of the first host's trainer
-    runs/RUN/launches/LAUNCH/N.json        host N in the rendezvous (`trainer.process.rendezvous`)
+their shards of a checkpoint themselves. The first host commits: it replaces the head of the work, which makes rows, checkpoints and the
+result valid. The store rejects the head of a host that was fenced off. The launcher (`start_remote`) downloads the committed files. It
+deletes `runs/RUN/launches/LAUNCH` at its end, which has the heartbeat of the first host's trainer, and the hosts in the rendezvous.
 """
 
 import argparse
@@ -125,10 +120,7 @@ class HostWork:
         return RunFolder(self.kept.work / self.folder)
 
     def download(self) -> RunConfig:
-        """Download the trainer's input: run, verdict, rows, the newest undamaged checkpoint, and the lists of older checkpoints.
-
-        Raise `TakenOver` if the head does not name this launch.
-        """
+        """Download run, verdict, rows, the newest undamaged checkpoint, and the lists of older checkpoints."""
         kept = self.kept
         head, _ = kept.head.read()
         if head.launch != self.launch:
@@ -416,10 +408,7 @@ def _moved(said: Any, before: str, now: str) -> Any:
 
 
 def end_as(code: int) -> None:
-    """End this process as its trainer ended: by the same signal, or with the same code.
-
-    The first process of a container can't end itself by a signal: it ends with the shell's code for the signal.
-    """
+    """End this process by the signal or code of its trainer. A container's first process ends with the shell's code for the signal."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError, ValueError):  # SIGKILL has no handler

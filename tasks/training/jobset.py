@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,28 +66,18 @@ KILLED_BY_SIGNAL = 128
 
 
 class ClusterSettings(Frozen):
-    """The settings of a cluster for the manifest.
+    """The settings of a cluster for the manifest."""
 
-    Attributes:
-        image: has this project and its environment.
-        claim: the PersistentVolumeClaim (many readers and writers) of the home, or None if the home is on a store.
-        mount: the path of the home, equal in every pod and here, because `run.json` has paths.
-        stop_seconds: the time of a stopping pod for saving.
-        passed_on: variables of this process for every pod.
-        scratch: the working folder of pods if the home is on a store: a folder of the node, or `memory`. None is an `emptyDir`.
-        send_seconds: the upload time of a stopping pod if the home is on a store.
-    """
-
-    image: str
+    image: str  # has this project and its environment
     namespace: str = "default"
-    claim: str | None = None
-    mount: str | None = None
+    claim: str | None = None  # the PersistentVolumeClaim (many readers and writers) of the home, or None if the home is on a store
+    mount: str | None = None  # the path of the home, equal in every pod and here, because `run.json` has paths
     service_account: str | None = None
     python: str = "python"
-    stop_seconds: float = 30.0
-    passed_on: Mapping[str, str] = {}
-    scratch: str | None = None
-    send_seconds: float = SEND_SECONDS
+    stop_seconds: float = 30.0  # the time of a stopping pod for saving
+    passed_on: Mapping[str, str] = {}  # variables of this process for every pod
+    scratch: str | None = None  # the pods' working folder for a home on a store: on the node, in `memory`, or None for an `emptyDir`
+    send_seconds: float = SEND_SECONDS  # the upload time of a stopping pod for a home on a store
 
 
 def build_manifest(attempt: Attempt, slices: Slice, settings: ClusterSettings, *, name: str, kept: Kept | None = None) -> dict[str, Any]:
@@ -142,11 +133,12 @@ def _container(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the volumes and the container of a pod."""
     chips = str(min(slices.chip.chips_per_host, slices.chips_of_each))
-    names = host_names(name, slices)
+    each = slices.hosts // slices.count
+    names = [f"{name}-{JOB_NAME}-{one}-{host}.{name}" for one in range(slices.count) for host in range(each)]  # in the order of processes
     values = {
         **settings.passed_on,
         "PYTHON": settings.python,
-        "HOSTS": str(slices.hosts // slices.count),
+        "HOSTS": str(each),
         "JAX_COORDINATOR_ADDRESS": f"{names[0]}:{PORT}",
         "JAX_NUM_PROCESSES": str(len(names)),
         LAUNCH_VARIABLE: attempt.name,
@@ -184,24 +176,20 @@ def _container(
     }
 
 
-def host_names(name: str, slices: Slice) -> list[str]:
-    """Return the DNS names of the pods, in the order of the processes."""
-    each = slices.hosts // slices.count
-    return [f"{name}-{JOB_NAME}-{one}-{host}.{name}" for one in range(slices.count) for host in range(each)]
-
-
+@dataclass(eq=False)
 class JobSetLauncher(Launcher):
     """Creates a JobSet per attempt."""
 
     kind = "jobset"
 
-    def __init__(self, cluster: Cluster, slices: Slice, settings: ClusterSettings) -> None:
-        self._cluster, self._slices, self._settings = cluster, slices, settings
+    cluster: Cluster
+    slices: Slice
+    settings: ClusterSettings
 
     def clear(self, folder: Path) -> None:
         """Delete the JobSet of a launcher that has ended."""
-        if (folder / NAME_FILE).exists() and (found := self._cluster.read(jobset_name(folder))):
-            remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
+        if (folder / NAME_FILE).exists() and (found := self.cluster.read(jobset_name(folder))):
+            remove(self.cluster, found, self.settings.stop_seconds + self.settings.send_seconds + GONE_SECONDS)
 
     def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`. If the home is on a store, pods don't see the launcher's folder."""
@@ -213,17 +201,17 @@ class JobSetLauncher(Launcher):
     def _create(self, attempt: Attempt, kept: Kept | None) -> ProcessGroup:
         name = jobset_name(attempt.folder)
         forget_meetings(attempt.folder)
-        logs_before = [size_of(RunFolder(attempt.folder).log(number)) for number in range(self._slices.hosts)]
-        manifest = build_manifest(attempt, self._slices, self._settings, name=name, kept=kept)
+        logs_before = [size_of(RunFolder(attempt.folder).log(number)) for number in range(self.slices.hosts)]
+        manifest = build_manifest(attempt, self.slices, self.settings, name=name, kept=kept)
         try:
-            found = with_retries(lambda: self._cluster.create(manifest))
+            found = with_retries(lambda: self.cluster.create(manifest))
         except Conflict:  # a request without an answer may have created the JobSet of this attempt
-            found = self._cluster.read(name)
+            found = self.cluster.read(name)
             annotations = {} if found is None else found["metadata"].get("annotations", {})
             if found is None or annotations.get(LAUNCH) != attempt.name:
                 raise TrainingError(f"JobSet {name} was created by another launcher just now: wait for it, or stop it.") from None
-        say(f"{attempt.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
-        return ProcessGroup(attempt.folder, [_JobSet(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)])
+        say(f"{attempt.run.phase}: JobSet {name} created in namespace {self.settings.namespace}, {self.slices.hosts} hosts")
+        return ProcessGroup(attempt.folder, [_JobSet(self.cluster, found, attempt, logs_before, reads_logs=kept is not None)])
 
 
 class _JobSet:
@@ -312,10 +300,7 @@ class ExitStatus(NamedTuple):
 
 
 def reasons_of(pods: Iterable[Pod]) -> list[ExitStatus]:
-    """Return the pods with the decisive exit code that failed first. The cluster ends all others when one has failed.
-
-    Several pods if they ended in the same second with the same code. None if no pod failed.
-    """
+    """Return the pods that failed first with the decisive exit code: the cluster ends all others. Several may end in the same second."""
     failed = [
         ExitStatus(host_of(pod), pod["metadata"]["name"], code, (_terminated(pod) or {}).get("finishedAt") or "")
         for pod in pods

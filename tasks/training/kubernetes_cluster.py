@@ -103,15 +103,9 @@ class Cluster:
     def log_lines(self, pod: str, container: str, *, follows: bool) -> Iterator[bytes]:
         """Yield all lines of a pod's log, each with its time."""
         answer = self._request(
-            self._core.read_namespaced_pod_log,
-            pod,
-            self.namespace,
-            container=container,
-            follow=follows,
-            timestamps=True,
-            _preload_content=False,
-            _request_timeout=(REQUEST_SECONDS, LOG_SECONDS),
-        )
+            self._core.read_namespaced_pod_log, pod, self.namespace, container=container, follow=follows, timestamps=True,
+            _preload_content=False, _request_timeout=(REQUEST_SECONDS, LOG_SECONDS),
+        )  # fmt: skip
         rest = b""
         try:
             for piece in answer.stream():
@@ -136,10 +130,7 @@ class Cluster:
 
 
 class PodLog:
-    """A thread that appends the log of a pod without a shared folder to a file.
-
-    After a broken connection the whole log is read again. Times have nine digits of a second, so they compare as bytes.
-    """
+    """A thread that appends a pod's log to a file. After a broken connection the log is read again: its times compare as bytes."""
 
     def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:
         self._cluster, self._pod, self._container, self._path = cluster, pod, container, path

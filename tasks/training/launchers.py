@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -103,34 +103,23 @@ def write_reason(folder: Path, lines: Iterable[str]) -> None:
         log.writelines(f"trainer: {line}\n" for line in lines)
 
 
+@dataclass
 class ProcessGroup:
     """Processes on all hosts that are one program: if one ends early, all end, and the log names the cause.
 
-    Args:
-        done_seconds: see `DONE_SECONDS`.
-        on_close: called after all processes are closed.
-
-    Attributes:
-        processes: each has a `name`, the size of its log at its start (`log_before`), `code()`, `wait(seconds)`, `stop()`, `kill()`, which
-            returns after the end of the process and its children, and `close()`.
-        remote: a `tasks.training.hosts.RemoteFolder`, if the hosts have no shared file system.
+    Each of `processes` has a `name`, the size of its log at its start (`log_before`), `code()`, `wait(seconds)`, `stop()`, `kill()`, which
+    returns after the end of the process and its children, and `close()`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        processes: Sequence[Any] = (),
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        done_seconds: float = DONE_SECONDS,
-        on_close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._folder, self._clock, self._done_seconds, self._on_close = folder, clock, done_seconds, on_close
-        self.processes: list[Any] = [*processes]
-        self.remote: Any = None
-        self._cut: set[int] = set()
-        self._first_ended: float | None = None
-        self._has_reported = False
+    folder: Path
+    processes: list[Any] = field(default_factory=list[Any])
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    done_seconds: float = field(default=DONE_SECONDS, kw_only=True)
+    on_close: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    remote: Any = None  # a `tasks.training.hosts.RemoteFolder`, if the hosts have no shared file system
+    _cut: set[int] = field(default_factory=set[int])
+    _first_ended: float | None = None
+    _has_reported: bool = False
 
     def look(self) -> int | None:
         """Return the exit code of the run, or minus a signal (`trainer.base.errors`), or None while a process runs."""
@@ -140,9 +129,9 @@ class ProcessGroup:
             if ended:
                 grace = stop_seconds() if decisive(ended) == ExitCode.PREEMPTED else GRACE_SECONDS
                 if all(code in (ExitCode.DONE, ExitCode.MOVES) for code in ended):
-                    grace = self._done_seconds
-                self._first_ended = self._clock() if self._first_ended is None else self._first_ended
-                if self._clock() - self._first_ended > grace:
+                    grace = self.done_seconds
+                self._first_ended = self.clock() if self._first_ended is None else self._first_ended
+                if self.clock() - self._first_ended > grace:
                     self._cut |= {number for number, code in enumerate(codes) if code is None}
                     for number in self._cut:
                         self.processes[number].kill()
@@ -156,9 +145,9 @@ class ProcessGroup:
             names = [f"host {number} ({process.name})" for number, process in enumerate(self.processes)]
             lines = [f"{names[number]} did not end with the others" for number in sorted(self._cut)] if code == ExitCode.LOST else []
             for number in [number for number, one in own.items() if one == code and code][:1]:
-                words = last_words(RunFolder(self._folder).log(number), self.processes[number].log_before)
+                words = last_words(RunFolder(self.folder).log(number), self.processes[number].log_before)
                 lines.append(f"{names[number]} {ending(code)}{f': {words}' if words else ''}")
-            write_reason(self._folder, lines)
+            write_reason(self.folder, lines)
         return code
 
     def wait(self, seconds: float) -> None:
@@ -180,7 +169,7 @@ class ProcessGroup:
         """Release resources after the end of all processes. Their logs are then in the run's folder."""
         for process in self.processes:
             process.close()
-        self._on_close()
+        self.on_close()
 
 
 class Launcher:
@@ -196,28 +185,26 @@ class Launcher:
         """End the hosts of the run in this folder that outlived their launcher."""
 
 
+@dataclass(eq=False)
 class LocalLauncher(Launcher):
     """One process on this machine, or several that are joined over loopback. They end with this process, which holds their inputs.
 
-    jax selects a TPU or GPU if there is one, else the CPU. With several GPUs each process has its own.
-
-    Args:
-        processes: the number of processes. None is one per GPU of the run's mesh, or one without GPUs.
-        root: the root of the file system, for finding devices.
-        python: the Python that trains. None is the Python of this process.
+    `processes` None is one per GPU of the run's mesh, or one without GPUs. `root` is the file system for finding devices, `python` the
+    Python that trains.
     """
 
     kind = "local"
 
-    def __init__(self, processes: int | None = None, *, root: Path = Path("/"), python: str | None = None) -> None:
-        self._processes, self._root, self._python = processes, root, python
+    processes: int | None = None
+    root: Path = field(default=Path("/"), kw_only=True)
+    python: str | None = field(default=None, kw_only=True)
 
     def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`."""
         check_nothing_left_over(os.environ)
         environments = self.environments(attempt, os.environ)
         forget_meetings(attempt.folder)
-        command = python_command("phasewise.trainer", str(attempt.run_file), "--with-parent", python=self._python)
+        command = python_command("phasewise.trainer", str(attempt.run_file), "--with-parent", python=self.python)
         group = ProcessGroup(attempt.folder)
         try:
             for number, environment in enumerate(environments):
@@ -231,17 +218,17 @@ class LocalLauncher(Launcher):
         """Return the environment of each process."""
         devices = attempt.run.execution.mesh.devices
         found = {"TF_CPP_MIN_LOG_LEVEL": "3", **given}
-        if not has_accelerator(found, self._root):
+        if not has_accelerator(found, self.root):
             found = {"JAX_PLATFORMS": "cpu", **found}
         gpus: list[str] = []
         if re.search(r"cuda|gpu", found.get("JAX_PLATFORMS", "cuda")):
-            gpus = [str(number) for number, _ in enumerate(self._root.glob("dev/nvidia[0-9]*"))]
+            gpus = [str(number) for number, _ in enumerate(self.root.glob("dev/nvidia[0-9]*"))]
             if gpus and not any(find_spec(name) for name in GPU_PLUGINS):
                 say("there is a GPU, and jax has no plugin for it: this trains on the CPU (pip install 'jax[cuda13]')")
                 gpus = []
             elif (chosen := found.get(VISIBLE)) is not None:
                 gpus = [name for name in chosen.split(",") if name]
-        count = self._processes or (devices if gpus else 1)
+        count = self.processes or (devices if gpus else 1)
         if devices % count:
             raise ConfigError(
                 f"the processes of a run have equally many devices, found {devices} devices in execution.mesh for {count} processes: take "

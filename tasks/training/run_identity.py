@@ -1,8 +1,7 @@
 """The identity of the run in a folder: whether it equals another run, is finished, or differs.
 
-Two runs are equal if they have the same settings and starting weights, and for each component the same cache, by name or by content.
-Changed code may prepare the same bytes under other cache names, and then no training is repeated. `caches.json` next to `run.json` has the
-contents of the caches. An older run lacks the file, and the manifests of the caches are read instead.
+Equal runs have the same settings and starting weights, and for each component the same cache, by name or by content: changed code may
+prepare the same bytes under other names. `caches.json` has the contents of the caches. An older run lacks it, so manifests are read.
 """
 
 from contextlib import suppress
@@ -44,22 +43,16 @@ def last_saved_step(run: RunConfig) -> int | None:
 
 
 def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: KnownDigests | None = None) -> dict[str, Any] | None:
-    """Return the valid result of this run, if any.
+    """Return the valid result of this run, if any. A deleted checkpoint is not damage, a damaged last checkpoint is.
 
-    A result names the digest of its run. An older result names the digest of `run.json` with the paths in it, so that both files belong
-    together also in a moved home. A result with a damaged last checkpoint is invalid: the launcher resumes from the checkpoint before. A
-    deleted checkpoint folder is not damage.
-
-    Args:
-        plan: caches that wait for a rebuild by changed code don't invalidate a result. None if all caches exist.
-        digests: known digests of files. None reads the files that look changed.
+    With `plan`, caches that wait for a rebuild by changed code don't invalidate a result. `digests` None reads the files that look changed.
     """
     folder = as_path(run.output)
     result, written = read_result(folder), read_run(folder)
     if result is None:
         return None
     digest = result.get("run_digest")
-    if written is not None and digest not in (written.digest, written.digest_with_places):
+    if written is not None and digest not in (written.digest, written.digest_with_places):  # an older result has the latter
         return None
     if digest != run.digest and (written is None or not is_same(written, run, plan)):
         return None
@@ -157,11 +150,6 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
     return tuple(differences_between(before, run.decisive))
 
 
-def name_differences(found: tuple[Difference, ...]) -> str:
-    """Return the first few differences in one line."""
-    return name_some(found, 3, "; ")
-
-
 def note_changed_plan(run: RunConfig) -> str | None:
     """Report and log how the plan differs in bits from the plan of the last checkpoint, if any."""
     written = read_run(as_path(run.output))
@@ -171,7 +159,7 @@ def note_changed_plan(run: RunConfig) -> str | None:
     saved, changed = last_saved_step(run), tuple(differences_between(was, now, "execution"))
     if saved is None or not changed:
         return None
-    text = f"resuming from step {saved:,} by another plan, on the same batches, and no longer bit for bit: {name_differences(changed)}"
+    text = f"resuming from step {saved:,} by another plan, on the same batches, and no longer bit for bit: {name_some(changed, 3, '; ')}"
     say(f"{run.phase}: {text}")
     append_event(run.output, "replanned", saved, text)
     return text

@@ -19,6 +19,11 @@ LAUNCHER_VARIABLE, PROCESSES_VARIABLE = "PHASEWISE_LAUNCHER", "PHASEWISE_PROCESS
 HERE = "local"
 LauncherKind = Literal["local", "jobset", "tpu_vm"]
 KINDS: tuple[LauncherKind, ...] = get_args(LauncherKind)
+NEEDED = {
+    "jobset": ("PHASEWISE_GKE_IMAGE", "the image that every host starts"),
+    "tpu_vm": ("PHASEWISE_TPU_HOSTS", "the workers of the slice"),
+}
+"""Kind of launcher → its required variable, in words."""
 
 
 def chosen_kind(environment: Mapping[str, str] = os.environ) -> LauncherKind:
@@ -50,10 +55,13 @@ def select_launcher(run: RunConfig, slice_name: str, environment: Mapping[str, s
             f"the mesh of {run.phase} must have the {slices.devices} devices of {slice_name}, found {devices} in execution.mesh: "
             "plan the phase for that slice (phasewise preflight), or name another slice."
         )
-    return _jobset(run, slices, environment) if kind == "jobset" else _tpu_vm(slices, environment)
+    name, what = NEEDED[kind]
+    if not (value := environment.get(name)):
+        raise ConfigError(f"{LAUNCHER_VARIABLE}={kind} needs {what} in {name}, found none: set it.")
+    return _jobset(run, slices, environment, value) if kind == "jobset" else _tpu_vm(slices, environment, value)
 
 
-def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> Launcher:
+def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str], image: str) -> Launcher:
     from phasewise.tasks.training.hosts import send_seconds
     from phasewise.tasks.training.jobset import IN_MEMORY, ClusterSettings, JobSetLauncher
     from phasewise.tasks.training.kubernetes_cluster import Cluster
@@ -78,23 +86,17 @@ def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> La
             "unset."
         )
     settings = ClusterSettings(
-        image=_needed(environment, "PHASEWISE_GKE_IMAGE", "the image that every host starts"),
-        namespace=environment.get("PHASEWISE_GKE_NAMESPACE") or "default",
-        claim=claim or None,
-        mount=mount or None,
-        service_account=environment.get("PHASEWISE_GKE_SERVICE_ACCOUNT") or None,
-        stop_seconds=stop_seconds(),
-        passed_on={name: value for name, value in env_passthrough(environment).items() if name != JOIN_VARIABLE},
-        scratch=scratch,
+        image=image, namespace=environment.get("PHASEWISE_GKE_NAMESPACE") or "default", claim=claim or None, mount=mount or None,
+        service_account=environment.get("PHASEWISE_GKE_SERVICE_ACCOUNT") or None, stop_seconds=stop_seconds(),
+        passed_on={name: value for name, value in env_passthrough(environment).items() if name != JOIN_VARIABLE}, scratch=scratch,
         send_seconds=send_seconds(environment),
-    )
+    )  # fmt: skip
     return JobSetLauncher(Cluster(settings.namespace), slices, settings)
 
 
-def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
+def _tpu_vm(slices: Slice, environment: Mapping[str, str], text: str) -> Launcher:
     from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
 
-    text = _needed(environment, "PHASEWISE_TPU_HOSTS", "the workers of the slice")
     if "=" in text:
         named = {find_slice(name.strip()).name: workers for name, _, workers in (part.partition("=") for part in text.split("|"))}
         if slices.name not in named:
@@ -120,9 +122,3 @@ def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
             scratch=environment.get("PHASEWISE_TPU_SCRATCH") or None,
         )
     )
-
-
-def _needed(environment: Mapping[str, str], name: str, what: str) -> str:
-    if value := environment.get(name):
-        return value
-    raise ConfigError(f"{LAUNCHER_VARIABLE}={environment.get(LAUNCHER_VARIABLE)} needs {what} in {name}, found none: set it.")

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -68,17 +69,16 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
             paged, page = now, training_markdown(run, last, rate)
             requests.ask("page", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))
 
-    def check() -> None:
-        check_not_taken_over()
-        watch.look()
-
     with get_client(sync_client=True) as client:
         with Background() as requests:
             watch = SuspensionWatch(client, requests)
             try:
-                result = launch_trainer(run, on_rows, check, segments=segments)
-            except Pause:
-                watch.end_subflows()
+                result = launch_trainer(run, on_rows, watch.look, segments=segments)
+            except Pause:  # cancel the subflows: the resumed run starts new ones
+                below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[watch.root]))
+                for one in client.read_flow_runs(flow_run_filter=below):
+                    if one.state is not None and not one.state.is_final():
+                        client.set_flow_run_state(one.id, Cancelled(message=SUSPENDED), force=True)
                 raise
             except PhasewiseError:
                 wait_for_server(client, SERVER_SECONDS)
@@ -88,10 +88,7 @@ def train(run: RunConfig, planned: Sequence[PlannedSegment]) -> dict[str, Any]:
 
 
 class Background:
-    """A thread that makes requests to the Prefect server, in order. If the server is unreachable, training continues.
-
-    Of each kind only the latest request waits. Leaving the context waits at most `END_SECONDS` for the remaining requests.
-    """
+    """A thread that makes requests to the Prefect server, in order. Of each kind only the latest request waits."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Context, Callable[[], object]]] = {}
@@ -156,35 +153,30 @@ def wait_for_server(client: SyncPrefectClient, seconds: float) -> bool:
         time.sleep(RETRY_SECONDS)
 
 
+@dataclass
 class SuspensionWatch:
     """Check every two seconds whether the root flow run was suspended: Prefect does not stop its subflows and processes."""
 
-    def __init__(self, client: SyncPrefectClient, requests: Background) -> None:
-        self._client, self._requests = client, requests
-        self._found: State | None = None
-        self._root: Any = current.root_flow_run_id  # a UUID as text
-        self._looked = time.monotonic()
+    client: SyncPrefectClient
+    requests: Background
+    root: Any = field(default_factory=lambda: current.root_flow_run_id)  # a UUID as text
+    _found: State | None = None
+    _looked: float = field(default_factory=time.monotonic)
 
     def look(self) -> None:
-        """Raise Prefect's `Pause` if the run was suspended."""
+        """Raise Prefect's `Pause` if the run was suspended, or `TakenOver` if another process holds the home."""
 
         def read() -> None:
-            self._found = self._client.read_flow_run(self._root).state
+            self._found = self.client.read_flow_run(self.root).state
 
-        if self._root is None or time.monotonic() - self._looked < LOOK_SECONDS:
+        check_not_taken_over()
+        if self.root is None or time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         if (state := self._found) is not None and state.is_paused() and state.name == "Suspended":
             say("the flow run was suspended: the trainer saves and stops")
             raise Pause(state=state)
-        self._requests.ask("state", read)
-
-    def end_subflows(self) -> None:
-        """Cancel the subflows of the suspended run, which starts new ones when it is resumed."""
-        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[self._root]))
-        for run in self._client.read_flow_runs(flow_run_filter=below):
-            if run.state is not None and not run.state.is_final():
-                self._client.set_flow_run_state(run.id, Cancelled(message=SUSPENDED), force=True)
+        self.requests.ask("state", read)
 
 
 def training_markdown(run: RunConfig, last: Mapping[str, Any], rate: float) -> str:

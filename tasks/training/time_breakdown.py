@@ -1,17 +1,14 @@
 """The breakdown of a training's wall time: `spent.jsonl` in the run's folder has a line per attempt.
 
-The trainer counts the seconds of each work (`trainer.process.watchdog`), and its last heartbeat has them. The other time of the processes
-(start, imports, and after the last heartbeat of a killed process) is `process`. Updates that a later attempt repeats are `replay`. The sum
-is the time of all attempts and the pauses between them.
-
-During an attempt, `life.json` has its time so far. If a launcher is lost with its machine, the next launcher turns `life.json` into a line.
-The time from its last entry to the next attempt is `away`.
+The trainer's last heartbeat has the seconds of each work. The other time of the processes is `process`, updates that a later attempt
+repeats are `replay`. `life.json` has the time of a running attempt: if its launcher is lost, the next launcher turns it into a line.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -30,30 +27,18 @@ NOTE_SECONDS = 10.0
 
 
 class AttemptTime(Frozen, extra="ignore"):
-    """The time of one attempt.
+    """The time of one attempt."""
 
-    Attributes:
-        wall_seconds: from the start of the processes to their end.
-        pause_seconds: from the end of the previous attempt of the same launcher.
-        seconds: the seconds per work, empty without a heartbeat.
-        from_step, to_step: the applied updates at the start and at the end.
-        peak_memory_bytes: the peak host memory of the process.
-        slice_name: the slice, or an empty text if it is unknown.
-        started_at: seconds since 1970, 0 in older lines.
-        is_whole: the end is known. Else the launcher was lost, and `wall_seconds` ends at the last entry.
-        away_seconds: from the last entry of a lost launcher to the next attempt.
-    """
-
-    wall_seconds: float
-    pause_seconds: float
-    seconds: dict[str, float]
+    wall_seconds: float  # from the start of the processes to their end
+    pause_seconds: float  # from the end of the previous attempt of the same launcher
+    seconds: dict[str, float]  # by work, empty without a heartbeat
     from_step: int
-    to_step: int
-    peak_memory_bytes: int | None = None
-    slice_name: str = ""
-    started_at: float = 0.0
-    is_whole: bool = True
-    away_seconds: float = 0.0
+    to_step: int  # applied updates at the start and at the end
+    peak_memory_bytes: int | None = None  # on the host
+    slice_name: str = ""  # empty if it is unknown
+    started_at: float = 0.0  # seconds since 1970, 0 in older lines
+    is_whole: bool = True  # the end is known. Else the launcher was lost, and `wall_seconds` ends at the last entry
+    away_seconds: float = 0.0  # from the last entry of a lost launcher to the next attempt
 
 
 class TimeBreakdown(Frozen):
@@ -66,57 +51,51 @@ class TimeBreakdown(Frozen):
     slices: dict[str, float] = Field(default={})
 
 
+@dataclass
 class Clock:
     """Measures the attempts of one launcher. A failed write does not stop the training."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = RunFolder(folder)
-        self._ended: float | None = None
+    folder: Path
+    _ended: float | None = None
 
     @contextmanager
     def attempt(self, from_step: int, *, slice_name: str = "") -> Iterator[Callable[[], None]]:
         """Measure one attempt. Yield a function that writes the time so far, to be called often."""
-        if lost := read_open_attempt(self._folder.path):
-            self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
+        run = RunFolder(self.folder)
+        if lost := read_open_attempt(self.folder):
+            lost = lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds))
+            with suppress(OSError), open(run.spent, "a", encoding="utf-8") as file:
+                file.write(lost.model_dump_json() + "\n")
         began, started_at, noted = time.monotonic(), time.time(), -NOTE_SECONDS
         pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
-        before = read_heartbeat(self._folder.path)
+        before = read_heartbeat(self.folder)
 
         def so_far() -> AttemptTime:
-            said = read_heartbeat(self._folder.path)
+            said = read_heartbeat(self.folder)
             if all(said.get(name) == before.get(name) for name in ("time", "pid")):  # of the previous attempt
                 said = {}
             return AttemptTime(
-                wall_seconds=time.monotonic() - began,
-                pause_seconds=pause,
-                seconds=dict(said.get("spent", {})),
-                from_step=from_step,
-                to_step=said.get("step", from_step),
-                peak_memory_bytes=said.get("peak_memory_bytes"),
-                slice_name=slice_name,
-                started_at=started_at,
-                is_whole=False,
-            )
+                wall_seconds=time.monotonic() - began, pause_seconds=pause, seconds=dict(said.get("spent", {})), from_step=from_step,
+                to_step=said.get("step", from_step), peak_memory_bytes=said.get("peak_memory_bytes"), slice_name=slice_name,
+                started_at=started_at, is_whole=False,
+            )  # fmt: skip
 
         def note() -> None:
             nonlocal noted
             if (now := time.monotonic() - began) - noted >= NOTE_SECONDS:
                 noted = now
                 with suppress(OSError):
-                    write_json(self._folder.life, {"life": so_far().model_dump(mode="json")})
+                    write_json(run.life, {"life": so_far().model_dump(mode="json")})
 
         note()
         try:
             yield note
         finally:
             self._ended = time.monotonic()
-            self._append(so_far().but(is_whole=True))
+            with suppress(OSError), open(run.spent, "a", encoding="utf-8") as file:
+                file.write(so_far().but(is_whole=True).model_dump_json() + "\n")
             with suppress(OSError):
-                self._folder.life.unlink(missing_ok=True)
-
-    def _append(self, attempt: AttemptTime) -> None:
-        with suppress(OSError), open(self._folder.spent, "a", encoding="utf-8") as file:
-            file.write(attempt.model_dump_json() + "\n")
+                run.life.unlink(missing_ok=True)
 
 
 def read_time_breakdown(folder: Path) -> TimeBreakdown | None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,27 +66,16 @@ class Host(NamedTuple):
 
 
 class Workers(Frozen):
-    """The hosts of a run. They have the run's folder under the same path, or access to the store of its home.
+    """The hosts of a run. They have the run's folder under the same path, or access to the store of its home."""
 
-    Attributes:
-        slices: the workers of each slice in order, as `[user@]name[:port]`.
-        python: the Python that trains, on every host.
-        project: the folder of this project on every host.
-        port: the port of the coordinator, on the first host.
-        known_hosts: the file with the hosts' keys. Default: the file of ssh.
-        key: the private key. Default: the keys of ssh.
-        scratch: the working folder of hosts without a shared file system. Default: the user's cache folder.
-        environment: variables of every process.
-    """
-
-    slices: tuple[tuple[str, ...], ...]
-    python: str
-    project: str
-    port: int = 8476
-    known_hosts: Path | None = None
-    key: Path | None = None
-    scratch: str | None = None
-    environment: Mapping[str, str] = {}
+    slices: tuple[tuple[str, ...], ...]  # the workers of each slice in order, as `[user@]name[:port]`
+    python: str  # the Python that trains, on every host
+    project: str  # the folder of this project on every host
+    port: int = 8476  # of the coordinator, on the first host
+    known_hosts: Path | None = None  # the file with the hosts' keys, by default the file of ssh
+    key: Path | None = None  # the private key, by default the keys of ssh
+    scratch: str | None = None  # the working folder without a shared file system, by default the user's cache folder
+    environment: Mapping[str, str] = {}  # of every process
 
     @property
     def hosts(self) -> list[Host]:
@@ -93,13 +83,13 @@ class Workers(Frozen):
         return [Host.parse(name) for one in self.slices for name in one]
 
 
+@dataclass(eq=False)
 class TpuVmLauncher(Launcher):
     """Starts trainers over ssh."""
 
     kind = "tpu_vm"
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    workers: Workers
 
     def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`. If the home is on a store, hosts have their own folders."""
@@ -113,7 +103,7 @@ class TpuVmLauncher(Launcher):
         forget_meetings(attempt.folder)
 
         async def start_all() -> "list[_SshProcess]":
-            commands = zip(self._workers.hosts, self.commands(attempt, kept), strict=True)
+            commands = zip(self.workers.hosts, self.commands(attempt, kept), strict=True)
             starting = (self._start(attempt, loop, number, host, command) for number, (host, command) in enumerate(commands))
             found = await asyncio.gather(*starting, return_exceptions=True)
             started = [one for one in found if isinstance(one, _SshProcess)]
@@ -132,7 +122,7 @@ class TpuVmLauncher(Launcher):
             raise
 
     async def _start(self, attempt: Attempt, loop: "Loop", number: int, host: Host, command: str) -> "_SshProcess":
-        connection = await connect(host, self._workers.known_hosts, self._workers.key)
+        connection = await connect(host, self.workers.known_hosts, self.workers.key)
         # the last attempt of this launcher may hold the lock until it misses its parent and has saved
         patience = PARENT_SECONDS + stop_seconds() + send_seconds()
         until = time.monotonic() + patience
@@ -161,7 +151,7 @@ class TpuVmLauncher(Launcher):
 
     def commands(self, attempt: Attempt, kept: Kept | None = None) -> list[str]:
         """Return the shell command of each host. The shell becomes the trainer, or `tasks.training.hosts` if the home is on a store."""
-        workers = self._workers
+        workers = self.workers
         first, several = workers.hosts[0].name, len(workers.slices) > 1
         shared = {
             **env_passthrough(os.environ),
@@ -234,14 +224,9 @@ async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any
         options["username"] = host.user
     try:
         return await asyncssh.connect(
-            host.name,
-            host.port,
-            connect_timeout=CONNECT_SECONDS,
-            login_timeout=CONNECT_SECONDS,
-            keepalive_interval=KEEPALIVE_SECONDS,
-            keepalive_count_max=KEEPALIVES,
-            **options,
-        )
+            host.name, host.port, connect_timeout=CONNECT_SECONDS, login_timeout=CONNECT_SECONDS, keepalive_interval=KEEPALIVE_SECONDS,
+            keepalive_count_max=KEEPALIVES, **options,
+        )  # fmt: skip
     except asyncssh.HostKeyNotVerifiable as error:
         raise ConfigError(
             f"the key of {host} is unknown or has changed ({error}): connect once by ssh and compare the fingerprint, or correct "

@@ -44,7 +44,7 @@ def data_gate(
     verdict = judge_phase_data(
         run, plan, limits, home, hand_off=hand_off, rows_before=rows_before, decided_by=decided_by, accepts=accepts, asks_people=asks_people
     )
-    publish(verdict, run.verdict)
+    publish(verdict, run.verdict, on_parent=True)
     return verdict
 
 
@@ -74,7 +74,7 @@ def model_gate(
         subject, evaluation, parent_evaluation=parent, limits=limits, folder=evidence, accepts=accepts, asks_people=asks_people
     )
     write_verdict(path, verdict)
-    publish(verdict, path)
+    publish(verdict, path, on_parent=True)
     return verdict
 
 
@@ -86,8 +86,11 @@ def ask_about_training(path: str | Path) -> Verdict:
     return verdict
 
 
-def publish(verdict: Verdict, path: str | Path) -> None:
-    """Publish a verdict as lines and as a page in the Prefect UI. A verdict that stops the phase gets its report immediately."""
+def publish(verdict: Verdict, path: str | Path, *, on_parent: bool = False) -> None:
+    """Publish a verdict as lines and as a page in the Prefect UI, of this flow run or with `on_parent` of the phase's run above it.
+
+    A verdict that stops the phase gets its report immediately.
+    """
     ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     report = report_folder_of(verdict)
     if not verdict.passes or ruling.state != "passes" or as_path(report).exists():
@@ -98,5 +101,6 @@ def publish(verdict: Verdict, path: str | Path) -> None:
     place = as_path(path)
     key = f"{place.parent.parent.name}-{place.parent.name}-{place.stem}".lower()
     page = gate_address(verdict.subject, place.stem)
-    publish_page(as_markdown(verdict, ruling, page), key=key, description=f"{verdict.subject} {verdict.counts.words}")
+    description = f"{verdict.subject} {verdict.counts.words}"
+    publish_page(as_markdown(verdict, ruling, page), key=key, description=description, on_parent=on_parent)
     tell_of_gate(ruling.state, subject=verdict.subject, gate=place.stem, message=why_in_a_line(verdict), link=page)

@@ -24,7 +24,7 @@ from phasewise.tasks.data.verify import check_caches
 from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
 from phasewise.tasks.evaluation.ngram_baselines import measure_baselines
 from phasewise.tasks.evaluation.phase_evaluation import finished_evaluation, request_evaluation
-from phasewise.tasks.evaluation.suite import kept_path, write_kept
+from phasewise.tasks.evaluation.suite import kept_path
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.card import CardOptions, write_card
 from phasewise.tasks.report.claims import Subject
@@ -81,7 +81,7 @@ def write_sealed_home(root: Path) -> Sealed:
         write_sealed(decision_path(path), Decisions(latest=decided).model_dump(mode="json"))
         write_skipped_steps(folder.path, NOTHING, [f"none in {phase.name}"])
         weights = str((read_result(folder.path) or {})["params_digest"])
-        write_kept(kept_path(folder.checkpoint(phase.stop_step), "reading", weights[:12], None), {"weights": weights}, {}, ())
+        write_sealed(kept_path(folder.checkpoint(phase.stop_step), "reading", weights[:12], None), {"weights": weights, "benchmarks": {}})
         made = root / "made" / phase.name
         exported = export_target(f"{recipe}/{phase.name}", str(made), "proxy", str(home.root), weights="last", dtype="float32")
         name = f"{export_name(phase.name, 'last', 'float32')}{exported['params_digest'][:12]}"

@@ -6,10 +6,10 @@ import pytest
 from pydantic import BaseModel
 
 from phasewise.tasks.preflight import launcher
-from phasewise.tasks.preflight.launcher import deciding_code, digest_of, versions
+from phasewise.tasks.preflight.launcher import DECIDING, digest_of, versions
 from phasewise.tasks.preflight.plan import Plan, spec_for
 from phasewise.tasks.preflight.slices import find_slice
-from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.identity import code_digest, digest_of_json
 from phasewise.trainer.config import ModelConfig, RunConfig, without_added
 from phasewise.trainer.config.run import ADDED_LATER
 from tests.trainer.conftest import MakeRun
@@ -72,7 +72,7 @@ def test_a_compilation_of_before_keeps_its_spec(monkeypatch: pytest.MonkeyPatch)
     for work in ("step", "save", "restore"):
         del spec["execution"][f"{work}_stall_seconds"]
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
-    assert on == digest_of_json({"spec": spec, "versions": versions(), "flags": flags, "code": deciding_code()})
+    assert on == digest_of_json({"spec": spec, "versions": versions(), "flags": flags, "code": code_digest(*DECIDING)})
 
 
 def test_only_the_value_of_before_is_left_out():

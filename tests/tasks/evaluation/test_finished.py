@@ -75,7 +75,7 @@ def test_what_decides_an_evaluation_moves_its_key_and_nothing_else_does(key: Key
     assert set(same) == {before}
     changed = [key(params="others"), key(tokens=200), key(tokens=None), key(web="other text"), key("law", "flan")]
     changed += [key(names=("next_word",)), key(names=("word_order",))]
-    monkeypatch.setattr(phase_evaluation, "measuring_code", lambda: "other code")
+    monkeypatch.setattr(phase_evaluation, "MEASURING", ("tasks/evaluation/task.py",))
     changed.append(key())
     assert len({before, *changed}) == 1 + len(changed)
 

@@ -17,7 +17,7 @@ def windows_of(drawn: Sequence[tuple[list[int], int]]) -> list[Window]:
 
 def text_at(rows: Rows, row: int, slot: int) -> list[int]:
     """The text that a slot sees, by the rule of `Branches`: what comes before and has not ended."""
-    found = rows.arrays(slice(0, len(rows)), len(rows))
+    found = rows.arrays(slice(0, len(rows.rows)), len(rows.rows))
     seen = [before for before in range(slot + 1) if slot < found.ends[row, before]]
     assert found.positions[row, seen].tolist() == list(range(len(seen)))
     return found.tokens[row, seen].tolist()
@@ -31,7 +31,7 @@ def test_every_target_follows_exactly_its_own_text(drawn: list[tuple[list[int], 
     for number in sorted(range(len(windows)), key=lambda number: windows[number].inputs.tolist()):
         rows.put(number, windows[number])
     assert rows.places.keys() == set(range(len(windows)))
-    found = rows.arrays(slice(0, len(rows)), len(rows))
+    found = rows.arrays(slice(0, len(rows.rows)), len(rows.rows))
     for number, (row, first) in rows.places.items():
         inputs, targets = windows[number]
         assert found.targets[row, first : first + len(targets)].tolist() == targets.tolist()
@@ -47,7 +47,8 @@ def test_the_order_of_windows_changes_no_row(drawn: list[tuple[list[int], int]],
     shuffled = Random(seed).sample(range(len(windows)), len(windows))
     before, after = (lay_out(some, 512) for some in (windows, [windows[number] for number in shuffled]))
     for one, other in zip(before, after, strict=True):
-        for left, right in zip(one.arrays(slice(0, len(one)), len(one)), other.arrays(slice(0, len(other)), len(other)), strict=True):
+        stacked = [rows.arrays(slice(0, len(rows.rows)), len(rows.rows)) for rows in (one, other)]
+        for left, right in zip(*stacked, strict=True):
             np.testing.assert_array_equal(left, right)
 
 
@@ -55,7 +56,7 @@ def test_what_is_shared_is_computed_once() -> None:
     """Two items behind the same examples, each with four choices: three tokens of examples, two of an item, one or two of a choice."""
     texts = [[1, 1, 1, item, item, *choice] for item in (2, 3) for choice in ([4, 4], [5], [6], [])]
     [rows] = lay_out(windows_of([(text, 1) for text in texts]), 512)
-    assert rows.filled_tokens == 3 + 2 * (2 + 4)
+    assert sum(row.filled for row in rows.rows) == 3 + 2 * (2 + 4)
 
 
 def test_rows_have_few_lengths() -> None:

@@ -175,6 +175,5 @@ def test_a_byte_loads_the_links_that_it_passes_and_devices_of_a_chip_share_them(
     assert with_muon.compute - plain.compute == pytest.approx(1e14 / (459e12 * UTILISATION))
     # Ironwood: four devices along an axis are two chips, with the one link between them for both; a device has half of a chip's.
     where = find_slice("tpu7x-128")
-    assert module.chips_along("expert", Mesh(fsdp=32, expert=4), where) == 2
     assert ici_speed("expert", Mesh(fsdp=32, expert=4), where) == pytest.approx(300e9 / 3 / 2)
     assert ici_speed("fsdp", where.mesh, where) == 300e9

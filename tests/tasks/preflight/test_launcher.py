@@ -6,7 +6,7 @@ import pytest
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight import launcher
-from phasewise.tasks.preflight.launcher import MissingCompiler, deciding_code, digest_of, examine, run_compiler
+from phasewise.tasks.preflight.launcher import MissingCompiler, digest_of, examine, run_compiler
 from phasewise.tasks.preflight.plan import Plan, spec_for
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import ConfigError, TrainingError
@@ -59,14 +59,10 @@ def test_another_version_flag_or_code_is_compiled_again(monkeypatch: pytest.Monk
     digests.add(digest_of(SPEC))
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=true")
     digests.add(digest_of(SPEC))
-    monkeypatch.setattr(launcher, "deciding_code", lambda: "other")
+    monkeypatch.setattr(launcher, "DECIDING", ("trainer/step.py",))
     digests.add(digest_of(SPEC))
     assert len(digests) == 4
     assert not compilations
-
-
-def test_the_code_that_decides_is_there() -> None:
-    assert len(deciding_code.__wrapped__()) == 8
 
 
 def test_without_the_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,13 +66,6 @@ def test_heads_are_cut_only_where_every_head_is_whole():
     assert {mesh.tensor for mesh in module.meshes_for(LLAMA_8B.but(num_query_heads=24, num_kv_heads=3), where)} == {1}
 
 
-@given(batch=st.integers(1, 4096), rows=st.sampled_from([1, 4, 256]))
-def test_parts_are_equal_and_cut_over_the_rows(batch: int, rows: int):
-    for parts in module.parts_for(batch, rows):
-        assert batch % (parts * rows) == 0
-    assert (1 in module.parts_for(batch, rows)) == (batch % rows == 0)
-
-
 def test_policies_are_different_and_plans_have_words():
     found = list(policies_for(LLAMA_8B))
     assert found[:2] == ["full", "offload"]

@@ -80,8 +80,8 @@ def test_each_slice_is_a_replicated_job_and_others_than_of_tpus_are_refused(bare
     assert found["MEGASCALE_NUM_SLICES"] == found["PHASEWISE_SLICES"] == "4"
     assert found["MEGASCALE_SLICE_ID"] == found["SLICE"]
     assert (found["JAX_COORDINATOR_ADDRESS"], found["JAX_NUM_PROCESSES"]) == (f"{first}:8476", "256")
-    names = jobset.host_names("a", find_slice("4x v5p-512"))
-    assert (names[0], names[64]) == ("a-slice-0-0.a", "a-slice-1-0.a")
+    names = found["PHASEWISE_HOSTS"].split(",")
+    assert (names[0], names[64]) == (f"{NAME}-slice-0-0", f"{NAME}-slice-1-0")
     slices = find_slice("v4-8")
     other = slices.model_copy(update={"chip": slices.chip.model_copy(update={"topology": "gpu"}), "name": "h100-8"})
     with pytest.raises(ConfigError, match=r"a JobSet on GKE needs a slice of TPUs .*, found h100-8"):

@@ -55,10 +55,10 @@ def test_what_is_for_a_home_on_a_store_reaches_the_pods(gcs: Path, tmp_path: Pat
             select_launcher(on_store, "v5e-8", {**GKE, "PHASEWISE_GKE_CLAIM": "home", "PHASEWISE_GKE_MOUNT": "/mnt"})
         with pytest.raises(ConfigError, match="must be a folder of the node, from / on, or 'memory', found 'ssd'"):
             select_launcher(on_store, "v5e-8", {**GKE, "PHASEWISE_GKE_SCRATCH": "ssd"})
-    settings = launcher._settings
+    settings = launcher.settings
     assert (settings.scratch, settings.send_seconds) == ("/mnt/disks/ssd0", 7.0)
     assert settings.passed_on == {"XLA_FLAGS": "--a", "PHASEWISE_PUBLISH_SECONDS": "9"}
-    assert (plain._settings.scratch, plain._settings.send_seconds) == (None, 120.0)
+    assert (plain.settings.scratch, plain.settings.send_seconds) == (None, 120.0)
 
 
 def test_each_slice_of_a_phase_has_its_workers_with_their_settings():
@@ -67,10 +67,10 @@ def test_each_slice_of_a_phase_has_its_workers_with_their_settings():
     environment = {**TPU, "PHASEWISE_TPU_HOSTS": hosts, **{f"PHASEWISE_TPU_{name}": value for name, value in more.items()}}
     first: Any = select_launcher(run(16), "2x v5e-8", environment)
     second: Any = select_launcher(run(8), "v5e-8", environment)
-    workers = first._workers
+    workers = first.workers
     assert workers.slices == (("one", "me@two:2222"), ("three", "four"))
     assert [workers.python, workers.project, str(workers.known_hosts), str(workers.key)] == list(more.values())
-    assert second._workers.slices == (("five", "six"),)
+    assert second.workers.slices == (("five", "six"),)
     message = r"must name the workers of v5e-16, found those of 2x v5e-8, v5e-8: add '\| v5e-16=…'"
     with pytest.raises(ConfigError, match=message):
         select_launcher(run(16), "v5e-16", environment)

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -111,16 +112,26 @@ def test_8_as_many_examples_as_asked_for_are_in_the_prompt_or_there_is_no_result
     write_items("arc_easy/test", riddles(2))
     write_items("arc_easy/train", [{**row, "question": f"Example {number}?"} for number, row in enumerate(riddles(9))])
     model = scripted()
-    [none, two] = run_lines(model, "arc_easy:0", "arc_easy:2").results
+    measured = run_lines(model, "arc_easy:0", "arc_easy:2")
+    none, two = measured.results
     assert (none["shots"], two["shots"], two["setting"] and two["setting"]["shots"]) == (0, 2, 2)
     assert {context.count("Example ") for context, _ in model.asked[:6]} == {0}
     assert {context.count("Example ") for context, _ in model.asked[6:]} == {2}
     assert len({context.rpartition("\n\n")[0] for context, _ in model.asked[6:]}) == 2  # drawn for each item
     asked_again = scripted()
-    monkeypatch.setattr("phasewise.tasks.evaluation.suite.read_kept", lambda *_: {})
+    measured.path.unlink()
     run_lines(asked_again, "arc_easy:0", "arc_easy:2")
     assert asked_again.asked == model.asked  # and the same ones the next time
-    monkeypatch.setattr(harness, "_limit_new_tokens", lambda task, _most: task.set_config("num_fewshot", 0))
+    load = harness.load_tasks
+
+    def load_without_shots(*arguments: Any) -> dict[str, Any]:
+        tasks = load(*arguments)
+        for task in tasks.values():
+            task.set_config("num_fewshot", 0)
+        return tasks
+
+    monkeypatch.setattr(harness, "load_tasks", load_without_shots)
+    measured.path.unlink()
     with pytest.raises(EvaluationError, match=r"arc_easy:2 must be put with 2 shots, found \{'arc_easy': 0\}"):
         run_lines(scripted(), "arc_easy:2")
 
