@@ -70,7 +70,6 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def register(up: Up, block: str) -> int:
-
     async def twice() -> int:
         async with get_client() as client:
             for _ in range(2):
@@ -254,7 +253,6 @@ def trains_without_a_server(up: Up, seconds: float) -> None:
 
 
 def catches_up(up: Up, run: str) -> None:
-
     def answers() -> bool:
         try:
             return ask(up, "health") is True

@@ -30,7 +30,6 @@ class Change(NamedTuple):
 
 
 def in_phases(phases: slice, *path: str, **values: Any) -> Callable[[Raw], None]:
-
     def edit(raw: Raw) -> None:
         for place in raw["phases"][phases]:
             for name in path:

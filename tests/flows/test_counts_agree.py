@@ -71,7 +71,6 @@ def records(verdicts: dict[str, Verdict]) -> list[PhaseRecord]:
 
 @pytest.fixture
 def said(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, Any], Report]:
-
     monkeypatch.setattr(summary, "read_records", lambda _resolved: records)
     monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
     plan = SimpleNamespace(components={}, benchmark_components=())

@@ -21,7 +21,6 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-
     def compile_it(spec: Spec) -> Compiled:
         return compiler_of(spec.step, find_slice("v4-2048"), 30.75, np.array([1.0, 1.2, 1.2, 1.2]))[0](spec)
 

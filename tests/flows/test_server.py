@@ -32,7 +32,6 @@ async def sessions(found: AioSqliteConfiguration) -> AsyncIterator[tuple[AsyncSe
 
 
 async def both(found: AioSqliteConfiguration) -> int:
-
     async def write(session: AsyncSession) -> None:
         async with found.begin_transaction(session):
             await session.execute(ADD)

@@ -23,7 +23,6 @@ Train = Callable[..., list[str]]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> Train:
-
     def train_all(recipe: Recipe, *refused: str, error: type[Exception] = VerdictError) -> list[str]:
         tried: list[str] = []
 

@@ -85,7 +85,6 @@ def test_the_model_has_the_size(name: str, scale: Between):
 
 @each
 def test_the_learning_rate_follows_width_and_batch(name: str, scale: Between):
-
     def constant(phase: Phase, rate: float) -> float:
         main = FULL[name].main_line[0] if phase.model == before.model else SCALED[name, scale].main_line[0]
         return rate * phase.model.d_model / math.sqrt(main.batch.at(0))
