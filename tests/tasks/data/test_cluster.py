@@ -75,19 +75,19 @@ def test_no_scheduler_or_one_without_workers_is_one_clear_error(monkeypatch: pyt
             run_all("multiply", operator.mul, [(1, 1)])
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "abc", "1.5"])
-def test_a_number_of_workers_that_is_none_is_refused(number: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_number_of_workers_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
-    monkeypatch.setenv(WORKERS_VARIABLE, number)
-    with pytest.raises(errors.ConfigError, match=f"{WORKERS_VARIABLE} must be a whole number of at least 1, found '{number}'"):
-        run_all("multiply", operator.mul, [(1, 1)])
+    for number in ("0", "-1", "abc", "1.5"):
+        monkeypatch.setenv(WORKERS_VARIABLE, number)
+        with pytest.raises(errors.ConfigError, match=f"{WORKERS_VARIABLE} must be a whole number of at least 1, found '{number}'"):
+            run_all("multiply", operator.mul, [(1, 1)])
 
 
-@pytest.mark.parametrize("kind", ["ConfigError", "DataError", "VerdictError", "CheckpointError", "TrainingError", "TrainingDiverged"])
-def test_every_refusal_can_come_from_a_worker(kind: str):
-    sent = getattr(errors, kind)("what was found, and what to do")
-    received = pickle.loads(pickle.dumps(sent))
-    assert (type(received), str(received), received.exit_code) == (type(sent), str(sent), sent.exit_code)
+def test_every_refusal_can_come_from_a_worker():
+    for kind in ("ConfigError", "DataError", "VerdictError", "CheckpointError", "TrainingError", "TrainingDiverged"):
+        sent = getattr(errors, kind)("what was found, and what to do")
+        received = pickle.loads(pickle.dumps(sent))
+        assert (type(received), str(received), received.exit_code) == (type(sent), str(sent), sent.exit_code)
 
 
 def test_one_worker_and_two_give_the_same_bytes(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -105,7 +105,6 @@ def tally(from_: Source, folder: Path) -> Tally:
 
 
 def read(folder: Path, **changes: Any) -> list[Finding]:
-    """Every piece of every file in the folder."""
     read_from = source(folder.as_uri(), **changes)
     return [finding for piece in pieces_of(read_from, files(folder)) for finding in read_piece(read_from, piece)]
 
@@ -113,13 +112,10 @@ def read(folder: Path, **changes: Any) -> list[Finding]:
 @pytest.mark.parametrize(
     ("name", "pack"),
     [
-        ("a.jsonl", bytes),
-        ("a.json.gzip", gzip.compress),
-        ("a.jsonl.zst", zstandard.compress),
-        ("a.jsonl.bz2", bz2.compress),
+        ("a.jsonl", bytes), ("a.json.gzip", gzip.compress), ("a.jsonl.zst", zstandard.compress), ("a.jsonl.bz2", bz2.compress),
         ("a.xz", lzma.compress),
     ],
-)
+)  # fmt: skip
 def test_packed_or_not_the_texts_come_as_they_stand(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]):
     (tmp_path / name).write_bytes(pack(LINES))
     found = read(tmp_path)
@@ -174,8 +170,6 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path):
 
 
 class Failing(io.BytesIO):
-    """A file of a store that fails at the second read."""
-
     failure: Exception
 
     def readinto(self, buffer: object, /) -> int:

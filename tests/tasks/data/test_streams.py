@@ -73,7 +73,6 @@ CONTENT = random.Random(0).randbytes(100_000).hex().encode()
 
 
 def unpacked(file: WatchedFile) -> io.BufferedReader:
-    """The file's bytes, unpacked once if they are packed."""
     kind, stream = recognise(file)
     return io.BufferedReader(unpack(file, stream, kind.name)) if kind.nature == "packed" else stream
 
@@ -123,8 +122,6 @@ def test_a_bomb_goes_off_in_little_memory(tmp_path: Path, name: str, pack: Pack)
 
 
 class Losing(io.BytesIO):
-    """A connection that is lost at the second block."""
-
     def readinto(self, buffer: object, /) -> int:
         if self.tell() > 0:
             raise ConnectionResetError("connection lost")
@@ -138,15 +135,12 @@ class LosingFileSystem(MemoryFileSystem):
         return Losing(3 * CONTENT)
 
 
-def test_what_the_file_system_fails_with_is_kept():
+def test_what_the_file_system_fails_with_is_kept_and_a_missing_file_is_refused(tmp_path: Path):
     fsspec.register_implementation("losing", LosingFileSystem, clobber=True)
     with open_watched("losing://x") as file:
         with pytest.raises(ConnectionResetError):
             unpacked(file).read()
         assert isinstance(file.failure, ConnectionResetError)
         assert 0 < file.taken_bytes < 3 * len(CONTENT)
-
-
-def test_a_missing_file_is_refused_with_what_to_do(tmp_path: Path):
     with pytest.raises(DataError, match=r"gone\.gz was listed as a source file and is gone: put it back"):
         read(tmp_path / "gone.gz")

@@ -43,7 +43,6 @@ def find(read: Read, path: Path, **changes: object) -> list[Finding]:
 
 
 def whole_file(found: list[Finding]) -> Reason:
-    """The one finding's reason."""
     (fault,) = found
     assert isinstance(fault, Fault)
     assert (fault.whole_file, fault.where) == (True, "file")
@@ -156,7 +155,7 @@ def test_damage_is_a_fault_and_no_crash(tmp_path: Path, read: Read, write: Write
     path = write(tmp_path, table)
     rng = random.Random(0)
     content = path.read_bytes()
-    for _ in range(150):
+    for _ in range(50):
         damaged = bytearray(content)
         for _ in range(rng.choice((1, 20))):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
@@ -166,21 +165,15 @@ def test_damage_is_a_fault_and_no_crash(tmp_path: Path, read: Read, write: Write
         assert sum(isinstance(finding, Fault) and finding.whole_file for finding in found) <= 1
 
 
-def test_a_dictionary_of_few_bytes_is_not_unrolled(tmp_path: Path, read: Read):
+def test_bombs_and_long_rows_are_faults(tmp_path: Path, read: Read):
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 500_000]))
     path = write_parquet(tmp_path, pa.table({"text": column}), store_schema=False)  # or it would be read as a dictionary anyway
     assert path.stat().st_size < 100_000
     *_, last = find(read, path)
     assert isinstance(last, Fault)
     assert last.reason == "expands too much"
-
-
-def test_a_parquet_bomb_is_seen_in_its_metadata(tmp_path: Path, read: Read):
     path = write_parquet(tmp_path, pa.table({"text": ["x" * 110_000] * 1000}), compression="zstd", use_dictionary=False)
     assert whole_file(find(read, path)) == "expands too much"
-
-
-def test_a_long_row_is_a_fault_of_its_own(tmp_path: Path, read: Read):
     path = write_parquet(tmp_path, pa.table({"text": ["short", "x" * (MAX_DOCUMENT_BYTES + 1), "last"]}), compression="none")
     assert find(read, path) == [Record("short", "row 0"), Fault("too long", "row 1", "x" * 200), Record("last", "row 2")]
 

@@ -138,7 +138,6 @@ def test_pieces_together_give_the_lines_of_the_file(lines: list[bytes], mark: by
 
 
 def _text(line: bytes) -> str | None:
-    """What the standard library reads, slowly."""
     try:
         text = json.loads(line.decode())["text"]
         text.encode()
@@ -147,7 +146,7 @@ def _text(line: bytes) -> str | None:
     return text
 
 
-def test_the_longest_document_is_read_and_one_byte_more_is_not():
+def test_the_longest_document_is_read_and_a_piece_inside_a_long_line_reads_no_further():
     longest = b'{"text":"' + b"x" * (MAX_DOCUMENT_BYTES - 11) + b'"}'
     (record,) = find(longest + b"\n")
     assert isinstance(record, Record)
@@ -158,9 +157,6 @@ def test_the_longest_document_is_read_and_one_byte_more_is_not():
         assert isinstance(fault, Fault)
         assert fault.reason == "too long"
         assert len(rest) == end.count(b"b")
-
-
-def test_a_piece_inside_a_long_line_reads_no_further_than_its_end():
     content = io.BytesIO(b'{"text":"' + b"x" * 20_000_000 + b'"}\n{"text":"b"}\n')
     lines: io.BufferedReader = io.BufferedReader(content)
     assert list(read_json_lines(lines, take=take_text("text", SIFT), start=1_000_000, stop=2_000_000)) == []

@@ -30,30 +30,21 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
     return done
 
 
-def test_the_same_is_compiled_once(tmp_path: Path, compilations: list[Spec]) -> None:
+def test_the_same_is_compiled_once_and_whatever_decides_the_result_is_in_the_digest(tmp_path: Path, compilations: list[Spec]):
     home = Home(tmp_path)
     assert examine(SPEC, home) == examine(SPEC, home) == result_of(6.7)
     assert compilations == [SPEC]
+    where, plan = find_slice("2x v5e-256"), Plan(remat="full")
+    steps = (step_of(LLAMA_8B, 2048), step_of(LLAMA_8B, 1024, window=128), step_of(LLAMA_8B, 1024, keeps_average=False))
+    others = [*(spec_for(step, where, plan) for step in steps), spec_for(step_of(LLAMA_8B, 1024), where, Plan(remat="offload"))]
+    others.append(spec_for(step_of(LLAMA_8B, 1024), where, plan, machine_code=True))
+    others.append(spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5p-512"), plan))
+    for spec in (SPEC, *others):
+        examine(spec, Home(tmp_path))
+    assert compilations == [SPEC, *others]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        spec_for(step_of(LLAMA_8B, 2048), find_slice("2x v5e-256"), Plan(remat="full")),
-        spec_for(step_of(LLAMA_8B, 1024, window=128), find_slice("2x v5e-256"), Plan(remat="full")),
-        spec_for(step_of(LLAMA_8B, 1024, keeps_average=False), find_slice("2x v5e-256"), Plan(remat="full")),
-        spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="offload")),
-        spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full"), machine_code=True),
-        spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5p-512"), Plan(remat="full")),
-    ],
-)
-def test_whatever_decides_the_result_is_in_the_digest(tmp_path: Path, compilations: list[Spec], other: Spec) -> None:
-    examine(SPEC, Home(tmp_path))
-    examine(other, Home(tmp_path))
-    assert compilations == [SPEC, other]
-
-
-def test_another_version_flag_or_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch, compilations: list[Spec]) -> None:
+def test_another_version_flag_or_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch, compilations: list[Spec]):
     digests = {digest_of(SPEC)}
     monkeypatch.setattr(launcher, "version", lambda name: f"{name} 2")
     digests.add(digest_of(SPEC))
@@ -65,7 +56,7 @@ def test_another_version_flag_or_code_is_compiled_again(monkeypatch: pytest.Monk
     assert not compilations
 
 
-def test_without_the_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def version(name: str) -> str:
         if name == "libtpu":
             raise PackageNotFoundError(name)
@@ -85,20 +76,20 @@ def test_without_the_compiler_the_message_says_what_to_install(tmp_path: Path, m
         ("import sys; print('Killed for memory', file=sys.stderr); sys.exit(-9)", TrainingError, "v5e:16x16: Killed for memory"),
     ],
 )
-def test_how_the_process_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, kind: type[Exception], said: str) -> None:
+def test_how_the_process_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, kind: type[Exception], said: str):
     monkeypatch.setattr(sys, "executable", write_program(tmp_path, program))
     with pytest.raises(kind, match=said):
         run_compiler(SPEC)
 
 
-def test_one_that_takes_too_long_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", write_program(tmp_path, "import sys; sys.stdin.read()"))
-    monkeypatch.setattr(launcher, "MAX_SECONDS", 0.5)
-    with pytest.raises(TrainingError, match=r"more than 0\.5 seconds"):
-        run_compiler(SPEC)
-
-
-def test_flags_for_this_machines_devices_do_not_reach_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_for_this_machines_devices_do_not_reach_the_compiler_and_a_slow_one_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", write_program(tmp_path, "import sys; sys.stdin.read()"))
+        patch.setattr(launcher, "MAX_SECONDS", 0.5)
+        with pytest.raises(TrainingError, match=r"more than 0\.5 seconds"):
+            run_compiler(SPEC)
     seen = tmp_path / "seen"
     program = (
         f"import os, sys; open({str(seen)!r}, 'w').write(repr((os.environ.get('XLA_FLAGS'), os.environ['JAX_PLATFORMS']))); sys.exit(1)"
@@ -112,7 +103,6 @@ def test_flags_for_this_machines_devices_do_not_reach_the_compiler(tmp_path: Pat
 
 
 def write_program(folder: Path, program: str) -> str:
-    """Something in place of the interpreter."""
     path = folder / "python"
     path.write_text(f"#!{sys.executable}\n{program}\n")
     path.chmod(0o755)
