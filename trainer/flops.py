@@ -5,7 +5,6 @@ products of queries with keys and of weights with values. Norms, RoPE, softmax, 
 not counted, so the share of the peak is *model* FLOPs utilisation (MFU).
 """
 
-import math
 from typing import NamedTuple
 
 from phasewise.trainer.config import ModelConfig
@@ -26,17 +25,6 @@ class StepFlops(NamedTuple):
         return self.matrices + self.attention
 
 
-def matrix_parameters(model: ModelConfig) -> int:
-    """Return the number of parameters that multiply a token: matrices of the layers, its routed experts, and the head."""
-    import jax  # readers of the peaks do not compute
-
-    from phasewise.trainer.model.params import active_share, param_specs
-
-    specs = jax.tree.leaves(param_specs(model))
-    matrices = sum(round(active_share(spec, model) * math.prod(spec.shape)) for spec in specs if spec.inputs is not None)
-    return matrices + (model.d_model * model.vocab_size if model.tied_head else 0)
-
-
 def step_flops(model: ModelConfig, sequences: int, *, causal: bool = True) -> StepFlops:
     """Return the FLOPs of one update on `sequences` rows.
 
@@ -44,19 +32,14 @@ def step_flops(model: ModelConfig, sequences: int, *, causal: bool = True) -> St
         causal: count only visible pairs of positions, windows included, otherwise all t² of a row, as PaLM does. Documents within a row
             count as one document, because a shape does not show the documents' mask.
     """
-    from phasewise.trainer.model.params import layer_kinds  # imports jax
+    from phasewise.trainer.model.params import count_active_parameters, layer_kinds  # imports jax
 
-    tokens = sequences * model.seq_len
-    width = model.num_query_heads * model.head_dim
-    pairs = sum(visible_pairs(model.seq_len, kind.window) if causal else model.seq_len**2 for kind in layer_kinds(model))
+    matrices = FLOPS_A_PARAMETER * count_active_parameters(model, only_matrices=True) * sequences * model.seq_len
+    length, width = model.seq_len, model.num_query_heads * model.head_dim
+    windows = [length if kind.window is None else min(kind.window, length) for kind in layer_kinds(model)]
+    pairs = sum(window * (window + 1) // 2 + (length - window) * window if causal else length**2 for window in windows)
     # two products, two FLOPs per pair and dimension, once forward and twice backward
-    return StepFlops(FLOPS_A_PARAMETER * matrix_parameters(model) * tokens, 2 * 2 * 3 * width * sequences * pairs)
-
-
-def visible_pairs(length: int, window: int | None) -> int:
-    """Return the number of pairs (position, visible position) in a row, `window` visible positions each including itself."""
-    window = length if window is None else min(window, length)
-    return window * (window + 1) // 2 + (length - window) * window
+    return StepFlops(matrices, 2 * 2 * 3 * width * sequences * pairs)
 
 
 class Peak(NamedTuple):
@@ -93,8 +76,3 @@ def peak_flops(device_kind: str, compute_dtype: str) -> float | None:
     if compute_dtype != "bfloat16":
         return None
     return next((peak.bfloat16 for peak in PEAKS if device_kind.startswith(peak.device_kind)), None)
-
-
-def mfu(flops: int, seconds: float, *, peak: float | None, devices: int) -> float | None:
-    """Return the model FLOPs utilisation: `flops` in `seconds` as a share of the peak of `devices`. None without a known peak."""
-    return None if peak is None or seconds <= 0 else flops / seconds / (peak * devices)

@@ -23,7 +23,8 @@ class Unstable(TrainingDiverged):
     """A rejected update that made step `step`. `finding` is `loss is nan`, or a loss above the limit."""
 
     def __init__(self, run: RunConfig, step: int, finding: str, *, is_spike: bool = False) -> None:
-        super().__init__(f"phase {run.phase}: {finding} at step {step}. {_kept(run)}")
+        self.kept = f"The last checkpoint before it is kept in {run.output}."
+        super().__init__(f"phase {run.phase}: {finding} at step {step}. {self.kept}")
         self.step, self.finding, self.is_spike = step, finding, is_spike
 
 
@@ -37,11 +38,7 @@ class SpikeWatch:
         self._losses: deque[float] = deque((row["loss"] for row in rows if not row.get("skipped")), maxlen=window)
 
     def add(self, step: int, loss: float) -> None:
-        """Check the loss of an applied update, and remember it.
-
-        Raises:
-            Unstable: the loss is above the recipe's limit.
-        """
+        """Check the loss of an applied update, and remember it. Raises Unstable if the loss is above the recipe's limit."""
         if self._limit is None:
             return
         if len(self._losses) >= self._limit.min_samples:
@@ -51,10 +48,6 @@ class SpikeWatch:
                 finding = f"the loss is {loss:.4g}, above {most:.4g}, the limit over the {len(before)} updates before it"
                 raise Unstable(self._run, step, finding, is_spike=True)
         self._losses.append(loss)
-
-
-def _kept(run: RunConfig) -> str:
-    return f"The last checkpoint before it is kept in {run.output}."
 
 
 def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[str, Any]:
@@ -67,15 +60,9 @@ def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[st
     if saved:
         judged = {f"checkpoint of step {saved[-1]}": digest_of_file(checkpoints / str(saved[-1]) / DIGESTS_NAME)}
     check = {
-        "name": CHECK,
-        "table": TABLE,
+        "name": CHECK, "table": TABLE, "severity": "critical", "passes": False, "outcome": "failed", "observed": finding, "accepted": [],
         "asks": "Every update has a loss and norms that are numbers, and no loss above the recipe's limit.",
-        "severity": "critical",
-        "passes": False,
-        "outcome": "failed",
-        "observed": finding,
-        "accepted": [],
-    }
+    }  # fmt: skip
     reason = {
         "expectation": CHECK,
         "severity": "critical",
@@ -107,11 +94,8 @@ def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[st
 def open_question(run: RunConfig, skipped: SkippedSteps) -> tuple[Unstable, Ruling] | None:
     """Return the rejected update and the ruling of the question in the run's folder, or None.
 
-    A question about other settings, windows or checkpoints is void.
-
-    Raises:
-        CheckpointError: the question is unreadable.
-        VerdictError: the decision on it is unreadable.
+    A question about other settings, windows or checkpoints is void. Raises CheckpointError if the question is unreadable, and VerdictError
+    if the decision on it is unreadable.
     """
     path = RunFolder(run.output).question
     if run.recovery is None or run.recovery.action != "ask":
@@ -143,14 +127,17 @@ def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: boo
         append_event(folder, "spike", found.step, found.finding)
     if run.recovery is None:
         raise found
+
     window = window_of(run, found.step, skipped)
+    at = f"phase {run.phase}: {found.finding} at step {found.step}"
     obstacle = ""
     if len(skipped.windows) >= run.recovery.max_times:
         obstacle = f"it has rolled back {len(skipped.windows)} times, as often as the recipe allows (recovery.max_times)"
     elif window.stop >= run.stop_step:
         obstacle = f"to skip {window} would leave nothing to train before the phase's end, step {run.stop_step}"
     if obstacle:
-        raise TrainingDiverged(f"phase {run.phase}: {found.finding} at step {found.step}, and {obstacle}. {_kept(run)}") from found
+        raise TrainingDiverged(f"{at}, and {obstacle}. {found.kept}") from found
+
     decided = ""
     if run.recovery.action == "ask":
         path = RunFolder(run.output).question
@@ -161,9 +148,13 @@ def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: boo
             write_sealed(path, content)
             if is_new:
                 append_event(folder, "asked", found.step, f"{found.finding} at step {found.step}: a person is asked")
-        _check_ruling(run, found, ruling)
+        if not ruling.lets_go_on and ruling.decision:
+            raise TrainingDiverged(f"{at}, and to roll back was {ruling.decision.words}. {found.kept}") from found
+        if not ruling.lets_go_on:
+            raise AsksPerson(f"{at}, and its recovery is `ask`: a person decides by `phasewise approve`. {found.kept}") from found
         assert ruling.decision is not None
         decided = ruling.decision.words
+
     if write:
         text = f"{found.finding} at step {found.step}: back to step {window.first}, {window} passed over with their data"
         add_roll_back(folder, window, text, decided or BY_THE_RECIPE)
@@ -174,7 +165,8 @@ def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: boo
 def after_answer(run: RunConfig, skipped: SkippedSteps, *, write: bool = True) -> SkippedSteps:
     """Return the windows after a person's answer, or unchanged if no question is open.
 
-    All processes agree: if the first process has already written its list, the question is not open for the others.
+    All processes agree: if the first process has already written its list, the question is not open for the others. Launchers call this
+    without `write`, for the error that would end the trainer at its start.
 
     Raises:
         AsksPerson: no person has decided yet.
@@ -182,26 +174,3 @@ def after_answer(run: RunConfig, skipped: SkippedSteps, *, write: bool = True) -
     """
     question = open_question(run, skipped)
     return skipped if question is None else decide(run, question[0], skipped, write=write)
-
-
-def check_answered(run: RunConfig, skipped: SkippedSteps) -> None:
-    """For launchers: raise the error that would end the trainer at its start.
-
-    Raises:
-        AsksPerson, TrainingDiverged: see `after_answer`.
-    """
-    if question := open_question(run, skipped):
-        _check_ruling(run, *question)
-
-
-def _check_ruling(run: RunConfig, found: Unstable, ruling: Ruling) -> None:
-    if ruling.lets_go_on:
-        return
-    if ruling.decision:
-        raise TrainingDiverged(
-            f"phase {run.phase}: {found.finding} at step {found.step}, and to roll back was {ruling.decision.words}. {_kept(run)}"
-        ) from found
-    raise AsksPerson(
-        f"phase {run.phase}: {found.finding} at step {found.step}, and its recovery is `ask`: a person decides by `phasewise approve`. "
-        f"{_kept(run)}"
-    ) from found

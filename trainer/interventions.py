@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from phasewise.trainer.config import AdamC, RollingLimit, RunConfig, learning_rate_at
+from phasewise.trainer.config import AdamC, RunConfig, learning_rate_at
 from phasewise.trainer.model.params import Params
 
 MIN_STD = 1e-6
@@ -49,10 +49,8 @@ def scheduled_at(run: RunConfig, step: int) -> Scheduled:
     learning_rate = learning_rate_at(run.learning_rate, step)
     max_grad_norm, max_update_rms = stability.max_grad_norm.at(step), stability.max_update_rms.at(step)
     clips_rms = any(value is not None for _, value in stability.max_update_rms.within(run.start_step, run.stop_step))
-
-    def limit(found: RollingLimit | None) -> Limit:
-        return NO_LIMIT if found is None else Limit(found.sigmas, found.min_samples)
-
+    found = stability.max_update_norm.at(step), stability.skip_step.at(step)
+    max_update_norm, skip_step = (NO_LIMIT if limit is None else Limit(limit.sigmas, limit.min_samples) for limit in found)
     return Scheduled(
         learning_rate=learning_rate,
         z_loss=stability.z_loss.at(step) or 0.0,
@@ -60,8 +58,8 @@ def scheduled_at(run: RunConfig, step: int) -> Scheduled:
         ema_decay=stability.ema_decay.at(step) or 0.0,
         decay_scale=learning_rate / run.optimizer.peak_learning_rate if isinstance(run.optimizer, AdamC) else 1.0,
         max_update_rms=None if not clips_rms else math.inf if max_update_rms is None else max_update_rms,
-        max_update_norm=limit(stability.max_update_norm.at(step)),
-        skip_step=limit(stability.skip_step.at(step)),
+        max_update_norm=max_update_norm,
+        skip_step=skip_step,
     )
 
 
@@ -78,11 +76,6 @@ class Rolling(NamedTuple):
     losses: Window | None = None  # without z-loss
     grad_norms: Window | None = None  # before clipping
     update_norms: Window | None = None  # of the direction, before clipping
-
-
-def empty_window(length: int) -> Window:
-    """Return a window without values."""
-    return Window(jnp.zeros(length, jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def push(window: Window, value: Float[Array, ""]) -> Window:
@@ -130,11 +123,3 @@ def clip_update_rms(direction: Params, specs: dict[str, Any], max_rms: float | A
 
     factors = jax.tree.map(factor, direction, specs)
     return jax.tree.map(jnp.multiply, direction, factors), jnp.min(jnp.stack([jnp.min(leaf) for leaf in jax.tree.leaves(factors)]))
-
-
-def moving_average(ema: Params, params: Params, decay: float | Array) -> Params:
-    """Return decay · ema + (1 - decay) · params.
-
-    Marin's early Ocelot had it the wrong way round (8B retrospective, "Adjusted Hyperparameters").
-    """
-    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, DataError, ExitCode, TrainingDiverged
 from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder, append_event
@@ -63,16 +63,10 @@ class Guards:
     alone: Alone = nullcontext
 
 
-def is_due(evaluation: LossEvaluation | None, step: int, stop_step: int) -> bool:
-    """Whether the weights after `step` updates are evaluated."""
-    return evaluation is not None and (step % evaluation.every_steps == 0 or step == stop_step)
-
-
 def read_held_out(evaluation: LossEvaluation, model: ModelConfig, rule: RowRule = PLAIN) -> dict[Component, Batch]:
     """Read up to `evaluation.sequences` first rows of each component. A text shorter than one row is one short row.
 
-    Raises:
-        DataError: a cache is missing, damaged or not held out, or has no token to predict.
+    Raises DataError if a cache is missing, damaged or not held out, or has no token to predict.
     """
     found: dict[Component, Batch] = {}
     for name, folder in sorted(evaluation.caches.items()):
@@ -97,35 +91,26 @@ def read_held_out(evaluation: LossEvaluation, model: ModelConfig, rule: RowRule 
     return found
 
 
-def build_mean_loss(model: ModelConfig, execution: Execution, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Float[Array, ""]]:
-    """Build the mean cross-entropy of rows in nats a token, without z-loss, as a function that is compiled once for each shape."""
-    objective = build_objective(model, execution)
-
-    def mean_loss(
-        params: Params, tokens: Int[Array, "b t"], segment_ids: Int[Array, "b t"], targets: Targets | None = None
-    ) -> Float[Array, ""]:
-        _, sums = objective(params, tokens, segment_ids, 0.0, targets)
-        return sums.cross_entropy / sums.tokens
-
-    return jax.jit(on_mesh(mean_loss, mesh))
-
-
 def build_evaluate(
     evaluation: LossEvaluation, model: ModelConfig, execution: Execution, mesh: jax.sharding.Mesh | None = None, *, rule: RowRule = PLAIN
 ) -> Evaluate:
-    """Build the evaluation of weights and of their moving average on held-out text, which is read immediately.
-
-    Raises:
-        DataError: see `read_held_out`.
-    """
+    """Build the evaluation of weights and of their moving average on held-out text, which is read immediately (`read_held_out`)."""
     held_out = read_held_out(evaluation, model, rule)
-    mean_loss = build_mean_loss(model, execution, mesh)
+    objective = build_objective(model, execution)
 
-    def losses(params: Params) -> dict[Component, Float[Array, ""]]:
-        return {name: mean_loss(params, batch.tokens, batch.segment_ids, batch.targets) for name, batch in held_out.items()}
+    def mean_loss(params: Params, tokens: Array, segment_ids: Array, targets: Targets | None) -> Float[Array, ""]:
+        _, sums = objective(params, tokens, segment_ids, 0.0, targets)
+        return sums.cross_entropy / sums.tokens
+
+    compiled = jax.jit(on_mesh(mean_loss, mesh))
 
     def evaluate(params: Params, ema: Params | None) -> Row:
-        measured: list[dict[Component, Any]] = jax.device_get([losses(weights) for weights in (params, ema) if weights is not None])
+        losses = [
+            {name: compiled(weights, batch.tokens, batch.segment_ids, batch.targets) for name, batch in held_out.items()}
+            for weights in (params, ema)
+            if weights is not None
+        ]
+        measured: list[dict[Component, Any]] = jax.device_get(losses)
         row: Row = {}
         for name, by_component in zip(("eval_loss", "ema_eval_loss"), measured, strict=False):
             row[name] = float(np.mean(list(by_component.values())))
@@ -163,10 +148,11 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
     alone = guards.alone if is_first() else nullcontext
     watch = partial(guards.watchdog.beside, "save")
     with (
-        _stop_requested() as stop_requested,
+        # jax receives the signal in any of several processes
+        nullcontext() if jax.process_count() > 1 else stop_requests() as is_requested,
         Checkpoints(folder.checkpoints, run, check=guards.check, alone=guards.alone, watch=watch) as checkpoints,
     ):
-        training = _Training(run, guards, loader, checkpoints, evaluate, stop_requested, mesh, shardings)
+        training = _Training(run, guards, loader, checkpoints, evaluate, is_requested, mesh, shardings)
         with alone():
             skipped = after_answer(run, read_skipped_steps(folder.path), write=is_first())
         while True:
@@ -176,24 +162,18 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
             except Unstable as found:
                 checkpoints.wait()  # a question to a person names the checkpoint to return to
                 with alone():
-                    skipped = _roll_back(run, found, skipped)
+                    try:
+                        skipped = decide(run, found, skipped, write=is_first())
+                    except TrainingDiverged as error:
+                        if is_first() and not isinstance(error, AsksPerson):
+                            append_event(run.output, "diverged", found.step, str(error))
+                        raise
         checkpoints.wait()
         if run.until_step is not None:
             raise Moves
     guards.watchdog.begin("finish")
     digest = params_digest(state.params)  # a collective: every process takes part
     return _summarise(run, digest, skipped) if is_first() else {}
-
-
-def _roll_back(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> SkippedSteps:
-    try:
-        return decide(run, found, skipped, write=is_first())
-    except AsksPerson:
-        raise
-    except TrainingDiverged as error:
-        if is_first():
-            append_event(run.output, "diverged", found.step, str(error))
-        raise
 
 
 @dataclass(frozen=True)
@@ -203,16 +183,12 @@ class _Training:
     loader: Loader
     checkpoints: Checkpoints
     evaluate: Evaluate | None
-    stop_requested: Callable[[int], bool]
+    is_stop_requested: Callable[[], bool] | None  # None if several processes must agree
     mesh: jax.sharding.Mesh | None
     shardings: TrainState | None
 
     def train_branch(self, skipped: SkippedSteps) -> TrainState:
-        """Train from the newest valid checkpoint to the end, or until an update is rejected.
-
-        Raises:
-            Unstable: an update must be rejected.
-        """
+        """Train from the newest valid checkpoint to the end. Raises Unstable if an update must be rejected."""
         run, checkpoints, watchdog = self.run, self.checkpoints, self.guards.watchdog
         watchdog.begin("restore")
         checkpoints.wait()
@@ -280,9 +256,10 @@ class _Training:
             record(waiting)
             waiting = (step + 1, measured, {"data_seconds": data_seconds})
             watchdog.begin("barrier")
-            is_to_stop = self.stop_requested(step + 1)
+            is_to_stop = stop_agreed(step + 1) if self.is_stop_requested is None else self.is_stop_requested()
             is_to_save = checkpoints.due(step + 1) or is_to_stop
-            is_to_evaluate = is_due(run.evaluation, step + 1, run.stop_step)
+            every = run.evaluation.every_steps if run.evaluation else None
+            is_to_evaluate = every is not None and ((step + 1) % every == 0 or step + 1 == run.stop_step)
             if not (is_to_save or is_to_evaluate):
                 continue
             watchdog.begin("step" if recorded else "first step")
@@ -333,12 +310,3 @@ def _summarise(run: RunConfig, digest: str, skipped: SkippedSteps) -> dict[str, 
         "checkpoint": str(RunFolder(run.output).checkpoint(run.stop_step)),
         **({CONTRACT_NAME: skipped.as_json()} if skipped else {}),
     }
-
-
-@contextmanager
-def _stop_requested() -> Iterator[Callable[[int], bool]]:
-    if jax.process_count() > 1:  # jax receives the signal in any of the processes
-        yield stop_agreed
-        return
-    with stop_requests() as is_requested:
-        yield lambda _step: is_requested()

@@ -4,7 +4,7 @@ Shape letters: b batch, t position, d d_model, v vocab, n chunk, c position with
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,21 +84,15 @@ def mean_gradients(
         if microbatch_sequences is None or not in_parts:
             summed, sums = gradients(rows)
         else:
-            parts = microbatches(rows, microbatch_sequences)
+            # part i has the rows i, i + n, …, so no row changes its device
+            size = microbatch_sequences
+            in_turn = jax.tree.map(lambda x: x.reshape(size, len(x) // size, -1).swapaxes(0, 1), rows)
+            parts = jax.tree.map(lambda x: constrain(x, None, "batch", "position"), in_turn)
             one = jax.eval_shape(gradients, jax.tree.map(lambda part: part[0], parts))
             start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
             (summed, sums), part_losses = jax.lax.scan(add, start, parts)
             sums = sums._replace(part_losses=part_losses)
     return sums, optax.tree.scale(1.0 / jnp.maximum(sums.tokens, 1.0), summed)
-
-
-def microbatches(rows: Rows, sequences: int) -> Any:
-    """Cut rows into parts along a new first axis. Part i has the rows i, i + n, …, so no row changes its device."""
-
-    def cut(x: Array) -> Array:
-        return constrain(x.reshape(sequences, len(x) // sequences, -1).swapaxes(0, 1), None, "batch", "position")
-
-    return jax.tree.map(cut, rows)
 
 
 def objective_sums(

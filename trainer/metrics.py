@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,21 +32,15 @@ class Metric(NamedTuple):
     when: str = ""  # condition for the name, empty for all rows
     of_the_clock: bool = False  # measured in time, so two equal runs differ
 
-    @property
-    def pattern(self) -> str:
-        """The regular expression for all names of this metric."""
-        words = {"GROUP": "|".join(ALL_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "EXPERT": r"\d+", "COMPONENT": ".+"}
-        parts = re.split("(GROUP|WEIGHT|LAYER|EXPERT|COMPONENT)", self.name)
-        return "".join(f"({words[part]})" if part in words else re.escape(part) for part in parts)
-
 
 NORMS = {
-    "grad_norm": "gradients, before clipping",
-    "update_norm": "change of the weights, including the learning rate",
-    "param_norm": "weights, after the update",
-    "first_moment_norm": "optimizer's average of the gradients (Muon's momentum), after the update",
-    "second_moment_norm": "optimizer's average of the squared gradients, after the update",
+    "grad_norm": ("gradients, before clipping", ""),
+    "update_norm": ("change of the weights, including the learning rate", ""),
+    "param_norm": ("weights, after the update", ""),
+    "first_moment_norm": ("optimizer's average of the gradients (Muon's momentum), after the update", ""),
+    "second_moment_norm": ("optimizer's average of the squared gradients, after the update", "optimizers with this average"),
 }
+"""Name → description and condition."""
 _AT_LAYER_NORMS = "every `instrumentation.layer_norms_every` steps"
 _WITH_EXPERTS = "models with experts"
 _AT_LAYER_EXPERTS = "every `instrumentation.layer_norms_every` steps and at the phase's end, models with experts"
@@ -57,21 +51,21 @@ _WITH_AVERAGE = "at evaluations with a moving average"
 _FULL_WINDOW = "with enough values in the window"
 
 
-def _norm_metrics() -> Iterator[Metric]:
-    for name, what in NORMS.items():
-        when = "optimizers with this average" if name == "second_moment_norm" else ""
-        yield Metric(name, "", f"L2 norm of the {what}", when)
-        yield Metric(f"{name}/GROUP", "", "per group of weights", when)
-        yield Metric(f"{name}/WEIGHT", "", "per weight outside the layers", _AT_LAYER_NORMS)
-        yield Metric(f"{name}/WEIGHT/LAYER", "", "per weight and layer", _AT_LAYER_NORMS)
-
-
 TABLE: tuple[Metric, ...] = (
     Metric("step", "updates", "updates so far, including this update"),
     Metric("loss", "nats per token", "cross-entropy of the batch, before the update, without z-loss"),
     Metric("batch_het", "nats per token", "largest loss of a micro-batch minus mean over micro-batches (BatchHet)", "with micro-batches"),
     Metric("log_z_squared", "nats²", "mean square of the log partition function, the quantity that z-loss weights"),
-    *_norm_metrics(),
+    *(
+        metric
+        for name, (what, when) in NORMS.items()
+        for metric in (
+            Metric(name, "", f"L2 norm of the {what}", when),
+            Metric(f"{name}/GROUP", "", "per group of weights", when),
+            Metric(f"{name}/WEIGHT", "", "per weight outside the layers", _AT_LAYER_NORMS),
+            Metric(f"{name}/WEIGHT/LAYER", "", "per weight and layer", _AT_LAYER_NORMS),
+        )
+    ),
     Metric("ema_distance", "share", "norm of (weights - moving average) over norm of the weights, after the update", "with an average"),
     Metric("learning_rate", "", "learning rate"),
     Metric("weight_decay", "", "weight decay before the learning rate", "with a scheduled weight decay"),
@@ -120,7 +114,12 @@ TABLE: tuple[Metric, ...] = (
 @cache
 def metric_of(name: str) -> Metric | None:
     """Return the metric of a name, or None."""
-    return next((metric for metric in TABLE if re.fullmatch(metric.pattern, name)), None)
+    words = {"GROUP": "|".join(ALL_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "EXPERT": r"\d+", "COMPONENT": ".+"}
+    for metric in TABLE:
+        parts = re.split("(GROUP|WEIGHT|LAYER|EXPERT|COMPONENT)", metric.name)
+        if re.fullmatch("".join(f"({words[part]})" if part in words else re.escape(part) for part in parts), name):
+            return metric
+    return None
 
 
 def of_the_clock(name: str) -> bool:
@@ -218,11 +217,7 @@ class MetricsFile:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # stays open for the run
 
     def append(self, row: Row) -> None:
-        """Write a row in one call.
-
-        Raises:
-            OSError: the row was not written. A partial row is removed.
-        """
+        """Write a row in one call. Raises OSError if the row was not written. A partial row is removed."""
         line = _line(row)
         try:
             written = os.write(self._file.fileno(), line)
@@ -233,14 +228,10 @@ class MetricsFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._lines.update(line)
 
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of all rows."""
-        return self._lines.hexdigest()
-
-    def flush(self) -> None:
-        """Sync to the disk."""
+    def flush(self) -> str:
+        """Sync to the disk, and return the SHA-256 of all rows."""
         os.fsync(self._file.fileno())
+        return self._lines.hexdigest()
 
     def close(self) -> None:
         """Close the file."""

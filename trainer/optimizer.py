@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float
 
 from phasewise.trainer.config import AdamC, AdamW, ModelConfig, Muon, NAdamW, Optimizer
 from phasewise.trainer.interventions import clip_factor
-from phasewise.trainer.model.params import Params, ParamSpec, param_specs
+from phasewise.trainer.model.params import Params, param_specs
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast and end near 1."""
@@ -47,7 +48,7 @@ def build_optimizer(config: Optimizer, model: ModelConfig) -> BuiltOptimizer:
     if isinstance(config, Muon):
         directions: Any = _scale_by_muon(config, specs)
         of_others = config.adam.weight_decay * config.adam_learning_rate_scale
-        decays = jax.tree.map(lambda spec: spec.decays * (config.weight_decay if _is_muons(spec) else of_others), specs)
+        decays = jax.tree.map(lambda spec: spec.decays * (config.weight_decay if spec.updated_by == "muon" else of_others), specs)
     else:
         directions = _scale_by_adam(config)
         decays = jax.tree.map(lambda spec: config.weight_decay * spec.decays, specs)
@@ -82,10 +83,6 @@ def _scale_by_muon(config: Muon, specs: dict[str, Any]) -> optax.GradientTransfo
     adam = _scale_by_adam(config.adam)
     matrix_specs = _select(specs, specs, matrices=True)
 
-    def init(params: Params) -> MuonState:
-        parts = [_select(params, specs, matrices=matrices) for matrices in (True, False)]
-        return MuonState(momentum.init(parts[0]), adam.init(parts[1]))  # pyright: ignore[reportArgumentType]  # optax names only bases
-
     def update(updates: Params, state: MuonState, params: Params | None = None) -> tuple[Params, MuonState]:
         matrices, momentum_state = momentum.update(_select(updates, specs, matrices=True), state.momentum)
         others = _select(updates, specs, matrices=False)
@@ -100,13 +97,12 @@ def _scale_by_muon(config: Muon, specs: dict[str, Any]) -> optax.GradientTransfo
         others = optax.tree.scale(config.adam_learning_rate_scale, others)
         return _join(specs, matrices, others), MuonState(momentum_state, adam_state)  # pyright: ignore[reportArgumentType]  # see above
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # see above
-
-
-def _is_muons(spec: ParamSpec) -> bool:
-    is_muons = spec.updated_by == "muon"
-    assert not is_muons or (spec.layers and spec.inputs is not None), f"Muon takes stacked matrices, found {spec}"
-    return is_muons
+    return optax.GradientTransformation(
+        lambda params: MuonState(  # pyright: ignore[reportArgumentType]  # optax names only bases
+            momentum.init(_select(params, specs, matrices=True)), adam.init(_select(params, specs, matrices=False))
+        ),
+        update,  # pyright: ignore[reportArgumentType]  # see above
+    )
 
 
 def _select(tree: dict[str, Any], specs: dict[str, Any], *, matrices: bool) -> dict[str, Any]:
@@ -116,7 +112,7 @@ def _select(tree: dict[str, Any], specs: dict[str, Any], *, matrices: bool) -> d
         if isinstance(spec, dict):
             if inside := _select(tree[name], spec, matrices=matrices):
                 chosen[name] = inside
-        elif _is_muons(spec) == matrices:
+        elif (spec.updated_by == "muon") == matrices:
             chosen[name] = tree[name]
     return chosen
 
@@ -144,14 +140,10 @@ def orthogonal_directions(
     outputs = math.prod(momentum.shape[1 + batch_axes + input_axes :])
     assert min(input_axes, momentum.ndim - 1 - batch_axes - input_axes) > 0, f"{momentum.shape}: no axis is left for a side of the matrix"
     scale = max(1.0, outputs / inputs) ** 0.5
-
-    def of_matrix(matrix: Float[Array, "r c"]) -> Float[Array, "r c"]:
-        return scale * orthogonalise(matrix, config.newton_schulz_steps, config.epsilon)
-
-    of_layer = of_matrix
+    of_layer: Callable[[Array], Array] = partial(orthogonalise, steps=config.newton_schulz_steps, epsilon=config.epsilon)
     for _ in range(batch_axes):
         of_layer = jax.vmap(of_layer)
-    return jax.lax.map(lambda layer: of_layer(layer.reshape(*batch, inputs, outputs)).reshape(layer.shape), momentum)
+    return jax.lax.map(lambda layer: (scale * of_layer(layer.reshape(*batch, inputs, outputs))).reshape(layer.shape), momentum)
 
 
 def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Float[Array, "r c"]:

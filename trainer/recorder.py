@@ -23,7 +23,7 @@ import numpy as np
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import AdamC, Instrumentation, RunConfig
-from phasewise.trainer.flops import mfu, peak_flops, step_flops
+from phasewise.trainer.flops import peak_flops, step_flops
 from phasewise.trainer.instability import SpikeWatch, Unstable
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
@@ -111,10 +111,9 @@ class Recorder:
             row |= {"step_seconds": seconds, "seconds": now - self._started}
             if seconds > 0:
                 row["tokens_per_second"] = row["tokens"] / seconds
-            flops = step_flops(run.model, row["sequences"]).total
-            share = mfu(flops, seconds, peak=self._peak, devices=run.execution.mesh.devices)
-            if share is not None:
-                row["mfu"] = share
+                if self._peak is not None:
+                    flops = step_flops(run.model, row["sequences"]).total
+                    row["mfu"] = flops / seconds / (self._peak * run.execution.mesh.devices)
             self._check()
             self._file.append(row)
             send(self._sinks, [row])
@@ -126,10 +125,7 @@ class Recorder:
 
     def flush(self) -> str | None:
         """Sync the rows to disk before the next checkpoint, and return their digest (None in other processes than the first)."""
-        if self._file is None:
-            return None
-        self._file.flush()
-        return self._file.digest
+        return None if self._file is None else self._file.flush()
 
 
 def scheduled_row(run: RunConfig, step: int) -> Row:
@@ -209,23 +205,22 @@ class TensorBoardSink:
         # TensorBoard reads files in the order of their names
         path = folder / f"{EVENTS_PREFIX}.{int(time.time()):010d}.{len(found):05d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter(str(path))
-        self._append(file_version="brain.Event:2")
+        self._writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self._writer.flush()
 
     def write(self, row: Row) -> None:
         """Write and flush one event with a scalar for every number of the row."""
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]  # protobuf makes it at import
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in values_to_send(row).items()]
-        self._append(step=row["step"], summary=Summary(value=values))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "step"]
+        event = self._event(wall_time=time.time(), step=row["step"], summary=Summary(value=values))
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
         self.last_step = row["step"]
 
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
-
-    def _append(self, **fields: Any) -> None:
-        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
-        self._writer.flush()
 
 
 def read_tensorboard(path: Path) -> Iterator[Any]:
@@ -244,10 +239,8 @@ def read_tensorboard(path: Path) -> Iterator[Any]:
 class WandbSink:
     """History of one Weights & Biases run over all attempts, with files in `wandb/` of the run's folder.
 
-    `wandb/sent.json` has the run's id and the last uploaded step. A kill loses at most one row.
-
-    Raises:
-        TrainingError: Weights & Biases rejects the run, for example without a login.
+    `wandb/sent.json` has the run's id and the last uploaded step. A kill loses at most one row. Raises TrainingError if Weights & Biases
+    rejects the run, for example without a login.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -282,7 +275,7 @@ class WandbSink:
     def write(self, row: Row) -> None:
         """Upload one row."""
         self._note(row["step"])
-        self._run.log(values_to_send(row), step=row["step"])
+        self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
     def close(self) -> None:
         """Finish the run after all rows are uploaded, or written if offline."""
@@ -325,11 +318,7 @@ def send(sinks: Iterable[Sink], rows: Iterable[Row]) -> None:
     was not uploaded is uploaded when the run resumes.
     """
     for row in rows:
+        numbers = {name: value if name == "step" else float(value) for name, value in row.items() if value is not None}
         for sink in sinks:
             if row["step"] > sink.last_step:
-                sink.write(row)
-
-
-def values_to_send(row: Row) -> dict[str, float]:
-    """Return the numbers of a row for plots over steps."""
-    return {name: float(value) for name, value in row.items() if name != "step" and value is not None}
+                sink.write(numbers)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from phasewise.trainer.loop import Guards, Moves, Preempted, train
 from phasewise.trainer.process import distributed
 from phasewise.trainer.process.child_process import end_with_parent
 from phasewise.trainer.process.compilation_cache import drop_changed, seal_new
-from phasewise.trainer.process.lease import Lease, only_one_trainer
+from phasewise.trainer.process.lease import only_one_trainer
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
 from phasewise.trainer.process.signals import seconds_left_to_save
 from phasewise.trainer.process.verdict_check import check_verdict
@@ -59,11 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read_run(path: Path) -> RunConfig:
-    """Return the run that a file describes.
-
-    Raises:
-        ConfigError: the file is missing or unreadable, or a field is missing, unknown or invalid.
-    """
+    """Return the run that a file describes. Raises ConfigError if the file is unreadable, or a field is missing, unknown or invalid."""
     try:
         content = read_json(path)
         if not isinstance(content, dict):
@@ -100,22 +95,21 @@ def execute(run: RunConfig) -> dict[str, Any]:
     if not distributed.is_first():
         with watchdog:
             return train(run, Guards(watchdog))
-    with only_one_trainer(output) as fence, watchdog, _heartbeat(output, watchdog, fence):
-        try:
-            result = train(run, Guards(watchdog, fence.check, fence.alone))
-        finally:
-            seal_new(programs)
-        with fence.alone():
-            write_sealed(RunFolder(output).result, result)
+    with only_one_trainer(output) as fence:
+
+        def end_taken_over() -> None:
+            try:
+                fence.check()
+            except TakenOver as error:
+                print(f"trainer: {error}", file=sys.stderr, flush=True)
+                os._exit(ExitCode.TAKEN_OVER)
+
+        pulse = heartbeat(output, lambda: (watchdog.doing(), watchdog.step), token=fence.number, check=end_taken_over, spent=watchdog.spent)
+        with watchdog, pulse:
+            try:
+                result = train(run, Guards(watchdog, fence.check, fence.alone))
+            finally:
+                seal_new(programs)
+            with fence.alone():
+                write_sealed(RunFolder(output).result, result)
     return result
-
-
-def _heartbeat(output: Path, watchdog: Watchdog, fence: Lease) -> AbstractContextManager[None]:
-    def end_taken_over() -> None:
-        try:
-            fence.check()
-        except TakenOver as error:
-            print(f"trainer: {error}", file=sys.stderr, flush=True)
-            os._exit(ExitCode.TAKEN_OVER)
-
-    return heartbeat(output, lambda: (watchdog.doing(), watchdog.step), token=fence.number, check=end_taken_over, spent=watchdog.spent)

@@ -57,14 +57,8 @@ the whole batch on every device.
 """
 
 ACTIVATION_AXES: Mapping[str, str] = {
-    "b": "batch",
-    "t": "position",
-    "s": "position",
-    "h": "query_heads",
-    "k": "kv_heads",
-    "f": "d_ff",
-    "v": "vocab",
-}
+    "b": "batch", "t": "position", "s": "position", "h": "query_heads", "k": "kv_heads", "f": "d_ff", "v": "vocab",
+}  # fmt: skip
 """Shape letter of an activation → logical axis. Other letters, such as d, stay whole, because the batch uses fsdp."""
 
 
@@ -81,19 +75,10 @@ def join_rows(x: Float[jax.Array, "*b n"]) -> Float[jax.Array, "*c n"]:
     return x if is_cut else x.reshape(-1, x.shape[-1])
 
 
-def map_tokens(function: Callable[[jax.Array], jax.Array], x: Float[jax.Array, "*n c"]) -> jax.Array:
-    """Apply `function` to the tokens of each device. The compiler would gather them for operations such as `top_k`."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return function(x)
-    spec = activation_spec(x.shape, "bt"[: x.ndim - 1] + ".")
-    return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(x)
-
-
 def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
     """Return the partition of an array with these logical axes. None is a whole dimension.
 
-    Raises:
-        ConfigError: an axis has no rule, or one mesh axis would cut two dimensions.
+    Raises ConfigError if an axis has no rule, or one mesh axis would cut two dimensions.
     """
     taken: dict[str, str] = {}
     for axis in axes:
@@ -119,8 +104,7 @@ def _mesh_axes(axis: str | None) -> tuple[str, ...]:
 def build_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> jax.sharding.Mesh:
     """Build a mesh of Auto axes from the devices (default: all). Across TPU slices, `replica` spans the slices.
 
-    Raises:
-        ConfigError: the axes' product isn't the number of devices, or `replica` can't span the slices.
+    Raises ConfigError if the axes' product is not the number of devices, or `replica` cannot span the slices.
     """
     found = list(jax.devices() if devices is None else devices)
     if mesh.devices != len(found):
@@ -149,11 +133,7 @@ def _text(mesh: Mesh) -> str:
 
 
 def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
-    """Return the mesh of a run, or None for one device (the first visible device).
-
-    Raises:
-        ConfigError: the mesh fits neither the devices nor the model nor the batches.
-    """
+    """Return the mesh of a run, or None for one device, the first. Raises ConfigError if devices, model or batches do not fit the mesh."""
     mesh, part = run.execution.mesh, run.execution.microbatch_sequences
     check_mesh(mesh, run.model)
     for step, sequences in run.batch.within(run.start_step, run.stop_step):
@@ -201,43 +181,23 @@ def state_shardings(state: T, model: ModelConfig, mesh: jax.sharding.Mesh) -> T:
     A mirror of a weight (equal end of the path, equal shape) is cut like the weight: moments, moving average.
     Counts, windows and other small leaves are whole on every device.
     """
-    weights: dict[tuple[str, ...], ParamSpec] = {
-        _keys(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model))
-    }
+    specs = jax.tree_util.tree_leaves_with_path(param_specs(model))
+    weights: dict[tuple[str, ...], ParamSpec] = {tuple(entry.key for entry in path): spec for path, spec in specs}
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        keys = _keys(path)
+        keys = tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
         spec = next((weights[keys[start:]] for start in range(len(keys)) if keys[start:] in weights), None)
         if spec is not None and spec.shape == leaf.shape:
-            return NamedSharding(mesh, partition_spec(spec.axes))
+            return named_sharding(mesh, *spec.axes)
         assert leaf.ndim <= 1, f"{jax.tree_util.keystr(path)} {leaf.shape} mirrors no weight: it would be whole on every device"
-        return replicated(mesh)
+        return named_sharding(mesh)
 
     return jax.tree_util.tree_map_with_path(sharding, state)
 
 
-def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
-    keys: list[str] = []
-    for entry in reversed(path):
-        if not isinstance(entry, jax.tree_util.DictKey):
-            break
-        keys.append(str(entry.key))
-    return tuple(reversed(keys))
-
-
-def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Return the sharding that is whole on every device."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
-def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Return the sharding of whole rows over `replica`, `fsdp` and `expert`."""
-    return NamedSharding(mesh, partition_spec(("batch",)))
-
-
-def token_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Return the sharding of a training batch: rows as in `batch_sharding`, positions over `context`."""
-    return NamedSharding(mesh, partition_spec(("batch", "position")))
+def named_sharding(mesh: jax.sharding.Mesh, *axes: str | None) -> NamedSharding:
+    """Return the sharding of arrays with these first logical axes. Without axes, arrays are whole on every device."""
+    return NamedSharding(mesh, partition_spec(axes))
 
 
 def parts_here(mesh: jax.sharding.Mesh | None) -> tuple[tuple[int, ...], int]:
@@ -261,7 +221,7 @@ def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) ->
         first = parts.index((index[0].start or 0) // size) * size
         return rows[first : first + size, index[1]]
 
-    return jax.make_array_from_callback((size * of, *rows.shape[1:]), token_sharding(mesh), part)
+    return jax.make_array_from_callback((size * of, *rows.shape[1:]), named_sharding(mesh, "batch", "position"), part)
 
 
 def constrain_activation(x: T, letters: str) -> T:
@@ -290,22 +250,12 @@ def _fitting_spec(shape: Sequence[int], axes: Sequence[str | None]) -> Partition
 def map_shards(function: Callable[..., jax.Array], *arrays: jax.Array | None, letters: Sequence[str]) -> jax.Array:
     """Apply a kernel that the compiler can't cut to each device's part of the arrays. The result is cut like the first array.
 
-    Valid if the cut dimensions are independent, such as rows and heads in attention. Positions stay whole.
+    Valid if the cut dimensions are independent, such as rows and heads in attention. A dot among the letters is a whole dimension.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function(*arrays)
-    specs = [
-        None if array is None else activation_spec(array.shape, of.replace("t", ".").replace("s", "."))
-        for array, of in zip(arrays, letters, strict=True)
-    ]
+    specs = [None if array is None else activation_spec(array.shape, of) for array, of in zip(arrays, letters, strict=True)]
     return jax.shard_map(function, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)(*arrays)
-
-
-def constrain_params(params: T, model: ModelConfig) -> T:
-    """Cut the weights by the table, and with them their gradients: the constraint also applies to cotangents."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return params
-    return jax.tree.map(lambda spec, weight: constrain(weight, *spec.axes), param_specs(model), params)
 
 
 def on_mesh(function: Callable[..., T], mesh: jax.sharding.Mesh | None) -> Callable[..., T]:
@@ -330,6 +280,6 @@ def compile_step(
     def placed(state: Any, *arguments: Any) -> tuple[Any, Any]:
         after, measured = step(state, *arguments)
         after = jax.lax.with_sharding_constraint(after, state_shardings(after, model, mesh))
-        return after, jax.tree.map(lambda value: jax.lax.with_sharding_constraint(value, replicated(mesh)), measured)
+        return after, jax.lax.with_sharding_constraint(measured, named_sharding(mesh))
 
     return jax.jit(on_mesh(placed, mesh), donate_argnums=0)

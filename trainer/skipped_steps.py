@@ -87,11 +87,7 @@ def skipped_steps_in(contract: Mapping[str, Any]) -> SkippedSteps:
 
 
 def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[RollBack]:
-    """Return the roll-backs in the content of `passed_over.json`, in their order.
-
-    Raises:
-        ValueError, KeyError, TypeError: the content is not a list of roll-backs.
-    """
+    """Return the roll-backs in the content of `passed_over.json`. Raises ValueError, KeyError or TypeError for other content."""
     reasons, deciders = content.get("reasons", []), content.get("decided_by", [])
     found: list[RollBack] = []
     for number, (first, stop) in enumerate(content["windows"]):
@@ -102,7 +98,8 @@ def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[
     return found
 
 
-def _read_roll_backs(folder: Path, batch: Steps[int] | None) -> list[RollBack]:
+def read_roll_backs(folder: Path, batch: Steps[int] | None) -> list[RollBack]:
+    """Return the roll-backs of the run in a folder, or an empty list. Raises CheckpointError if the file is unreadable."""
     path = RunFolder(folder).passed_over
     try:
         return roll_backs_in(read_sealed(path, may_lack_seal=True), batch)
@@ -115,22 +112,9 @@ def _read_roll_backs(folder: Path, batch: Steps[int] | None) -> list[RollBack]:
         ) from error
 
 
-def read_roll_backs(run: RunConfig) -> list[RollBack]:
-    """Return the roll-backs of a run, or an empty list.
-
-    Raises:
-        CheckpointError: the file is unreadable.
-    """
-    return _read_roll_backs(Path(run.output), run.batch)
-
-
 def read_skipped_steps(folder: Path) -> SkippedSteps:
-    """Return the skipped updates of the run in a folder.
-
-    Raises:
-        CheckpointError: the file is unreadable.
-    """
-    return SkippedSteps(tuple(one.window for one in _read_roll_backs(folder, None)))
+    """Return the skipped updates of the run in a folder. Raises CheckpointError if the file is unreadable."""
+    return SkippedSteps(tuple(one.window for one in read_roll_backs(folder, None)))
 
 
 def write_skipped_steps(folder: Path, skipped: SkippedSteps, reasons: Iterable[str], decided_by: Iterable[str] = ()) -> None:
@@ -141,7 +125,7 @@ def write_skipped_steps(folder: Path, skipped: SkippedSteps, reasons: Iterable[s
 
 def add_roll_back(folder: Path, window: Window, why: str, decided_by: str) -> None:
     """Append a roll-back to the list in a run's folder."""
-    known = _read_roll_backs(folder, None)
+    known = read_roll_backs(folder, None)
     windows = SkippedSteps((*(one.window for one in known), window))
     write_skipped_steps(folder, windows, [*(one.why for one in known), why], [*(one.decided_by for one in known), decided_by])
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from phasewise.trainer.config import ModelConfig, RollingLimit, RunConfig, Steps
-from phasewise.trainer.interventions import Rolling, Window, empty_window
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.interventions import Rolling, Window
 from phasewise.trainer.metrics import PARAM_GROUPS, SPARSE_GROUPS
 from phasewise.trainer.model.params import Params, ParamSpec, abstract_params, init_params, param_specs
 from phasewise.trainer.model.router import Momentum, init_momentum
@@ -24,17 +24,11 @@ def slot_names(model: ModelConfig) -> tuple[str, ...]:
 
 def slot_squares(tree: Params, model: ModelConfig) -> Float[Array, " slot"]:
     """Return float32 sums of squares in the order of `slot_names`, for a tree with the structure of `param_specs`."""
-
-    def squares(spec: ParamSpec, leaf: Array) -> Array:
-        axes = range(1 if spec.layers else 0, leaf.ndim)
-        return jnp.atleast_1d(jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=tuple(axes)))
-
-    return jnp.concatenate(jax.tree.leaves(jax.tree.map(squares, param_specs(model), tree)))
-
-
-def total_norm(squares: Float[Array, " slot"]) -> Float[Array, ""]:
-    """Return the L2 norm of the whole tree."""
-    return jnp.sqrt(jnp.sum(squares))
+    squares: list[Array] = []
+    for (_, spec), leaf in zip(_named_specs(model), jax.tree.leaves(tree), strict=True):
+        axes = tuple(range(1 if spec.layers else 0, leaf.ndim))
+        squares.append(jnp.atleast_1d(jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=axes)))
+    return jnp.concatenate(squares)
 
 
 def groups(model: ModelConfig) -> tuple[str, ...]:
@@ -43,11 +37,16 @@ def groups(model: ModelConfig) -> tuple[str, ...]:
     return (*PARAM_GROUPS, *(group for group in SPARSE_GROUPS if group in found))
 
 
-def group_norms(squares: Float[Array, " slot"], model: ModelConfig) -> Float[Array, " group"]:
-    """Return the L2 norm of each group of weights, in the order of `groups`."""
+def norms_of(trees: dict[str, Float[Array, " slot"]], model: ModelConfig) -> dict[str, Array]:
+    """Return the L2 norms of each tree, from its `slot_squares`: of the whole tree, of each of `groups` and of each slot."""
     of_slots = [spec.group for _, spec in _named_specs(model) for _ in (spec.layers or (None,))]
     members = [[number for number, group in enumerate(of_slots) if group == wanted] for wanted in groups(model)]
-    return jnp.sqrt(jnp.stack([jnp.sum(squares[jnp.asarray(numbers, jnp.int32)]) for numbers in members]))
+    norms: dict[str, Array] = {}
+    for name, squares in trees.items():
+        norms[f"{name}_norm"] = jnp.sqrt(jnp.sum(squares))
+        norms[f"{name}_norms"] = jnp.sqrt(jnp.stack([jnp.sum(squares[jnp.asarray(numbers, jnp.int32)]) for numbers in members]))
+        norms[f"{name}_slots"] = jnp.sqrt(squares)
+    return norms
 
 
 def _named_specs(model: ModelConfig) -> list[tuple[str, ParamSpec]]:
@@ -74,15 +73,12 @@ def init_state(run: RunConfig) -> TrainState:
 
 def init_rolling(run: RunConfig) -> Rolling:
     """Return empty windows for every intervention that the phase has at any step."""
-
-    def window(limits: Steps[RollingLimit | None]) -> Window | None:
+    windows: list[Window | None] = []
+    for limits in (run.stability.skip_step, run.stability.skip_step, run.stability.max_update_norm):
         lengths = {limit.window for _, limit in limits.within(run.start_step, run.stop_step) if limit}
         assert len(lengths) <= 1, f"a configuration refuses windows of several lengths, found {lengths}"
-        return empty_window(lengths.pop()) if lengths else None
-
-    skip_step = run.stability.skip_step
-    max_update_norm = run.stability.max_update_norm
-    return Rolling(losses=window(skip_step), grad_norms=window(skip_step), update_norms=window(max_update_norm))
+        windows.append(Window(jnp.zeros(lengths.pop(), jnp.float32), jnp.zeros((), jnp.int32)) if lengths else None)
+    return Rolling(*windows)
 
 
 def abstract_state(run: RunConfig, *, with_ema: bool) -> TrainState:

@@ -1,7 +1,7 @@
 """One update as pure maths, compiled once per batch shape. Scheduled values are arguments."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from phasewise.trainer.config import Execution, ModelConfig, Optimizer
-from phasewise.trainer.interventions import Scheduled, clip_factor, clip_update_rms, is_skipped, limit_from, moving_average, push
+from phasewise.trainer.interventions import Scheduled, clip_factor, clip_update_rms, is_skipped, limit_from, push
 from phasewise.trainer.loss import LossSums, Objective, Rows, SegmentIds, Targets, mean_gradients, objective_sums
 from phasewise.trainer.model.decoder import head_weight, run_layers
 from phasewise.trainer.model.params import Params, param_specs
 from phasewise.trainer.model.router import RoutingMetrics, measure_routing, move_biases
 from phasewise.trainer.optimizer import build_optimizer, moments
-from phasewise.trainer.sharding import compile_step, constrain_params
-from phasewise.trainer.state import TrainState, group_norms, slot_squares, total_norm
+from phasewise.trainer.sharding import compile_step, constrain
+from phasewise.trainer.state import TrainState, norms_of, slot_squares
 
 Scalar = Float[Array, ""]
 TrainStep = Callable[..., tuple[TrainState, "StepMetrics"]]
@@ -77,7 +77,7 @@ def build_train_step(
         sums, grads = mean_gradients(objective, state.params, rows, z_loss=scheduled.z_loss, microbatch_sequences=parts)
         loss = sums.cross_entropy / sums.tokens
         grad_squares = slot_squares(grads, model)
-        grad_norm = total_norm(grad_squares)
+        grad_norm = jnp.sqrt(jnp.sum(grad_squares))
         grad_clip_factor = clip_factor(grad_norm, scheduled.max_grad_norm)
         grads = optax.tree.scale(grad_clip_factor, grads)
         direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params, scheduled.decay_scale)
@@ -87,7 +87,7 @@ def build_train_step(
         if scheduled.max_update_rms is not None:
             direction, rms_clip_factor = clip_update_rms(direction, specs, scheduled.max_update_rms)
         if rolling.update_norms is not None:
-            direction_norm = total_norm(slot_squares(direction, model))
+            direction_norm = jnp.sqrt(jnp.sum(slot_squares(direction, model)))
             max_update_norm = limit_from(rolling.update_norms, scheduled.max_update_norm)
             update_clip_factor = clip_factor(direction_norm, max_update_norm)
             rolling = rolling._replace(update_norms=push(rolling.update_norms, direction_norm))
@@ -96,7 +96,9 @@ def build_train_step(
         momentum = state.balancing
         if sums.routing is not None:
             params, momentum = move_biases(params, momentum, sums.routing, model)
-        ema = None if state.ema is None else moving_average(state.ema, params, scheduled.ema_decay)
+        # Marin's early Ocelot had the average the wrong way round (8B retrospective, "Adjusted Hyperparameters")
+        decay = scheduled.ema_decay
+        ema = None if state.ema is None else jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, params)
         after = TrainState(params, optimizer_state, ema, rolling, momentum)
         update_squares = rate**2 * slot_squares(direction, model)
 
@@ -129,17 +131,10 @@ def build_train_step(
             ema_distance=None if distance is None else distance / optax.tree.norm(after.params),
             routing=None if sums.routing is None else measure_routing(sums.routing, model),
             counted_tokens=None if targets is None else sums.tokens,
-            **_norms(squares, model),
+            **norms_of(squares, model),
         )
 
     return compile_step(train_step, model, mesh)
-
-
-def _norms(squares: dict[str, Float[Array, " slot"]], model: ModelConfig) -> dict[str, Any]:
-    norms: dict[str, Any] = {}
-    for name, of_slots in squares.items():
-        norms |= {f"{name}_norm": total_norm(of_slots), f"{name}_norms": group_norms(of_slots, model), f"{name}_slots": jnp.sqrt(of_slots)}
-    return norms
 
 
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:
@@ -159,7 +154,8 @@ def build_objective(model: ModelConfig, execution: Execution) -> Objective:
         targets: Targets | None = None,
         targets_a_token: Scalar | None = None,
     ) -> tuple[Scalar, LossSums]:
-        params = constrain_params(params, model)
+        # the constraint also cuts the gradients: it applies to cotangents
+        params = jax.tree.map(lambda spec, weight: constrain(weight, *spec.axes), param_specs(model), params)
         seen = segment_ids if model.attend_within_documents else None
         counted = None if segment_ids is None else segment_ids != 0
         hidden, routing = run_layers(params, tokens, model, segment_ids=seen, counted=counted, execution=execution)

@@ -127,7 +127,7 @@ def _keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
             record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}),
             [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts],
             *results,
-            *(read_roll_backs(record.run) if record.run else ()),
+            *(read_roll_backs(Path(record.run.output), record.run.batch) if record.run else ()),
             computed_of(record),
         ]
         keys[record.phase.name] = digest_of_json([*makers, *shown])

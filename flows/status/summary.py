@@ -295,7 +295,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         reported=reported_by_the_record(recipe, phase.name),
         roll_backs=tuple(
             RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by)
-            for one in (read_roll_backs(record.run) if record.run else [])
+            for one in (read_roll_backs(Path(record.run.output), record.run.batch) if record.run else [])
         ),
         computed=computed_of(record),
         spent=words_of(spent) if spent else "",

@@ -27,7 +27,7 @@ from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.decoder import project
 from phasewise.trainer.model.decoding import Cache, empty_cache, extend
 from phasewise.trainer.model.params import Params
-from phasewise.trainer.sharding import batch_sharding, on_mesh, parts_here, replicated, state_shardings
+from phasewise.trainer.sharding import named_sharding, on_mesh, parts_here, state_shardings
 
 DEFAULT_MAX_NEW_TOKENS = 256
 """The default of lm-eval's models."""
@@ -291,7 +291,7 @@ def generate(
     """Generate at most `max_new_tokens` tokens for each prompt, in order. A few tokens may follow after `has_stopped` is true."""
     found: dict[int, Grown] = {}
     end_tokens = sorted(ends)
-    put: Callable[[np.ndarray], Any] = np.asarray if mesh is None else partial(jax.device_put, device=batch_sharding(mesh))
+    put: Callable[[np.ndarray], Any] = np.asarray if mesh is None else partial(jax.device_put, device=named_sharding(mesh, "batch"))
     for slots, num_rows, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
         # Spare rows have one token, and are done from the start
         filled = [*(prompts[number] for number in numbers), *[Prompt([0], 0)] * (num_rows - len(numbers))]
@@ -398,5 +398,5 @@ def write(
         return growing, written, finite
 
     growing, *outputs = on_mesh(write_all, mesh)(params, growing, is_done)
-    written, finite = outputs if mesh is None else (jax.lax.with_sharding_constraint(part, replicated(mesh)) for part in outputs)
+    written, finite = outputs if mesh is None else (jax.lax.with_sharding_constraint(part, named_sharding(mesh)) for part in outputs)
     return growing, written, finite

@@ -18,7 +18,7 @@ from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.decoder import project
 from phasewise.trainer.model.decoding import Branches, hidden_states_of_branches
 from phasewise.trainer.model.params import Params
-from phasewise.trainer.sharding import batch_sharding, constrain_activation, on_mesh, parts_here, replicated
+from phasewise.trainer.sharding import constrain_activation, named_sharding, on_mesh, parts_here
 
 MIN_LONGEST_ROW_TOKENS, MIN_ROW_TOKENS = 512, 256
 STEPS_BETWEEN_ROWS = 4
@@ -149,7 +149,7 @@ def score(
 ) -> tuple[Float[Array, "r t"], Bool[Array, "r t"]]:
     """Return the log-likelihood of each target, and whether it has the highest logit. Outputs behind `num_targets` are undefined."""
     found = on_mesh(partial(_score, config=config), mesh)(params, rows, num_targets)
-    return found if mesh is None else jax.tree.map(lambda part: jax.lax.with_sharding_constraint(part, replicated(mesh)), found)
+    return found if mesh is None else jax.tree.map(lambda part: jax.lax.with_sharding_constraint(part, named_sharding(mesh)), found)
 
 
 def _score(
@@ -184,7 +184,7 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
         for start in range(0, len(rows.rows), size):
             batch = slice(start, start + size)
             arrays = rows.arrays(batch, size)
-            placed = arrays if mesh is None else jax.device_put(arrays, batch_sharding(mesh))
+            placed = arrays if mesh is None else jax.device_put(arrays, named_sharding(mesh, "batch"))
             num_targets = max(row.num_targets for row in rows.rows[batch])
             found.append(score(params, placed, np.int32(num_targets), config=config, mesh=mesh))
         # JAX computes while the loop prepares the next batch. The conversion waits for the results

@@ -43,7 +43,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.run_folder import EventKind, RunFolder, append_event, read_events, read_result
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.instability import check_answered
+from phasewise.trainer.instability import after_answer
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process.child_process import ending_with_reason
 from phasewise.trainer.process.signals import stop_seconds
@@ -107,7 +107,7 @@ def launch_trainer(
         try:
             with holding(folder.launcher_lock, f"the {launcher.kind} launcher"):
                 try:  # before a slice is taken: a person may have to decide, or has rejected the training
-                    check_answered(run, read_skipped_steps(folder.path))
+                    after_answer(run, read_skipped_steps(folder.path), write=False)
                 except AsksPerson as waits:
                     raise WaitsForPerson(str(waits), str(folder.question)) from None
                 if folder.result.exists():  # an invalid result: a killed run must not look finished

@@ -101,7 +101,6 @@ def write_documents(seed: int, count: int) -> list[np.ndarray]:
 
 @pytest.fixture(scope="session")
 def write_cache() -> WriteCache:
-    """Writes a cache as data preparation does."""
     return write_token_cache
 
 

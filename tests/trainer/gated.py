@@ -16,7 +16,6 @@ LOOK_SECONDS = 0.01
 
 
 def gate(folder: Path, step: int) -> Path:
-    """The file that keeps all processes after this update."""
     return folder / f"gate-{step}"
 
 

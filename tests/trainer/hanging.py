@@ -8,12 +8,10 @@ from typing import Any
 
 
 def hang(*_: Any, **__: Any) -> Any:
-    """For ever."""
     threading.Event().wait()
 
 
 def stop_all(*_: object, **__: object) -> bool:
-    """Every thread of the process."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGSTOP)
     return False
 
@@ -24,7 +22,6 @@ def hang_after(step: int, due: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def plant(place: str) -> None:
-    """Put the hang where it belongs."""
     import phasewise.trainer.checkpoints.checkpointer as checkpointer
     import phasewise.trainer.loop as loop
     from phasewise.trainer.data.loader import Loader

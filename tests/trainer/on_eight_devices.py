@@ -57,7 +57,6 @@ def exchanged(program: str, kind: str) -> list[str]:
 
 
 def train(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Trained:
-    """All updates of the run."""
     loader = Loader(run)
     build = build_train_step(run.model, run.optimizer, run.execution, mesh)
     shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)

@@ -14,7 +14,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def in_numpy(tree: Any) -> Weights:
-    """The leaves by name, in float64."""
     return {path[-1].key: np.array(leaf, np.float64) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

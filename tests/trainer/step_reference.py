@@ -83,7 +83,6 @@ class StepReference:
 
 
 def clip_rms(direction: Weights, max_rms: float) -> tuple[Weights, float]:
-    """Each weight of each layer by itself."""
     clipped: Weights = {}
     factors: list[float] = []
     for name, update in direction.items():

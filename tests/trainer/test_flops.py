@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from phasewise.trainer.config import ModelConfig, Rope
-from phasewise.trainer.flops import mfu, peak_flops, step_flops, visible_pairs
+from phasewise.trainer.flops import peak_flops, step_flops
 
 
 def build_model(**changes: object) -> ModelConfig:
@@ -36,10 +36,11 @@ def test_full_attention_is_the_sum_of_all_products(changes: dict[str, object]):
     assert step_flops(model, 5, causal=False).total == 5 * expected
 
 
-@pytest.mark.parametrize(("length", "window"), [(1, None), (7, None), (7, 1), (7, 3), (7, 7), (7, 100)])
+@pytest.mark.parametrize(("length", "window"), [(2, None), (7, None), (7, 1), (7, 3), (7, 7), (7, 100)])
 def test_visible_pairs_are_those_of_the_mask(length: int, window: int | None):
     seen = [1 for t, s in itertools.product(range(length), repeat=2) if s <= t and (window is None or t - s < window)]
-    assert visible_pairs(length, window) == len(seen)
+    model = build_model(seq_len=length, sliding_window=window, num_layers=1)
+    assert step_flops(model, 3).attention == 3 * 12 * model.num_query_heads * model.head_dim * len(seen)
 
 
 def test_what_is_masked_is_not_counted():
@@ -50,7 +51,7 @@ def test_what_is_masked_is_not_counted():
     local = step_flops(windowed, 1)
     assert causal.matrices == full.matrices == local.matrices
     assert causal.attention / full.attention == pytest.approx(257 / 512)
-    assert local.attention / full.attention == pytest.approx(visible_pairs(256, 32) / 256**2)
+    assert local.attention / full.attention == pytest.approx((32 * 33 // 2 + 224 * 32) / 256**2)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +64,3 @@ def test_what_is_masked_is_not_counted():
 def test_a_peak_is_that_of_the_device(kind: str, peak: float | None):
     assert peak_flops(kind, "bfloat16") == peak
     assert peak_flops(kind, "float32") is None
-
-
-def test_mfu_is_a_share_of_all_devices():
-    assert mfu(100, 2.0, peak=10.0, devices=10) == 0.5
-    assert mfu(100, 2.0, peak=None, devices=10) is None
-    assert mfu(100, 0.0, peak=10.0, devices=10) is None

@@ -12,7 +12,7 @@ from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
 from phasewise.trainer.data.loader import Batch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.trainer.loop import build_evaluate, is_due, read_held_out
+from phasewise.trainer.loop import build_evaluate, read_held_out
 from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
@@ -23,7 +23,6 @@ ROWS, SHORT = 5, 20
 
 
 def as_held_out(folder: Path) -> Path:
-    """The cache, said to be of the other split."""
     manifest = read_manifest(folder)
     write_manifest(folder, manifest.but(split="held_out"))
     return folder
@@ -31,7 +30,6 @@ def as_held_out(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> dict[str, str]:
-    """One component of several rows, and one of less than a row."""
     home = tmp_path_factory.mktemp("held-out")
     rng = np.random.default_rng(0)
 
@@ -72,11 +70,6 @@ def test_the_loss_is_that_of_the_first_rows(held_out: dict[str, str], model: Mod
         assert {component: found[f"{name}/{component}"] for component in rows} == pytest.approx(expected, rel=1e-5)
         assert found[name] == pytest.approx(sum(expected.values()) / 2, rel=1e-5)
     assert found["ema_gap"] == found["eval_loss"] - found["ema_eval_loss"]
-
-
-def test_it_is_due_by_steps_and_at_the_end(held_out: dict[str, str]):
-    assert [step for step in range(1, 11) if is_due(settings(held_out), step, 10)] == [4, 8, 10]
-    assert not is_due(None, 4, 4)
 
 
 def test_text_that_is_trained_on_is_refused(caches: Mapping[str, Path], model: ModelConfig):

@@ -22,9 +22,8 @@ from phasewise.trainer.run import main
 from phasewise.trainer.state import params_digest
 from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer, WaitUntil
 
-STOP_STEP, SAVE_EVERY, KILLS = 200, 6, 12
-STOPS = 8
-HALF_WRITTEN_KILLS = (3, 7, 11)
+STOP_STEP, SAVE_EVERY, KILLS, STOPS = 200, 6, 6, 4
+HALF_WRITTEN_KILLS = (1, 3, 5)
 """Which of the kills wait for a checkpoint to be half written."""
 # a guard against hanging: processes that start again and again; a busy machine may need minutes for them
 pytestmark = pytest.mark.timeout(600)
@@ -62,7 +61,6 @@ class Nursery:
         assert self.ended() == -signal.SIGKILL
 
     def ended(self) -> int:
-        """Waits for the exit code, or for another number that the process says."""
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
 
@@ -103,7 +101,6 @@ def long_run(make_run: MakeRun) -> MakeRun:
 
 
 def outcome(run: RunConfig, rows: list[Row]) -> dict[str, Any]:
-    """All that must not depend on how often the run was stopped."""
     last = RunFolder(run.output).checkpoint(STOP_STEP)
     leaves = read_leaves(last, read_about(last)["leaves"], lambda _: None)
     return {
@@ -115,7 +112,6 @@ def outcome(run: RunConfig, rows: list[Row]) -> dict[str, Any]:
 
 
 def last_step(run: RunConfig) -> int:
-    """That of the newest whole row."""
     path = Path(run.output) / "metrics.jsonl"
     lines = path.read_bytes().rsplit(b"\n", 2) if path.exists() else []
     return json.loads(lines[-2])["step"] if len(lines) > 1 and lines[-2] else 0
@@ -133,7 +129,6 @@ def saved(run: RunConfig) -> set[str]:
 
 @pytest.fixture(scope="module")
 def straight(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf) -> dict[str, Any]:
-    """What the run gives when nobody disturbs it."""
     run = long_run("straight")
     nursery.start(run)
     assert nursery.ended() == 0

@@ -46,7 +46,6 @@ MUON = Muon(
 
 
 def matrix(rng: np.random.Generator, values: list[float], rows: int, columns: int) -> np.ndarray:
-    """With these singular values and random directions."""
     left, right = (np.linalg.qr(rng.normal(size=(size, len(values))))[0] for size in (rows, columns))
     return (left * np.array(values)) @ right.T
 

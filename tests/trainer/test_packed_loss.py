@@ -13,7 +13,7 @@ from phasewise.trainer.data.cache import TokenCache, fetch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.packing import ComponentRows, RowRule
 from phasewise.trainer.interventions import Scheduled
-from phasewise.trainer.loop import build_evaluate, build_mean_loss, read_held_out, train
+from phasewise.trainer.loop import build_evaluate, read_held_out, train
 from phasewise.trainer.loss import mean_gradients
 from phasewise.trainer.metrics import read_metrics
 from phasewise.trainer.model.params import Params, stacks
@@ -67,8 +67,6 @@ def test_the_loss_is_that_of_the_reference(both: tuple[ModelConfig, ModelConfig]
     assert abs(documents - whole) > 1e-3  # else the test would say nothing
     assert loss_and_gradients(within, params, DOCUMENTS)[0] == pytest.approx(documents, rel=1e-5)
     assert loss_and_gradients(across, params, DOCUMENTS)[0] == pytest.approx(whole, rel=1e-5)
-    mean_loss = build_mean_loss(across, Execution())
-    assert float(mean_loss(params, ROWS, DOCUMENTS)) == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_gradients_off_are_those_of_rows_without_documents(both: tuple[ModelConfig, ModelConfig]):
@@ -103,7 +101,6 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
 
 
 def laid(talk: TokenCache, kind: PackingKind, loss_on: LossOn) -> Rows:
-    """All rows of the cache: tokens, segment ids, targets."""
     rows_of = ComponentRows(talk, RowRule(kind, loss_on), 32)
     rows = np.arange(rows_of.num_rows)
     tokens = np.zeros((len(rows), 32), np.int32)
@@ -120,7 +117,6 @@ def family(model: ModelConfig, request: pytest.FixtureRequest) -> ModelConfig:
 
 @cache
 def compiled(config: ModelConfig, part: int | None) -> Any:
-    """Compiled once for a shape of rows."""
     objective = build_objective(config, Execution())
     return jax.jit(lambda params, *rows: mean_gradients(objective, params, rows, z_loss=1e-3, microbatch_sequences=part))
 
@@ -207,7 +203,6 @@ def test_a_whole_update_of_packed_rows(family: ModelConfig, talk: TokenCache):
 
 @pytest.fixture(scope="module")
 def held_out(talk: TokenCache, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same conversations, said to be of the other split."""
     folder = tmp_path_factory.mktemp("held-out") / "talk"
     folder.mkdir()
     for path in Path(talk.folder).iterdir():

@@ -214,13 +214,23 @@ def test_killed_while_it_rolls_back_it_ends_with_the_same_weights(
 ASK: dict[str, Any] = {**RECOVERY, "action": "ask"}
 
 
+@pytest.fixture(scope="module")
+def asked(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+    """A run that has met the update that must not be kept, and asked, and a copy of its folder."""
+    run = make_run("asks", recovery=ASK)
+    with pytest.MonkeyPatch.context() as patch:
+        poisoned(patch, run, POISON)
+        with pytest.raises(AsksPerson, match=r"loss is nan at step 8, and its recovery is `ask`: a person decides by `phasewise approve`"):
+            train(run)
+    return run, shutil.copytree(run.output, tmp_path_factory.mktemp("asked") / "copy")
+
+
 @pytest.fixture
-def run(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> RunConfig:
-    """It has met the update that must not be kept, and asked."""
-    run = make_run(request.node.name, recovery=ASK)
+def run(asked: tuple[RunConfig, Path], monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    run, copy = asked
+    shutil.rmtree(run.output)
+    shutil.copytree(copy, run.output)
     poisoned(monkeypatch, run, POISON)
-    with pytest.raises(AsksPerson, match=r"loss is nan at step 8, and its recovery is `ask`: a person decides by `phasewise approve`"):
-        train(run)
     return run
 
 

@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  
 
 
 def execute(run: RunConfig) -> int:
-    """The trainer in this process."""
     path = Path(run.output) / "run.json"
     write_json(path, run.model_dump(mode="json"))
     return main([str(path)])

@@ -14,7 +14,6 @@ from phasewise.trainer.interventions import (
     NO_LIMIT,
     Limit,
     Window,
-    empty_window,
     is_skipped,
     limit_from,
     push,
@@ -30,7 +29,7 @@ limit_compiled = jax.jit(limit_from)
 
 
 def pushed(numbers: list[float], length: int) -> Window:
-    window = empty_window(length)
+    window = Window(jnp.zeros(length), jnp.int32(0))
     for number in numbers:
         window = push_compiled(window, np.float32(number))
     return window

@@ -172,7 +172,6 @@ def test_one_device_has_no_mesh_and_nothing_is_done_to_what_runs_on_it(make_run:
 
 
 def device(number: int, *, slice_index: int) -> SimpleNamespace:
-    """What `mesh_utils` asks of a device of a slice."""
     return SimpleNamespace(
         id=number, platform="tpu", device_kind="stand-in", slice_index=slice_index, process_index=slice_index, coords=(number // 2, 0, 0),
         core_on_chip=0,
@@ -216,8 +215,6 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
 
 
 class Case(NamedTuple):
-    """A mesh, and what training on it gave."""
-
     family: str
     mesh: Mesh
     found: dict[str, Any]

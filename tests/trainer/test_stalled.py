@@ -24,7 +24,9 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("place", FIELDS)
+@pytest.mark.parametrize(
+    "place", ["data", "compile", "restore", *(pytest.param(place, marks=pytest.mark.long) for place in ("save", "barrier"))]
+)
 def test_a_hang_is_named_and_the_process_is_ended(make_run: MakeRun, place: str):
     run = make_run(f"hangs in {place}", execution={FIELDS[place]: LIMIT_SECONDS} if place != "compile" else {"stall_seconds": 8.0})
     output = Path(run.output)

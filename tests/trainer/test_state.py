@@ -10,13 +10,12 @@ from phasewise.trainer.interventions import Rolling
 from phasewise.trainer.model.params import init_params
 from phasewise.trainer.state import (
     abstract_state,
-    group_norms,
     init_rolling,
     init_state,
+    norms_of,
     params_digest,
     slot_names,
     slot_squares,
-    total_norm,
 )
 from tests.trainer.conftest import MakeRun
 from tests.trainer.model.families import MEMBERS
@@ -50,8 +49,10 @@ def test_totals_and_groups_are_made_of_the_slots(model: ModelConfig):
     squares = slot_squares(init_params(3, model), model)
     weights = leaves(model)
     whole = sum(float((weight**2).sum()) for weight in weights.values())
-    assert float(total_norm(squares)) == pytest.approx(whole**0.5, rel=1e-5)
-    for norm, names in zip(group_norms(squares, model), MEMBERS.values(), strict=True):
+    norms = norms_of({"param": squares}, model)
+    assert float(norms["param_norm"]) == pytest.approx(whole**0.5, rel=1e-5)
+    np.testing.assert_allclose(norms["param_slots"], np.sqrt(squares), rtol=1e-6)
+    for norm, names in zip(norms["param_norms"], MEMBERS.values(), strict=True):
         expected = sum(float((weights[name] ** 2).sum()) for name in names if name in weights)
         assert float(norm) == pytest.approx(expected**0.5, rel=1e-5)
 

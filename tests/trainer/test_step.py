@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer
-from phasewise.trainer.interventions import Limit, Rolling, Scheduled, empty_window
+from phasewise.trainer.interventions import Limit, Rolling, Scheduled, Window
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.optimizer import build_optimizer
@@ -45,8 +45,6 @@ ONE_DOCUMENT = np.ones((4, 32), np.int32)
 
 
 class Means(NamedTuple):
-    """Over the tokens of a batch."""
-
     cross_entropy: jax.Array
     squared_log_z: jax.Array
 
@@ -56,15 +54,13 @@ Gradients = Callable[[Params, np.ndarray, float], tuple[Params, Means]]
 
 @dataclass
 class Trainer:
-    """The compiled step of one optimizer."""
-
     model: ModelConfig
     optimizer: Optimizer
     step: TrainStep
 
     def state(self, *, with_windows: bool = True) -> TrainState:
         params = init_params(7, self.model)
-        windows = Rolling(*(empty_window(WINDOW) for _ in range(3))) if with_windows else Rolling()
+        windows = Rolling(*(Window(jnp.zeros(WINDOW), jnp.int32(0)) for _ in range(3))) if with_windows else Rolling()
         return TrainState(params, build_optimizer(self.optimizer, self.model).init(params), jax.tree.map(jnp.copy, params), windows)
 
     def update(self, state: TrainState, tokens: np.ndarray, scheduled: Scheduled) -> tuple[TrainState, StepMetrics]:

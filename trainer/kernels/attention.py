@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import LANES, ModelConfig
@@ -59,17 +59,14 @@ def attend(query: Query, key: Keys, value: Keys, segment_ids: Ids, *, kernel: st
     chosen = choose(kernel, platform, Operands(query.dtype.name, query.shape[-1], query.shape[1], parts))
     if parts > 1:
         return attend_in_parts(query, key, value, segment_ids, kernel=chosen, sliding_window=sliding_window)
-    of_device = partial(implementation(chosen), sliding_window=sliding_window)
-    return map_shards(of_device, query, key, value, segment_ids, letters=("bthe", "bske", "bske", "bt"))
-
-
-def implementation(kernel: str) -> PerDevice:
-    """Return the function of a kernel, with the parameters of `attend`."""
-    if kernel == "splash":
+    if chosen == "splash":
         from phasewise.trainer.kernels import splash  # imports for half a second
 
-        return splash.attend
-    return {"cudnn": attend_by_cudnn, "xla": xla.attend}[kernel]
+        implementation: PerDevice = splash.attend
+    else:
+        implementation = attend_by_cudnn if chosen == "cudnn" else xla.attend
+    of_device = partial(implementation, sliding_window=sliding_window)
+    return map_shards(of_device, query, key, value, segment_ids, letters=("b.he", "b.ke", "b.ke", "b."))
 
 
 def attend_by_cudnn(
@@ -163,22 +160,15 @@ def attend_in_parts(
 def _with_keys_before(kernel: str, heads: int, own: int, sliding_window: int, *, interpret: bool) -> PerDevice:
     """Return attention with a window within a device's part: each device gets the keys before its own from the device before."""
     before = sliding_window - 1
+    attend_part: PerDevice | None = None
     if kernel == "splash":
         from phasewise.trainer.kernels import splash  # imports for half a second
 
         if before:
             size = next(size for size in (MAX_ROUNDED, MAX_ROUNDED // 2, LANES) if own % size == 0)
             before = -(-before // size) * size
-        mix: PerDevice = partial(
-            splash.attend_part, kernel=splash.build_kernel(heads, own, sliding_window, before=before, interpret=interpret)
-        )
-    else:
-
-        def by_xla(query: Array, key: Array, value: Array, query_ids: Array, key_ids: Array) -> Array:
-            back = before + jnp.arange(own)[:, None] - jnp.arange(before + own)
-            return xla.attend_seen(query, key, value, _seen(back, query_ids, key_ids, sliding_window))
-
-        mix = by_xla
+        built = splash.build_kernel(heads, own, sliding_window, before=before, interpret=interpret)
+        attend_part = partial(splash.attend_part, kernel=built)
 
     def local(query: Array, key: Array, value: Array, segment_ids: Ids, _arrays: tuple[Array, ...]) -> Array:
         ids = jnp.zeros(query.shape[:2], jnp.int32) if segment_ids is None else segment_ids
@@ -192,7 +182,12 @@ def _with_keys_before(kernel: str, heads: int, own: int, sliding_window: int, *,
 
         exists = (jax.lax.axis_index(CONTEXT_AXIS) > 0) | (jnp.arange(before + query.shape[1]) >= before)
         key_ids = jnp.where(exists, with_before(ids), NO_DOCUMENT)
-        return mix(query, with_before(key), with_before(value), ids, key_ids)
+        key, value = with_before(key), with_before(value)
+        if attend_part is not None:
+            return attend_part(query, key, value, ids, key_ids)
+        back = before + jnp.arange(own)[:, None] - jnp.arange(before + own)
+        seen = ((back >= 0) & (back < sliding_window))[None] & (ids[:, :, None] == key_ids[:, None, :])
+        return xla.attend_seen(query, key, value, seen)
 
     return local
 
@@ -206,31 +201,29 @@ def _with_all_keys(
     runs = np.array([sorted((device, 2 * parts - 1 - device), key=lambda run: run % 2) for device in range(parts)], np.int32)
     positions = (runs.reshape(-1, 1) * half + np.arange(half, dtype=np.int32)).reshape(-1).astype(np.int32)
     leaves: list[Any] = []
+    structure = attend_part = None
     if kernel == "splash":
         from phasewise.trainer.kernels import splash  # imports for half a second
 
         order = positions.tobytes()
         built = splash.build_kernel(heads, len(positions), sliding_window, order=order, parts=parts, interpret=interpret)
         leaves, structure = jax.tree.flatten(built)
-
-        def by_splash(query: Array, key: Array, value: Array, query_ids: Ids, key_ids: Ids, arrays: tuple[Array, ...]) -> Array:
-            return splash.attend_part(query, key, value, query_ids, key_ids, jax.tree.unflatten(structure, arrays))
-
-        mix: PerDevice = by_splash
-    else:
-
-        def by_xla(query: Array, key: Array, value: Array, query_ids: Ids, key_ids: Ids, arrays: tuple[Array, ...]) -> Array:
-            here = jnp.asarray(positions.reshape(parts, own))[jax.lax.axis_index(CONTEXT_AXIS)]
-            back = here[:, None] - jnp.arange(parts * own)
-            return xla.attend_seen(query, key, value, _seen(back, query_ids, key_ids, sliding_window))
-
-        mix = by_xla
+        attend_part = splash.attend_part
 
     def local(query: Array, key: Array, value: Array, segment_ids: Ids, arrays: tuple[Array, ...]) -> Array:
         gather = partial(jax.lax.all_gather, axis_name=CONTEXT_AXIS, axis=1, tiled=True)
         key_ids = None if segment_ids is None else gather(segment_ids)
         query_ids = None if segment_ids is None else _deal(segment_ids)
-        return _deal(mix(_deal(query), gather(key), gather(value), query_ids, key_ids, arrays), back=True)
+        query, key, value = _deal(query), gather(key), gather(value)
+        if attend_part is not None and structure is not None:
+            return _deal(attend_part(query, key, value, query_ids, key_ids, jax.tree.unflatten(structure, arrays)), back=True)
+
+        here = jnp.asarray(positions.reshape(parts, own))[jax.lax.axis_index(CONTEXT_AXIS)]
+        back = here[:, None] - jnp.arange(parts * own)
+        seen = (back >= 0 if sliding_window is None else (back >= 0) & (back < sliding_window))[None]
+        if query_ids is not None:
+            seen &= query_ids[:, :, None] == key_ids[:, None, :]
+        return _deal(xla.attend_seen(query, key, value, seen), back=True)
 
     return local, tuple(leaves)
 
@@ -247,8 +240,3 @@ def _deal(x: Float[Array, "b t *c"], *, back: bool = False) -> Float[Array, "b t
         ways = [(to, source) for source, to in ways] if back else ways
         runs.append(jax.lax.ppermute(run, CONTEXT_AXIS, ways))
     return jnp.concatenate(runs, axis=1)
-
-
-def _seen(back: Int[Array, "t s"], query_ids: Ids, key_ids: Ids, sliding_window: int | None) -> Bool[Array, "#b t s"]:
-    seen = (back >= 0 if sliding_window is None else (back >= 0) & (back < sliding_window))[None]
-    return seen if query_ids is None or key_ids is None else seen & (query_ids[:, :, None] == key_ids[:, None, :])

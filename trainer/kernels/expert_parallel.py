@@ -16,13 +16,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from phasewise.trainer.kernels.experts import (
+    CAPACITY,
     Matrices,
     Routed,
     apply_experts,
     apply_sorted,
     choose,
     collect,
-    count_overflowed,
     sort_by_expert,
     sorted_gates,
     spread,
@@ -68,6 +68,7 @@ def apply_on_mesh(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return apply_experts(x, routed, *matrices, kernel=kernel)
+
     num_experts = routed.scores.shape[-1]
     is_cut = len(x) % math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 0
     along = (CONTEXT_AXIS,) if x.ndim > 2 and context_parts(x.shape[1]) > 1 else ()
@@ -83,7 +84,8 @@ def apply_on_mesh(
     result = jax.shard_map(local, in_specs=specs, out_specs=rows, check_vma=False)(x, routed.gates, routed.chosen, narrow)
     axes = tuple(range(routed.chosen.ndim))
     counts = jnp.sum(routed.chosen[..., None] == jnp.arange(num_experts, dtype=jnp.int32), axis=axes, dtype=jnp.int32)
-    return result, count_overflowed(counts, routed.chosen.size)
+    capacity = math.ceil(CAPACITY * routed.chosen.size / num_experts)
+    return result, jnp.sum(jnp.maximum(counts - capacity, 0), dtype=jnp.int32)
 
 
 def _apply_local(
@@ -104,7 +106,8 @@ def _apply_local(
         result = apply_sorted(x, gates, matrices, ordered, kernel)
     else:
         is_tpu = choose(kernel, "tpu" if kernel == "megablox" else jax.default_backend()) == "megablox"
-        passage = plan_passage("ragged" if is_tpu else "dense", chosen.size, devices)
+        room = devices * min(math.ceil(ROOM * chosen.size / devices), chosen.size)
+        passage = Passage("ragged" if is_tpu else "dense", chosen.size, room)
         counts = jax.lax.all_gather(ordered.counts.reshape(devices, -1), EXPERT_AXIS)
         mixed = _exchange(passage, kernel, spread(x, ordered), sorted_gates(gates, ordered), matrices, counts)
         result = collect(mixed, ordered)
@@ -112,28 +115,17 @@ def _apply_local(
     return result if jax.lax.axis_size(TENSOR_AXIS) == 1 else jax.lax.psum(result, TENSOR_AXIS)
 
 
-def plan_passage(way: Way, rows: int, devices: int) -> Passage:
-    """Return the sizes of an exchange of `rows` rows per device."""
-    return Passage(way, rows, devices * min(math.ceil(ROOM * rows / devices), rows))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _exchange(
-    passage: Passage, kernel: str, rows: Float[Array, "m d"], gates: Float[Array, " m"], matrices: Matrices, counts: Counts
-) -> Float[Array, "m d"]:
-    return _exchange_forward(passage, kernel, rows, gates, matrices, counts)[0]
-
-
 def _exchange_forward(
     passage: Passage, kernel: str, rows: Float[Array, "m d"], gates: Float[Array, " m"], matrices: Matrices, counts: Counts
 ) -> tuple[Float[Array, "m d"], tuple[Any, ...]]:
     results, backward = jax.vjp(partial(_round, passage, kernel, counts, 0), rows, gates, matrices)
-
-    def add(number: Int[Array, ""], results: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        return results + _round(passage, kernel, counts, number, rows, gates, matrices)
-
     with jax.named_scope(FURTHER_ROUNDS):
-        results = jax.lax.fori_loop(1, _count_rounds(counts, passage), add, results)
+        results = jax.lax.fori_loop(
+            1,
+            _count_rounds(counts, passage),
+            lambda number, results: results + _round(passage, kernel, counts, number, rows, gates, matrices),
+            results,
+        )
     return results, (backward, rows, gates, matrices, counts)
 
 
@@ -150,6 +142,7 @@ def _exchange_backward(passage: Passage, kernel: str, saved: tuple[Any, ...], of
     return *gradients, None
 
 
+_exchange = jax.custom_vjp(lambda *arguments: _exchange_forward(*arguments)[0], nondiff_argnums=(0, 1))
 _exchange.defvjp(_exchange_forward, _exchange_backward)
 
 

@@ -97,7 +97,8 @@ def apply_experts(
     assert routed.scores.shape[1] == len(gate), f"the router has {routed.scores.shape[1]} experts, there are weights of {len(gate)}"
     ordered = sort_by_expert(routed.chosen, len(gate))
     result = apply_sorted(x, routed.gates, Matrices(gate, up, down), ordered, kernel)
-    return result, count_overflowed(ordered.counts, routed.chosen.size)
+    capacity = math.ceil(CAPACITY * routed.chosen.size / len(gate))
+    return result, jnp.sum(jnp.maximum(ordered.counts - capacity, 0), dtype=jnp.int32)
 
 
 def apply_sorted(
@@ -106,13 +107,12 @@ def apply_sorted(
     """Return the result of `apply_experts` for sorted assignments. Results of rows after the last expert's rows are undefined."""
     match choose(kernel, "tpu" if kernel == "megablox" else jax.default_backend()):
         case "ragged":
-
-            def product(rows: Float[Array, "m i"], stacked: Float[Array, "x i o"]) -> Float[Array, "m o"]:
-                return jax.lax.ragged_dot(rows, stacked.astype(x.dtype), ordered.counts, preferred_element_type=jnp.float32)
-
+            product = partial(jax.lax.ragged_dot, group_sizes=ordered.counts, preferred_element_type=jnp.float32)
             rows = spread(x, ordered)
-            hidden = jax.nn.silu(product(rows, matrices.gate)) * product(rows, matrices.up) * sorted_gates(gates, ordered)[:, None]
-            return collect(product(hidden.astype(x.dtype), matrices.down).astype(x.dtype), ordered)
+            activated = jax.nn.silu(product(rows, matrices.gate.astype(x.dtype)))
+            hidden = activated * product(rows, matrices.up.astype(x.dtype)) * sorted_gates(gates, ordered)[:, None]
+            hidden = hidden.astype(x.dtype)
+            return collect(product(hidden, matrices.down.astype(x.dtype)).astype(x.dtype), ordered)
         case "megablox":
             return apply_megablox(x, gates, matrices, ordered)
         case _:
@@ -147,12 +147,6 @@ def sort_by_expert(chosen: Int[Array, "n k"], num_experts: int) -> Order:
     return Order(source // active, place.reshape(tokens, active), counts)
 
 
-def count_overflowed(counts: Int[Array, " x"], assignments: int) -> Int[Array, ""]:
-    """Return the number of assignments beyond the capacity of their expert."""
-    capacity = math.ceil(CAPACITY * assignments / len(counts))
-    return jnp.sum(jnp.maximum(counts - capacity, 0), dtype=jnp.int32)
-
-
 def take(rows: Float[Array, "r *c"], index: Int[Array, " i"]) -> Float[Array, "i *c"]:
     """Return rows by number, without a check of the bounds: on a CPU three times as fast."""
     return rows.at[index].get(mode="promise_in_bounds")
@@ -179,8 +173,7 @@ def spread(x: Float[Array, "n d"], ordered: Order) -> Float[Array, "m d"]:
 
 
 spread.defvjp(
-    lambda x, ordered: (spread(x, ordered), ordered),
-    lambda ordered, of_rows: (sum_of_token(of_rows, ordered.place, of_rows.dtype), None),
+    lambda x, ordered: (spread(x, ordered), ordered), lambda ordered, of_rows: (sum_of_token(of_rows, ordered.place, of_rows.dtype), None)
 )
 
 
@@ -203,15 +196,12 @@ def apply_megablox(
     rows = len(ordered.token)
     missing = -rows % TILE_ROWS
     counts = ordered.counts.at[-1].add(missing)
-
-    def product(left: Float[Array, "p i"], stacked: Float[Array, "x i o"]) -> Float[Array, "p o"]:
-        return _multiply(interpret, left, stacked.astype(x.dtype), counts)
-
     inputs = jnp.pad(spread(x, ordered), [(0, missing), (0, 0)])
     weights = jnp.pad(sorted_gates(gates, ordered), (0, missing))
-    gate, up = (product(inputs, stacked).astype(jnp.float32) for stacked in (matrices.gate, matrices.up))
+    gate = _multiply(interpret, inputs, matrices.gate.astype(x.dtype), counts).astype(jnp.float32)
+    up = _multiply(interpret, inputs, matrices.up.astype(x.dtype), counts).astype(jnp.float32)
     activated = (jax.nn.silu(gate) * up * weights[:, None]).astype(x.dtype)
-    return collect(product(activated, matrices.down)[:rows], ordered)
+    return collect(_multiply(interpret, activated, matrices.down.astype(x.dtype), counts)[:rows], ordered)
 
 
 def _grouped_product(
@@ -227,10 +217,6 @@ _multiply = jax.custom_vjp(_grouped_product, nondiff_argnums=(0,))
 """jax's kernel promotes types, also in its backward pass, which the decoder forbids."""
 
 
-def _multiply_forward(interpret: bool, left: Array, stacked: Array, counts: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    return _multiply(interpret, left, stacked, counts), (left, stacked, counts)
-
-
 def _multiply_backward(interpret: bool, saved: tuple[Array, Array, Array], of_result: Array) -> tuple[Array, Array, None]:
     left, stacked, counts = saved
     with jax.numpy_dtype_promotion("standard"):
@@ -238,13 +224,7 @@ def _multiply_backward(interpret: bool, saved: tuple[Array, Array, Array], of_re
         return *backward(of_result), None
 
 
-_multiply.defvjp(_multiply_forward, _multiply_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def apply_blocks(x: Float[Array, "n d"], gates: Float[Array, "n k"], matrices: Matrices, ordered: Order, size: int) -> Float[Array, "n d"]:
-    """Apply sorted experts by blocks of `size` rows."""
-    return _blocks_forward(x, gates, matrices, ordered, size)[0]
+_multiply.defvjp(lambda interpret, *operands: (_multiply(interpret, *operands), operands), _multiply_backward)
 
 
 def _blocks_forward(
@@ -269,17 +249,34 @@ def _blocks_forward(
 def _blocks_backward(
     size: int, saved: tuple[Any, ...], of_result: Float[Array, "n d"]
 ) -> tuple[Float[Array, "n d"], Float[Array, "n k"], Matrices, None]:
-    x, gates, matrices, ordered, gate, up = saved
+    """Products and sums are float32.
+
+    With the activated hidden layer h, a row's gate w and the down matrix D, the row's result is w · h D. So ∂/∂w is h · (∂/∂result Dᵀ),
+    without the results.
+    """
+    x, gates, matrices, ordered, *all_hidden = saved
     blocks = cut_blocks(gates, ordered, size)
 
     def of_block(number: Array, results: tuple[tuple[Array, ...], Matrices]) -> tuple[tuple[Array, ...], Matrices]:
         of_rows, sums = results
         block = block_at(blocks, number, size)
         above = jnp.where(block.is_own, take(of_result, block.token), jnp.zeros((), x.dtype))
-        hidden = tuple(jax.lax.dynamic_slice_in_dim(part, block.start, size).astype(jnp.float32) for part in (gate, up))
+        hidden = [jax.lax.dynamic_slice_in_dim(part, block.start, size).astype(jnp.float32) for part in all_hidden]
         inputs = take(x, block.token)
         of_expert = Matrices(*(matrix[block.expert].astype(x.dtype) for matrix in matrices))
-        of_inputs, of_weight, of_matrices = _differentiate(inputs, hidden[0], hidden[1], of_expert, above, block.weight)
+
+        gate, up = hidden
+        sigmoid = jax.nn.sigmoid(gate)
+        silu = gate * sigmoid
+        activated = silu * up
+        of_activated = _product(above, of_expert.down.T)
+        of_weight = jnp.sum(of_activated * activated, axis=1)
+        of_activated = of_activated * block.weight
+        of_up = (of_activated * silu).astype(x.dtype)
+        of_gate = (of_activated * up * sigmoid * (1 + gate * (1 - sigmoid))).astype(x.dtype)
+        of_down = _product((activated * block.weight).astype(x.dtype).T, above)
+        of_inputs = _product(of_gate, of_expert.gate.T) + _product(of_up, of_expert.up.T)
+        of_matrices = Matrices(_product(inputs.T, of_gate), _product(inputs.T, of_up), of_down)
         of_rows = _write(of_rows, (of_inputs, of_weight), block)
         return of_rows, jax.tree.map(lambda whole, more: whole.at[block.expert].add(more, mode="promise_in_bounds"), sums, of_matrices)
 
@@ -290,6 +287,8 @@ def _blocks_backward(
     return sum_of_token(of_inputs, ordered.place, x.dtype), take(of_weights, ordered.place), of_matrices, None
 
 
+apply_blocks = jax.custom_vjp(lambda *arguments: _blocks_forward(*arguments)[0], nondiff_argnums=(4,))
+"""Apply sorted experts by blocks of a number of rows, the last argument."""
 apply_blocks.defvjp(_blocks_forward, _blocks_backward)
 
 
@@ -313,32 +312,6 @@ def block_at(blocks: Blocks, number: Int[Array, ""], size: int) -> Block:
     expert = blocks.expert[number]
     token, weight = (jax.lax.dynamic_slice_in_dim(part, start, size) for part in (blocks.token, blocks.weight))
     return Block(expert, start, token, weight[:, None], is_own[:, None])
-
-
-def _differentiate(
-    inputs: Float[Array, "c d"],
-    gate: Float[Array, "c f"],
-    up: Float[Array, "c f"],
-    matrices: Matrices,
-    above: Float[Array, "c d"],
-    weight: Float[Array, "c 1"],
-) -> tuple[Float[Array, "c d"], Float[Array, " c"], Matrices]:
-    """Return a block's gradients with respect to its inputs, the gates of its rows, and its expert's matrices, in float32.
-
-    With the activated hidden layer h, a row's gate w and the down matrix D, the row's result is w · h D. So ∂/∂w is h · (∂/∂result Dᵀ),
-    without the results.
-    """
-    sigmoid = jax.nn.sigmoid(gate)
-    silu = gate * sigmoid
-    activated = silu * up
-    of_activated = _product(above, matrices.down.T)
-    of_weight = jnp.sum(of_activated * activated, axis=1)
-    of_activated = of_activated * weight
-    of_up = (of_activated * silu).astype(inputs.dtype)
-    of_gate = (of_activated * up * sigmoid * (1 + gate * (1 - sigmoid))).astype(inputs.dtype)
-    of_down = _product((activated * weight).astype(inputs.dtype).T, above)
-    of_inputs = _product(of_gate, matrices.gate.T) + _product(of_up, matrices.up.T)
-    return of_inputs, of_weight, Matrices(_product(inputs.T, of_gate), _product(inputs.T, of_up), of_down)
 
 
 def _product(a: Float[Array, "i j"], b: Float[Array, "j l"]) -> Float[Array, "i l"]:

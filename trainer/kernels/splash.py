@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import BlockSizes, CausalMask, LocalMask, MultiHeadMask, SegmentIds, make_splash_mha
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from phasewise.trainer.config import ATTENTION, LANES
 from phasewise.trainer.kernels.xla import Ids, Keys, Query
@@ -22,60 +22,49 @@ NONE, SOME, ALL = (np.array([[some, every]]) for some, every in ((False, False),
 
 def attend(query: Query, key: Keys, value: Keys, segment_ids: Ids, *, sliding_window: int | None = None, interpret: bool = False) -> Query:
     """As `trainer.kernels.attention.attend`, for the rows and heads of one device. `interpret` runs on any platform, for tests."""
-    _, length, heads, width = query.shape
-    scaled = (query.astype(jnp.float32) * jnp.float32(width**-0.5)).astype(query.dtype)
+    length, heads = query.shape[1:3]
     missing = -length % LANES  # padding at the row's end, which no position of the row sees
-    q, k, v = (jnp.pad(x.swapaxes(1, 2), [(0, 0), (0, 0), (0, missing), (0, 0)]) for x in (scaled, key, value))
-    kernel = build_kernel(heads, length + missing, sliding_window, interpret=interpret)
+    query, key, value = (jnp.pad(x, [(0, 0), (0, missing), (0, 0), (0, 0)]) for x in (query, key, value))
     ids = None if segment_ids is None else jnp.pad(segment_ids.astype(jnp.int32), [(0, 0), (0, missing)])
-    return _run(kernel, q, k, v, ids, ids)[:, :, :length].swapaxes(1, 2)
+    kernel = build_kernel(heads, length + missing, sliding_window, interpret=interpret)
+    return attend_part(query, key, value, ids, ids, kernel)[:, :length]
 
 
 def attend_part(query: Query, key: Keys, value: Keys, query_ids: Ids, key_ids: Int[Array, "b s"] | None, kernel: Any) -> Query:
     """As `attend`, for queries of a part of a row, with a kernel for their positions. Lengths are multiples of 128."""
     scaled = (query.astype(jnp.float32) * jnp.float32(query.shape[-1] ** -0.5)).astype(query.dtype)
-    q, k, v = (x.swapaxes(1, 2) for x in (scaled, key, value))
-    return _run(kernel, q, k, v, query_ids, key_ids).swapaxes(1, 2)
-
-
-def _run(
-    kernel: Any,
-    query: Float[Array, "b h t e"],
-    key: Float[Array, "b k s e"],
-    value: Float[Array, "b k s e"],
-    query_ids: Ids,
-    key_ids: Int[Array, "b s"] | None,
-) -> Float[Array, "b h t e"]:
+    operands = [x.swapaxes(1, 2) for x in (scaled, key, value)]
     if query_ids is None or key_ids is None:
-        return jax.vmap(lambda q, k, v: kernel(q, k, v))(query, key, value)
-    return jax.vmap(lambda q, k, v, of_q, of_k: kernel(q, k, v, SegmentIds(of_q, of_k)))(query, key, value, query_ids, key_ids)
+        mixed = jax.vmap(lambda q, k, v: kernel(q, k, v))(*operands)
+    else:
+        mixed = jax.vmap(lambda q, k, v, of_q, of_k: kernel(q, k, v, SegmentIds(of_q, of_k)))(*operands, query_ids, key_ids)
+    return mixed.swapaxes(1, 2)
+
+
+def _block_of_mask(mask: CausalMask | LocalMask, index: tuple[slice, slice]) -> np.ndarray:
+    """Return whether the queries of a block see none, some or all of its keys, which are not later, and within a window if there is one.
+
+    With a window the block's queries must be neighbours.
+    """
+    (first, stop, _), (low, high, _) = (part.indices(size) for part, size in zip(index, mask.shape, strict=True))
+    left = mask.window_size[0] if isinstance(mask, LocalMask) else None
+    rows = (mask.q_sequence + mask.offset)[first:stop]
+    least, most = int(rows.min()) - high + 1, int(rows.max()) - low
+    if most < 0 or (left is not None and least > left):
+        return NONE
+    return ALL if least >= 0 and (left is None or most <= left) else SOME
 
 
 class Causal(CausalMask):
     """jax's mask, with a faster construction for long rows: from the first and last position of a block. The kernel reads no mask."""
 
-    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        return _block_of_mask(self.q_sequence + self.offset, index, self.shape, None)
+    __getitem__ = _block_of_mask
 
 
 class Local(LocalMask):
     """The same for a window."""
 
-    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        return _block_of_mask(self.q_sequence + self.offset, index, self.shape, self.window_size[0])
-
-
-def _block_of_mask(positions: Int[np.ndarray, " t"], index: tuple[slice, slice], shape: tuple[int, ...], left: int | None) -> np.ndarray:
-    """Return whether the queries of a block see none, some or all of its keys: up to `left` positions back, and none that are later.
-
-    With a window the block's queries must be neighbours.
-    """
-    (first, stop, _), (low, high, _) = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    rows = positions[first:stop]
-    least, most = int(rows.min()) - high + 1, int(rows.max()) - low
-    if most < 0 or (left is not None and least > left):
-        return NONE
-    return ALL if least >= 0 and (left is None or most <= left) else SOME
+    __getitem__ = _block_of_mask
 
 
 @lru_cache(maxsize=64)

@@ -59,15 +59,24 @@ def _attend_forward(
 
 
 def _attend_backward(sliding_window: int | None, saved: tuple[Operands, list[Mixed]], of_result: Query) -> tuple[Query, Keys, Keys, None]:
+    """With the softmax p: ∂/∂scores = p · (∂/∂p - Σ p · ∂/∂p), and the sum equals Σ result · ∂/∂result (Dao et al., 2022, §B.4)."""
     (query, key, value), mixed = saved
     of_query: list[Array] = []
     of_key = of_value = jnp.zeros(key.swapaxes(2, 3).shape, jnp.float32)  # transposed for faster products
     for block, part in zip(blocks(query.shape[1], sliding_window), mixed, strict=True):
-        seen = (..., slice(block.first, block.stop))
-        q, k, v = _differentiate(block, (query, key, value), part, of_result[:, block.start : block.stop])
+        queries, seen = slice(block.start, block.stop), slice(block.first, block.stop)
+        rows = to_rows(query[:, queries], key.shape[1])
+        above = to_rows(of_result[:, queries], key.shape[1]).astype(jnp.float32) / part.total
+        narrow = above.astype(query.dtype)
+        of_weights = jnp.einsum("bkqe,bkse->bkqs", narrow, value[:, :, seen], preferred_element_type=jnp.float32)
+        shift = jnp.sum(above * part.values, axis=-1, keepdims=True)
+        of_scores = (part.exponentials.astype(jnp.float32) * (of_weights - shift)).astype(query.dtype)
+        q = jnp.einsum("bkqs,bkse->bkqe", of_scores, key[:, :, seen], preferred_element_type=jnp.float32)
+        k = jnp.einsum("bkqs,bkqe->bkes", of_scores, rows, preferred_element_type=jnp.float32)
+        v = jnp.einsum("bkqs,bkqe->bkes", part.exponentials, narrow, preferred_element_type=jnp.float32)
         of_query.append(from_rows(q, query.shape[2]))
-        of_key = of_key.at[seen].add(k)
-        of_value = of_value.at[seen].add(v)
+        of_key = of_key.at[..., seen].add(k)
+        of_value = of_value.at[..., seen].add(v)
     of_key, of_value = jax.lax.optimization_barrier((of_key, of_value))
     scaled = jnp.concatenate(of_query, axis=1) * jnp.float32(query.shape[-1] ** -0.5)
     back = (x.transpose(0, 3, 1, 2).astype(key.dtype) for x in (of_key, of_value))
@@ -114,29 +123,6 @@ def mix(block: Block, operands: Operands, seen: Bool[Array, "#b 1 1 c s"]) -> Mi
     exponentials = exponentials.astype(query.dtype)
     values = jnp.einsum("bkqs,bkse->bkqe", exponentials, value[:, :, keys], preferred_element_type=jnp.float32)
     return Mixed(values / total, exponentials, total)
-
-
-def _differentiate(
-    block: Block, operands: Operands, mixed: Mixed, of_result: Float[Array, "b c h e"]
-) -> tuple[Float[Array, "b k q e"], Float[Array, "b k e s"], Float[Array, "b k e s"]]:
-    """Return a block's gradients with respect to its queries, and to its visible keys and values.
-
-    With the softmax p: ∂/∂scores = p · (∂/∂p - Σ p · ∂/∂p), and the sum equals Σ result · ∂/∂result (Dao et al., 2022, §B.4).
-    """
-    query, key, value = operands
-    dtype = query.dtype
-    keys = slice(block.first, block.stop)
-    rows = to_rows(query[:, block.start : block.stop], key.shape[1])
-    above = to_rows(of_result, key.shape[1]).astype(jnp.float32) / mixed.total
-    narrow = above.astype(dtype)
-    of_weights = jnp.einsum("bkqe,bkse->bkqs", narrow, value[:, :, keys], preferred_element_type=jnp.float32)
-    shift = jnp.sum(above * mixed.values, axis=-1, keepdims=True)
-    of_scores = (mixed.exponentials.astype(jnp.float32) * (of_weights - shift)).astype(dtype)
-    return (
-        jnp.einsum("bkqs,bkse->bkqe", of_scores, key[:, :, keys], preferred_element_type=jnp.float32),
-        jnp.einsum("bkqs,bkqe->bkes", of_scores, rows, preferred_element_type=jnp.float32),
-        jnp.einsum("bkqs,bkqe->bkes", mixed.exponentials, narrow, preferred_element_type=jnp.float32),
-    )
 
 
 def to_rows(x: Float[Array, "b c h e"], kv_heads: int) -> Float[Array, "b k q e"]:

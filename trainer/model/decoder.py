@@ -6,6 +6,7 @@ Weights are float32 and are cast when they are used. Products run in `compute_dt
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from phasewise.trainer.kernels.attention import attend
 from phasewise.trainer.kernels.xla import Ids, Query
 from phasewise.trainer.model.params import Cycle, LayerKind, Params, Stack, cycles
 from phasewise.trainer.model.remat import Block, check_names, remat
-from phasewise.trainer.model.router import Routing, in_layer_order, mix_experts
+from phasewise.trainer.model.router import Routing, mix_experts
 from phasewise.trainer.sharding import constrain, constrain_activation, join_rows
 
 Tokens = Int[Array, "b t"]
@@ -58,16 +59,11 @@ def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     return plain * (keep + (1 - keep) / rope.scaling.factor)
 
 
-def rotations(rope: Rope, length: int, head_dim: int) -> Rotation:
-    """Return the table for positions 0 to `length` - 1, computed in float64."""
+def rotations(rope: Rope, length: int, head_dim: int, positions: Int[Array, "b t"] | None = None) -> Rotation:
+    """Return the table for positions 0 to `length` - 1, computed in float64, or for other positions in each row, all below `length`."""
     angles = np.outer(np.arange(length), frequencies(rope, head_dim))
-    return jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
-
-
-def rotations_at(rope: Rope, positions: Int[Array, "b t"], length: int, head_dim: int) -> Rotation:
-    """Return the table for other positions in each row, all below `length`."""
-    cosine, sine = rotations(rope, length, head_dim)
-    return cosine[positions], sine[positions]
+    cosine, sine = jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
+    return (cosine, sine) if positions is None else (cosine[positions], sine[positions])
 
 
 def rotate(x: Query, rotation: Rotation) -> Query:
@@ -99,13 +95,21 @@ def run_layers(
             differences of positions, so that a document has the same values as in a separate row.
         execution: kernels and `remat`. They change time and memory, not the results.
     """
-
-    def attend_row(kind: LayerKind, _weights: Params, query: Array, key: Array, value: Array) -> tuple[Array, None]:
-        return attend(query, key, value, segment_ids, kernel=execution.attention, sliding_window=kind.window), None
-
-    rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
-    x, measured = run_stacks(params, tokens, config, rotation=rotation, attend=attend_row, counted=counted, execution=execution)
-    return x, in_layer_order({layers: of_stack.routing for layers, of_stack in measured.items() if of_stack.routing is not None})
+    x, measured = run_stacks(
+        params,
+        tokens,
+        config,
+        rotation=rotations(config.rope, tokens.shape[1], config.head_dim),
+        attend=lambda kind, _, *operands: (attend(*operands, segment_ids, kernel=execution.attention, sliding_window=kind.window), None),
+        counted=counted,
+        execution=execution,
+    )
+    routings = {layers: of_stack.routing for layers, of_stack in measured.items() if of_stack.routing is not None}
+    if not routings:
+        return x, None
+    numbers = [layer for layers in routings for layer in layers]
+    order = jnp.asarray(sorted(range(len(numbers)), key=numbers.__getitem__), jnp.int32)
+    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *routings.values())
 
 
 def run_stacks(
@@ -126,14 +130,11 @@ def run_stacks(
     if isinstance(execution.remat, Kept):
         check_names(execution.remat, config)
 
-    def run_layer(kind: LayerKind) -> Block:
-        def layer(x: Hidden, weights: Params) -> tuple[Hidden, Measured]:
-            added, kept = attention(x, weights, kind, config, rotation=rotation, attend=attend)
-            x = x + added
-            added, routing = mlp(x, weights, kind, config, counted=counted, kernel=execution.expert_kernel)
-            return x + added, Measured(routing, kept)
-
-        return remat(layer, execution.remat)
+    def layer(kind: LayerKind, x: Hidden, weights: Params) -> tuple[Hidden, Measured]:
+        added, kept = attention(x, weights, kind, config, rotation=rotation, attend=attend)
+        x = x + added
+        added, routing = mlp(x, weights, kind, config, counted=counted, kernel=execution.expert_kernel)
+        return x + added, Measured(routing, kept)
 
     looked_up = params["embedding"][tokens]
     if config.embedding_scale != 1.0:
@@ -143,34 +144,32 @@ def run_stacks(
     x = constrain_activation(looked_up, "btd")
     measured: dict[tuple[int, ...], Measured] = {}
     for cycle in cycles(config):
-        x, of_cycle = run_cycle(x, cycle, params, run_layer, unroll=config.num_layers <= MAX_UNROLLED_LAYERS)
+        layers = {stack: remat(partial(layer, stack.kind), execution.remat) for stack, _ in cycle.runs}
+        x, of_cycle = run_cycle(x, cycle, params, layers, unroll=config.num_layers <= MAX_UNROLLED_LAYERS)
         measured |= of_cycle
     return rms_norm(x, params["final_norm"], config), measured
 
 
 def run_cycle(
-    x: Hidden, cycle: Cycle, params: Params, run_layer: Callable[[LayerKind], Block], *, unroll: bool
+    x: Hidden, cycle: Cycle, params: Params, layers: dict[Stack, Block], *, unroll: bool
 ) -> tuple[Hidden, dict[tuple[int, ...], Measured]]:
     """Run the layers of a cycle: a loop over a row of equal layers, and a loop over periods around several rows."""
 
-    def run_row(x: Hidden, stack: Stack, weights: Params) -> tuple[Hidden, Measured]:
-        return jax.lax.scan(run_layer(stack.kind), x, weights, unroll=unroll)
-
     def run_period(x: Hidden, weights: tuple[Params, ...]) -> tuple[Hidden, tuple[Measured, ...]]:
         measured: list[Measured] = []
-        for (stack, _), of_stack in zip(cycle.runs, weights, strict=True):
-            x, of_row = run_row(x, stack, of_stack)
+        for layer, of_stack in zip(layers.values(), weights, strict=True):
+            x, of_row = jax.lax.scan(layer, x, of_stack, unroll=unroll)
             measured.append(of_row)
         return x, tuple(measured)
 
-    if len(cycle.runs) == 1:
-        [(stack, _)] = cycle.runs
-        x, measured = run_row(x, stack, params[stack.name])
+    if len(layers) == 1:
+        [(stack, layer)] = layers.items()
+        x, measured = jax.lax.scan(layer, x, params[stack.name], unroll=unroll)
         return x, {stack.layers: measured}
-    stacked = [params[stack.name] for stack, _ in cycle.runs]
-    by_period = jax.tree.map(lambda leaf: leaf.reshape(cycle.repeats, -1, *leaf.shape[1:]), tuple(stacked))
+    stacked = tuple(params[stack.name] for stack in layers)
+    by_period = jax.tree.map(lambda leaf: leaf.reshape(cycle.repeats, -1, *leaf.shape[1:]), stacked)
     x, of_periods = jax.lax.scan(run_period, x, by_period)
-    of_stacks = {stack.layers: measured for (stack, _), measured in zip(cycle.runs, of_periods, strict=True)}
+    of_stacks = {stack.layers: measured for stack, measured in zip(layers, of_periods, strict=True)}
     return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_stacks)
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from phasewise.trainer.config import Execution, ModelConfig
 from phasewise.trainer.kernels.xla import MASKED, Keys, Query, blocks, from_rows, mix, to_rows
-from phasewise.trainer.model.decoder import PLAIN, Hidden, Tokens, rotations_at, run_stacks, strictly_typed
-from phasewise.trainer.model.params import LayerKind, Params, stacks
+from phasewise.trainer.model.decoder import PLAIN, Hidden, Tokens, rotations, run_stacks, strictly_typed
+from phasewise.trainer.model.params import Params, stacks
 from phasewise.trainer.sharding import constrain_activation, map_shards
 
 BLOCK_SLOTS = 256
@@ -66,9 +66,10 @@ def attend_past(query: Query, key: Keys, value: Keys, cache: Cache, layer: Int[A
         sums = weigh(rows, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), seen)
 
         def add_block(number: Int[Array, ""], sums: Sums) -> Sums:
-            first = number * BLOCK_SLOTS
-            keys = _slots_of(cache.keys, layer, first, axis=4)
-            values = _slots_of(cache.values, layer, first, axis=3)
+            first, zero = number * BLOCK_SLOTS, jnp.int32(0)
+            *sizes, width, _ = cache.keys.shape[1:]
+            keys = jax.lax.dynamic_slice(cache.keys, (layer, zero, zero, zero, first), (1, *sizes, width, BLOCK_SLOTS))[0]
+            values = jax.lax.dynamic_slice(cache.values, (layer, zero, zero, first, zero), (1, *sizes, BLOCK_SLOTS, width))[0]
             slots = first + jnp.arange(BLOCK_SLOTS)
             seen = visible_slots(query_slots, slots, cache.starts, sliding_window) & (slots < cache.length)
             other = weigh(rows, keys, values, seen)
@@ -81,16 +82,8 @@ def attend_past(query: Query, key: Keys, value: Keys, cache: Cache, layer: Int[A
         sums = jax.lax.fori_loop(first, -(-cache.length // BLOCK_SLOTS), add_block, sums)
         return from_rows(sums.values / sums.total[..., None], heads).astype(query.dtype)
 
-    letters = ("bthe", "bske", "bske", "lbkes", "lbkse", "b", "", "")
+    letters = ("b.he", "b.ke", "b.ke", "lbke.", "lbk.e", "b", "", "")
     return map_shards(of_device, query, key, value, *cache, layer, letters=letters)
-
-
-def _slots_of(kept: Float[Array, "l ..."], layer: Int[Array, ""], first: Int[Array, ""], *, axis: int) -> Float[Array, "..."]:
-    sizes = [1, *kept.shape[1:]]
-    sizes[axis] = BLOCK_SLOTS
-    begins = [layer, *[jnp.int32(0)] * (kept.ndim - 1)]
-    begins[axis] = first
-    return jax.lax.dynamic_slice(kept, begins, sizes)[0]
 
 
 def visible_slots(
@@ -107,21 +100,19 @@ def weigh(
 ) -> Sums:
     """Return the sums over some slots. If a query sees none of them, their weight is 0 next to visible slots."""
     few = rows.shape[2] <= MAX_MULTIPLIED_QUERIES
-    scores = _multiplied(rows[..., None], keys[:, :, None]) if few else _product("bkqe,bkes->bkqs", rows, keys)
+    if few:
+        scores = jnp.sum(rows[..., None].astype(jnp.float32) * keys[:, :, None].astype(jnp.float32), axis=3)
+    else:
+        scores = jnp.einsum("bkqe,bkes->bkqs", rows, keys, preferred_element_type=jnp.float32)
     scores = jnp.where(seen, scores, jnp.float32(MASKED))
     largest = jnp.max(scores, axis=-1)
     exponentials = jnp.exp(scores - largest[..., None])
     weights = exponentials.astype(values.dtype)
-    mixed = _multiplied(weights[..., None], values[:, :, None]) if few else _product("bkqs,bkse->bkqe", weights, values)
+    if few:
+        mixed = jnp.sum(weights[..., None].astype(jnp.float32) * values[:, :, None].astype(jnp.float32), axis=3)
+    else:
+        mixed = jnp.einsum("bkqs,bkse->bkqe", weights, values, preferred_element_type=jnp.float32)
     return Sums(largest, jnp.sum(exponentials, axis=-1), mixed)
-
-
-def _multiplied(one: Float[Array, "..."], other: Float[Array, "..."]) -> Float[Array, "..."]:
-    return jnp.sum(one.astype(jnp.float32) * other.astype(jnp.float32), axis=3)
-
-
-def _product(letters: str, one: Float[Array, "..."], other: Float[Array, "..."]) -> Float[Array, "..."]:
-    return jnp.einsum(letters, one, other, preferred_element_type=jnp.float32)
 
 
 def attend_branches(query: Query, key: Keys, value: Keys, branches: Branches, *, sliding_window: int | None) -> Query:
@@ -144,7 +135,7 @@ def attend_branches(query: Query, key: Keys, value: Keys, branches: Branches, *,
         mixed = [mix(block, operands, seen).values for block, seen in zip(cut, masks, strict=True)]
         return jnp.concatenate([from_rows(part, query.shape[2]) for part in mixed], axis=1).astype(query.dtype)
 
-    return map_shards(of_device, query, key, value, *branches, letters=("bthe", "bske", "bske", "bt", "bt"))
+    return map_shards(of_device, query, key, value, *branches, letters=("b.he", "b.ke", "b.ke", "b.", "b."))
 
 
 @strictly_typed
@@ -155,12 +146,15 @@ def hidden_states_of_branches(
 
     Rows, and so their texts, have at most `config.seq_len` slots.
     """
-
-    def attend(kind: LayerKind, _weights: Params, query: Array, key: Array, value: Array) -> tuple[Array, None]:
-        return attend_branches(query, key, value, branches, sliding_window=kind.window), None
-
-    rotation = rotations_at(config.rope, branches.positions, tokens.shape[1], config.head_dim)
-    return run_stacks(params, tokens, config, rotation=rotation, attend=attend, execution=execution)[0]
+    hidden, _ = run_stacks(
+        params,
+        tokens,
+        config,
+        rotation=rotations(config.rope, tokens.shape[1], config.head_dim, branches.positions),
+        attend=lambda kind, _, *operands: (attend_branches(*operands, branches, sliding_window=kind.window), None),
+        execution=execution,
+    )
+    return hidden
 
 
 def empty_cache(config: ModelConfig, starts: Int[Array, " b"], slots: int) -> Cache:
@@ -181,13 +175,21 @@ def extend(params: Params, tokens: Tokens, config: ModelConfig, cache: Cache, *,
     `config.seq_len` tokens, and the cache must have room.
     """
 
-    def attend(kind: LayerKind, weights: Params, query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
-        return attend_past(query, key, value, cache, weights[LAYER_NUMBER], sliding_window=kind.window), (key, value)
-
     slots = cache.length + jnp.arange(tokens.shape[1])
-    rotation = rotations_at(config.rope, jnp.maximum(slots - cache.starts[:, None], 0), config.seq_len, config.head_dim)
+    positions = jnp.maximum(slots - cache.starts[:, None], 0)
+    rotation = rotations(config.rope, config.seq_len, config.head_dim, positions)
     numbered = {stack.name: params[stack.name] | {LAYER_NUMBER: jnp.array(stack.layers, jnp.int32)} for stack in stacks(config)}
-    hidden, measured = run_stacks(params | numbered, tokens, config, rotation=rotation, attend=attend, execution=execution)
+    hidden, measured = run_stacks(
+        params | numbered,
+        tokens,
+        config,
+        rotation=rotation,
+        attend=lambda kind, weights, query, key, value: (
+            attend_past(query, key, value, cache, weights[LAYER_NUMBER], sliding_window=kind.window),
+            (key, value),
+        ),
+        execution=execution,
+    )
     numbers = [layer for layers in measured for layer in layers]
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
     kept = [of_stack.kept for of_stack in measured.values()]

@@ -7,9 +7,8 @@ import operator
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,22 +33,15 @@ FLOAT_TYPES = {"F32", "F16", "BF16"}
 SHOWN_NAMES = 3
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One tensor of the folder and its place in our tree."""
 
     tensor: str
     path: tuple[str, ...]  # the keys of our weight in the tree
     index: tuple[int, ...]  # position of the tensor along the weight's stacking axes
-    inputs: int | None  # number of its input axes. None is stored without a change
+    is_matrix: bool
     shape: tuple[int, ...]  # our shape, without the stacking axes
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The tensor's shape in the folder: outputs × inputs for a matrix."""
-        if self.inputs is None:
-            return self.shape
-        return math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
+    stored_shape: tuple[int, ...]  # the tensor's shape in the folder: outputs × inputs for a matrix
 
 
 class TokenizerFiles(NamedTuple):
@@ -68,22 +60,24 @@ def places(config: ModelConfig) -> list[Place]:
     for name, found in param_specs(config).items():
         specs = {(name, key): spec for key, spec in found.items()} if isinstance(found, dict) else {(name,): found}
         for path, spec in specs.items():
-            stacking = spec.num_stacking_axes
+            stacking, inputs = spec.num_stacking_axes, spec.inputs
+            shape = stored = spec.shape[stacking:]
+            if inputs is not None:
+                stored = math.prod(shape[inputs:]), math.prod(shape[:inputs])
             for index in itertools.product(*(range(size) for size in spec.shape[:stacking])):
                 at = dict(zip(spec.axes, index, strict=False))
                 layer = spec.layers[at[LAYER]] if spec.layers else None
                 tensor = spec.tensor.format(layer=layer, expert=at.get(EXPERT))
-                place = Place(tensor, path, index, spec.inputs, spec.shape[stacking:])
+                place = Place(tensor, path, index, inputs is not None, shape, stored)
                 (outside if layer is None else layered[layer]).append(place)
     embedding, *rest = outside
     return [embedding, *itertools.chain.from_iterable(layered.values()), *rest]
 
 
-def to_tensors(params: Params, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each tensor with its name, as float32."""
-    for place in places(config):
-        weight = np.asarray(reduce(operator.getitem, place.path, params))[place.index]
-        yield place.tensor, np.ascontiguousarray(weight.reshape(place.stored_shape[::-1]).T if place.inputs else weight)
+def to_tensor(params: Params, place: Place) -> np.ndarray:
+    """Return one tensor of the folder, as float32."""
+    weight = np.asarray(reduce(operator.getitem, place.path, params))[place.index]
+    return np.ascontiguousarray(weight.reshape(place.stored_shape[::-1]).T if place.is_matrix else weight)
 
 
 def check_writable(folder: Path, config: ModelConfig) -> None:
@@ -102,25 +96,8 @@ def write_folder(
     if tokenizer is not None:
         stops = {tokenizer.end_of_text, *tokenizer.ends_of_turns}
         ends = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text if len(stops) == 1 else sorted(stops)}
-    staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    try:
-        staged.mkdir(parents=True)
-        _write_json(staged / CONFIG_NAME, {**to_hugging_face(config, dtype), **ends})
-        _write_json(staged / "generation_config.json", ends)
-        for name, content in (tokenizer.files if tokenizer else {}).items():
-            (staged / name).write_bytes(content)
-        _write_weights(staged, params, config, dtype)
-        for path in staged.iterdir():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-        os.replace(staged, folder)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}. Choose another folder, or make room.") from None
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    described: dict[str, dict[str, Any]] = {CONFIG_NAME: {**to_hugging_face(config, dtype), **ends}, "generation_config.json": ends}
 
-
-def _write_weights(folder: Path, params: Params, config: ModelConfig, dtype: DTypeName) -> None:
     itemsize = jnp.dtype(dtype).itemsize
     shards: list[list[Place]] = [[]]
     room = MAX_SHARD_BYTES
@@ -132,25 +109,48 @@ def _write_weights(folder: Path, params: Params, config: ModelConfig, dtype: DTy
         shards[-1].append(place)
         room -= size
     names = [SINGLE_NAME] if len(shards) == 1 else [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
-    tensors = to_tensors(params, config)
-    for name, shard in zip(names, shards, strict=True):
-        save_file({tensor: array.astype(dtype) for tensor, array in (next(tensors) for _ in shard)}, folder / name, {"format": "pt"})
     if len(shards) > 1:
-        total = count_parameters(config) * itemsize
         file_of = {place.tensor: name for name, shard in zip(names, shards, strict=True) for place in shard}
-        _write_json(folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": file_of})
+        described[INDEX_NAME] = {"metadata": {"total_size": count_parameters(config) * itemsize}, "weight_map": file_of}
 
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    try:
+        staged.mkdir(parents=True)
+        for name, value in described.items():
+            (staged / name).write_text(json.dumps(value, indent=2) + "\n")
+        for name, content in (tokenizer.files if tokenizer else {}).items():
+            (staged / name).write_bytes(content)
+        for name, shard in zip(names, shards, strict=True):
+            save_file({place.tensor: to_tensor(params, place).astype(dtype) for place in shard}, staged / name, {"format": "pt"})
+        for path in staged.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        os.replace(staged, folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}. Choose another folder, or make room.") from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def read_folder(folder: Path, *, computation: Computation = Computation()) -> tuple[Params, ModelConfig]:  # noqa: B008  # a frozen tuple
     """Return the float32 weights and the model. Raises CheckpointError if files are damaged, or do not match a supported model."""
     config = from_hugging_face(read_settings(folder / CONFIG_NAME), computation)
     wanted = {place.tensor: place for place in places(config)}
+    if (folder / SINGLE_NAME).exists():
+        paths = [folder / SINGLE_NAME]
+    elif (folder / INDEX_NAME).exists():
+        paths = [folder / name for name in sorted(set(read_settings(folder / INDEX_NAME).get("weight_map", {}).values()))]
+    else:
+        raise CheckpointError(f"{folder} must hold {SINGLE_NAME} or {INDEX_NAME}, and has neither: only safetensors can be read.")
     with ExitStack() as stack:
-        files = [stack.enter_context(_opened(path)) for path in _weight_files(folder)]
+        files: list[Any] = []
+        for path in paths:
+            if not path.exists():
+                raise CheckpointError(f"{path} is missing, though {INDEX_NAME} names it: fetch the folder again.")
+            try:
+                files.append(stack.enter_context(safe_open(path, framework="numpy")))
+            except SafetensorError as error:
+                raise CheckpointError(f"{path} is damaged: {error}. Fetch or export it again.") from None
         holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118  # not a mapping
         unexpected = sorted(set(holders) - set(wanted))
         if config.tied_head and HEAD_NAME in unexpected and EMBEDDING_NAME in holders:
@@ -176,27 +176,8 @@ def read_folder(folder: Path, *, computation: Computation = Computation()) -> tu
         params = jax.tree.map(lambda spec: np.empty(spec.shape, np.float32), param_specs(config))
         for name, place in wanted.items():
             tensor = holders[name].get_tensor(name)
-            reduce(operator.getitem, place.path, params)[place.index] = tensor.T.reshape(place.shape) if place.inputs else tensor
+            reduce(operator.getitem, place.path, params)[place.index] = tensor.T.reshape(place.shape) if place.is_matrix else tensor
         return jax.tree.map(jnp.asarray, params), config
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE_NAME).exists():
-        return [folder / SINGLE_NAME]
-    if not (folder / INDEX_NAME).exists():
-        raise CheckpointError(f"{folder} must hold {SINGLE_NAME} or {INDEX_NAME}, and has neither: only safetensors can be read.")
-    return [folder / name for name in sorted(set(read_settings(folder / INDEX_NAME).get("weight_map", {}).values()))]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing, though {INDEX_NAME} names it: fetch the folder again.")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: {error}. Fetch or export it again.") from None
 
 
 def read_settings(path: Path) -> dict[str, Any]:

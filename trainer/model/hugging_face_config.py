@@ -15,30 +15,19 @@ LLAMA, QWEN3, AFMOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "AfmoeForCausalLM"
 MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3", AFMOE: "afmoe"}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 FIELDS = {
-    "vocab_size": "vocab_size",
-    "seq_len": "max_position_embeddings",
-    "num_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "d_ff": "intermediate_size",
-    "num_query_heads": "num_attention_heads",
-    "rms_norm_epsilon": "rms_norm_eps",
+    "vocab_size": "vocab_size", "seq_len": "max_position_embeddings", "num_layers": "num_hidden_layers", "d_model": "hidden_size",
+    "d_ff": "intermediate_size", "num_query_heads": "num_attention_heads", "rms_norm_epsilon": "rms_norm_eps",
     "initializer_std": "initializer_range",
-}
+}  # fmt: skip
 """Required fields with the same meaning: our name → their name."""
 EXPERT_FIELDS = {
-    "num_experts": "num_experts",
-    "num_active": "num_experts_per_tok",
-    "num_shared": "num_shared_experts",
-    "d_expert": "moe_intermediate_size",
-    "route_scale": "route_scale",
-    "num_dense_layers": "num_dense_layers",
-}
+    "num_experts": "num_experts", "num_active": "num_experts_per_tok", "num_shared": "num_shared_experts",
+    "d_expert": "moe_intermediate_size", "route_scale": "route_scale", "num_dense_layers": "num_dense_layers",
+}  # fmt: skip
 ROPE_SCALING = {
-    "factor": "factor",
-    "low_frequency_factor": "low_freq_factor",
-    "high_frequency_factor": "high_freq_factor",
+    "factor": "factor", "low_frequency_factor": "low_freq_factor", "high_frequency_factor": "high_freq_factor",
     "original_max_positions": "original_max_position_embeddings",
-}
+}  # fmt: skip
 MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
 """The only values that the decoder supports. They are also the defaults."""
 AFMOE_MUST_BE = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1, "attention_dropout": 0.0}
@@ -84,8 +73,24 @@ def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
 
 def _class_and_fields(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     """Return the class for a model, and the fields that only this class has."""
-    if config.experts is not None:
-        return AFMOE, _afmoe_fields(config, config.experts)
+    if (experts := config.experts) is not None:
+        lacking = [name for name in ("attention_gate", "post_norms", "qk_norm") if not getattr(config, name)]
+        lacking += ["global_attention_every"] if config.global_attention_every is None else []
+        if lacking:
+            raise ConfigError(f"{AFMOE} always has {', '.join(lacking)}, and the model has not: it cannot be exported.")
+        if config.embedding_scale != 1.0 and not math.isclose(config.embedding_scale, math.sqrt(config.d_model), rel_tol=1e-6):
+            raise ConfigError(
+                f"{AFMOE} multiplies embeddings by 1 or √d_model = {math.sqrt(config.d_model):g}, found embedding_scale "
+                f"{config.embedding_scale:g}: such a model cannot be exported."
+            )
+        return AFMOE, {
+            **{theirs: getattr(experts, ours) for ours, theirs in EXPERT_FIELDS.items()},
+            "global_attn_every_n_layers": config.global_attention_every,
+            "sliding_window": config.sliding_window,
+            "layer_types": layer_types(config.num_layers, config.global_attention_every or 1),
+            "mup_enabled": config.embedding_scale != 1.0,
+        }
+
     only_afmoe = {"global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0}
     if found := [name for name, value in only_afmoe.items() if getattr(config, name) != value]:
         raise ConfigError(f"only {AFMOE}, which has experts, has {', '.join(found)}: a model without experts cannot be exported with it.")
@@ -110,25 +115,6 @@ def _class_and_fields(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     return LLAMA, {"mlp_bias": False}
 
 
-def _afmoe_fields(config: ModelConfig, experts: Experts) -> dict[str, Any]:
-    lacking = [name for name in ("attention_gate", "post_norms", "qk_norm") if not getattr(config, name)]
-    lacking += ["global_attention_every"] if config.global_attention_every is None else []
-    if lacking:
-        raise ConfigError(f"{AFMOE} always has {', '.join(lacking)}, and the model has not: it cannot be exported.")
-    if config.embedding_scale != 1.0 and not math.isclose(config.embedding_scale, math.sqrt(config.d_model), rel_tol=1e-6):
-        raise ConfigError(
-            f"{AFMOE} multiplies embeddings by 1 or √d_model = {math.sqrt(config.d_model):g}, found embedding_scale "
-            f"{config.embedding_scale:g}: such a model cannot be exported."
-        )
-    return {
-        **{theirs: getattr(experts, ours) for ours, theirs in EXPERT_FIELDS.items()},
-        "global_attn_every_n_layers": config.global_attention_every,
-        "sliding_window": config.sliding_window,
-        "layer_types": layer_types(config.num_layers, config.global_attention_every or 1),
-        "mup_enabled": config.embedding_scale != 1.0,
-    }
-
-
 def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelConfig:
     """Return the model that a `config.json` describes. Raises CheckpointError if it is incomplete, impossible or not supported."""
     by_type = {kind: architecture for architecture, kind in MODEL_TYPES.items()}
@@ -143,15 +129,32 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
     heads = found["num_attention_heads"]
     own_fields: dict[str, Any] = {"sliding_window": None}
     try:
-        if architecture == QWEN3:
-            own_fields = {"sliding_window": _qwen3_window(found)}
-        elif architecture == AFMOE:
+        if architecture == AFMOE:
             own_fields = _from_afmoe(found)
+        elif architecture == QWEN3 and found.get("use_sliding_window") and found.get("sliding_window") is not None:
+            layers, first = found["num_hidden_layers"], found.get("max_window_layers", 28)
+            kinds = found.get("layer_types") or [LOCAL if layer >= first else GLOBAL for layer in range(layers)]
+            if set(kinds) not in ({GLOBAL}, {LOCAL}):
+                raise CheckpointError(
+                    f"a sliding window must be in every layer or in none, found it in {kinds.count(LOCAL)} of {layers} in config.json."
+                )
+            own_fields = {"sliding_window": found["sliding_window"] if set(kinds) == {LOCAL} else None}
+
+        stated = found.get("rope_parameters") or found.get("rope_scaling") or {}
+        rope_kind = stated.get("rope_type") or stated.get("type") or "default"
+        theta = stated.get("rope_theta", found.get("rope_theta"))
+        if rope_kind not in {"default", "llama3"} or stated.get("partial_rotary_factor", 1.0) != 1.0:
+            raise CheckpointError(f"RoPE must be of the kind default or llama3 over the whole head, found {stated} in config.json.")
+        if missing := [name for name in ROPE_SCALING.values() if rope_kind == "llama3" and name not in stated]:
+            raise CheckpointError(f"RoPE of the kind llama3 needs {', '.join(missing)}, found {stated} in config.json.")
+        if theta is None:
+            raise CheckpointError("config.json must name rope_theta, and does not.")
+        scaling = Llama3RopeScaling(**{ours: stated[theirs] for ours, theirs in ROPE_SCALING.items()}) if rope_kind == "llama3" else None
         return ModelConfig(
             **{ours: found[theirs] for ours, theirs in FIELDS.items()},
             num_kv_heads=found.get("num_key_value_heads") or heads,
             head_dim=found.get("head_dim") or found["hidden_size"] // heads,
-            rope=_rope(found),
+            rope=Rope(theta=theta, scaling=scaling),
             qk_norm=architecture != LLAMA,
             tied_head=found.get("tie_word_embeddings", False),
             **own_fields,
@@ -187,32 +190,3 @@ def _from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
         "attention_gate": True,
         "post_norms": True,
     }
-
-
-def _rope(found: dict[str, Any]) -> Rope:
-    stated = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    kind = stated.get("rope_type") or stated.get("type") or "default"
-    theta = stated.get("rope_theta", found.get("rope_theta"))
-    if kind not in {"default", "llama3"} or stated.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(f"RoPE must be of the kind default or llama3 over the whole head, found {stated} in config.json.")
-    if missing := [name for name in ROPE_SCALING.values() if kind == "llama3" and name not in stated]:
-        raise CheckpointError(f"RoPE of the kind llama3 needs {', '.join(missing)}, found {stated} in config.json.")
-    if theta is None:
-        raise CheckpointError("config.json must name rope_theta, and does not.")
-    scaling = Llama3RopeScaling(**{ours: stated[theirs] for ours, theirs in ROPE_SCALING.items()}) if kind == "llama3" else None
-    return Rope(theta=theta, scaling=scaling)
-
-
-def _qwen3_window(found: dict[str, Any]) -> int | None:
-    layers = found["num_hidden_layers"]
-    window = found.get("sliding_window") if found.get("use_sliding_window") else None
-    if window is None:
-        return None
-    first = found.get("max_window_layers", 28)
-    kinds = found.get("layer_types") or [LOCAL if layer >= first else GLOBAL for layer in range(layers)]
-    if set(kinds) == {GLOBAL}:
-        return None
-    if set(kinds) != {LOCAL}:
-        count = kinds.count(LOCAL)
-        raise CheckpointError(f"a sliding window must be in every layer or in none, found it in {count} of {layers} in config.json.")
-    return window

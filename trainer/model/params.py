@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -73,23 +73,12 @@ class Normal:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """One number everywhere."""
-
-    value: float
-
-    def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Fill the shape, without the key."""
-        return jnp.full(shape, self.value, jnp.float32)
-
-
-@dataclass(frozen=True)
 class ParamSpec:
     """A weight before it has values."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]  # a logical axis for each dimension of `shape` (`trainer.sharding.RULES`)
-    init: Normal | Constant
+    init: Normal | float  # random values, or one number everywhere
     tensor: str  # its name in a Hugging Face folder, with `{layer}` and `{expert}` for stacked tensors
     group: Group  # its group of norms in the metrics (`trainer.metrics.ALL_GROUPS`)
     inputs: int | None = None  # for a matrix, the number of input axes after `STACKING_AXES`. None is not a matrix
@@ -112,10 +101,9 @@ def layer_kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     """Return the kind of each layer, the first layer first."""
     every = config.global_attention_every
     dense = config.num_layers if config.experts is None else config.experts.num_dense_layers
-
-    def kind(layer: int) -> LayerKind:
-        is_global = every is not None and (layer + 1) % every == 0
-        return LayerKind(
+    are_global = [every is not None and (layer + 1) % every == 0 for layer in range(config.num_layers)]
+    return tuple(
+        LayerKind(
             window=None if is_global else config.sliding_window,
             has_rope=not is_global,
             has_qk_norm=config.qk_norm,
@@ -123,8 +111,8 @@ def layer_kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
             has_post_norms=config.post_norms,
             has_experts=layer >= dense,
         )
-
-    return tuple(kind(layer) for layer in range(config.num_layers))
+        for layer, is_global in enumerate(are_global)
+    )
 
 
 def cycles(config: ModelConfig) -> tuple[Cycle, ...]:
@@ -146,16 +134,18 @@ def cycles(config: ModelConfig) -> tuple[Cycle, ...]:
         name = f"{'' if kind.has_experts else 'dense_'}{'global' if kind.window is None else 'local'}_{first}"
         return Stack(name, kind, tuple(layers))
 
-    def rows(begin: int, end: int) -> Iterator[Cycle]:
-        for at, length in _equal_runs(kinds[begin:end]):
-            yield Cycle(length, ((stack(begin + at, range(begin + at, begin + at + length)), 1),))
-
-    runs: list[tuple[Stack, int]] = []
-    for at, length in _equal_runs(kinds[start : start + period]) if stop else ():
-        layers = [layer for begin in range(start + at, stop, period) for layer in range(begin, begin + length)]
-        runs.append((stack(start + at, layers), length))
-    repeated = [Cycle((stop - start) // period, tuple(runs))] if runs else []
-    return (*rows(0, start), *repeated, *rows(stop, len(kinds)))
+    found: list[Cycle] = []
+    for at, length in _equal_runs(kinds[:start]):
+        found.append(Cycle(length, ((stack(at, range(at, at + length)), 1),)))
+    if stop:
+        runs: list[tuple[Stack, int]] = []
+        for at, length in _equal_runs(kinds[start : start + period]):
+            layers = [layer for begin in range(start + at, stop, period) for layer in range(begin, begin + length)]
+            runs.append((stack(start + at, layers), length))
+        found.append(Cycle((stop - start) // period, tuple(runs)))
+    for at, length in _equal_runs(kinds[stop:]):
+        found.append(Cycle(length, ((stack(stop + at, range(stop + at, stop + at + length)), 1),)))
+    return tuple(found)
 
 
 def _equal_runs(items: Sequence[Any]) -> list[tuple[int, int]]:
@@ -186,12 +176,14 @@ def param_specs(config: ModelConfig) -> dict[str, Any]:
     """
     outer, vocab = {"d_model": config.d_model}, {"vocab": config.vocab_size}
     normal = Normal(config.initializer_std, config.initializer_cutoff)
-    embedding = _spec("model.embed_tokens.weight", vocab | outer, normal, "embedding")
-    outside = {"embedding": embedding, "final_norm": _gain("model.norm", outer)}
+    embedding = _matrix("model.embed_tokens", vocab | outer, normal, "embedding")
+    specs: dict[str, Any] = {"embedding": replace(embedding, inputs=None, decays=False, drawn_as=("['embedding']",))}
+    for stack in stacks(config):
+        specs[stack.name] = _layer_specs(config, stack)
+    specs["final_norm"] = replace(_gain("model.norm", outer), drawn_as=("['final_norm']",))
     if not config.tied_head:
-        outside["head"] = _matrix("lm_head", outer | vocab, normal, "lm_head")
-    outside = {name: replace(spec, drawn_as=(f"['{name}']",)) for name, spec in outside.items()}
-    return {"embedding": outside.pop("embedding"), **{stack.name: _layer_specs(config, stack) for stack in stacks(config)}, **outside}
+        specs["head"] = replace(_matrix("lm_head", outer | vocab, normal, "lm_head"), drawn_as=("['head']",))
+    return specs
 
 
 def _layer_specs(config: ModelConfig, stack: Stack) -> dict[str, ParamSpec]:
@@ -226,9 +218,9 @@ def _layer_specs(config: ModelConfig, stack: Stack) -> dict[str, ParamSpec]:
         specs["up"] = _matrix("mlp.up_proj", outer | hidden, normal, "mlp")
         specs["down"] = _matrix("mlp.down_proj", hidden | outer, normal, "mlp")
 
-    def stacked(name: str, spec: ParamSpec) -> ParamSpec:
-        is_only = stack.name == ONLY_STACK
-        return replace(
+    is_only = stack.name == ONLY_STACK
+    return {
+        name: replace(
             spec,
             shape=(len(layers), *spec.shape),
             axes=(LAYER, *spec.axes),
@@ -237,8 +229,8 @@ def _layer_specs(config: ModelConfig, stack: Stack) -> dict[str, ParamSpec]:
             drawn_as=(f"['{ONLY_STACK}']['{name}']",) if is_only else tuple(f"layer {layer} {name}" for layer in layers),
             layers=layers,
         )
-
-    return {name: stacked(name, spec) for name, spec in specs.items()}
+        for name, spec in specs.items()
+    }
 
 
 def _expert_specs(config: ModelConfig, normal: Normal) -> dict[str, ParamSpec]:
@@ -248,7 +240,7 @@ def _expert_specs(config: ModelConfig, normal: Normal) -> dict[str, ParamSpec]:
     each, inner, hidden = {EXPERT: experts.num_experts}, {"expert_d_model": config.d_model}, {"d_ff": experts.d_expert}
     specs = {
         "router": _matrix("mlp.router.gate", outer | scores, normal, "router"),
-        "router_bias": replace(_spec("mlp.expert_bias", scores, Constant(0.0), "router"), updated_by="balancing"),
+        "router_bias": ParamSpec(tuple(scores.values()), tuple(scores), 0.0, "mlp.expert_bias", "router", updated_by="balancing"),
         "expert_gate": _matrix("mlp.experts.{expert}.gate_proj", each | inner | hidden, normal, "experts"),
         "expert_up": _matrix("mlp.experts.{expert}.up_proj", each | inner | hidden, normal, "experts"),
         "expert_down": _matrix("mlp.experts.{expert}.down_proj", each | hidden | inner, normal, "experts"),
@@ -261,30 +253,27 @@ def _expert_specs(config: ModelConfig, normal: Normal) -> dict[str, ParamSpec]:
     return specs
 
 
-def _spec(tensor: str, sizes: Sizes, init: Normal | Constant, group: Group) -> ParamSpec:
-    return ParamSpec(tuple(sizes.values()), tuple(sizes), init, tensor, group)
-
-
 def _gain(tensor: str, sizes: Sizes, start: float = 1.0) -> ParamSpec:
-    return _spec(f"{tensor}.weight", sizes, Constant(start), "norms")
+    return ParamSpec(tuple(sizes.values()), tuple(sizes), start, f"{tensor}.weight", "norms")
 
 
 def _matrix(tensor: str, sizes: Sizes, init: Normal, group: Group, *, inputs: int = 1) -> ParamSpec:
-    return replace(_spec(f"{tensor}.weight", sizes, init, group), inputs=inputs, decays=True)
+    return ParamSpec(tuple(sizes.values()), tuple(sizes), init, f"{tensor}.weight", group, inputs, decays=True)
 
 
 def init_params(seed: int, config: ModelConfig) -> Params:
     """Draw float32 weights. A weight's keys come from its `drawn_as`, so a new weight changes no other."""
     root = jax.random.key(seed)
 
-    def number(name: str) -> int:
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
-
     def make(spec: ParamSpec) -> jax.Array:
-        if len(spec.drawn_as) == 1:
-            return spec.init.draw(jax.random.fold_in(root, number(spec.drawn_as[0])), spec.shape)
-        numbers = jnp.asarray([number(name) for name in spec.drawn_as], jnp.uint32)
-        return jax.vmap(lambda number: spec.init.draw(jax.random.fold_in(root, number), spec.shape[1:]))(numbers)
+        init = spec.init
+        if isinstance(init, float):
+            return jnp.full(spec.shape, init, jnp.float32)
+        numbers = [int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) for name in spec.drawn_as]
+        if len(numbers) == 1:
+            return init.draw(jax.random.fold_in(root, numbers[0]), spec.shape)
+        draw_one = jax.vmap(lambda number: init.draw(jax.random.fold_in(root, number), spec.shape[1:]))
+        return draw_one(jnp.asarray(numbers, jnp.uint32))
 
     return jax.tree.map(make, param_specs(config))
 
@@ -299,14 +288,12 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(math.prod(spec.shape) for spec in jax.tree.leaves(param_specs(config)))
 
 
-def count_active_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters that a token uses, with only its routed experts."""
-    return sum(round(active_share(spec, config) * math.prod(spec.shape)) for spec in jax.tree.leaves(param_specs(config)))
+def count_active_parameters(config: ModelConfig, *, only_matrices: bool = False) -> int:
+    """Return the number of parameters that a token uses, with only its routed experts.
 
-
-def active_share(spec: ParamSpec, config: ModelConfig) -> float:
-    """Return the share of a weight that a token uses: 1, or the share of routed experts."""
-    if EXPERT not in spec.axes:
-        return 1.0
-    assert config.experts is not None
-    return config.experts.num_active / config.experts.num_experts
+    `only_matrices` counts parameters that multiply a token: matrices of the layers, and the head.
+    """
+    specs = [spec for spec in jax.tree.leaves(param_specs(config)) if spec.inputs is not None or not only_matrices]
+    active = 1.0 if config.experts is None else config.experts.num_active / config.experts.num_experts
+    counts = [round((active if EXPERT in spec.axes else 1.0) * math.prod(spec.shape)) for spec in specs]
+    return sum(counts) + (config.d_model * config.vocab_size if only_matrices and config.tied_head else 0)

@@ -36,26 +36,21 @@ def remat(block: Block, policy: Remat) -> Block:
         return block
     if policy == "offload":
         policy = Kept(on_host=(BLOCK_INPUT,))
-    if isinstance(policy, Kept):
-        return _keep(block, policy)
     policies = jax.checkpoint_policies
-    saved = policies.nothing_saveable if policy == "full" else policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint(block, policy=saved, prevent_cse=False)
+    if not isinstance(policy, Kept):
+        saved = policies.nothing_saveable if policy == "full" else policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(block, policy=saved, prevent_cse=False)
 
-
-def _keep(block: Block, kept: Kept) -> Block:
-    named = name_products(block) if set(kept.on_device + kept.on_host) - {BLOCK_INPUT, ATTENTION} else block
-    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=list(kept.on_device),
-        names_which_can_be_offloaded=list(kept.on_host),
+    named = name_products(block) if set(policy.on_device + policy.on_host) - {BLOCK_INPUT, ATTENTION} else block
+    saved = policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(policy.on_device),
+        names_which_can_be_offloaded=list(policy.on_host),
         offload_src="device",
         offload_dst="pinned_host",
     )
-
-    def block_with_names(x: Array, weights: Params) -> tuple[Array, Any]:
-        return named(checkpoint_name(x, BLOCK_INPUT) if BLOCK_INPUT in kept.on_host else x, weights)
-
-    return jax.checkpoint(block_with_names, policy=policy, prevent_cse=False)
+    if BLOCK_INPUT in policy.on_host:
+        return jax.checkpoint(lambda x, weights: named(checkpoint_name(x, BLOCK_INPUT), weights), policy=saved, prevent_cse=False)
+    return jax.checkpoint(named, policy=saved, prevent_cse=False)
 
 
 def check_names(kept: Kept, config: ModelConfig) -> None:
@@ -83,27 +78,23 @@ def name_products(block: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_named(closed: core.ClosedJaxpr, arguments: list[Named]) -> list[Named]:
+    """Evaluate the operations of a block one by one, with the names of its weights."""
     jaxpr = closed.jaxpr
-    known: dict[Any, Named] = {}
-
-    def read(place: Any) -> Named:
-        return (place.val, None) if isinstance(place, core.Literal) else known[place]
-
+    known: dict[Any, Named] = dict(zip(jaxpr.invars, arguments, strict=True))
     known.update(zip(jaxpr.constvars, ((value, None) for value in closed.consts), strict=True))
-    known.update(zip(jaxpr.invars, arguments, strict=True))
     for equation in jaxpr.eqns:
-        known.update(zip(equation.outvars, _evaluate(equation, [read(place) for place in equation.invars]), strict=True))
-    return [read(place) for place in jaxpr.outvars]
-
-
-def _evaluate(equation: Any, inputs: list[Named]) -> list[Named]:
-    kind = equation.primitive.name
-    if kind in INLINED:
-        return _run_named(equation.params.get("jaxpr") or equation.params.get("call_jaxpr"), inputs)
-    with equation.ctx.manager:
-        found = equation.primitive.bind(*(value for value, _ in inputs), **equation.primitive.get_bind_params(equation.params))
-    results = list(found) if equation.primitive.multiple_results else [found]
-    name = next((name for _, name in inputs if name is not None), None)
-    if name is not None and kind in PRODUCTS:
-        return [(checkpoint_name(result, name), None) for result in results]
-    return [(result, name if kind in PASSED_ON else None) for result in results]
+        primitive, params = equation.primitive, equation.params
+        inputs = [(place.val, None) if isinstance(place, core.Literal) else known[place] for place in equation.invars]
+        if primitive.name in INLINED:
+            outputs = _run_named(params.get("jaxpr") or params.get("call_jaxpr"), inputs)
+        else:
+            with equation.ctx.manager:
+                found = primitive.bind(*(value for value, _ in inputs), **primitive.get_bind_params(params))
+            results = list(found) if primitive.multiple_results else [found]
+            name = next((name for _, name in inputs if name is not None), None)
+            if name is not None and primitive.name in PRODUCTS:
+                outputs = [(checkpoint_name(result, name), None) for result in results]
+            else:
+                outputs = [(result, name if primitive.name in PASSED_ON else None) for result in results]
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [(place.val, None) if isinstance(place, core.Literal) else known[place] for place in jaxpr.outvars]

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from phasewise.trainer.config import Balancing, Experts, ModelConfig, SignBalancing, Smebu
 from phasewise.trainer.kernels.expert_parallel import apply_on_mesh
 from phasewise.trainer.kernels.experts import Matrices, Routed
-from phasewise.trainer.model.params import Params, expert_layers, param_specs, stacks
-from phasewise.trainer.sharding import constrain, join_rows, map_tokens
+from phasewise.trainer.model.params import Params, expert_layers, stacks
+from phasewise.trainer.sharding import constrain, join_rows, map_shards
 
 BIAS = "router_bias"
 EPSILON = 1e-20
@@ -78,8 +78,10 @@ def route(x: Float[Array, "*n d"], weight: Float[Array, "d x"], bias: Float[Arra
     logits = jnp.matmul(x32, weight.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)  # a TPU would take bfloat16
     scores = jax.nn.sigmoid(logits)
     biased = jax.lax.stop_gradient(scores + bias.astype(jnp.float32))
-    chosen = map_tokens(lambda scores: jax.lax.top_k(scores, experts.num_active)[1], biased)
-    picked = _one_hot(chosen, experts.num_experts)
+    # on the tokens of each device, which the compiler would gather for `top_k`
+    letters = "bt"[: x.ndim - 1] + "."
+    chosen = map_shards(lambda scores: jax.lax.top_k(scores, experts.num_active)[1], biased, letters=(letters,))
+    picked = chosen[..., None] == jnp.arange(experts.num_experts, dtype=chosen.dtype)
     own = jnp.sum(jnp.where(picked, scores[..., None, :], jnp.float32(0)), axis=-1)  # a gather's gradient would be a scatter
     gates = jnp.float32(experts.route_scale) * own / (jnp.sum(own, axis=-1, keepdims=True) + jnp.float32(EPSILON))
     return Routed(chosen.astype(jnp.int32), gates, scores)
@@ -90,8 +92,8 @@ def measure_load(routed: Routed, overflowed: Int[Array, ""], counted: Bool[Array
     routed = jax.lax.stop_gradient(routed)
     *tokens, num_experts = routed.scores.shape
     counted = jnp.ones(tokens, jnp.bool_) if counted is None else counted
-    picked = _one_hot(routed.chosen, num_experts) & counted[..., None, None]
-    shares = _score_shares(routed)
+    picked = (routed.chosen[..., None] == jnp.arange(num_experts, dtype=routed.chosen.dtype)) & counted[..., None, None]
+    shares = routed.scores / (jnp.sum(routed.scores, axis=-1, keepdims=True) + jnp.float32(EPSILON))
     entropy = -jnp.sum(jnp.where(counted[..., None], jax.scipy.special.xlogy(shares, shares), jnp.float32(0)))
     counts = jnp.sum(picked, axis=tuple(range(picked.ndim - 1)), dtype=jnp.int32)
     return Load(counts, entropy, jnp.sum(counted, dtype=jnp.int32), overflowed, jnp.asarray(routed.chosen.size, jnp.int32))
@@ -108,37 +110,20 @@ def sequence_loss(routed: Routed, rows: int, counted: Bool[Array, "*n"] | None =
     tokens = routed.scores.size // num_experts
     assert tokens % rows == 0, f"{tokens} tokens are not {rows} rows of equal length"
     kept = jnp.ones((rows, tokens // rows, 1), jnp.float32) if counted is None else counted.reshape(rows, -1, 1).astype(jnp.float32)
-    picked = _one_hot(routed.chosen, num_experts).any(axis=-2).reshape(rows, -1, num_experts)
-    counts = jnp.sum(jnp.where(picked, kept, jnp.float32(0)), axis=1)
+    picked = (routed.chosen[..., None] == jnp.arange(num_experts, dtype=routed.chosen.dtype)).any(axis=-2)
+    counts = jnp.sum(jnp.where(picked.reshape(rows, -1, num_experts), kept, jnp.float32(0)), axis=1)
     assigned = jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), jnp.float32(1))
-    probability_sums = jnp.sum(kept * _score_shares(routed).reshape(rows, -1, num_experts), axis=1)
+    shares = routed.scores / (jnp.sum(routed.scores, axis=-1, keepdims=True) + jnp.float32(EPSILON))
+    probability_sums = jnp.sum(kept * shares.reshape(rows, -1, num_experts), axis=1)
     return jnp.sum(jax.lax.stop_gradient(num_experts * counts / assigned) * probability_sums)
-
-
-def _score_shares(routed: Routed) -> Float[Array, "*n x"]:
-    return routed.scores / (jnp.sum(routed.scores, axis=-1, keepdims=True) + jnp.float32(EPSILON))
-
-
-def _one_hot(chosen: Int[Array, "*n k"], num_experts: int) -> Bool[Array, "*n k x"]:
-    return chosen[..., None] == jnp.arange(num_experts, dtype=chosen.dtype)
-
-
-def in_layer_order(routings: dict[tuple[int, ...], Routing]) -> Routing | None:
-    """Return the routings of several stacks (by the numbers of their layers) as one, with a first axis in layer order."""
-    if not routings:
-        return None
-    numbers = [layer for layers in routings for layer in layers]
-    order = jnp.asarray(sorted(range(len(numbers)), key=numbers.__getitem__), jnp.int32)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *routings.values())
 
 
 def init_momentum(model: ModelConfig) -> Momentum | None:
     """Return zeros if the biases have a momentum."""
     if model.experts is None or not isinstance(model.experts.balancing, Smebu):
         return None
-    specs = param_specs(model)
-    names = [stack.name for stack in stacks(model) if stack.kind.has_experts]
-    return {name: {BIAS: jnp.zeros(specs[name][BIAS].shape, jnp.float32)} for name in names}
+    with_experts = [stack for stack in stacks(model) if stack.kind.has_experts]
+    return {stack.name: {BIAS: jnp.zeros((len(stack.layers), model.experts.num_experts), jnp.float32)} for stack in with_experts}
 
 
 def move_biases(params: Params, momentum: Momentum | None, routing: Routing, model: ModelConfig) -> tuple[Params, Momentum | None]:
@@ -174,7 +159,9 @@ def next_bias(bias: Bias, momentum: Bias | None, counts: Int[Array, "*layer x"],
         step = jnp.float32(balancing.rate) * jnp.sign(lack(counts))
         return bias + (step - jnp.mean(step, axis=-1, keepdims=True)), None
     assert momentum is not None, "SMEBU needs its momentum"
-    clamped = jnp.tanh(jnp.float32(balancing.sharpness) * lack(counts) / _mean_count(counts))
+    sharpened = jnp.float32(balancing.sharpness) * lack(counts)
+    mean = jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1).astype(jnp.float32) / counts.shape[-1]
+    clamped = jnp.tanh(sharpened / mean)
     step = jnp.float32(balancing.rate) * clamped
     beta = jnp.float32(balancing.momentum)
     averaged = beta * momentum + (1 - beta) * (step - jnp.mean(step, axis=-1, keepdims=True))
@@ -188,11 +175,6 @@ def lack(counts: Int[Array, "*layer x"]) -> Bias:
     return (total // num_experts - counts).astype(jnp.float32) + (total % num_experts).astype(jnp.float32) / num_experts
 
 
-def _mean_count(counts: Int[Array, "*layer x"]) -> Float[Array, "*layer 1"]:
-    total = jnp.sum(counts, axis=-1, keepdims=True)
-    return jnp.maximum(total, 1).astype(jnp.float32) / counts.shape[-1]
-
-
 def measure_routing(routing: Routing, model: ModelConfig) -> RoutingMetrics:
     """Return the metrics of each layer with experts, in layer order.
 
@@ -203,7 +185,7 @@ def measure_routing(routing: Routing, model: ModelConfig) -> RoutingMetrics:
     load, counts = routing.load, routing.load.counts
     tokens = jnp.maximum(load.tokens, 1).astype(jnp.float32)
     assigned = jnp.maximum(jnp.sum(load.assigned.astype(jnp.float32)), 1.0)
-    mean = _mean_count(counts)
+    mean = jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1).astype(jnp.float32) / counts.shape[-1]
     return RoutingMetrics(
         max_violations=jnp.max(-lack(counts), axis=-1) / mean[..., 0],
         dead_experts=jnp.sum(counts == 0, axis=-1, dtype=jnp.int32),

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from phasewise.trainer.base.errors import ConfigError, TrainingError
-from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.packing import PLAIN, RowRule
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.preflight.hlo import HBM, HOST, Module
 from phasewise.trainer.preflight.module_costs import host_traffic_bytes, read_collectives, traffic_bytes, update_flops
 from phasewise.trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
-from phasewise.trainer.sharding import build_mesh, state_shardings, token_sharding
+from phasewise.trainer.sharding import build_mesh, named_sharding, state_shardings
 from phasewise.trainer.state import abstract_state
 from phasewise.trainer.step import build_train_step
 
@@ -66,31 +65,47 @@ def first_line(message: str) -> str:
 
 
 def examine(spec: Spec, dump: Path) -> Result:
-    """Compile the step and read its needs.
-
-    Args:
-        dump: an empty folder for the compiler's files.
+    """Compile the step, traced with shapes as `trainer.loop` calls it, and read its needs. `dump` is an empty folder.
 
     Raises:
         ConfigError: topology, mesh, batch or model do not fit one another.
         TrainingError: the compiler failed for a reason other than memory.
     """
-    devices = _describe_devices(spec.topology)
+    devices, limit = _describe_devices(spec.topology)
     run = run_of(spec.step, spec.execution)
     on_cpu = spec.topology.platform == "cpu"
-    limit = 0 if on_cpu else _available_bytes(devices[0])
+
     started = time.monotonic()
-    lowered = _lower_step(run, devices)
+    mesh = build_mesh(run.execution.mesh, devices) if len(devices) > 1 else None
+    state = abstract_state(run, with_ema=run.keeps_average)
+    single = jax.sharding.SingleDeviceSharding(devices[0])
+    shardings = jax.tree.map(lambda _: single, state) if mesh is None else state_shardings(state, run.model, mesh)
+    placed = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings)
+    of_batch = single if mesh is None else named_sharding(mesh, "batch", "position")
+    rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=of_batch)
+    chosen = jax.ShapeDtypeStruct(rows.shape, jnp.bool_, sharding=of_batch)
+    targets = (chosen,) if RowRule(run.packing, run.loss_on) != PLAIN else ()
+    step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
+    lowered = step.lower(placed, rows, rows, scheduled_at(run, 0), *targets)
     lower_seconds = time.monotonic() - started
-    found: dict[str, Any] = {"flops_by_xla": None if on_cpu else _count_flops(lowered)}
-    found |= _compile_on_cpu(spec, lowered, len(devices)) if on_cpu else _compile_for_tpu(spec, lowered, dump)
+
+    if on_cpu:
+        found = _compile_on_cpu(spec, lowered, len(devices))
+    else:
+        from jax._src import lib  # jax has no public function that counts for absent devices
+
+        count = getattr(getattr(getattr(lib, "xla_client", None), "_xla", None), "hlo_module_cost_analysis", None)
+        module = lowered.compiler_ir("hlo").as_hlo_module()
+        flops = None if count is None else float(count(jax.devices("cpu")[0].client, module)["flops"])
+        found = {"flops_by_xla": flops, **_compile_for_tpu(spec, lowered, dump)}
     # `ru_maxrss` would include the parent's memory at the fork
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     peak_bytes = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return Result(limit_bytes=limit, lower_seconds=lower_seconds, host_bytes=peak_bytes, **found)
 
 
-def _describe_devices(topology: Topology) -> list[Any]:
+def _describe_devices(topology: Topology) -> tuple[list[Any], int]:
+    """Return the devices, and the memory of a chip for programs, from the refusal of a program that exceeds any chip (0 for a CPU)."""
     if topology.platform == "cpu":
         wanted = topology.devices or 1
         found = jax.devices("cpu")
@@ -99,52 +114,24 @@ def _describe_devices(topology: Topology) -> list[Any]:
                 f"{topology.name} needs {wanted} devices of this CPU, found {len(found)}: start with "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
             )
-        return found[:wanted]
+        return found[:wanted], 0
     options: dict[str, Any] = {"num_slices": topology.num_slices} if topology.num_slices > 1 else {}
     options |= {"chip_config_name": topology.chip_config} if topology.chip_config else {}
     options |= {"chips_per_host_bounds": topology.chips_per_host} if topology.chips_per_host else {}
     try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices)
+        devices = list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices)
     except Exception as error:  # the type depends on the reason
         raise ConfigError(f"the compiler for TPUs does not know the topology {topology.name}: {first_line(str(error))}") from error
 
-
-def _available_bytes(device: Any) -> int:
-    """The chip's memory for programs, from the refusal of a program that exceeds any chip."""
-    sharding = jax.sharding.SingleDeviceSharding(device)
+    sharding = jax.sharding.SingleDeviceSharding(devices[0])
     large = jax.ShapeDtypeStruct((PROBE_BYTES // 512, 128), jnp.float32, sharding=sharding)
     try:
         jax.jit(lambda x: jnp.sin(x)[::-1]).lower(large).compile()
     except jax.errors.JaxRuntimeError as error:
         if found := read_refusal(str(error)):
-            return found[1]
+            return devices, found[1]
         raise TrainingError(f"the compiler did not report the memory of a chip: {first_line(str(error))}") from error
     raise TrainingError(f"the compiler accepted a program of {PROBE_BYTES:,} bytes for one chip: its memory is unknown.")
-
-
-def _lower_step(run: RunConfig, devices: list[Any]) -> Any:
-    """The trainer's step, traced with shapes as `trainer.loop` calls it."""
-    mesh = build_mesh(run.execution.mesh, devices) if len(devices) > 1 else None
-    state = abstract_state(run, with_ema=run.keeps_average)
-    single = jax.sharding.SingleDeviceSharding(devices[0])
-    shardings = jax.tree.map(lambda _: single, state) if mesh is None else state_shardings(state, run.model, mesh)
-    placed = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings)
-    of_batch = single if mesh is None else token_sharding(mesh)
-    rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=of_batch)
-    chosen = jax.ShapeDtypeStruct(rows.shape, jnp.bool_, sharding=of_batch)
-    targets = (chosen,) if RowRule(run.packing, run.loss_on) != PLAIN else ()
-    step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
-    return step.lower(placed, rows, rows, scheduled_at(run, 0), *targets)
-
-
-def _count_flops(lowered: Any) -> float | None:
-    """XLA's count for the whole batch. jax has no public function for absent devices."""
-    from jax._src import lib  # see above
-
-    count = getattr(getattr(getattr(lib, "xla_client", None), "_xla", None), "hlo_module_cost_analysis", None)
-    if count is None:
-        return None
-    return float(count(jax.devices("cpu")[0].client, lowered.compiler_ir("hlo").as_hlo_module())["flops"])
 
 
 def _compile_on_cpu(spec: Spec, lowered: Any, devices: int) -> dict[str, Any]:

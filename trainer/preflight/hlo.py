@@ -64,16 +64,6 @@ class Module:
                 current[name] = Instruction(name, opcode, shape, operands, rest, root is not None)
 
     @cached_property
-    def runs(self) -> Mapping[str, int]:
-        """Computation → number of runs in a step. The computation of a fusion runs as often as the fusion."""
-        return self._count(with_offloaded=False)
-
-    @cached_property
-    def runs_offloaded(self) -> Mapping[str, int]:
-        """`runs` including computations of the sparse cores, which have nearly all communication on tpu7x."""
-        return self._count(with_offloaded=True)
-
-    @cached_property
     def fusions(self) -> Mapping[str, tuple[str, Instruction]]:
         """Computation of a fusion → name of the calling computation, and the fusion."""
         return {
@@ -85,7 +75,7 @@ class Module:
 
     def executed(self) -> Iterator[tuple[str, int, dict[str, Instruction], Instruction]]:
         """Yield each instruction with the name, the runs and all instructions of its computation."""
-        for name, times in self.runs.items():
+        for name, times in self.count_runs().items():
             here = self.computations.get(name, {})
             for instruction in here.values():
                 yield name, times, here, instruction
@@ -95,33 +85,32 @@ class Module:
         inside = self.computations.get(fusion.attribute("calls") or "", {})
         return inside, {int(each.rest.split(")")[0]): each for each in inside.values() if each.opcode == "parameter"}
 
-    def _count(self, *, with_offloaded: bool) -> Mapping[str, int]:
+    def count_runs(self, *, with_offloaded: bool = False) -> Mapping[str, int]:
+        """Return computation → number of runs in a step. The computation of a fusion runs as often as the fusion.
+
+        `with_offloaded` includes computations of the sparse cores, which have nearly all communication on tpu7x.
+        """
         counts: defaultdict[str, int] = defaultdict(int)
-
-        def visit(name: str, times: int) -> None:
+        waiting = [(self.entry, 1)]
+        while waiting:
+            name, times = waiting.pop()
             counts[name] += times
+            calls: list[tuple[str | None, int]] = []
             for instruction in self.computations.get(name, {}).values():
-                for called, factor in self._calls(name, instruction):
-                    visit(called, times * factor)
-                if with_offloaded and instruction.opcode == "custom-call" and (inside := OFFLOADED.search(instruction.rest)):
-                    visit(inside.group(1), times)
-
-        visit(self.entry, 1)
+                opcode, rest = instruction.opcode, instruction.rest
+                if opcode == "while":
+                    calls.append((instruction.attribute("body"), self.trip_count(name, instruction)))
+                elif opcode == "conditional":
+                    branches = re.search(r"branch_computations=\{([^}]*)\}", rest)
+                    named = re.findall(r"(?:true|false)_computation=%([\w.\-]+)", rest)
+                    named += NAME.findall(branches.group(1)) if branches else []
+                    calls += [(branch, 1) for branch in named]
+                elif opcode in ("fusion", "call", "async-start"):
+                    calls.append((instruction.attribute("calls") or instruction.attribute("to_apply"), 1))
+                elif with_offloaded and opcode == "custom-call" and (inside := OFFLOADED.search(rest)):
+                    calls.append((inside.group(1), 1))
+            waiting += [(called, times * factor) for called, factor in reversed(calls) if called is not None]
         return counts
-
-    def _calls(self, name: str, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        if instruction.opcode == "while":
-            if body := instruction.attribute("body"):
-                yield body, self.trip_count(name, instruction)
-        elif instruction.opcode == "conditional":
-            for branch in re.findall(r"(?:true|false)_computation=%([\w.\-]+)", instruction.rest):
-                yield branch, 1
-            if branches := re.search(r"branch_computations=\{([^}]*)\}", instruction.rest):
-                yield from ((branch, 1) for branch in NAME.findall(branches.group(1)))
-        elif instruction.opcode in ("fusion", "call", "async-start") and (
-            called := instruction.attribute("calls") or instruction.attribute("to_apply")
-        ):
-            yield called, 1
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Return the number of runs of a loop's body, from its counter's start to the constant limit, or 1 if unknown.
@@ -158,16 +147,10 @@ def arrays(shape: str) -> list[Array]:
     for dtype, dimensions, layout in ARRAY.findall(shape):
         sizes = [int(size.removeprefix("<=")) for size in dimensions.split(",") if size]
         space = SPACE.search(layout)
-        found.append(Array(math.prod(sizes) * type_bytes(dtype), int(space.group(1)) if space else HBM))
+        bits = re.search(r"\d+", dtype)
+        of_each = TYPE_BYTES.get(dtype, max(int(bits.group()) // 8, 1) if bits else 0)
+        found.append(Array(math.prod(sizes) * of_each, int(space.group(1)) if space else HBM))
     return found
-
-
-def type_bytes(dtype: str) -> int:
-    """Return the bytes of one number: `bf16` has 2."""
-    if dtype in TYPE_BYTES:
-        return TYPE_BYTES[dtype]
-    bits = re.search(r"\d+", dtype)
-    return max(int(bits.group()) // 8, 1) if bits else 0
 
 
 def total_bytes(shape: str) -> int:

@@ -3,7 +3,6 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +43,22 @@ def _moved(module: Module, here: Instructions, instruction: Instruction) -> int:
     if opcode == "fusion":
         inside, parameters = module.fused(instruction)
         read = [_read(module, inside, parameters[number], size) if number in parameters else size for number, size in enumerate(operands)]
-        return sum(read) + _written(module, inside, instruction)
-    if opcode in ("slice", "dynamic-slice") or _is_gather(here, instruction):
+        root = next((each for each in inside.values() if each.is_root), None)
+        parts = [] if root is None else [root]
+        if root is not None and root.opcode == "tuple":
+            parts = [inside[name] for name in root.operands if name in inside]
+        updates = [_update(module, inside, part) for part in parts]
+        if any(update is not None for update in updates):
+            in_place = [hbm_bytes(part.shape) if update is None else update for part, update in zip(parts, updates, strict=True)]
+            written = min(written, sum(in_place))
+        return sum(read) + written
+
+    is_gather = opcode == "gather"
+    if opcode == "custom-call" and OWN_KERNEL not in instruction.rest and len(instruction.operands) == 2:
+        # sparse cores gather rows by a custom call with values and row numbers
+        values, numbers = (here[name].shape if name in here else "" for name in instruction.operands)
+        is_gather = numbers.startswith("s32[") and values.partition("[")[0] == instruction.shape.partition("[")[0]
+    if is_gather or opcode in ("slice", "dynamic-slice"):
         return 2 * written
     if opcode == RAGGED and operands:
         return 2 * min(operands[0], written)
@@ -54,16 +67,6 @@ def _moved(module: Module, here: Instructions, instruction: Instruction) -> int:
     if opcode.endswith("-start"):
         return 2 * sum(operands)
     return sum(operands) + written
-
-
-def _is_gather(here: Instructions, instruction: Instruction) -> bool:
-    """Whether the operation gathers rows. Sparse cores have it as a custom call with values and row numbers."""
-    if instruction.opcode == "gather":
-        return True
-    if instruction.opcode != "custom-call" or OWN_KERNEL in instruction.rest or len(instruction.operands) != 2:
-        return False
-    values, numbers = (here[name].shape if name in here else "" for name in instruction.operands)
-    return numbers.startswith("s32[") and values.partition("[")[0] == instruction.shape.partition("[")[0]
 
 
 def _read(module: Module, inside: Instructions, value: Instruction, whole: int) -> int:
@@ -89,18 +92,6 @@ def _read(module: Module, inside: Instructions, value: Instruction, whole: int) 
     return min(whole, read) if is_used else whole
 
 
-def _written(module: Module, inside: Instructions, fusion: Instruction) -> int:
-    whole = hbm_bytes(fusion.shape)
-    root = next((each for each in inside.values() if each.is_root), None)
-    if root is None:
-        return whole
-    parts = [inside[name] for name in root.operands if name in inside] if root.opcode == "tuple" else [root]
-    updates = [_update(module, inside, part) for part in parts]
-    if all(update is None for update in updates):
-        return whole
-    return min(whole, sum(hbm_bytes(part.shape) if update is None else update for part, update in zip(parts, updates, strict=True)))
-
-
 def _update(module: Module, inside: Instructions, part: Instruction) -> int | None:
     """Bytes of the slice that an operation updates in place, or None."""
     while part.opcode == "bitcast" and part.operands and part.operands[0] in inside:
@@ -116,29 +107,22 @@ def _update(module: Module, inside: Instructions, part: Instruction) -> int | No
 
 def host_traffic_bytes(module: Module) -> int:
     """Return bytes that a chip exchanges with its host's memory in a step, slices only in part."""
-    return sum(times * _sent_to_host(here, instruction) for _, times, here, instruction in module.executed())
-
-
-def _sent_to_host(here: Instructions, instruction: Instruction) -> int:
-    def is_on_host(shape: str) -> bool:
-        return all(array.space == HOST for array in arrays(shape))
-
-    shapes = [here[name].shape for name in instruction.operands if name in here]
-    if not shapes:
-        return 0
-    result = instruction.shape
-    match instruction.opcode:
-        case "dynamic-update-slice" if len(shapes) > 1 and is_on_host(result):
-            return total_bytes(shapes[1])
-        case "dynamic-slice" if is_on_host(shapes[0]):
-            return total_bytes(result)
-        case "copy" if is_on_host(shapes[0]) != is_on_host(result):
-            return total_bytes(shapes[0])
-        case "copy-start":  # its result names source and target
-            crosses = len({array.space == HOST for array in arrays(result)[:2]}) > 1
-            return total_bytes(shapes[0]) if crosses or is_on_host(shapes[0]) != is_on_host(result) else 0
-        case _:
-            return 0
+    total = 0
+    for _, times, here, instruction in module.executed():
+        opcode, result = instruction.opcode, instruction.shape
+        shapes = [here[name].shape for name in instruction.operands if name in here]
+        if not shapes or opcode not in ("dynamic-update-slice", "dynamic-slice", "copy", "copy-start"):
+            continue
+        from_host, to_host = (all(array.space == HOST for array in arrays(shape)) for shape in (shapes[0], result))
+        # the result of `copy-start` names source and target
+        crosses = from_host != to_host or (opcode == "copy-start" and len({array.space == HOST for array in arrays(result)[:2]}) > 1)
+        if opcode == "dynamic-update-slice":
+            total += times * total_bytes(shapes[1]) if len(shapes) > 1 and to_host else 0
+        elif opcode == "dynamic-slice":
+            total += times * total_bytes(result) if from_host else 0
+        elif crosses:
+            total += times * total_bytes(shapes[0])
+    return total
 
 
 def update_flops(module: Module) -> int:
@@ -160,16 +144,16 @@ def product_flops(here: Instructions, product: Instruction) -> int:
     A batch, free or summed dimension may be spatial (a digit in the labels). It counts with the largest of its three lengths, because the
     window may be padded.
     """
-
-    def sizes(letters: str, shape: str) -> dict[str, int]:
-        found = ARRAY.search(shape)
-        return dict(zip(letters, (int(size) for size in found.group(2).split(",") if size) if found else (), strict=True))
-
     labels = LABELS.search(product.rest)
     if labels is None or any(name not in here for name in product.operands[:2]):
         return 0
+    lengths: list[dict[str, int]] = []
     shapes = (here[product.operands[0]].shape, here[product.operands[1]].shape, product.shape)
-    left, right, result = map(sizes, labels.groups(), shapes)
+    for letters, shape in zip(labels.groups(), shapes, strict=True):
+        found = ARRAY.search(shape)
+        sizes = [int(size) for size in found.group(2).split(",") if size] if found else []
+        lengths.append(dict(zip(letters, sizes, strict=True)))
+    left, right, result = lengths
     spatial = [max(left[letter], right[letter], result[letter]) for letter in result if letter.isdigit()]
     return 2 * result["b"] * right["i"] * right["o"] * math.prod(spatial)
 
@@ -182,30 +166,16 @@ class Found(NamedTuple):
     link: Link
     payload: int
     group: int
-    times: int
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that one chip sends in a step by the ring, which sends least (Thakur et al., 2005)."""
-        share = 1.0 if self.kind == "collective-permute" else (self.group - 1) / self.group
-        return round(self.times * self.payload * share * (2 if self.kind == "all-reduce" else 1))
 
 
 def read_collectives(module: Module, mesh: Mesh, num_slices: int) -> tuple[Collective, ...]:
-    """Return the collectives of a step by kind and axis, the largest first."""
+    """Return the collectives of a step by kind and axis, the largest first. Bytes are sent by the ring (Thakur et al., 2005).
+
+    Several fusions can share an asynchronous operation and its channel: start, overlapping work, end. They count once.
+    """
     sums: defaultdict[tuple[str, str, Link], list[int]] = defaultdict(lambda: [0, 0])
-    for found in find_collectives(module, mesh, num_slices):
-        entry = sums[found.kind, found.axis, found.link]
-        entry[0] += found.times
-        entry[1] += found.sent_bytes
-    collectives = [Collective(kind=k, axis=a, link=link, count=n, bytes=sent) for (k, a, link), (n, sent) in sums.items() if sent]
-    return tuple(sorted(collectives, key=lambda each: -each.bytes))
-
-
-def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Found]:
-    """Yield each collective once. Several fusions can share an asynchronous operation and its channel: start, overlapping work, end."""
     seen: set[tuple[str, str]] = set()
-    for name, times in module.runs_offloaded.items():
+    for name, times in module.count_runs(with_offloaded=True).items():
         outer = module.fusions.get(name)
         instructions = module.computations.get(name, {})
         for instruction in instructions.values():
@@ -215,16 +185,23 @@ def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Fo
                     continue
                 seen.add(key)
             found = _found(instruction, name if outer is None else f"{name} {outer[1].name}", mesh, num_slices)
-            if found and instruction.opcode == RAGGED:
-                found = found._replace(payload=min(found.payload, total_bytes(instructions[instruction.operands[0]].shape)))
-            if found:
-                yield found._replace(times=times)
+            if found is None:
+                continue
+            kind, axis, link, payload, group = found
+            if instruction.opcode == RAGGED:
+                payload = min(payload, total_bytes(instructions[instruction.operands[0]].shape))
+            share = 1.0 if kind == "collective-permute" else (group - 1) / group
+            entry = sums[kind, axis, link]
+            entry[0] += times
+            entry[1] += round(times * payload * share * (2 if kind == "all-reduce" else 1))
+    collectives = [Collective(kind=k, axis=a, link=link, count=n, bytes=sent) for (k, a, link), (n, sent) in sums.items() if sent]
+    return tuple(sorted(collectives, key=lambda each: -each.bytes))
 
 
 def _found(instruction: Instruction, computation: str, mesh: Mesh, num_slices: int) -> Found | None:
     kind = "all-to-all" if instruction.opcode == RAGGED else instruction.opcode.removesuffix("-start")
     if kind in KINDS:
-        group = first_group(instruction.rest, mesh) if kind != "collective-permute" else first_pair(instruction.rest)
+        group = first_group(instruction.rest, mesh)
         if len(group) < 2:
             return None
         payload = total_bytes(instruction.shape)
@@ -234,29 +211,27 @@ def _found(instruction: Instruction, computation: str, mesh: Mesh, num_slices: i
             payload *= len(group)
         if kind == "all-reduce" and "reduce-scatter" in computation:
             kind = "reduce-scatter"
-        return Found(kind, "×".join(axes_of(group, mesh)), link_of(group, mesh, num_slices), payload, len(group), 1)
+        # device numbers run along the last axis of the mesh first
+        places = zip(MESH_AXES, np.unravel_index(np.asarray(group), mesh.sizes), strict=True)
+        axes = [axis for axis, along in places if len(set(along.tolist())) > 1]
+        # slices have consecutive devices, along the first part of `replica`
+        slices = {device // (mesh.devices // num_slices) for device in group}
+        return Found(kind, "×".join(axes), "dcn" if len(slices) > 1 else "ici", payload, len(group))
     between = BETWEEN_SLICES.search(instruction.rest) if instruction.opcode == "send" else None
     if between is None:
         return None
     kind = between.group(1).lower().replace("_", "-")
-    return Found(kind if kind in KINDS else "collective-permute", "replica", "dcn", arrays(instruction.shape)[0].bytes, num_slices, 1)
-
-
-def link_of(group: list[int], mesh: Mesh, num_slices: int) -> Link:
-    """Return the network between devices. Slices have consecutive devices, along the first part of `replica`."""
-    of_each = mesh.devices // num_slices
-    return "dcn" if len({device // of_each for device in group}) > 1 else "ici"
-
-
-def first_pair(text: str) -> list[int]:
-    """Return the first pair of different devices in a permutation."""
-    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", text)
-    found = re.findall(r"\{(\d+),(\d+)", pairs.group(1) + "}") if pairs else []
-    return next(([int(source), int(target)] for source, target in found if source != target), [])
+    return Found(kind if kind in KINDS else "collective-permute", "replica", "dcn", arrays(instruction.shape)[0].bytes, num_slices)
 
 
 def first_group(text: str, mesh: Mesh) -> list[int]:
-    """Return the devices of the first group, in any notation of HLO. Without groups, all devices."""
+    """Return the devices of the first group, in any notation of HLO, or the first pair of different devices in a permutation.
+
+    Without groups, all devices.
+    """
+    if permuted := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
+        pairs = re.findall(r"\{(\d+),(\d+)", permuted.group(1) + "}")
+        return next(([int(source), int(target)] for source, target in pairs if source != target), [])
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
         return [int(device) for device in listed.group(1).split(",") if device]
     if tiled := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
@@ -270,9 +245,3 @@ def first_group(text: str, mesh: Mesh) -> list[int]:
         along = set(re.findall(r"'([^']+)'", named.group(2)))
         return devices[tuple(slice(None) if axis in along else 0 for axis in lengths)].ravel().tolist()
     return list(range(mesh.devices))
-
-
-def axes_of(group: list[int], mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of the mesh along which the devices differ. Device numbers run along the last axis first."""
-    places = np.unravel_index(np.asarray(group), mesh.sizes)
-    return tuple(axis for axis, along in zip(MESH_AXES, places, strict=True) if len(set(along.tolist())) > 1)

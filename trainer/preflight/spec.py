@@ -110,25 +110,18 @@ class Result(Frozen):
 
 def run_of(step: StepShape, execution: Execution) -> RunConfig:
     """Return a run of one update without data, whose step is the phase's step. Training builds its step by the same functions."""
-
-    def limit(window: int | None) -> RollingLimit | None:
-        return None if window is None else RollingLimit(window=window, min_samples=2, sigmas=1.0)
-
+    windows = step.update_norm_window, step.skip_step_window
+    limits = [None if window is None else RollingLimit(window=window, min_samples=2, sigmas=1.0) for window in windows]
     stability = Stability(
         max_grad_norm=always(1.0),
         max_update_rms=always(1.0 if step.clips_update_rms else None),
-        max_update_norm=always(limit(step.update_norm_window)),
-        skip_step=always(limit(step.skip_step_window)),
+        max_update_norm=always(limits[0]),
+        skip_step=always(limits[1]),
         z_loss=always(None),
         ema_decay=always(0.5 if step.keeps_average else None),
     )
     return RunConfig(
-        recipe="preflight",
-        scale="full",
-        phase="preflight",
-        start_step=0,
-        stop_step=1,
-        seed=0,
+        recipe="preflight", scale="full", phase="preflight", start_step=0, stop_step=1, seed=0, start=None, verdict="", output="",
         model=step.model,
         optimizer=step.optimizer,
         learning_rate=(LearningRateSegment(kind="constant", start_step=0, end_step=1, start=1.0, end=1.0),),
@@ -137,11 +130,8 @@ def run_of(step: StepShape, execution: Execution) -> RunConfig:
         mixture=always({NO_DATA: 100.0}),
         order=DataOrder(seed=0, permutation="feistel", block_sequences=1),
         checkpoints=CheckpointPolicy(every_steps=1, every_minutes=None, keep_all=False),
-        start=None,
         caches={NO_DATA: ""},
-        verdict="",
-        output="",
         packing=step.packing,
         loss_on=step.loss_on,
         execution=execution,
-    )
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.kernels import attention, splash, xla
 from phasewise.trainer.kernels.attention import attend
-from phasewise.trainer.sharding import build_mesh, on_mesh, replicated
+from phasewise.trainer.sharding import build_mesh, named_sharding, on_mesh
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 FUSED = splash.MAX_FUSED_BLOCKS
@@ -34,14 +34,12 @@ def operands(length: int, *, documents: bool) -> tuple[tuple[jax.Array, ...], ja
 
 
 def measure(run: Any, arrays: tuple[jax.Array, ...], ids: jax.Array | None) -> Arrays:
-    """The result and the gradients."""
     query, key, value, above = arrays
     result, back = jax.vjp(lambda query, key, value: run(query, key, value, ids), query, key, value)
     return dict(zip(("result", "query", "key", "value"), (result, *back(above)), strict=True))
 
 
 def compare(case: dict[str, Any]) -> dict[str, float]:
-    """On the case's mesh, and by plain attention without one."""
     arrays, ids = operands(case["length"], documents=case["documents"])
     window = case["window"]
     plain = jax.jit(partial(measure, partial(xla.attend, sliding_window=window)))(arrays, ids)
@@ -52,7 +50,7 @@ def compare(case: dict[str, Any]) -> dict[str, float]:
         run = partial(attention.attend_in_parts, kernel="splash", sliding_window=window, interpret=True)
     else:
         run = partial(attend, sliding_window=window)
-    cut = jax.jit(on_mesh(partial(measure, run), mesh))(*jax.device_put((arrays, ids), replicated(mesh)))
+    cut = jax.jit(on_mesh(partial(measure, run), mesh))(*jax.device_put((arrays, ids), named_sharding(mesh)))
     return {name: float(jnp.max(jnp.abs(plain[name] - cut[name])) / jnp.max(jnp.abs(plain[name]))) for name in plain}
 
 

@@ -18,10 +18,10 @@ from jaxtyping import Array
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Experts, Mesh
 from phasewise.trainer.kernels import expert_parallel
-from phasewise.trainer.kernels.expert_parallel import Passage, apply_on_mesh, plan_passage
+from phasewise.trainer.kernels.expert_parallel import Passage, apply_on_mesh
 from phasewise.trainer.kernels.experts import Matrices, Routed
 from phasewise.trainer.model.router import mix_experts
-from phasewise.trainer.sharding import batch_sharding, build_mesh, on_mesh, replicated
+from phasewise.trainer.sharding import build_mesh, named_sharding, on_mesh
 
 TOKENS, D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 128, 16, 8, 16, 2
 RNG = np.random.default_rng(7)
@@ -83,7 +83,7 @@ def build(mesh: Mesh | None) -> Callable[[np.ndarray], Any]:
 
     def run(chosen: np.ndarray) -> Any:
         arguments = (X, GATES, MATRICES, chosen.astype(np.int32))
-        return jax.device_get(function(*(arguments if devices is None else jax.device_put(arguments, replicated(devices)))))
+        return jax.device_get(function(*(arguments if devices is None else jax.device_put(arguments, named_sharding(devices)))))
 
     return run
 
@@ -115,8 +115,8 @@ def choose_with_ties(mesh: Mesh | None) -> tuple[np.ndarray, list[int]]:
     weights |= {"router": router, "router_bias": np.zeros(16, np.float32)}
     function = jax.jit(on_mesh(lambda x, weights: mix_experts(x, weights, experts, counted=None, kernel="padded"), devices))
     if devices is not None:
-        x = jax.device_put(x, batch_sharding(devices))
-        weights = jax.device_put(weights, replicated(devices))
+        x = jax.device_put(x, named_sharding(devices, "batch"))
+        weights = jax.device_put(weights, named_sharding(devices))
     mixed, routing = jax.device_get(function(x, weights))
     return mixed, routing.load.counts.tolist()
 
@@ -128,11 +128,7 @@ def main(found: Path) -> None:
     expected = {load: single(chosen) for load, chosen in LOADS.items()}
     results: dict[str, dict[str, Any]] = {}
     for name, mesh, way in CASES:
-
-        def plan(_: str, rows: int, devices: int, way: Any = way) -> Passage:
-            return plan_passage(way, rows, devices)
-
-        expert_parallel.plan_passage = plan
+        expert_parallel.Passage = lambda _, rows, room, way=way: Passage(way, rows, room)  # pyright: ignore[reportAttributeAccessIssue]
         function = build(mesh)
         results[f"{way}: {name}"] = {load: measure(expected[load], function(chosen)) for load, chosen in LOADS.items()}
     mixed, counts = choose_with_ties(None)

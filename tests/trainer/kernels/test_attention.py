@@ -10,8 +10,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import CausalMask, LocalMa
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.kernels import attention, splash
-from phasewise.trainer.kernels.attention import check_kernel, implementation
+from phasewise.trainer.kernels import attention, splash, xla
+from phasewise.trainer.kernels.attention import check_kernel
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_kernel_that_cannot_run_is_refused(kernel: str, platform: str, changes
 
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {
-    "xla": implementation("xla"),
+    "xla": xla.attend,
     "splash": partial(splash.attend, interpret=True),
     "cudnn": partial(attention.attend_by_cudnn, implementation="xla"),
 }
@@ -152,7 +152,6 @@ def reference(case: Case, query: Any, key: Any, value: Any, above: Any) -> tuple
 
 
 def computed(kernel: str, case: Case, *arrays: jax.Array, segment_ids: np.ndarray | None) -> tuple[jax.Array, ...]:
-    """The result and the gradients of Σ above · result, by the kernel."""
 
     @jax.jit
     def both(query: jax.Array, key: jax.Array, value: jax.Array, above: jax.Array) -> tuple[jax.Array, ...]:

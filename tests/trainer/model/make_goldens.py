@@ -54,7 +54,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The same of a `transformers` model, gradients by their names."""
     torch: Any = import_module("torch")
     inputs = torch.from_numpy(tokens)
     found = model(input_ids=inputs, use_cache=False).logits

@@ -91,7 +91,6 @@ def params(config: ModelConfig) -> Params:
 
 @pytest.fixture(scope="module")
 def without(config: ModelConfig, rows: np.ndarray, params: Params) -> tuple[jax.Array, Params]:
-    """Loss and gradients where everything is kept."""
     return jax.jit(loss_and_gradients(config, rows, "none"))(params)
 
 

@@ -21,7 +21,6 @@ jitted_step = jax.jit(next_bias, static_argnums=3)
 
 
 def step(counts: object, balancing: Balancing) -> np.ndarray:
-    """The bias after one update from zero."""
     loads = jnp.asarray(counts, jnp.int32)
     zeros = jnp.zeros(loads.shape)
     return np.asarray(jitted_step(zeros, zeros if balancing.kind == "smebu" else None, loads, balancing)[0])

@@ -3,12 +3,7 @@ import pytest
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.preflight.hlo import Module
 from phasewise.trainer.preflight.module_costs import (
-    Found,
-    axes_of,
-    find_collectives,
     first_group,
-    first_pair,
-    link_of,
     read_collectives,
     traffic_bytes,
 )
@@ -18,6 +13,7 @@ MESH = Mesh(replica=2, fsdp=4)
 
 
 def test_kinds_axes_links_and_loops() -> None:
+    """An asynchronous gather in three fusions counts once."""
     found = {(each.kind, each.axis, each.link): (each.count, each.bytes) for each in read_collectives(Module(LOOP), MESH, 2)}
     gathered, reduced, between = 8 * 64 * 2, 4 * 128 * 4, 224 * 8 * 128 * 2
     assert found == {
@@ -27,17 +23,12 @@ def test_kinds_axes_links_and_loops() -> None:
     }
 
 
-def test_an_asynchronous_one_is_counted_once_though_it_is_in_three_fusions() -> None:
-    gathers = [each for each in find_collectives(Module(LOOP), MESH, 2) if each.kind == "all-gather"]
-    assert len(gathers) == 1
-
-
 def test_the_same_channel_in_two_computations_is_two() -> None:
     """A pass that was taken out of the loop keeps its channel."""
     line = next(line for line in LOOP.splitlines() if "%all-reduce.1 =" in line)
     outside = line.replace("%all-reduce.1", "%all-reduce.2").replace("%get-tuple-element.3", "%param.2")
     text = LOOP.replace("  %send.21", f"{outside}\n  %send.21")
-    assert sum(each.times for each in find_collectives(Module(text), MESH, 2) if each.kind == "all-reduce" and each.axis == "fsdp") == 17
+    assert sum(each.count for each in read_collectives(Module(text), MESH, 2) if each.kind == "all-reduce" and each.axis == "fsdp") == 17
 
 
 def test_an_asynchronous_one_that_was_taken_out_of_a_loop_counts_there_too() -> None:
@@ -46,7 +37,7 @@ def test_an_asynchronous_one_that_was_taken_out_of_a_loop_counts_there_too() -> 
         "  %send.21",
         "  %fusion.8 = (bf16[2,64]{1,0}, bf16[8,64]{1,0}) fusion(%param.1), kind=kCustom, calls=%fused_computation.peeled\n  %send.21",
     )
-    assert sum(each.times for each in find_collectives(Module(text), MESH, 2) if each.kind == "all-gather") == 63
+    assert sum(each.count for each in read_collectives(Module(text), MESH, 2) if each.kind == "all-gather") == 63
 
 
 @pytest.mark.parametrize(
@@ -59,35 +50,65 @@ def test_an_asynchronous_one_that_was_taken_out_of_a_loop_counts_there_too() -> 
         ("replica_groups=mesh['a'=2,'b'=4] {'a'}, use_global", [0, 4]),
         ("replica_groups=mesh['a'=2,'b'=4] {'b'}, use_global", [0, 1, 2, 3]),
         ("to_apply=%add", list(range(8))),
+        ("source_target_pairs={{0,0},{1,2},{2,1}}, channel_id=1", [1, 2]),
+        ("source_target_pairs={{0,0},{1,1}}, channel_id=1", []),
     ],
 )
 def test_groups_in_every_way_that_they_are_written(text: str, group: list[int]) -> None:
     assert first_group(text, MESH) == group
 
 
+FOUR, LONG = Mesh(replica=2, fsdp=2, expert=2, tensor=2), Mesh(fsdp=2, tensor=2, context=2)
+
+
 @pytest.mark.parametrize(
-    ("group", "axes"),
-    [([0, 4], ("replica",)), ([1, 2], ("fsdp",)), ([0, 1, 4, 5], ("replica", "fsdp")), ([3], ())],
+    ("mesh", "slices", "group", "axis", "link"),
+    [
+        (MESH, 2, "0,4", "replica", "dcn"),
+        (MESH, 2, "1,2", "fsdp", "ici"),
+        (MESH, 2, "0,1,4,5", "replica×fsdp", "dcn"),
+        (Mesh(replica=1, fsdp=2, tensor=2), 1, "0,1", "tensor", "ici"),
+        (Mesh(replica=1, fsdp=2, tensor=2), 1, "0,2", "fsdp", "ici"),
+        (FOUR, 1, "0,1", "tensor", "ici"),
+        (FOUR, 1, "0,2", "expert", "ici"),
+        (FOUR, 1, "0,4", "fsdp", "ici"),
+        (FOUR, 1, "0,8", "replica", "ici"),
+        (FOUR, 1, "0,2,4,6", "fsdp×expert", "ici"),
+        # four copies over two slices of four chips: the first two copies are in one slice
+        (Mesh(replica=4, fsdp=2), 2, "0,2", "replica", "ici"),
+        (Mesh(replica=4, fsdp=2), 2, "0,4", "replica", "dcn"),
+        (Mesh(replica=4, fsdp=2), 2, "0,2,4,6", "replica", "dcn"),
+        (Mesh(replica=4, fsdp=2), 1, "0,2,4,6", "replica", "ici"),
+        (Mesh(replica=2, expert=4), 2, "0,1,2,3", "expert", "ici"),
+        # devices of one row are neighbours along context
+        (LONG, 1, "0,1", "context", "ici"),
+        (LONG, 1, "0,2", "tensor", "ici"),
+        (LONG, 1, "0,1,4,5", "fsdp×context", "ici"),
+    ],
 )
-def test_axes(group: list[int], axes: tuple[str, ...]) -> None:
-    assert axes_of(group, MESH) == axes
+def test_axes_and_link_of_a_group(mesh: Mesh, slices: int, group: str, axis: str, link: str) -> None:
+    (found,) = read_collectives(Module(one_operation("all-gather", f"replica_groups={{{{{group}}}}}")), mesh, slices)
+    assert (found.axis, found.link) == (axis, link)
 
 
-def test_axes_with_tensor() -> None:
-    assert axes_of([0, 1], Mesh(replica=1, fsdp=2, tensor=2)) == ("tensor",)
-    assert axes_of([0, 2], Mesh(replica=1, fsdp=2, tensor=2)) == ("fsdp",)
+def test_one_device_sends_nothing() -> None:
+    assert read_collectives(Module(one_operation("all-gather", "replica_groups={{3}}")), MESH, 2) == ()
 
 
-def test_a_permutation_by_its_first_pair_that_moves() -> None:
-    assert first_pair("source_target_pairs={{0,0},{1,2},{2,1}}, channel_id=1") == [1, 2]
-    assert first_pair("channel_id=1") == []
+def one_operation(kind: str, groups: str) -> str:
+    """A module with one operation, whose result has 100 bytes."""
+    result = f"  ROOT %r.1 = f32[25]{{0}} {kind}(%p), {groups}"
+    return f"ENTRY %main (p: f32[25]) -> f32[25] {{\n  %p = f32[25]{{0}} parameter(0)\n{result}\n}}\n"
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent"), [("all-gather", 75), ("all-reduce", 150), ("reduce-scatter", 75), ("all-to-all", 75), ("collective-permute", 100)]
+    ("kind", "sent"), [("all-gather", 75), ("all-reduce", 150), ("reduce-scatter", 300), ("all-to-all", 75), ("collective-permute", 100)]
 )
 def test_what_a_chip_sends(kind: str, sent: int) -> None:
-    assert Found(kind, "fsdp", "ici", 100, 4, 1).sent_bytes == sent
+    """Of a result of 100 bytes, among four chips."""
+    groups = "source_target_pairs={{0,1},{1,0}}" if kind == "collective-permute" else "replica_groups={{0,1,2,3},{4,5,6,7}}"
+    (found,) = read_collectives(Module(one_operation(kind, groups)), MESH, 2)
+    assert (found.kind, found.count, found.bytes) == (kind, 1, sent)
 
 
 def test_a_reduction_whose_result_is_cut_is_a_reduce_scatter_of_what_goes_in() -> None:
@@ -129,24 +150,6 @@ def test_rows_of_experts_count_without_the_room_for_more_and_without_further_rou
     assert (found.count, found.bytes) == (count, count * 2048 * 256 * 2 // 2)
 
 
-def test_the_axes_of_a_mesh_of_four() -> None:
-    mesh = Mesh(replica=2, fsdp=2, expert=2, tensor=2)
-    assert [axes_of(group, mesh) for group in ([0, 1], [0, 2], [0, 4], [0, 8])] == [("tensor",), ("expert",), ("fsdp",), ("replica",)]
-    assert axes_of([0, 2, 4, 6], mesh) == ("fsdp", "expert")
-    assert first_group("to_apply=%add", mesh) == list(range(16))
-
-
-def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
-    """Four copies over two slices of four chips: the first two copies are in one slice."""
-    mesh = Mesh(replica=4, fsdp=2)
-    assert axes_of([0, 2], mesh) == axes_of([0, 4], mesh) == ("replica",)
-    assert link_of([0, 2], mesh, 2) == "ici"
-    assert link_of([0, 4], mesh, 2) == "dcn"
-    assert link_of([0, 2, 4, 6], mesh, 2) == "dcn"
-    assert link_of([0, 2, 4, 6], mesh, 1) == "ici"
-    assert link_of([0, 1, 2, 3], Mesh(replica=2, expert=4), 2) == "ici"
-
-
 def test_what_the_sparse_cores_send_is_read_where_their_call_says_it() -> None:
     """As on tpu7x: a gather in the background, inside a call. It is sent once, and moved through the memory once."""
     module = Module(OFFLOADED)
@@ -154,10 +157,3 @@ def test_what_the_sparse_cores_send_is_read_where_their_call_says_it() -> None:
     (found,) = read_collectives(module, Mesh(fsdp=2, expert=2), 1)
     assert (found.kind, found.axis, found.count, found.bytes) == ("all-gather", "fsdp×expert", 1, sent)
     assert traffic_bytes(module) == 5 * 2 * 128 * 64 * 2
-
-
-def test_devices_of_one_row_are_neighbours_along_context() -> None:
-    mesh = Mesh(fsdp=2, tensor=2, context=2)
-    assert axes_of([0, 1], mesh) == ("context",)
-    assert axes_of([0, 2], mesh) == ("tensor",)
-    assert axes_of([0, 1, 4, 5], mesh) == ("fsdp", "context")

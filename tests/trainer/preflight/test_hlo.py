@@ -1,13 +1,13 @@
 import pytest
 
-from phasewise.trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
+from phasewise.trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes
 from phasewise.trainer.preflight.module_costs import host_traffic_bytes, traffic_bytes
 from tests.trainer.preflight.snippets import LOOP, NESTED, TAKEN, UPDATE
 
 
 def test_a_loop_runs_from_where_its_counter_starts_to_its_limit() -> None:
     """The compiler took the first of 64 passes out of the loop: its counter starts at 1, through a copy, and 63 is the limit."""
-    runs = Module(LOOP).runs
+    runs = Module(LOOP).count_runs()
     assert runs["wide.body"] == 62
     assert runs["inner.body"] == 16
     assert runs["fused_computation.start"] == 62
@@ -16,11 +16,11 @@ def test_a_loop_runs_from_where_its_counter_starts_to_its_limit() -> None:
 
 def test_a_trip_count_that_the_compiler_writes_down_counts() -> None:
     text = LOOP.replace("body=%inner.body", 'body=%inner.body, backend_config={"known_trip_count":{"n":"5"}}')
-    assert Module(text).runs["inner.body"] == 5
+    assert Module(text).count_runs()["inner.body"] == 5
 
 
 def test_a_loop_whose_limit_is_not_seen_counts_once() -> None:
-    assert Module(LOOP.replace("s32[]{:T(128)} constant(16)", "s32[]{:T(128)} parameter(1)")).runs["inner.body"] == 1
+    assert Module(LOOP.replace("s32[]{:T(128)} constant(16)", "s32[]{:T(128)} parameter(1)")).count_runs()["inner.body"] == 1
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_bytes_of_shapes(shape: str, total: int, in_hbm: int) -> None:
 
 
 def test_types_and_memory_spaces() -> None:
-    assert [type_bytes(name) for name in ("pred", "s8", "bf16", "f32", "f64", "f8e4m3fn", "token")] == [1, 1, 2, 4, 8, 1, 0]
+    assert [total_bytes(f"{name}[1]") for name in ("pred", "s8", "bf16", "f32", "f64", "f8e4m3fn", "token")] == [1, 1, 2, 4, 8, 1, 0]
     assert [array.space for array in arrays("(f32[1]{0:S(5)}, f32[1]{0}, f32[1])")] == [5, 0, 0]
 
 
@@ -78,7 +78,6 @@ STACKED, UPDATE_OF, INDEX, ON_HOST = "%param.1", "%param.2", "%param.3", "%param
     ],
 )
 def test_one_layer_of_a_stack_is_one_layer_however_it_is_taken(line: str, moved: int, to_host: int) -> None:
-    """Of 64 layers, of which all but one stay where they are."""
     module = Module(NESTED.replace("READ", line))
     assert traffic_bytes(module) == moved
     assert host_traffic_bytes(module) == to_host

@@ -8,7 +8,6 @@ LENT = 1024
 
 
 def test_memory_of_a_chip_and_of_its_host() -> None:
-    """The report calls the host's memory by the name of another; its number tells."""
     memory = read_memory(REPORT, BUFFERS)
     assert memory.peak == 19_660_826_624 - LENT
     assert memory.arguments == 35_389_440 + 512

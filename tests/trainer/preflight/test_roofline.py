@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept
-from phasewise.trainer.flops import matrix_parameters, step_flops
+from phasewise.trainer.flops import step_flops
+from phasewise.trainer.model.params import count_active_parameters
 from phasewise.trainer.preflight.roofline import (
     NAMED,
     UTILISATION,
@@ -90,7 +91,7 @@ def test_a_token_meets_its_own_experts_and_no_others() -> None:
     assert SPARSE.experts is not None
     found = products(SPARSE)
     multiplied = sum(each.inputs * each.outputs * each.copies * each.layers for each in found.values())
-    assert multiplied == matrix_parameters(SPARSE) - SPARSE.d_model * SPARSE.vocab_size
+    assert multiplied == count_active_parameters(SPARSE, only_matrices=True) - SPARSE.d_model * SPARSE.vocab_size
     assert found["expert_gate"].copies == SPARSE.experts.num_active
     doubled = SPARSE.but(experts=SPARSE.experts.but(num_experts=2 * SPARSE.experts.num_experts))
     assert found["expert_gate"] == products(doubled)["expert_gate"]
