@@ -55,7 +55,7 @@ def test_tokens_decode_back_to_the_documents(plan: DataPlan, split: Split):
             assert document.id == digest_of_bytes(text.encode())
             assert (document.tokens[0], document.tokens[-1]) == (0, 1)
             assert tokenizer.decode(document.tokens[1:-1].tolist(), skip_special_tokens=False) == text
-        assert {document.source_file for document in found} <= {file.name for file in component.files}
+        assert {document.source_file for document in found} <= {file.name for file in component.listing.files}
 
 
 def test_the_manifest_says_what_is_there(plan: DataPlan):

@@ -42,8 +42,10 @@ def folder(tmp_path: Path) -> Path:
 def prepare_some(folder: Path, home: Path, tokens: int) -> DataPlan:
     """Everything for two components, of which one has a budget. The tokenizer is of the other one's text."""
     sources = {name: Source(url=(folder / name).as_uri(), include=("*.jsonl*",), format="jsonl") for name in ("law", "web")}
-    only_law = {"tokenizer_components": ("law",), "benchmark_components": ("law",)}
-    plan = plan_data(sources, Home.open(str(home)), vocab_size=VOCAB_SIZE, budgets={"web": tokens}, **only_law)
+    law, budgets = ("law",), {"web": tokens}
+    plan = plan_data(
+        sources, Home.open(str(home)), vocab_size=VOCAB_SIZE, budgets=budgets, tokenizer_components=law, benchmark_components=law
+    )
     write_missing_documents(plan)
     make_missing_tokenizer(plan, VOCAB_SIZE, None)
     build_missing_caches(plan)
