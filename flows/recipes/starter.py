@@ -94,7 +94,8 @@ def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe
                 values["optimizer"] = (f"muon(adam_learning_rate_scale={scale:g})", words.muon(adam_learning_rate_scale=scale))
             experts, sizes = phase.model.experts, _shape(phase.model)
             model = words.afmoe(**sizes, experts=experts) if experts else words.llama(**sizes)
-            given = {name: value for name, (_, value) in values.items()} | {"model": model, "gates": words.gates(**_gates(phase))}
+            given: dict[str, Any] = {name: value for name, (_, value) in values.items()}
+            given |= {"model": model, "gates": words.gates(**_gates(phase))}
             short[phase.name] = words.from_scratch(name=phase.name, stop_step=phase.stop_step, **given)
             written = "afmoe(**SHAPE, experts=EXPERTS)" if experts else "llama(**SHAPE)"
             named = f'name="{phase.name}", stop_step={phase.stop_step}, model={written}, gates=GATES'

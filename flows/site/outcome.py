@@ -139,9 +139,12 @@ def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[tuple[str, str, str, 
     rows += [(f"bits per byte, {name}", bits[0].get(name), bits[1].get(name), note) for name, note in notes.items()]
     shown: list[tuple[str, str, str, str, str]] = []
     for name, one, other, note in rows:
-        both = one is not None and other is not None
-        difference = signed(float(other) - float(one), places=PLACES) if both and not note else MISSING
-        shown.append((name, decimal(one, places=PLACES), decimal(other, places=PLACES), difference, note if both else ""))
+        difference = MISSING
+        if one is None or other is None:
+            note = ""
+        elif not note:
+            difference = signed(float(other) - float(one), places=PLACES)
+        shown.append((name, decimal(one, places=PLACES), decimal(other, places=PLACES), difference, note))
     return shown
 
 

@@ -66,11 +66,12 @@ def tables_of(files: Files, verdict: Verdict, folder: Path, asked: Asked) -> lis
     suite = SUITES.get(verdict.suite)
     others = sorted(path.stem for path in folder.glob("*.parquet"))
     names = list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks), *others]))
-    frames = {name: files.read("parquet", folder / f"{name}.parquet", _read_table) for name in names}
+    frames: dict[str, Any] = {name: files.read("parquet", folder / f"{name}.parquet", _read_table) for name in names}
     wrong = {(check.table, check.asks) for check in verdict.checks if check.kind in ("failed", "warned")}
     telling: dict[str, str] = {}
     try:
-        checks = suite.checks(verdict.thresholds, {name: frames[name] for name in suite.tables if frames[name] is not None}) if suite else ()
+        known = {name: frames[name] for name in suite.tables if frames[name] is not None} if suite else {}
+        checks = suite.checks(verdict.thresholds, known) if suite else ()
     except Exception:  # fields that an older verdict lacks: its tables keep the order of their files
         checks = ()
     for check in checks:

@@ -10,26 +10,25 @@ from urllib.parse import unquote, urlsplit
 import pandas as pd
 import pytest
 
-from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.site import export, pages
 from phasewise.flows.site.address import Links, PhaseAddress
 from phasewise.flows.site.export import MARKER, write_site
 from phasewise.flows.site.pages import phase_page
 from phasewise.flows.site.shelf import PhaseFiles
-from phasewise.flows.site.site import Site, check, in_words, state_of
-from phasewise.flows.site.tables import Asked, asked_of
+from phasewise.flows.site.site import Site, state_of
+from phasewise.flows.site.tables import Asked
 from phasewise.flows.status.phase_status import Finding, PhaseRecord
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
-from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.instability import CHECK, TABLE
 from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from phasewise.validations.waivers import ApprovableCheck, AsksPeople
 from tests.flows.commands import Run
-from tests.flows.site.homes import RUN_NAME, row, sample, site_of, write_home, write_phase, write_rows, zoo
+from tests.flows.site.homes import RUN_NAME, sample, site_of, write_home, write_phase, zoo
 
 
 @pytest.fixture(scope="session")
@@ -85,10 +84,6 @@ def test_every_link_of_every_page_leads_to_a_file_beside_it(written: Path) -> No
     assert count > 100
 
 
-
-
-
-
 def test_somebody_elses_folder_is_left_alone(own_home: Home, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     (tmp_path / "file").write_text("x")
@@ -103,9 +98,10 @@ def test_a_site_is_replaced_as_a_whole_or_not_at_all(own_home: Home, tmp_path: P
     write_site(site_of(own_home), folder)
     before = pages_of(folder)
     (folder / "old.html").write_text("of before")
-    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+    with monkeypatch.context() as patched:
         patched.setattr(export.pages, "compare_page", lambda *_: 1 / 0)
-        write_site(site_of(own_home), folder)
+        with pytest.raises(ZeroDivisionError):
+            write_site(site_of(own_home), folder)
     assert pages_of(folder) == before | {"old.html": "of before"}
     write_site(site_of(own_home), folder)
     assert pages_of(folder) == before
@@ -137,8 +133,6 @@ def files_of(home: Home, name: str) -> PhaseFiles:
 def record(*why: str) -> PhaseRecord:
     findings = tuple(Finding(what="data", holds=False, again="judge", why=one) for one in why)
     return PhaseRecord(load_recipe("marin-8b", "proxy").phases[0], None, None, None, None, None, None, findings)
-
-
 
 
 def test_what_does_not_hold_any_more_is_out_of_date_and_a_refusal_keeps_its_reason(own_home: Home) -> None:
@@ -202,10 +196,6 @@ def test_what_a_person_decided_is_said_with_name_and_reason(own_home: Home, appr
     assert "That was decided of another verdict: thresholds changed since" in state.since
 
 
-
-
-
-
 def ask_about_training(home: Home) -> Path:
     reason = {
         "expectation": CHECK,
@@ -241,8 +231,6 @@ def test_a_training_that_asks_waits_for_a_person_and_its_page_says_what_is_asked
     assert "Its training w" not in page_of(own_home, "puma")
 
 
-
-
 def page_of(home: Home, name: str) -> str:
     site = site_of(home)
     return phase_page(site, Links(""), zoo(site), files_of(home, name))
@@ -267,10 +255,6 @@ def verdict(site: Site, name: str, gate: str = "data", **asked: object) -> str:
     return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, gate, Asked(**asked))  # pyright: ignore[reportArgumentType]  # as a test writes them
 
 
-
-
-
-
 def test_a_verdict_says_in_its_first_sentence_why_it_fails(site: Site) -> None:
     said = text_of(verdict(site, "tiger"))
     assert "Refused: the cache of component math is stale: GSM8K/test.json is no source of it any more. And 2 more things, below." in said
@@ -290,8 +274,6 @@ def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
     assert items(verdict(site, "tiger", table="leaked_items", text="GSM8K test-0007")) == ["test-0007"]
     assert "No row of 250 matches" in verdict(site, "tiger", table="leaked_items", text="no such word")
     assert len(items(verdict(site, "tiger", table="leaked_items", sort="no such column"))) == 100
-
-
 
 
 def test_rows_that_do_not_pass_come_first_and_a_table_that_is_gone_is_said_to_be(own_home: Home) -> None:
@@ -316,16 +298,12 @@ def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
         assert not re.search(r'\son\w+="', page)
 
 
-
-
 def test_a_phase_shows_its_numbers_its_parent_and_its_files(site: Site) -> None:
     said = text_of(phase(site, "tiger"))
     assert "step 60 of 80" in said
     assert "Starts from step 40 of lion" in said
     assert "last sign of life 1970-01-01 not active" in said
     assert "runs/zoo-own/tiger of the home" in said
-
-
 
 
 def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> None:
@@ -358,8 +336,6 @@ def test_two_phases_are_compared_where_they_were_measured_alike(own_home: Home) 
 @pytest.mark.parametrize(("text", "found"), [("zoo", "recipe"), ("PUMA", "phase"), ("stale math", "reason"), ("item training", "check")])
 def test_search_finds(site: Site, text: str, found: str) -> None:
     assert re.search(rf"<td>{found}</td>", pages.search_page(site, Links("search"), text))
-
-
 
 
 def test_a_known_recipe_shows_its_plan_before_it_begins(tmp_path: Path) -> None:
