@@ -83,6 +83,10 @@ def _scale_by_muon(config: Muon, specs: dict[str, Any]) -> optax.GradientTransfo
     adam = _scale_by_adam(config.adam)
     matrix_specs = _select(specs, specs, matrices=True)
 
+    def init(params: Params) -> MuonState:
+        state = momentum.init(_select(params, specs, matrices=True)), adam.init(_select(params, specs, matrices=False))
+        return MuonState(*state)  # pyright: ignore[reportArgumentType]  # see below
+
     def update(updates: Params, state: MuonState, params: Params | None = None) -> tuple[Params, MuonState]:
         matrices, momentum_state = momentum.update(_select(updates, specs, matrices=True), state.momentum)
         others = _select(updates, specs, matrices=False)
@@ -98,9 +102,7 @@ def _scale_by_muon(config: Muon, specs: dict[str, Any]) -> optax.GradientTransfo
         return _join(specs, matrices, others), MuonState(momentum_state, adam_state)  # pyright: ignore[reportArgumentType]  # see above
 
     return optax.GradientTransformation(
-        lambda params: MuonState(  # pyright: ignore[reportArgumentType]  # optax names only bases
-            momentum.init(_select(params, specs, matrices=True)), adam.init(_select(params, specs, matrices=False))
-        ),
+        init,  # pyright: ignore[reportArgumentType]  # optax names only bases
         update,  # pyright: ignore[reportArgumentType]  # see above
     )
 

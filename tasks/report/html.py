@@ -1,7 +1,7 @@
 """HTML templates and style sheet of the run's report, the page of `phasewise up` and the Data Docs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -54,16 +54,17 @@ def environment() -> jinja2.Environment:
     made.globals.update(constants)  # imported macros see only globals
     formats = ("count", "decimal", "moment", "percent", "rate", "signed", "tokens")
     made.filters.update({name: getattr(wording, name) for name in formats})
-    made.filters.update(
-        thousands="{:,}".format,
-        with_code=lambda text: Markup("").join(
+    filters: dict[str, Callable[..., Any]] = {
+        "thousands": "{:,}".format,
+        "with_code": lambda text: Markup("").join(
             Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece) for place, piece in enumerate(text.split("`"))
         ),
-        clipped=lambda text, most=CLIPPED_CHARACTERS: cut(str(text), most),
-        breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
-        block_text=_block_text,
-        without_tags=lambda block: TAG.sub("", str(block)),
-    )
+        "clipped": lambda text, most=CLIPPED_CHARACTERS: cut(str(text), most),
+        "breakable": lambda name: escape(name).replace("_", Markup("_<wbr>")),
+        "block_text": _block_text,
+        "without_tags": lambda block: TAG.sub("", str(block)),
+    }
+    made.filters.update(filters)
     return made
 
 

@@ -15,7 +15,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import as_path, write_atomically
 from tests.stores.fixtures import FaultyStore
 
-HOLD = """if True:
+HOLDER = """if True:
     import sys
     from phasewise.tasks.locks import held, holding
     from phasewise.trainer.base.storage import as_path
@@ -23,8 +23,8 @@ HOLD = """if True:
         print("held", flush=True)
         sys.stdin.read()
 """
-HOLDING = HOLD.format('holding(as_path(sys.argv[1]), "`phasewise up`", url="http://127.0.0.1:1/api")')
-HOLD = HOLD.format("held(as_path(sys.argv[1]))")
+HOLDING = HOLDER.format('holding(as_path(sys.argv[1]), "`phasewise up`", url="http://127.0.0.1:1/api")')
+HOLD = HOLDER.format("held(as_path(sys.argv[1]))")
 
 COUNT = """if True:
     import sys

@@ -63,6 +63,7 @@ def test_parts_take_every_nth_row_and_lose_none():
     tokens = jnp.arange(6.0)[:, None] * jnp.ones((1, 4))
     ones = jnp.ones((6, 4), jnp.int32)
     sums, _ = mean_gradients(squares_objective, {"w": jnp.float32(1)}, (tokens, ones), z_loss=0.0, microbatch_sequences=2)
+    assert sums.part_losses is not None
     np.testing.assert_allclose(sums.part_losses, [(0**2 + 3**2) / 2, (1**2 + 4**2) / 2, (2**2 + 5**2) / 2])
 
 

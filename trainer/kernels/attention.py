@@ -221,7 +221,7 @@ def _with_all_keys(
         here = jnp.asarray(positions.reshape(parts, own))[jax.lax.axis_index(CONTEXT_AXIS)]
         back = here[:, None] - jnp.arange(parts * own)
         seen = (back >= 0 if sliding_window is None else (back >= 0) & (back < sliding_window))[None]
-        if query_ids is not None:
+        if query_ids is not None and key_ids is not None:
             seen &= query_ids[:, :, None] == key_ids[:, None, :]
         return _deal(xla.attend_seen(query, key, value, seen), back=True)
 

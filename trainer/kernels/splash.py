@@ -33,11 +33,11 @@ def attend(query: Query, key: Keys, value: Keys, segment_ids: Ids, *, sliding_wi
 def attend_part(query: Query, key: Keys, value: Keys, query_ids: Ids, key_ids: Int[Array, "b s"] | None, kernel: Any) -> Query:
     """As `attend`, for queries of a part of a row, with a kernel for their positions. Lengths are multiples of 128."""
     scaled = (query.astype(jnp.float32) * jnp.float32(query.shape[-1] ** -0.5)).astype(query.dtype)
-    operands = [x.swapaxes(1, 2) for x in (scaled, key, value)]
+    query, key, value = (x.swapaxes(1, 2) for x in (scaled, key, value))
     if query_ids is None or key_ids is None:
-        mixed = jax.vmap(lambda q, k, v: kernel(q, k, v))(*operands)
+        mixed = jax.vmap(lambda q, k, v: kernel(q, k, v))(query, key, value)
     else:
-        mixed = jax.vmap(lambda q, k, v, of_q, of_k: kernel(q, k, v, SegmentIds(of_q, of_k)))(*operands, query_ids, key_ids)
+        mixed = jax.vmap(lambda q, k, v, of_q, of_k: kernel(q, k, v, SegmentIds(of_q, of_k)))(query, key, value, query_ids, key_ids)
     return mixed.swapaxes(1, 2)
 
 
@@ -58,13 +58,13 @@ def _block_of_mask(mask: CausalMask | LocalMask, index: tuple[slice, slice]) -> 
 class Causal(CausalMask):
     """jax's mask, with a faster construction for long rows: from the first and last position of a block. The kernel reads no mask."""
 
-    __getitem__ = _block_of_mask
+    __getitem__ = _block_of_mask  # pyright: ignore[reportAssignmentType]  # a block is two slices
 
 
 class Local(LocalMask):
     """The same for a window."""
 
-    __getitem__ = _block_of_mask
+    __getitem__ = _block_of_mask  # pyright: ignore[reportAssignmentType]  # a block is two slices
 
 
 @lru_cache(maxsize=64)

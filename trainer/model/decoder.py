@@ -100,7 +100,7 @@ def run_layers(
         tokens,
         config,
         rotation=rotations(config.rope, tokens.shape[1], config.head_dim),
-        attend=lambda kind, _, *operands: (attend(*operands, segment_ids, kernel=execution.attention, sliding_window=kind.window), None),
+        attend=lambda kind, _, q, k, v: (attend(q, k, v, segment_ids, kernel=execution.attention, sliding_window=kind.window), None),
         counted=counted,
         execution=execution,
     )

@@ -151,7 +151,7 @@ def hidden_states_of_branches(
         tokens,
         config,
         rotation=rotations(config.rope, tokens.shape[1], config.head_dim, branches.positions),
-        attend=lambda kind, _, *operands: (attend_branches(*operands, branches, sliding_window=kind.window), None),
+        attend=lambda kind, _, q, k, v: (attend_branches(q, k, v, branches, sliding_window=kind.window), None),
         execution=execution,
     )
     return hidden

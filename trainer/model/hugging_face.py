@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
     tensor: str
     path: tuple[str, ...]  # the keys of our weight in the tree
-    index: tuple[int, ...]  # position of the tensor along the weight's stacking axes
+    indices: tuple[int, ...]  # position of the tensor along the weight's stacking axes
     is_matrix: bool
     shape: tuple[int, ...]  # our shape, without the stacking axes
     stored_shape: tuple[int, ...]  # the tensor's shape in the folder: outputs × inputs for a matrix
@@ -76,7 +76,7 @@ def places(config: ModelConfig) -> list[Place]:
 
 def to_tensor(params: Params, place: Place) -> np.ndarray:
     """Return one tensor of the folder, as float32."""
-    weight = np.asarray(reduce(operator.getitem, place.path, params))[place.index]
+    weight = np.asarray(reduce(operator.getitem, place.path, params))[place.indices]
     return np.ascontiguousarray(weight.reshape(place.stored_shape[::-1]).T if place.is_matrix else weight)
 
 
@@ -176,7 +176,7 @@ def read_folder(folder: Path, *, computation: Computation = Computation()) -> tu
         params = jax.tree.map(lambda spec: np.empty(spec.shape, np.float32), param_specs(config))
         for name, place in wanted.items():
             tensor = holders[name].get_tensor(name)
-            reduce(operator.getitem, place.path, params)[place.index] = tensor.T.reshape(place.shape) if place.is_matrix else tensor
+            reduce(operator.getitem, place.path, params)[place.indices] = tensor.T.reshape(place.shape) if place.is_matrix else tensor
         return jax.tree.map(jnp.asarray, params), config
 
 

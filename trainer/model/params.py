@@ -267,7 +267,7 @@ def init_params(seed: int, config: ModelConfig) -> Params:
 
     def make(spec: ParamSpec) -> jax.Array:
         init = spec.init
-        if isinstance(init, float):
+        if not isinstance(init, Normal):
             return jnp.full(spec.shape, init, jnp.float32)
         numbers = [int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) for name in spec.drawn_as]
         if len(numbers) == 1:

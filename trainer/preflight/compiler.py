@@ -89,6 +89,7 @@ def examine(spec: Spec, dump: Path) -> Result:
     lowered = step.lower(placed, rows, rows, scheduled_at(run, 0), *targets)
     lower_seconds = time.monotonic() - started
 
+    found: dict[str, Any]
     if on_cpu:
         found = _compile_on_cpu(spec, lowered, len(devices))
     else:

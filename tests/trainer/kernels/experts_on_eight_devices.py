@@ -18,7 +18,7 @@ from jaxtyping import Array
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Experts, Mesh
 from phasewise.trainer.kernels import expert_parallel
-from phasewise.trainer.kernels.expert_parallel import Passage, apply_on_mesh
+from phasewise.trainer.kernels.expert_parallel import Passage, Way, apply_on_mesh
 from phasewise.trainer.kernels.experts import Matrices, Routed
 from phasewise.trainer.model.router import mix_experts
 from phasewise.trainer.sharding import build_mesh, named_sharding, on_mesh
@@ -31,7 +31,7 @@ LOADS: dict[str, np.ndarray] = {
     "all to the same": np.tile([11, 10], (TOKENS, 1)),
     "from one device": np.where(np.arange(TOKENS)[:, None] < TOKENS // 8, [3, 0], (np.arange(TOKENS)[:, None] + [0, 7]) % NUM_EXPERTS),
 }
-CASES: list[tuple[str, Mesh, str]] = [
+CASES: list[tuple[str, Mesh, Way]] = [
     ("fsdp 8", Mesh(fsdp=8), "dense"),
     ("expert 8", Mesh(expert=8), "dense"),
     ("expert 4 fsdp 2", Mesh(expert=4, fsdp=2), "dense"),
