@@ -117,7 +117,7 @@ class World:
             patch.setattr(attempts, "start_and_monitor", attempt)
             patch.setattr(attempts, "last_words", words)  # the messages are in `said`, not in a log
             patch.setattr(attempts, "BACKOFF_SECONDS", 0.0)
-            patch.setattr(phasewise.trainer.run, "_heartbeat", lambda *_: nullcontext())
+            patch.setattr(phasewise.trainer.run, "heartbeat", lambda *_, **__: nullcontext())
             patch.setattr(phasewise.trainer.loop, "build_train_step", lambda *_: step_of(self, variant, mesh))
             return attempts.launch_trainer(run, lambda rows: None, self.check)
 

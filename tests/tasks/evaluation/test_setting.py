@@ -46,7 +46,7 @@ def measured(
     manager = TaskManager(include_defaults=False)
     found = evaluate(lm=Same(), task_dict=manager.load([task]), bootstrap_iters=1, log_samples=True, limit=limit)
     assert found is not None
-    return read_setting(found, "sums", filter_name="none", precision=precision)
+    return read_setting(found, ["sums"], filter_name="none", precision=precision)
 
 
 @pytest.mark.parametrize(
