@@ -13,8 +13,7 @@ from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
 from phasewise.trainer.data.manifest import SourceFile, read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.validations.evidence.caches import cache_evidence, differences_evidence, hand_off_evidence
-from phasewise.validations.evidence.mixture import PACKING_COLUMNS as PACKING_COLUMNS
-from phasewise.validations.evidence.mixture import mixture_evidence
+from phasewise.validations.evidence.mixture import PACKING_COLUMNS, mixture_evidence
 from phasewise.validations.expectations.judging import load_library
 from phasewise.validations.expectations.suites import SUITES, Check
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits, PackingLimits
@@ -63,9 +62,8 @@ class CacheMaker:
         documents = [np.array([0, *self.tokenizer.encode(text).ids, 1], np.uint16) for text in texts]
         write_token_cache(folder, [documents], source_files=[[name] * len(texts)])
         sources = (SourceFile(name=name, size_bytes=1, digest=f"digest of {component}"),)
-        write_manifest(
-            folder, read_manifest(folder).but(split=split, sources=sources, text_bytes=sum(len(text.encode()) for text in texts))
-        )
+        text_bytes = len("".join(texts).encode())
+        write_manifest(folder, read_manifest(folder).but(split=split, sources=sources, text_bytes=text_bytes))
         return folder
 
 
@@ -75,18 +73,11 @@ def caches(tmp_path: Path, tokenizer: Tokenizer) -> CacheMaker:
 
 
 DATA_LIMITS = DataLimits(
-    max_share_error_points=0.5,
-    max_share_error_percent=25.0,
-    max_epochs=4.0,
+    max_share_error_points=0.5, max_share_error_percent=25.0, max_epochs=4.0,
     leakage=LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0),
     order=OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=0.5),
     packing=PackingLimits(min_counted_percent=5.0, max_cut_percent=10.0, max_padding_percent=20.0),
-)
-
-
-@pytest.fixture
-def limits() -> DataLimits:
-    return DATA_LIMITS
+)  # fmt: skip
 
 
 def order_checks(limits: OrderLimits, tables: Mapping[str, pd.DataFrame]) -> list[Check]:
@@ -94,6 +85,17 @@ def order_checks(limits: OrderLimits, tables: Mapping[str, pd.DataFrame]) -> lis
     every = {name: tables.get(name, pd.DataFrame()) for name in suite.tables}
     thresholds = DATA_LIMITS.model_copy(update={"order": limits}).model_dump()
     return [check for check in suite.checks(thresholds, every) if check.table in tables and "mixture draws" not in check.asks]
+
+
+PACKING = ("greedy", "answers", 20, 8, 1024, 950, 7.2, 1, 5.0, 12, 1.2, 400, 42.1, 0)
+ORDER = {
+    "permutation": "feistel", "measure": "serial correlation", "bound": "max", "passes": True, "detail": "", "rows": 300, "drawn": 200,
+    "value": 0.01, "limit": 0.1, "components": 2, "components_failing": 0, "p_value": 0.5, "judged_p_value": 0.5,
+}  # fmt: skip
+SHIFT = {
+    "signal": "source file", "rows_looked_at": 200, "change_at_step": 50, "before": 1.0, "after": 1.01, "shift_deviations": 0.01,
+    "p_value": 0.5, "sure_deviations": 0.0,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -112,18 +114,13 @@ def data_evidence(caches: CacheMaker) -> Callable[..., DataEvidence]:
             mixture=_mixture(drawn or {"wikipedia": 600, "starcoderdata": 200}),
             leakage=_leakage(planted),
             leaked_items=_leaked_items(planted),
-            order=_order(),
-            shifts=_shifts(),
-            packing=_packing(),
+            order=pd.DataFrame([{"component": name, **ORDER} for name in PROSE]),
+            shifts=pd.DataFrame([{"component": name, **SHIFT} for name in PROSE]),
+            packing=pd.DataFrame([(name, *PACKING) for name in PROSE], columns=list(PACKING_COLUMNS)),
             hand_off=hand_off_evidence(["mixture"], {"mixture": ("wikipedia 100", "wikipedia 75, starcoderdata 25")}),
         )
 
     return build
-
-
-def _packing() -> pd.DataFrame:
-    numbers = (20, 8, 1024, 950, 7.2, 1, 5.0, 12, 1.2, 400, 42.1, 0)
-    return pd.DataFrame([(name, "greedy", "answers", *numbers) for name in PROSE], columns=list(PACKING_COLUMNS))
 
 
 def _leakage(planted: dict[str, list[str]]) -> pd.DataFrame:
@@ -168,15 +165,3 @@ def _mixture(drawn: dict[str, int]) -> pd.DataFrame:
     mixture: Steps[MixtureShares] = always({"wikipedia": 75.0, "starcoderdata": 25.0})
     schedule = Drawn(mixture, DataOrder(seed=0, permutation="linear", block_sequences=100), drawn)
     return mixture_evidence(schedule, start_step=0, stop_step=100, rows={"wikipedia": 300, "starcoderdata": 200}, seq_len=32)
-
-
-def _order() -> pd.DataFrame:
-    said = {"permutation": "feistel", "measure": "serial correlation", "bound": "max", "passes": True, "detail": ""}
-    numbers = {"rows": 300, "drawn": 200, "value": 0.01, "limit": 0.1, "components": 2, "components_failing": 0}
-    numbers |= {"p_value": 0.5, "judged_p_value": 0.5}
-    return pd.DataFrame([{"component": name, **said, **numbers} for name in PROSE])
-
-
-def _shifts() -> pd.DataFrame:
-    numbers = {"rows_looked_at": 200, "change_at_step": 50, "before": 1.0, "after": 1.01, "shift_deviations": 0.01, "p_value": 0.5}
-    return pd.DataFrame([{"component": name, "signal": "source file", **numbers, "sure_deviations": 0.0} for name in PROSE])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -72,7 +73,6 @@ def pages_of(index: Path) -> Iterator[tuple[Path, Page]]:
 
 
 def broken_links(index: Path) -> list[str]:
-    """Links whose page, or whose place in it, is not there."""
     found: list[str] = []
     for path, page in pages_of(index):
         for link in page.values("href"):
@@ -84,22 +84,14 @@ def broken_links(index: Path) -> list[str]:
 
 
 def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, mantis: Verdict, tmp_path: Path):
-    index = build_data_docs(tmp_path / "docs", [mantis, bison])
-    text = Page(index).text
-    reported = [
-        "1 of 2 verdicts passed, 1 failed: 7 of 10 checks passed, 2 failed, 1 warning.",
-        "bison data",
-        STALE,
-        "1 file differs",
-        "0 files differ",
-        "tokens/math/",
-        "Run phasewise data prepare again.",
-    ]
-    places = [text.index(part) for part in reported]
-    assert places == sorted(places)
-    assert (
-        text.index(LEAK) < text.index("are named like a test split") < text.index("1 verdict passed") < text.index("✓ passed mantis data")
-    )
+    text = Page(build_data_docs(tmp_path / "docs", [mantis, bison])).text
+    for reported in (
+        ("1 of 2 verdicts passed, 1 failed: 7 of 10 checks passed, 2 failed, 1 warning.", "bison data", STALE, "1 file differs",
+         "0 files differ", "tokens/math/", "Run phasewise data prepare again."),
+        (LEAK, "are named like a test split", "1 verdict passed", "✓ passed mantis data"),
+    ):  # fmt: skip
+        places = [text.index(part) for part in reported]
+        assert places == sorted(places)
 
 
 def test_thousands_of_leaked_items_are_folded_counted_and_begun(bison: Verdict, tmp_path: Path):
@@ -116,8 +108,9 @@ def test_every_link_leads_somewhere_also_when_built_again_with_less(bison: Verdi
     first = build_data_docs(tmp_path / "docs", [bison, mantis])
     assert broken_links(first) == []
     assert len(list(pages_of(first))) == 1 + 2 * 3 + 2 * 2
-    (first.parent / "validations" / "older").mkdir(parents=True)
-    (first.parent / "validations" / "older" / "page.html").write_text("left by an older report")
+    older = first.parent / "validations" / "older" / "page.html"
+    older.parent.mkdir(parents=True)
+    older.write_text("left by an older report")
     again = build_data_docs(tmp_path / "docs", [mantis])
     assert again == first == tmp_path / "docs" / "index.html"
     assert broken_links(again) == []
@@ -139,25 +132,22 @@ def test_nothing_is_fetched_and_no_text_of_the_data_becomes_markup(bison: Verdic
 
 def test_rows_that_fail_are_marked_for_each_verdict_by_its_own_evidence(bison: Verdict, mantis: Verdict, tmp_path: Path):
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
-    leakage = {path.parent.name.split("-")[3]: page for path, page in pages_of(index) if path.name == "leakage.html"}
-    assert re.findall(r"✗ fails (\d+) math (\w+)", leakage["bison"].text) == [("1", "gsm8k")]
-    assert leakage["bison"].text.index("gsm8k") < leakage["bison"].text.index("mmlu")
-    assert "✗" not in leakage["mantis"].text
-    said = {path.parent.name.split("-")[3]: page.text for path, page in pages_of(index) if path.name == "leakage-expectations.html"}
-    assert "✗ fails No test item is in the training data." in said["bison"]
-    assert "✓ passes No test item is in the training data." in said["mantis"]
+    of = {(path.parent.name.split("-")[3], path.stem): page.text for path, page in pages_of(index) if path.parent != index.parent}
+    assert re.findall(r"✗ fails (\d+) math (\w+)", of["bison", "leakage"]) == [("1", "gsm8k")]
+    assert of["bison", "leakage"].index("gsm8k") < of["bison", "leakage"].index("mmlu")
+    assert "✗" not in of["mantis", "leakage"]
+    assert "✗ fails No test item is in the training data." in of["bison", "leakage-expectations"]
+    assert "✓ passes No test item is in the training data." in of["mantis", "leakage-expectations"]
 
 
-def test_of_several_verdicts_on_one_subject_the_last_counts(bison: Verdict, tmp_path: Path):
-    rebuilt = judged(bison.subject, evidence(), tmp_path / "rebuilt")
-    assert "1 of 1 verdict passed: 5 of 5 checks passed." in Page(build_data_docs(tmp_path / "docs", [bison, rebuilt])).text
-
-
-def test_subjects_that_read_alike_keep_pages_of_their_own(tmp_path: Path):
+def test_of_several_verdicts_on_one_subject_the_last_counts_and_subjects_that_read_alike_have_their_own_pages(tmp_path: Path):
     subjects = ["a/b c", "a b/c", "x" * 300, "x" * 301]
-    index = build_data_docs(tmp_path / "docs", [judged(subject, evidence(), tmp_path / f"e{i}") for i, subject in enumerate(subjects)])
+    verdicts = [judged(subject, evidence(), tmp_path / f"e{i}") for i, subject in enumerate(subjects)]
+    index = build_data_docs(tmp_path / "docs", [judged(subjects[0], evidence(stale=1), tmp_path / "older"), *verdicts])
+    assert "4 of 4 verdicts passed: 20 of 20 checks passed." in Page(index).text
     assert len([path for path in index.parent.iterdir() if path.is_dir()]) == 4
     assert broken_links(index) == []
+    assert "Nothing was judged." in Page(build_data_docs(tmp_path / "docs", [])).text
 
 
 def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, mantis: Verdict, tmp_path: Path):
@@ -165,10 +155,11 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
     evidence(stale=1)["caches"].to_parquet(tmp_path / "mantis" / "caches.parquet")
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
     text = Page(index).text
-    assert STALE in text
-    assert "leakage – – – not there any more" in text
-    assert "the evidence cannot be judged again (the table leakage is missing, or has changed since the verdict was given)" in text
-    assert "has changed since the verdict was given" in text
+    for said in (
+        STALE, "leakage – – – not there any more", "has changed since the verdict was given",
+        "the evidence cannot be judged again (the table leakage is missing, or has changed since the verdict was given)",
+    ):  # fmt: skip
+        assert said in text
     assert broken_links(index) == []
 
 
@@ -187,8 +178,7 @@ def test_the_same_evidence_is_put_before_the_library_once_and_any_other_again(bi
 
 def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path: Path):
     older = bison.but(thresholds={"min_containment": 0.5})
-    unknown = bison.but(suite="forgotten")
-    index = build_data_docs(tmp_path / "docs", [older, unknown])
+    index = build_data_docs(tmp_path / "docs", [older, bison.but(suite="forgotten")])
     text = Page(index).text
     assert text.count(STALE) == 2
     assert "ValueError: thresholds of another time" in text
@@ -196,15 +186,9 @@ def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path
     assert broken_links(index) == []
 
 
-def test_a_report_of_nothing_says_so(tmp_path: Path):
-    assert "Nothing was judged." in Page(build_data_docs(tmp_path / "docs", [])).text
-
-
 def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
-    meeting = Barrier(2)
-    met = list[str]()
-    write_index = data_docs.index_page
+    meeting, met, write_index = Barrier(2), list[str](), data_docs.index_page
 
     def wait_for_another(cards: Sequence[Card]) -> str:
         with suppress(BrokenBarrierError):  # nobody comes: the other one waits outside
@@ -232,57 +216,47 @@ def test_building_asks_nothing_of_the_network(bison: Verdict, tmp_path: Path, mo
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    index = build_data_docs(tmp_path / "docs", [bison])
-    assert "the evidence cannot be judged again" not in index.read_text()
+    assert "the evidence cannot be judged again" not in build_data_docs(tmp_path / "docs", [bison]).read_text()
 
 
-def accepting(tmp_path: Path, *accepted: str) -> tuple[Verdict, dict[str, Page], str]:
-    """A verdict on two components with files named like tests, the recipe accepting those of some; its pages by name, and the index."""
-    tables = evidence(like_tests=2, components=2)
+CHANGED = "has changed since the verdict was given"
+
+
+def accepting(tmp_path: Path, tables: dict[str, Any], *accepted: str) -> tuple[Verdict, dict[str, str]]:
+    """A verdict on the tables, the recipe accepting files named like tests of some components, and its pages' texts by name."""
     verdict = judged("marin-32b/proxy/bison data", tables, tmp_path / "evidence", *map(known_test_file, accepted))
-    index = build_data_docs(tmp_path / "docs", [verdict])
-    return verdict, {path.name: page for path, page in pages_of(index)}, Page(index).text
+    return verdict, {path.stem: page.text for path, page in pages_of(build_data_docs(tmp_path / "docs", [verdict]))}
 
 
 def test_rows_that_the_recipe_accepts_are_marked_so_and_fail_nothing(tmp_path: Path):
-    verdict, pages, text = accepting(tmp_path, "math", "web-1")
+    verdict, pages = accepting(tmp_path, evidence(like_tests=2, components=2), "math", "web-1")
     assert verdict.counts.words == "passed: 4 of 5 checks, 1 warning accepted by the recipe"
-    assert "Accepted by the recipe 2 files of component math are named like a test split. The record reads them" in text
-    assert "caches 2 0 2 rows" in text, "of two rows none fails and two are accepted"
-    assert "none is marked as failing; ✓ 2 accepted by the recipe" in pages["caches.html"].text
-    assert re.findall(r"✓ accepted (\d) ", pages["caches.html"].text) == ["0", "1"]
-    assert "✗" not in pages["caches.html"].text
-    assert "Not every expectation is met; the recipe accepts what was found." in pages["caches-expectations.html"].text
-    assert "has changed since the verdict was given" not in text
+    assert "Accepted by the recipe 2 files of component math are named like a test split. The record reads them" in pages["index"]
+    assert "caches 2 0 2 rows" in pages["index"], "of two rows none fails and two are accepted"
+    assert CHANGED not in pages["index"]
+    assert "none is marked as failing; ✓ 2 accepted by the recipe" in pages["caches"]
+    assert re.findall(r"✓ accepted (\d) ", pages["caches"]) == ["0", "1"]
+    assert "✗" not in pages["caches"]
+    assert "Not every expectation is met; the recipe accepts what was found." in pages["caches-expectations"]
 
 
 def test_what_nobody_accepts_is_marked_beside_what_the_recipe_accepts(tmp_path: Path):
-    verdict, pages, text = accepting(tmp_path, "math")
+    verdict, pages = accepting(tmp_path, evidence(like_tests=2, components=2), "math")
     assert verdict.counts.words == "passed with 1 warning: 4 of 5 checks"
-    assert "caches 2 1 1 rows" in text
-    shown = pages["caches.html"].text
-    assert shown.index("✗ fails 1 web-1") < shown.index("✓ accepted 0 math")
-    assert "Not every expectation is met. The rows" in pages["caches-expectations.html"].text
+    assert "caches 2 1 1 rows" in pages["index"]
+    assert pages["caches"].index("✗ fails 1 web-1") < pages["caches"].index("✓ accepted 0 math")
+    assert "Not every expectation is met. The rows" in pages["caches-expectations"]
+    (tmp_path / "other").mkdir()
+    _, pages = accepting(tmp_path / "other", evidence(like_tests=1, stale=1), "math")
+    assert "caches 1 1 0 rows" in pages["index"], "a row that also fails is shown as failing"
+    assert "accepted by the recipe" in pages["index"]
 
 
-def test_evidence_that_is_no_longer_covered_is_said_to_have_changed(tmp_path: Path):
+def test_evidence_that_is_no_longer_covered_has_changed_and_a_broken_check_is_not_settled_by_what_is_accepted(tmp_path: Path):
     tables = evidence(like_tests=2)
-    verdict = judged("bison data", tables, tmp_path / "evidence", known_test_file())
+    verdict, _ = accepting(tmp_path, tables, "math")
     tables["caches"].assign(component="web").to_parquet(tmp_path / "evidence" / "caches.parquet")
-    assert "has changed since the verdict was given" in Page(build_data_docs(tmp_path / "docs", [verdict])).text
-
-
-def test_a_table_with_a_broken_check_is_not_settled_by_what_is_accepted(tmp_path: Path):
-    tables = evidence(like_tests=1)
-    tables["caches"] = tables["caches"].drop(columns="stale_files")
-    index = build_data_docs(tmp_path / "docs", [judged("bison data", tables, tmp_path / "evidence", known_test_file())])
-    (page,) = [page for path, page in pages_of(index) if path.name == "caches-expectations.html"]
-    assert "✗ Not every expectation is met. The rows" in page.text
-    assert "has changed since the verdict was given" not in Page(index).text
-
-
-def test_a_row_that_also_fails_is_shown_as_failing(tmp_path: Path):
-    verdict = judged("bison data", evidence(like_tests=1, stale=1), tmp_path / "evidence", known_test_file())
-    index = build_data_docs(tmp_path / "docs", [verdict])
-    assert "caches 1 1 0 rows" in Page(index).text
-    assert "accepted by the recipe" in Page(index).text
+    assert CHANGED in Page(build_data_docs(tmp_path / "docs", [verdict])).text
+    _, pages = accepting(tmp_path, tables | {"caches": tables["caches"].drop(columns="stale_files")}, "math")
+    assert "✗ Not every expectation is met. The rows" in pages["caches-expectations"]
+    assert CHANGED not in pages["index"]

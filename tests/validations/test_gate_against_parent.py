@@ -21,18 +21,13 @@ STEADY, ANNEALED = ({"end": end, "peak": 1e-3, "optimizer": "adamw"} for end in 
 ITEMS = 200
 
 
-def scored(right: np.ndarray, *, shift: float = 0.0, benchmark: str = "continuation") -> dict[str, Any]:
-    """A benchmark whose right choices lie ahead by a draw of their own, the same in every call, and `shift` nats more."""
-    scores = np.random.default_rng(11).normal(0, 1, (len(right), 4)) + np.array([2.0, 0, 0, 0])
-    return scored_result(scores + np.array([shift, 0, 0, 0]), right=right, benchmark=benchmark)
-
-
 def answered(*, lost: int = 0, gained: int = 0, shift: float = 0.0, benchmark: str = "continuation") -> dict[str, Any]:
-    """Of 200 items the parent has the first 120 right."""
+    """Of 200 items the parent has the first 120 right; a right choice lies ahead by a draw, always the same, and `shift` nats more."""
     right = np.arange(ITEMS) < 120
     right[:lost] = False
     right[120 : 120 + gained] = True
-    return scored(right, shift=shift, benchmark=benchmark)
+    scores = np.random.default_rng(11).normal(0, 1, (ITEMS, 4)) + np.array([2.0 + shift, 0, 0, 0])
+    return scored_result(scores, right=right, benchmark=benchmark)
 
 
 def of(phase: str, *results: dict[str, Any], schedule: dict[str, Any] = STEADY) -> dict[str, Any]:
@@ -43,33 +38,26 @@ def judge(folder: Path, evaluation: dict[str, Any], *, parent: dict[str, Any] | 
     return judge_gate("gate", evaluation, parent_evaluation=parent or of("kestrel", answered()), limits=limits, folder=folder)
 
 
-@pytest.mark.parametrize(
-    ("lost", "gained", "expectation"),
-    [
-        (12, 8, None),  # as good as its parent, within chance
-        (8, 12, None),
-        (30, 5, "expect_no_fall_below_the_parent"),
-        (0, 40, None),  # a rise of 0.2 is possible
-        (0, 80, "expect_no_impossible_rise"),
-        (0, 55, None),  # 0.275 on 200 items may truly be 0.25
-    ],
-)
+@pytest.mark.parametrize(("lost", "gained", "expectation"), [
+    (12, 8, None),  # as good as its parent, within chance
+    (8, 12, None), (30, 5, "expect_no_fall_below_the_parent"),
+    (0, 40, None),  # a rise of 0.2 is possible
+    (0, 80, "expect_no_impossible_rise"),
+    (0, 55, None),  # 0.275 on 200 items may truly be 0.25
+])  # fmt: skip
 def test_a_fall_and_an_impossible_rise_are_refused(tmp_path: Path, lost: int, gained: int, expectation: str | None):
     verdict = judge(tmp_path, of("ocelot", answered(lost=lost, gained=gained)))
     assert verdict.passes == (expectation is None)
     assert [reason.expectation for reason in verdict.reasons if reason.severity == "critical"] == [expectation] * (not verdict.passes)
 
 
-def test_a_fall_is_named_with_its_interval_and_its_items(tmp_path: Path):
-    reason = judge(tmp_path, of("ocelot", answered(lost=30, gained=5))).reasons[0]
+def test_a_fall_is_named_with_its_interval_and_its_items_and_passes_if_the_recipe_allows_it(tmp_path: Path):
+    evaluation = of("ocelot", answered(lost=30, gained=5))
+    reason = judge(tmp_path, evaluation).reasons[0]
     assert reason.what == (
         "continuation acc fell from kestrel's 0.600 to 0.475, by -0.125 (-0.185 to -0.072) on the same 200 items: 30 lost, 5 gained"
     )
     assert reason.found.endswith("over 2 tests")
-
-
-def test_a_fall_that_the_recipe_allows_passes(tmp_path: Path):
-    evaluation = of("ocelot", answered(lost=30, gained=5))
     assert judge(tmp_path, evaluation, limits=LIMITS.but(max_score_fall=0.1)).passes
     assert not judge(tmp_path, evaluation, limits=LIMITS.but(max_score_fall=0.05)).passes
     assert judge(tmp_path, evaluation, limits=WITHOUT).passes
@@ -78,19 +66,16 @@ def test_a_fall_that_the_recipe_allows_passes(tmp_path: Path):
 def test_more_benchmarks_ask_for_more(tmp_path: Path):
     fallen, steady = answered(lost=14, gained=2), [answered(benchmark=f"other-{number}") for number in range(5)]
     level = LIMITS.but(max_score_fall=0.0, max_score_rise=None)
-    alone, beside = judge(tmp_path, of("ocelot", fallen), limits=level), of("kestrel", answered(), *steady)
-    assert not alone.passes
+    assert not judge(tmp_path, of("ocelot", fallen), limits=level).passes
+    beside = of("kestrel", answered(), *steady)
     assert judge(tmp_path, of("ocelot", fallen, *steady), parent=beside, limits=level.but(false_refusal_rate=0.01)).passes
 
 
-def test_an_annealed_checkpoint_is_asked_for_falls_alone(tmp_path: Path):
+def test_an_annealed_checkpoint_is_asked_for_falls_alone_and_after_an_annealed_parent_for_rises(tmp_path: Path):
     verdict = judge(tmp_path, of("cooldown", answered(gained=80), schedule=ANNEALED))
     assert verdict.passes
     assert "A rise over kestrel is not asked for" in verdict.notes[0]
     assert not judge(tmp_path, of("cooldown", answered(lost=30), schedule=ANNEALED)).passes
-
-
-def test_after_an_annealed_parent_rises_alone_are_asked_for(tmp_path: Path):
     parent = of("kestrel", answered(), schedule=ANNEALED)
     assert judge(tmp_path, of("ocelot", answered(lost=30)), parent=parent).passes
     assert not judge(tmp_path, of("ocelot", answered(gained=80)), parent=parent).passes
@@ -99,20 +84,21 @@ def test_after_an_annealed_parent_rises_alone_are_asked_for(tmp_path: Path):
 def test_right_answers_that_became_less_likely_warn(tmp_path: Path):
     verdict = judge(tmp_path, of("ocelot", answered(shift=-0.3)))
     assert verdict.passes
-    assert [(reason.expectation, reason.severity) for reason in verdict.reasons] == [("expect_right_answers_to_stay_likely", "warning")]
-    assert verdict.reasons[0].what.startswith(
-        "the right answers of continuation acc have become less likely than they were to kestrel: -0.0"
-    )
+    [reason] = verdict.reasons
+    assert (reason.expectation, reason.severity) == ("expect_right_answers_to_stay_likely", "warning")
+    assert reason.what.startswith("the right answers of continuation acc have become less likely than they were to kestrel: -0.0")
 
 
-def test_what_was_put_otherwise_fails_by_name(tmp_path: Path):
+def test_what_was_put_otherwise_fails_by_name_and_other_items_are_refused(tmp_path: Path):
     other = answered()
     other["setting"] |= {"shots": 5}
-    verdict = judge(tmp_path, of("ocelot", other))
-    assert [reason.what for reason in verdict.reasons] == [
-        "continuation acc cannot be compared with kestrel's: examples in the prompt 5, the parent's 0"
-    ]
+    [reason] = judge(tmp_path, of("ocelot", other)).reasons
+    assert reason.what == "continuation acc cannot be compared with kestrel's: examples in the prompt 5, the parent's 0"
     assert judge(tmp_path, of("ocelot", other), limits=WITHOUT).passes
+    other = answered()
+    other["answers"][3]["id"] = "another"
+    with pytest.raises(DataError, match="compared item by item, and must have the same items"):
+        judge(tmp_path, of("ocelot", other))
 
 
 @pytest.mark.parametrize("limits", [LIMITS, WITHOUT])
@@ -120,25 +106,16 @@ def test_the_first_items_alone_fail_with_a_parent_and_without(tmp_path: Path, li
     limited = answered()
     limited["setting"] |= {"items": 1000}
     for parent in (None, of("kestrel", limited)):
-        verdict = judge_gate("gate", of("ocelot", limited), parent_evaluation=parent, limits=limits, folder=tmp_path)
-        assert [reason.expectation for reason in verdict.reasons] == ["expect_the_whole_benchmark"]
-        assert "only 200 of its 1,000 items were asked" in verdict.reasons[0].what
-
-
-def test_the_same_setting_with_other_items_is_refused(tmp_path: Path):
-    other = answered()
-    other["answers"][3]["id"] = "another"
-    with pytest.raises(DataError, match="compared item by item, and must have the same items"):
-        judge(tmp_path, of("ocelot", other))
+        [reason] = judge_gate("gate", of("ocelot", limited), parent_evaluation=parent, limits=limits, folder=tmp_path).reasons
+        assert reason.expectation == "expect_the_whole_benchmark"
+        assert "only 200 of its 1,000 items were asked" in reason.what
 
 
 def test_a_benchmark_that_the_parent_never_saw_is_left_to_the_floor_and_the_verdict_says_so(tmp_path: Path):
-    new = answered(benchmark="order")
-    verdict = judge(tmp_path, of("ocelot", answered(), new))
+    verdict = judge(tmp_path, of("ocelot", answered(), answered(benchmark="order")))
     assert verdict.passes
-    assert verdict.notes[1].startswith(
-        "order acc: 0.600, not compared with a parent: kestrel was never measured on it. The floor alone decides"
-    )
+    said = "order acc: 0.600, not compared with a parent: kestrel was never measured on it. The floor alone decides"
+    assert verdict.notes[1].startswith(said)
     tables = {name: pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("comparable", "falls", "rises")}
     assert list(tables["falls"]["name"]) == list(tables["rises"]["name"]) == ["continuation acc"]
     assert list(tables["comparable"]["asks_fall"]) == [True, False]
@@ -162,23 +139,15 @@ def test_every_gate_says_what_it_could_see(tmp_path: Path):
 def test_a_spread_between_checkpoints_makes_a_fall_chance(tmp_path: Path):
     fallen = answered(lost=24, gained=5)
     assert not judge(tmp_path, of("ocelot", fallen)).passes
-    restless = fallen | {"checkpoint_values": [0.65, 0.55, 0.62, 0.52]}
-    verdict = judge(tmp_path, of("ocelot", restless))
+    verdict = judge(tmp_path, of("ocelot", fallen | {"checkpoint_values": [0.65, 0.55, 0.62, 0.52]}))
     assert verdict.passes
     assert "From one checkpoint to the next" in verdict.notes[0]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"false_refusal_rate": 0.05},
-        {"max_score_fall": 0.01},
-        {"max_score_rise": 0.25},
-        {"false_refusal_rate": 0.0, "max_score_fall": 0.01},
-        {"false_refusal_rate": 0.05, "max_score_fall": -0.01},
-        {"false_refusal_rate": 0.05, "max_score_fall": 0.01, "max_score_rise": 0.0},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"false_refusal_rate": 0.05}, {"max_score_fall": 0.01}, {"max_score_rise": 0.25}, {"false_refusal_rate": 0.0, "max_score_fall": 0.01},
+    {"false_refusal_rate": 0.05, "max_score_fall": -0.01}, {"false_refusal_rate": 0.05, "max_score_fall": 0.01, "max_score_rise": 0.0},
+])  # fmt: skip
 def test_limits_that_say_half_of_it_are_refused(fields: dict[str, float]):
     with pytest.raises(ValidationError):
         GateLimits.model_validate(WITHOUT.model_dump() | fields)

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -13,18 +14,10 @@ def outcome(severity: str, result: Outcome) -> CheckOutcome:
     return CheckOutcome.model_validate({**said, "severity": severity, "outcome": result})
 
 
-@pytest.mark.parametrize(
-    ("severity", "result", "kind"),
-    [
-        ("critical", "passed", "passed"),
-        ("warning", "passed", "passed"),
-        ("warning", "accepted", "accepted"),
-        ("warning", "failed", "warned"),
-        ("critical", "failed", "failed"),
-        ("warning", "broken", "broken"),
-        ("critical", "broken", "broken"),
-    ],
-)
+@pytest.mark.parametrize(("severity", "result", "kind"), [
+    ("critical", "passed", "passed"), ("warning", "passed", "passed"), ("warning", "accepted", "accepted"), ("warning", "failed", "warned"),
+    ("critical", "failed", "failed"), ("warning", "broken", "broken"), ("critical", "broken", "broken"),
+])  # fmt: skip
 def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
     counts = count_checks([outcome(severity, result), outcome("critical", "passed")])
     assert counts == CheckCounts(passed=1) + CheckCounts.model_validate({kind: 1})
@@ -32,20 +25,15 @@ def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
     assert counts.passes == (kind not in ("failed", "broken"))
 
 
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        (CheckCounts(passed=18), "passed: 18 of 18 checks"),
-        (CheckCounts(passed=17, accepted=1), "passed: 17 of 18 checks, 1 warning accepted by the recipe"),
-        (CheckCounts(passed=17, warned=1), "passed with 1 warning: 17 of 18 checks"),
-        (CheckCounts(passed=15, warned=2, accepted=1), "passed with 2 warnings: 15 of 18 checks, 1 warning accepted by the recipe"),
-        (
-            CheckCounts(passed=1, failed=2, broken=1, warned=3, accepted=2),
-            "failed: 1 of 9 checks passed, 2 failed, 1 could not be made, 3 warnings, 2 warnings accepted by the recipe",
-        ),
-        (CheckCounts(), "failed: 0 of 0 checks passed"),
-    ],
-)
+@pytest.mark.parametrize(("counts", "said"), [
+    (CheckCounts(passed=18), "passed: 18 of 18 checks"),
+    (CheckCounts(passed=17, accepted=1), "passed: 17 of 18 checks, 1 warning accepted by the recipe"),
+    (CheckCounts(passed=17, warned=1), "passed with 1 warning: 17 of 18 checks"),
+    (CheckCounts(passed=15, warned=2, accepted=1), "passed with 2 warnings: 15 of 18 checks, 1 warning accepted by the recipe"),
+    (CheckCounts(passed=1, failed=2, broken=1, warned=3, accepted=2),
+     "failed: 1 of 9 checks passed, 2 failed, 1 could not be made, 3 warnings, 2 warnings accepted by the recipe"),
+    (CheckCounts(), "failed: 0 of 0 checks passed"),
+])  # fmt: skip
 def test_counts_are_reported_with_every_number(counts: CheckCounts, said: str):
     assert counts.words == said
 
@@ -56,20 +44,15 @@ def test_no_two_counts_are_reported_alike():
 
 
 def test_verdicts_are_reported_together():
-    failed = CheckCounts(failed=1)
-    warned = CheckCounts(passed=1, warned=1)
-    passed = CheckCounts(passed=1, accepted=1)
+    failed, warned, passed = CheckCounts(failed=1), CheckCounts(passed=1, warned=1), CheckCounts(passed=1, accepted=1)
     assert verdicts_in_words([]) == "0 of 0 verdicts passed"
     assert verdicts_in_words([passed, passed]) == "2 of 2 verdicts passed"
     assert verdicts_in_words([failed, warned, warned, passed]) == "3 of 4 verdicts passed, 2 of them with warnings, 1 failed"
     assert sum_counts([failed, warned, passed]) == CheckCounts(passed=2, warned=1, accepted=1, failed=1)
 
 
-@pytest.mark.parametrize("like_tests", [0, 3])
-def test_a_verdict_that_says_something_else_than_its_checks_is_refused(like_tests: int, tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("evidence")
-    passing = judged("bison data", evidence(like_tests=like_tests), folder, known_test_file())
-    failing = judged("bison data", evidence(stale=1), folder)
-    for verdict in (passing, failing):
+def test_a_verdict_that_says_something_else_than_its_checks_is_refused(tmp_path: Path):
+    for found in ({}, {"like_tests": 3}, {"stale": 1}):
+        verdict = judged("bison data", evidence(**found), tmp_path, known_test_file())
         with pytest.raises(ValidationError, match=r"passes: expected (True|False) from its checks"):
             verdict.but(passes=not verdict.passes)

@@ -4,13 +4,8 @@ import pytest
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from phasewise.validations.evidence.caches import (
-    DIFFERENCE_COLUMNS,
-    cache_evidence,
-    differences_evidence,
-    hand_off_evidence,
-    names_like_tests,
-)
+from phasewise.validations.evidence import caches as caches_module
+from phasewise.validations.evidence.caches import cache_evidence, differences_evidence, hand_off_evidence, names_like_tests
 from tests.validations.conftest import PROSE, CacheMaker
 
 
@@ -31,40 +26,19 @@ def test_every_document_that_is_left_out_counts(caches: CacheMaker):
     assert (row.left_out_percent, row.left_out) == (90.0, "20 for copy, 7 for filter words")
 
 
-def test_no_shard_is_read(caches: CacheMaker):
+def test_no_shard_is_read_and_a_folder_without_a_manifest_is_refused(caches: CacheMaker, tmp_path: Path):
     folder = caches.write("wikipedia", [PROSE["wikipedia"]])
     (folder / "shard-00000.bin").unlink()
     assert (cache_evidence({"wikipedia": folder})["tokens"] > 0).all()
-
-
-def test_a_folder_without_a_manifest_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="not a finished token cache"):
         cache_evidence({"wikipedia": tmp_path})
 
 
-@pytest.mark.parametrize(
-    ("name", "is_like"),
-    [
-        ("gsm8k/test.json", True),
-        ("data/validation-00000-of-00001.parquet", True),
-        ("mmlu_dev.jsonl", True),
-        ("eval/items.jsonl", True),
-        ("TEST.jsonl", True),
-        ("data/test2.jsonl", True),
-        ("latest.jsonl", False),
-        ("contest/a.jsonl", False),
-        ("development.jsonl", False),
-        ("medieval.jsonl", False),
-        ("train-00000.parquet", False),
-    ],
-)
-def test_names_of_test_splits_are_seen(name: str, is_like: bool):
-    assert names_like_tests(["train.jsonl", name]) == ([name] if is_like else [])
-
-
 def test_files_named_like_tests_are_counted_and_named(caches: CacheMaker):
-    folder = caches.write("math", [PROSE["wikipedia"]] * 3, file="gsm8k/test.jsonl")
-    row = cache_evidence({"math": folder}).iloc[0]
+    like = ["gsm8k/test.json", "a/validation-0-of-1.parquet", "mmlu_dev.jsonl", "eval/items.jsonl", "TEST.jsonl", "data/test2.jsonl"]
+    other = ["latest.jsonl", "contest/a.jsonl", "development.jsonl", "medieval.jsonl", "train-00000.parquet", "train.jsonl"]
+    assert sorted(names_like_tests([*like, *other])) == sorted(like)
+    row = cache_evidence({"math": caches.write("math", [PROSE["wikipedia"]] * 3, file="gsm8k/test.jsonl")}).iloc[0]
     assert (row.files_like_tests, row.names_like_tests) == (1, "sources/math/gsm8k/test.jsonl")
 
 
@@ -75,7 +49,7 @@ def found(what: str) -> dict[str, str]:
 def test_each_difference_has_a_row_and_a_component_without_any_says_so(caches: CacheMaker):
     folders = {name: caches.write(name, [text]) for name, text in PROSE.items()}
     table = differences_evidence({"wikipedia": [found("file no longer selected"), found("shard damaged")], "starcoderdata": []}, folders)
-    assert tuple(table.columns) == DIFFERENCE_COLUMNS
+    assert tuple(table.columns) == caches_module.DIFFERENCE_COLUMNS
     assert table[["component", "what", "file", "what_to_do"]].to_numpy().tolist() == [
         ["wikipedia", "file no longer selected", "test.json", "Take it out."],
         ["wikipedia", "shard damaged", "test.json", "Take it out."],
@@ -85,38 +59,22 @@ def test_each_difference_has_a_row_and_a_component_without_any_says_so(caches: C
     assert table["folder"].unique().tolist() == [str(folder) for folder in folders.values()]
 
 
-@pytest.mark.parametrize(
-    ("what", "kind"),
-    [
-        ("shard damaged", "damaged"),
-        ("file no longer selected", "no longer selected"),
-        ("file added", "files changed"),
-        ("file removed", "files changed"),
-        ("content changed", "files changed"),
-        ("tokenizer changed", "made otherwise"),
-        ("what nobody has thought of", "made otherwise"),
-    ],
-)
-def test_every_difference_has_a_kind(tmp_path: Path, what: str, kind: str):
-    table = differences_evidence({"math": [found(what)]}, {"math": tmp_path})
-    assert table[["kind", "manifest_digest"]].to_numpy().tolist() == [[kind, "none"]]
+def test_every_difference_has_a_kind_and_a_component_that_was_not_verified_no_row(tmp_path: Path):
+    kinds = {
+        "shard damaged": "damaged", "file no longer selected": "no longer selected", "file added": "files changed",
+        "file removed": "files changed", "content changed": "files changed", "tokenizer changed": "made otherwise",
+        "what nobody has thought of": "made otherwise",
+    }  # fmt: skip
+    table = differences_evidence({"math": [found(what) for what in kinds]}, {"math": tmp_path, "web": tmp_path})
+    assert table[["component", "kind", "manifest_digest"]].to_numpy().tolist() == [["math", kind, "none"] for kind in kinds.values()]
 
 
-def test_a_component_that_was_not_verified_has_no_row(tmp_path: Path):
-    table = differences_evidence({"web": []}, {"math": tmp_path, "web": tmp_path})
-    assert table["component"].tolist() == ["web"]
-
-
-def test_each_change_is_declared_found_or_both():
-    found = {"rope": ("theta 500000", "theta 5000000"), "batch": ("1024", "3072")}
-    table = hand_off_evidence(["rope", "ema"], found)
+def test_each_change_is_declared_found_or_both_and_none_has_a_row_that_says_so():
+    table = hand_off_evidence(["rope", "ema"], {"rope": ("theta 500000", "theta 5000000"), "batch": ("1024", "3072")})
     assert table.to_numpy().tolist() == [
         ["batch", False, True, "1024", "3072", "found undeclared"],
         ["ema", True, False, "", "", "declared not found"],
         ["rope", True, True, "theta 500000", "theta 5000000", "declared and found"],
     ]
-
-
-def test_from_scratch_and_unchanged_have_a_row_that_says_so():
-    assert hand_off_evidence(None, {})[["name", "status"]].to_numpy().tolist() == [["from scratch", "from scratch"]]
-    assert hand_off_evidence([], {})[["name", "status"]].to_numpy().tolist() == [["no change", "no change"]]
+    for declared, name in ((None, "from scratch"), ([], "no change")):
+        assert hand_off_evidence(declared, {})[["name", "status"]].to_numpy().tolist() == [[name, name]]

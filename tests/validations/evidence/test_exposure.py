@@ -39,21 +39,16 @@ def test_a_model_that_read_the_test_is_refused_and_one_that_did_not_passes(tmp_p
     assert sorted(reason.where for reason in critical) == ["gap between the renderings", "likelihood of the first rendering"]
     assert "60 test items lies +9" in critical[0].what or "60 test items lies +8" in critical[0].what
     assert "since kestrel: the model has seen them" in critical[0].what
-    note = verdict.notes[-1]
-    assert note.startswith("60 test items beside 60 unseen ones, since kestrel: gap between the renderings +")
+    assert verdict.notes[-1].startswith("60 test items beside 60 unseen ones, since kestrel: gap between the renderings +")
 
 
-@pytest.mark.parametrize(
-    ("parent", "why_not"),
-    [
-        (None, "there is no phase before it"),
-        ({}, "kestrel was never measured on these items"),
-        ({"renderings": read(seed=1, items_digest="another test")}, "kestrel was never measured on these items"),
-        ({"renderings": read(seed=1, rule="other tags")}, "kestrel was never measured on these items"),
-        ({"renderings": read(seed=1, reference_digest="others")}, "kestrel was never measured on these items"),
-        ({"renderings": read(seed=1, items=59)}, "kestrel sees other items whole"),
-    ],
-)
+@pytest.mark.parametrize(("parent", "why_not"), [
+    (None, "there is no phase before it"), ({}, "kestrel was never measured on these items"),
+    ({"renderings": read(seed=1, items_digest="another test")}, "kestrel was never measured on these items"),
+    ({"renderings": read(seed=1, rule="other tags")}, "kestrel was never measured on these items"),
+    ({"renderings": read(seed=1, reference_digest="others")}, "kestrel was never measured on these items"),
+    ({"renderings": read(seed=1, items=59)}, "kestrel sees other items whole"),
+])  # fmt: skip
 def test_a_parent_that_read_other_items_is_not_compared_with(tmp_path: Path, parent: dict[str, Any] | None, why_not: str):
     evaluation = BETTER | {"renderings": read(seed=2, seen_nats=9.0)}
     before = None if parent is None else PARENT | parent
@@ -65,10 +60,8 @@ def test_a_parent_that_read_other_items_is_not_compared_with(tmp_path: Path, par
 
 
 def test_a_gate_that_asks_and_has_nothing_to_read_fails(tmp_path: Path):
-    verdict = judge(tmp_path, BETTER)
-    assert [reason.what for reason in verdict.reasons if reason.severity == "critical"] == [
-        "the evidence table exposure is empty, so nothing was judged"
-    ]
+    critical = [reason.what for reason in judge(tmp_path, BETTER).reasons if reason.severity == "critical"]
+    assert critical == ["the evidence table exposure is empty, so nothing was judged"]
 
 
 ITEMS = 40
@@ -85,33 +78,26 @@ def p_values(*args: Readings, **parents: Readings) -> list[float]:
     return exposure_evidence(*args, **parents)["adjusted_p_value"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "found"),
-    [
-        (0.0, 0.0, [False, False, False]),
-        (4.0, 0.0, [True, True, False]),  # one rendering was seen: it is likelier, and the gap moved
-        (0.0, 4.0, [True, False, True]),  # the other was
-        (4.0, 4.0, [False, True, True]),  # both were: the likelihoods alone say so
-        (-4.0, 0.0, [True, False, False]),  # one became a surprise, as Bison's calculator tags did
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "found"), [
+    (0.0, 0.0, [False, False, False]),
+    (4.0, 0.0, [True, True, False]),  # one rendering was seen: it is likelier, and the gap moved
+    (0.0, 4.0, [True, False, True]),  # the other was
+    (4.0, 4.0, [False, True, True]),  # both were: the likelihoods alone say so
+    (-4.0, 0.0, [True, False, False]),  # one became a surprise, as Bison's calculator tags did
+])  # fmt: skip
 def test_against_the_parent_a_leak_moves_what_it_must(first: float, second: float, found: list[bool]):
     items, reference = readings(1), readings(2)
-    now_items = Readings(items.first + first, items.second + second)
     rng = np.random.default_rng(3)
-    noise = Readings(rng.normal(1, 0.5, ITEMS), rng.normal(1, 0.5, ITEMS))
-    now_reference = Readings(reference.first + noise.first, reference.second + noise.second)
-    now_items = Readings(now_items.first + noise.second, now_items.second + noise.first)
+    one, two = rng.normal(1, 0.5, ITEMS), rng.normal(1, 0.5, ITEMS)
+    now_items = Readings(items.first + first + two, items.second + second + one)
+    now_reference = Readings(reference.first + one, reference.second + two)
     found_now = p_values(now_items, now_reference, parent_items=items, parent_reference=reference)
     assert [p <= 0.01 for p in found_now] == found
 
 
-def test_without_a_parent_the_items_are_compared_as_they_are():
+def test_without_a_parent_the_items_are_compared_as_they_are_and_unseen_ones_alarm_no_oftener_than_the_level():
     assert min(p_values(readings(1), readings(2))) > 0.05
     assert p_values(readings(1, first=8.0), readings(2))[0] <= 0.001
-
-
-def test_unseen_items_alarm_no_oftener_than_the_level():
     alarms = sum(min(p_values(readings(2 * seed), readings(2 * seed + 1))) <= 0.1 for seed in range(100, 160))
     assert alarms <= 0.1 * 60 + 2 * (60 * 0.09) ** 0.5
 
@@ -123,10 +109,10 @@ def test_the_same_groups_give_the_same_p_value_and_it_is_never_zero():
 
 
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(DataError, match="of the same items"):
-        Readings(np.zeros(10), np.zeros(11))
-    with pytest.raises(DataError, match="at least 8 of them"):
-        Readings(np.zeros(5), np.zeros(5))
+    refused = {(10, 11): "of the same items", (5, 5): "at least 8 of them"}
+    for (first, second), message in refused.items():
+        with pytest.raises(DataError, match=message):
+            Readings(np.zeros(first), np.zeros(second))
     with pytest.raises(DataError, match="must be a finite number"):
         Readings(np.full(10, np.nan), np.zeros(10))
     with pytest.raises(DataError, match="must read the same items, found 40 and 41"):

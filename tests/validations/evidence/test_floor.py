@@ -54,8 +54,7 @@ def test_a_model_that_does_not_read_the_opening_gains_nothing(noise_nats: float)
     scores = liking + rng.normal(size=(32, 4, 1)) + noise_nats * rng.uniform(-1, 1, size=(32, 4, 4))
     best = liking.argmax(axis=-1) == np.arange(4)
     floor = measure_floor(grouped_result(scores, right=best, baseline_right=best))
-    assert floor.likelihood_p_value == 1
-    assert floor.p_value == 1
+    assert (floor.likelihood_p_value, floor.p_value) == (1, 1)
     assert floor.mean_margin_nats == pytest.approx(0, abs=1e-5)
 
 
@@ -66,10 +65,9 @@ def test_models_that_know_nothing_pass_no_oftener_than_they_may(tails: str) -> N
     draw = {"normal": rng.normal, "cauchy": rng.standard_cauchy, "skewed": lambda size: -rng.lognormal(sigma=2, size=size)}[tails]
     alone: list[float] = []
     grouped: list[float] = []
+    shape = (6, 4)
     for _ in range(1000):
-        scores = draw(size=(24, 4))
-        alone.append(measure_floor(scored_result(scores)).p_value)
-        shape = (6, 4)
+        alone.append(measure_floor(scored_result(draw(size=(24, 4)))).p_value)
         of_groups = draw(size=(*shape, 4)) + draw(size=(6, 1, 4))
         result = grouped_result(of_groups, right=rng.random(shape) < 0.3, baseline_right=rng.random(shape) < 0.3)
         grouped.append(measure_floor(result).p_value)
@@ -83,18 +81,17 @@ def test_models_that_know_nothing_pass_no_oftener_than_they_may(tails: str) -> N
 def test_likelihood_tells_what_accuracy_can_not() -> None:
     rng = np.random.default_rng(11)
     said: list[bool] = []
+    answered = np.zeros((32, 4), bool)
+    answered[:8, 0] = True
     for _ in range(50):
         scores = rng.normal(size=(32, 4, 4)) + 0.5 * np.eye(4)
-        answered = np.zeros((32, 4), bool)
-        answered[:8, 0] = True
         floor = measure_floor(grouped_result(scores, right=answered, baseline_right=answered))
-        assert floor.accuracy_p_value == 1
-        assert floor.decided_by == "likelihood"
+        assert (floor.accuracy_p_value, floor.decided_by) == (1, "likelihood")
         said.append(floor.p_value <= 0.01)
     assert np.mean(said) >= 0.9
 
 
-def test_what_is_reported_of_a_result() -> None:
+def test_what_is_reported_of_a_result_also_where_its_value_is_no_number() -> None:
     floor = measure_floor(guessed_result(right=80, first=100))
     assert (floor.items, floor.right, floor.accuracy_test, floor.decided_by) == (200, 80, "exact binomial", "accuracy")
     assert floor.accuracy_p_value == binomial_p_values(80, 200, 0.25)[0]
@@ -102,6 +99,7 @@ def test_what_is_reported_of_a_result() -> None:
     assert floor.likelihood_p_value > 0.4
     assert floor.p_value == 2 * floor.accuracy_p_value
     assert floor.mean_margin_nats == pytest.approx(-1.0)  # −5 and −20, against the mean of 3 of −10 … −13, as often each
+    assert measure_floor(guessed_result(right=80, first=100) | {"value": math.nan}).right == 80
 
 
 @pytest.mark.parametrize("response", [math.nan, -math.inf])
@@ -110,15 +108,14 @@ def test_a_response_that_is_no_number_leaves_no_p_value(response: float) -> None
     result["answers"][7]["log_likelihoods"] = [response] * 4
     floor = measure_floor(result)
     assert floor.accuracy_p_value < 1e-9
-    assert math.isnan(floor.likelihood_p_value)
-    assert math.isnan(floor.mean_margin_nats)
-    assert math.isnan(floor.p_value)
+    assert all(map(math.isnan, (floor.likelihood_p_value, floor.mean_margin_nats, floor.p_value)))
+
+
+GUESSED = guessed_result(right=80, first=100)
 
 
 def changed(answer: int, **fields: Any) -> dict[str, Any]:
-    result = guessed_result(right=80, first=100)
-    result["answers"][answer] |= fields
-    return result
+    return GUESSED | {"answers": [one | fields if at == answer else one for at, one in enumerate(GUESSED["answers"])]}
 
 
 def in_groups() -> dict[str, Any]:
@@ -128,28 +125,15 @@ def in_groups() -> dict[str, Any]:
     return result | {"answers": kept, "items": len(kept)}
 
 
-@pytest.mark.parametrize(
-    ("result", "what"),
-    [
-        ({name: value for name, value in guessed_result(right=80, first=100).items() if name != "answers"}, "an answer to each"),
-        (guessed_result(right=80, first=100) | {"answers": []}, "an answer to each"),
-        (guessed_result(right=80, first=100) | {"answers": [], "items": 0}, "an answer to each"),
-        (guessed_result(right=80, first=100) | {"items": 201}, "an answer to each"),
-        (changed(0, id="continuation-1"), "an answer to each"),
-        (guessed_result(right=80, first=100) | {"value": 0.9}, "right as often as its value"),
-        (changed(0, right=False), "right as often as its value"),
-        (guessed_result(right=80, first=100) | {"baseline": 1.0}, "a baseline that guesses"),
-        (changed(0, baseline_right=True), "right on as many of its items"),
-        (changed(0, gold=4), "a log-likelihood of each choice"),
-        (changed(0, log_likelihoods=[]), "a log-likelihood of each choice"),
-        (changed(0, group=3), "groups of at most 7 items"),
-        (in_groups(), "groups of at most 7 items"),
-    ],
-)
+@pytest.mark.parametrize(("result", "what"), [
+    ({name: value for name, value in GUESSED.items() if name != "answers"}, "an answer to each"),
+    (GUESSED | {"answers": []}, "an answer to each"), (GUESSED | {"answers": [], "items": 0}, "an answer to each"),
+    (GUESSED | {"items": 201}, "an answer to each"), (changed(0, id="continuation-1"), "an answer to each"),
+    (GUESSED | {"value": 0.9}, "right as often as its value"), (changed(0, right=False), "right as often as its value"),
+    (GUESSED | {"baseline": 1.0}, "a baseline that guesses"), (changed(0, baseline_right=True), "right on as many of its items"),
+    (changed(0, gold=4), "a log-likelihood of each choice"), (changed(0, log_likelihoods=[]), "a log-likelihood of each choice"),
+    (changed(0, group=3), "groups of at most 7 items"), (in_groups(), "groups of at most 7 items"),
+])  # fmt: skip
 def test_answers_that_do_not_fit_are_refused(result: dict[str, Any], what: str) -> None:
     with pytest.raises(DataError, match=rf"must have .*{what}.*found \d+ answers to \d+ items"):
         measure_floor(result)
-
-
-def test_a_value_that_is_no_number_is_left_to_the_check_of_finite_numbers() -> None:
-    assert measure_floor(guessed_result(right=80, first=100) | {"value": math.nan}).right == 80

@@ -1,5 +1,4 @@
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -13,45 +12,30 @@ from phasewise.trainer.preflight.spec import NO_DATA, run_of
 from phasewise.validations.evidence.mixture import PACKING_COLUMNS, mixture_evidence, packing_evidence
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
+from tests.validations.conftest import Drawn
 
 ORDER = DataOrder(seed=0, permutation="linear", block_sequences=20, cut_blocks=True)
 
 
-@dataclass
-class Drawn(MixtureSchedule):
+MIXTURE = Steps[MixtureShares](((0, {"web": 100.0}), (10, {"web": 70.0, "code": 30.0, "tail": 0.0})))
+
+
+class Stages(Drawn):
     """Ten sequences a step; after step 10, where a block of seven is cut, two of every ten are code and not three."""
 
-    mixture: Steps[MixtureShares] = field(
-        default_factory=lambda: Steps[MixtureShares](((0, {"web": 100.0}), (10, {"web": 70.0, "code": 30.0, "tail": 0.0})))
-    )
-    order: DataOrder = ORDER
-
     def realised(self, start_step: int, stop_step: int) -> dict[str, int]:
-        web_only = max(0, min(stop_step, 10) - start_step)
-        mixed = max(0, stop_step - max(start_step, 10))
+        web_only, mixed = max(0, min(stop_step, 10) - start_step), max(0, stop_step - max(start_step, 10))
         return {"web": 10 * web_only + 8 * mixed, "code": 2 * mixed}
 
     def cut_at(self, step: int) -> int:
         return 7 if step == 10 else 0
 
 
-@dataclass
-class Fixed(Drawn):
-    """The same over any steps."""
-
-    drawn: dict[str, int] = field(default_factory=dict)
-
-    def realised(self, start_step: int, stop_step: int) -> dict[str, int]:
-        return self.drawn
-
-
 def test_each_stage_and_component_is_measured():
-    evidence = mixture_evidence(Drawn(), start_step=5, stop_step=20, rows={"web": 50, "code": 40}, seq_len=32)
+    evidence = mixture_evidence(Stages(MIXTURE, ORDER, {}), start_step=5, stop_step=20, rows={"web": 50, "code": 40}, seq_len=32)
     assert evidence[["start_step", "stop_step", "component", "sequences", "tokens"]].to_numpy().tolist() == [
-        [5, 10, "web", 50, 1600],
-        [10, 20, "web", 80, 2560],
-        [10, 20, "code", 20, 640],
-    ]
+        [5, 10, "web", 50, 1600], [10, 20, "web", 80, 2560], [10, 20, "code", 20, 640],
+    ]  # fmt: skip
     assert evidence["realised_percent"].tolist() == [100.0, 80.0, 20.0]
     assert evidence["error_points"].tolist() == pytest.approx([0, 10, 10])
     assert evidence["error_percent"].tolist() == pytest.approx([0, 100 / 7, 100 / 3])
@@ -63,15 +47,11 @@ def test_each_stage_and_component_is_measured():
     assert evidence["undeclared_cut_sequences"].tolist() == [0, 0, 0], "this order declares that blocks may be cut"
 
 
-def test_what_is_drawn_but_not_intended_is_measured_too():
-    schedule = Fixed(drawn={"web": 99, "code": 1})
-    evidence = mixture_evidence(schedule, start_step=0, stop_step=10, rows={"web": 9}, seq_len=1)
+def test_what_is_drawn_but_not_intended_is_measured_too_and_what_is_intended_but_never_drawn_is_marked():
+    evidence = mixture_evidence(Drawn(MIXTURE, ORDER, {"web": 99, "code": 1}), start_step=0, stop_step=10, rows={"web": 9}, seq_len=1)
     code = evidence[evidence["component"] == "code"]
     assert code[["intended_percent", "error_points", "rows", "epochs", "block_sequences"]].to_numpy().tolist() == [[0, 1, 0, math.inf, 0]]
-
-
-def test_what_is_intended_but_never_drawn_is_marked():
-    evidence = mixture_evidence(Fixed(drawn={"web": 3}), start_step=10, stop_step=11, rows={"web": 9, "code": 9}, seq_len=1)
+    evidence = mixture_evidence(Drawn(MIXTURE, ORDER, {"web": 3}), start_step=10, stop_step=11, rows={"web": 9, "code": 9}, seq_len=1)
     assert evidence.set_index("component")["is_drawn"].to_dict() == {"web": True, "code": False}
 
 
@@ -91,10 +71,9 @@ def test_what_rounding_takes_shows_in_a_small_component_s_own_percent():
     order = DataOrder(seed=0, permutation="linear", block_sequences=200)
     schedule = MixtureSchedule(batch=always(64), mixture=always({"web": 99.3, "medu": 0.7}), order=order)
     evidence = mixture_evidence(schedule, start_step=0, stop_step=25, rows={}, seq_len=1)
-    medu = evidence[evidence["component"] == "medu"]
-    assert medu[["block_sequences", "sequences", "error_points", "error_percent"]].to_numpy().tolist() == [
-        pytest.approx([1, 8, 0.2, 100 * 2 / 7])
-    ]
+    (medu,) = evidence[evidence["component"] == "medu"].to_dict("records")
+    assert (medu["block_sequences"], medu["sequences"]) == (1, 8)
+    assert (medu["error_points"], medu["error_percent"]) == pytest.approx((0.2, 100 * 2 / 7))
 
 
 SEQ_LEN = 16
@@ -111,20 +90,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_on(cache: Path, packing: PackingKind, loss_on: LossOn) -> RunConfig:
     run = run_of(step_of(LLAMA_8B, 1), Execution())
-    model = run.model.but(seq_len=SEQ_LEN)
-    return run.but(model=model, caches={NO_DATA: str(cache)}, packing=packing, loss_on=loss_on)
+    return run.but(model=run.model.but(seq_len=SEQ_LEN), caches={NO_DATA: str(cache)}, packing=packing, loss_on=loss_on)
 
 
 def test_padding_cuts_and_counted_tokens_are_those_of_the_rows(cache: Path):
     """Worked out by hand: greedy rows of at most 16 tokens are [4] [16 of 20] [7 9] [16] [3] [16 of 17] [5]."""
     (row,) = packing_evidence(run_on(cache, "greedy", "answers")).to_dict("records")
     assert (row["documents"], row["rows"], row["places"], row["tokens"]) == (8, 7, 112, 76)
-    assert row["padding_percent"] == pytest.approx(100 * 36 / 112)
-    assert (row["documents_cut"], row["tokens_cut"]) == (2, 5)
-    assert row["documents_cut_percent"] == 25.0
-    assert row["counted_tokens"] == 1 + 0 + 3 + 4 + 7 + 1 + 12 + 2
-    assert row["counted_percent"] == pytest.approx(100 * 30 / 76)
-    assert row["rows_without_target"] == 1
+    assert (row["padding_percent"], row["counted_percent"]) == pytest.approx((100 * 36 / 112, 100 * 30 / 76))
+    assert (row["documents_cut"], row["tokens_cut"], row["documents_cut_percent"]) == (2, 5, 25.0)
+    assert (row["counted_tokens"], row["rows_without_target"]) == (1 + 0 + 3 + 4 + 7 + 1 + 12 + 2, 1)
     (alone,) = packing_evidence(run_on(cache, "pad", "all")).to_dict("records")
     assert (alone["rows"], alone["counted_tokens"], alone["documents_cut"]) == (8, 76 - 8, 2)
     (whole,) = packing_evidence(run_on(cache, "chunk", "all")).to_dict("records")

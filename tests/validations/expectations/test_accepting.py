@@ -10,7 +10,7 @@ from phasewise.validations.expectations.suites import SUITES, checks_of, expect_
 from phasewise.validations.expectations.waiver_rules import accept, check_acceptable
 from phasewise.validations.limits import OrderLimits
 from phasewise.validations.waivers import AcceptedWarning, accepted_in
-from tests.validations.conftest import order_checks
+from tests.validations.conftest import DATA_LIMITS, order_checks
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 
 LIMITS = OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=None)
@@ -46,69 +46,47 @@ def judge(table: pd.DataFrame, *accepts: AcceptedWarning) -> tuple[CheckResult, 
 BOTH_FAIL = order_table(("web", 1e-9), ("code", 1e-7))
 
 
-def test_what_the_recipe_prescribes_is_accepted_with_all_that_the_row_speaks_for():
-    result, said = judge(BOTH_FAIL, accepted())
-    assert (result.outcome, result.failing_rows, said) == ("accepted", (), [])
-    assert [(found.warning.reason, found.rows) for found in result.accepted] == [("the record's", (0, 1))]
+WEB, CODE = ({"permutation": "linear", "component": name} for name in ("web", "code"))
+OTHERS = [
+    accepted({"permutation": "feistel_levanter"}), accepted({"permutation": "linear", "component": "wiki"}), accepted({"component": "web"}),
+    accepted({"permutation": "linear", "measure": "commonest step"}), accepted({"permutation": "linear", "rows": 300}),
+    accepted(check="expect_component_to_be_drawn"), accepted(table="shifts"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        accepted({"permutation": "feistel_levanter"}),
-        accepted({"permutation": "linear", "component": "wiki"}),
-        accepted({"permutation": "linear", "measure": "commonest step"}),
-        accepted(check="expect_component_to_be_drawn"),
-        accepted(table="shifts"),
-        accepted({"component": "web"}),
-        accepted({"permutation": "linear", "rows": 300}),
-    ],
-)
-def test_another_permutation_component_measure_check_or_column_is_not_covered(other: AcceptedWarning):
-    result, said = judge(BOTH_FAIL, other)
-    assert (result.outcome, result.accepted) == ("failed", ())
-    assert said == ["component web, 300 rows"]
+@pytest.mark.parametrize(("accepts", "outcome", "rows", "said"), [
+    ([accepted()], "accepted", [(0, 1)], []),  # with all that the row speaks for
+    ([accepted(WEB)], "failed", [(0,)], ["component code, 300 rows"]),  # also where another component is judged for it
+    ([accepted(CODE), accepted(WEB)], "accepted", [(1,), (0,)], []),
+    *(([other], "failed", [], ["component web, 300 rows"]) for other in OTHERS),
+])  # fmt: skip
+def test_rows_that_a_warning_names_are_accepted_and_no_others(
+    accepts: list[AcceptedWarning], outcome: str, rows: list[tuple[int, ...]], said: list[str]
+):
+    result, still_said = judge(BOTH_FAIL, *accepts)
+    assert (result.outcome, result.failing_rows == (), still_said) == (outcome, outcome == "accepted", said)
+    assert [(found.warning, found.rows) for found in result.accepted] == list(zip(accepts, rows, strict=False))
 
 
-def test_a_component_that_nobody_accepts_warns_also_where_another_one_is_judged_for_it():
-    result, said = judge(BOTH_FAIL, accepted({"permutation": "linear", "component": "web"}))
-    assert result.outcome == "failed"
-    assert said == ["component code, 300 rows"]
-    assert [found.rows for found in result.accepted] == [(0,)]
-
-
-def test_two_accepted_warnings_share_the_rows():
-    result, said = judge(BOTH_FAIL, *(accepted({"permutation": "linear", "component": name}) for name in ("code", "web")))
-    assert (result.outcome, said) == ("accepted", [])
-    assert [(found.warning.where["component"], found.rows) for found in result.accepted] == [("code", (1,)), ("web", (0,))]
-
-
-def test_what_passes_stays_passed():
+def test_what_passes_stays_passed_and_a_check_that_could_not_be_made_broken():
     result, said = judge(order_table(("web", 0.5), ("code", 0.6)), accepted())
     assert (result.outcome, result.accepted, said) == ("passed", (), [])
-
-
-def test_a_check_that_could_not_be_made_is_never_accepted():
     result, _ = judge(BOTH_FAIL.drop(columns="passes"), accepted())
     assert (result.outcome, result.accepted) == ("broken", ())
 
 
-def test_what_stops_is_never_accepted():
+def test_what_stops_and_an_empty_table_are_never_accepted():
     is_judged = next(check for check in checks_of("health", HEALTH_LIMITS.model_dump()) if check.arguments.get("column") == "is_unjudged")
-    critical = replace(is_judged, severity="critical")
-    table = pd.DataFrame([{"measure": "ema_gap", "is_unjudged": True, "phenomenon": "p", "detail": "d", "limit": 0.1}])
+    health = pd.DataFrame([{"measure": "ema_gap", "is_unjudged": True, "phenomenon": "p", "detail": "d", "limit": 0.1}])
     known = accepted({"measure": "ema_gap"}, table="health", check="expect_column_values_to_be_in_set")
-    outcomes: list[str] = []
-    for check in (is_judged, critical):
-        (result,) = judge_tables({"health": table}, [check])
-        outcomes.append(accept(result, {"health": table}, [known]).outcome)
-    assert outcomes == ["accepted", "failed"]
-
-
-def test_an_empty_table_is_never_accepted():
     empty = replace(expect_rows("order", "Give it rows."), severity="warning", accept_by=("permutation",))
-    (result,) = judge_tables({"order": BOTH_FAIL.head(0)}, [empty])
-    assert accept(result, {"order": BOTH_FAIL.head(0)}, [accepted(check=empty.name)]).outcome == "failed"
+    for check, warning, outcome in (
+        (is_judged, known, "accepted"), (replace(is_judged, severity="critical"), known, "failed"),
+        (empty, accepted(check=empty.name), "failed"),
+    ):  # fmt: skip
+        tables = {"health": health, "order": BOTH_FAIL.head(0)}
+        (result,) = judge_tables(tables, [check])
+        assert accept(result, tables, [warning]).outcome == outcome
 
 
 def test_a_cell_that_holds_nothing_is_not_covered():
@@ -117,18 +95,15 @@ def test_a_cell_that_holds_nothing_is_not_covered():
     assert judge(table, accepted())[1] == ["component code, 300 rows"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"check": "expect_leaked_items_within_limit", "table": "leakage"}, "stops a phase: only a warning can be accepted"),
-        ({"check": "expect_order_to_mixx"}, "which no phase is judged by; those whose warnings can be accepted are .*expect_order_to_mix"),
-        ({"where": {"component": "web"}}, "has to name permutation, and may name component and measure; found component"),
-        ({"where": {"permutation": "linear", "value": 0.8}}, "found permutation, value"),
-        ({"check": "expect_no_file_named_like_a_test", "table": "caches"}, "tells no finding from another, so none can be accepted"),
-    ],
-)
-def test_what_cannot_be_accepted_is_refused_with_what_can(fields: dict[str, Any], message: str, limits: Any):
-    checks = checks_of("data", limits.model_dump(mode="json"))
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"check": "expect_leaked_items_within_limit", "table": "leakage"}, "stops a phase: only a warning can be accepted"),
+    ({"check": "expect_order_to_mixx"}, "which no phase is judged by; those whose warnings can be accepted are .*expect_order_to_mix"),
+    ({"where": {"component": "web"}}, "has to name permutation, and may name component and measure; found component"),
+    ({"where": {"permutation": "linear", "value": 0.8}}, "found permutation, value"),
+    ({"check": "expect_no_file_named_like_a_test", "table": "caches"}, "tells no finding from another, so none can be accepted"),
+])  # fmt: skip
+def test_what_cannot_be_accepted_is_refused_with_what_can(fields: dict[str, Any], message: str):
+    checks = checks_of("data", DATA_LIMITS.model_dump(mode="json"))
     check_acceptable(accepted(), checks)
     with pytest.raises(ValueError, match=message):
         check_acceptable(accepted(**fields), checks)
@@ -141,23 +116,22 @@ def test_an_accepted_warning_names_rows_reason_and_source(fields: dict[str, Any]
 
 
 def test_phases_bound_where_it_is_expected():
-    everywhere = accepted()
-    in_mantis = accepted(phases=("mantis",))
+    everywhere, in_mantis = accepted(), accepted(phases=("mantis",))
     assert accepted_in("mantis", [everywhere, in_mantis]) == (everywhere, in_mantis)
     assert accepted_in("bison", [everywhere, in_mantis]) == (everywhere,)
 
 
-def test_the_columns_to_accept_by_are_measured_columns(limits: Any):
-    can_be = [check for check in checks_of("data", limits.model_dump(mode="json")) if check.accept_by]
+def test_the_columns_to_accept_by_are_measured_columns():
+    can_be = [check for check in checks_of("data", DATA_LIMITS.model_dump(mode="json")) if check.accept_by]
     assert len(can_be) == 8, "three of them of packed rows, one of what is left out"
     for check in can_be:
         nothing = {table: pd.DataFrame() for table in SUITES["data"].tables}
         assert {f"{check.table}.{column}" for column in (*check.accept_by, *check.narrow_by)} <= set(check.missing_columns(nothing))
 
 
-def test_a_check_is_called_what_great_expectations_calls_it(limits: Any):
+def test_a_check_is_called_what_great_expectations_calls_it():
     library = load_library()
-    checks = checks_of("data", limits.model_dump(mode="json"))
+    checks = checks_of("data", DATA_LIMITS.model_dump(mode="json"))
     for table in {check.table for check in checks}:
         made = build_suite(library, "suite", table, checks).expectations
         assert sorted(one.expectation_type for one in made) == sorted(check.name for check in checks if check.table == table)

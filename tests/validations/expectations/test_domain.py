@@ -21,43 +21,32 @@ def outcome(expectation: str, values: list[Any], dtype: Any, **arguments: Any) -
     return result.outcome, result.failing_rows
 
 
-@pytest.mark.parametrize("expectation", kinds_of("ColumnWithinLimit"))
-def test_up_to_the_limit_passes_and_above_it_fails(expectation: str):
-    assert outcome(expectation, [0, 2], float, limit=2) == ("passed", ())
-    assert outcome(expectation, [0, 2.01, 1, math.inf], float, limit=2) == ("failed", (1, 3))
+LIMITED, FLOORED = kinds_of("ColumnWithinLimit"), kinds_of("ColumnAboveFloor")
+ALLOWED, REFUSED = kinds_of("ColumnOneOf"), kinds_of("ColumnNoneOf")
 
 
-@pytest.mark.parametrize("expectation", kinds_of("ColumnAboveFloor"))
-def test_above_the_floor_passes_and_on_it_fails(expectation: str):
-    assert outcome(expectation, [2.01, 3], float, floor=2) == ("passed", ())
-    assert outcome(expectation, [3, 2, -math.inf], float, floor=2) == ("failed", (1, 2))
+@pytest.mark.parametrize(("expectation", "bound", "passing", "values", "failing"), [
+    *((kind, {"limit": 2}, [0, 2], [0, 2.01, 1, math.inf], (1, 3)) for kind in LIMITED),
+    *((kind, {"floor": 2}, [2.01, 3], [3, 2, -math.inf], (1, 2)) for kind in FLOORED),
+    *((kind, {"allowed": ["a", "b"]}, ["a", "b"], ["a", "c", "A"], (1, 2)) for kind in ALLOWED),
+    *((kind, {"refused": ["c"]}, ["a", "b"], ["a", "c"], (1,)) for kind in REFUSED),
+])  # fmt: skip
+def test_the_bound_divides_what_passes_from_what_fails(
+    expectation: str, bound: dict[str, Any], passing: list[Any], values: list[Any], failing: tuple[int, ...]
+):
+    dtype = object if isinstance(values[0], str) else float
+    assert outcome(expectation, passing, dtype, **bound) == ("passed", ())
+    assert outcome(expectation, values, dtype, **bound) == ("failed", failing)
 
 
-@pytest.mark.parametrize("expectation", kinds_of("ColumnOneOf"))
-def test_only_what_is_allowed_passes(expectation: str):
-    assert outcome(expectation, ["a", "b"], object, allowed=["a", "b"]) == ("passed", ())
-    assert outcome(expectation, ["a", "c", "A"], object, allowed=["a", "b"]) == ("failed", (1, 2))
-
-
-@pytest.mark.parametrize("expectation", kinds_of("ColumnNoneOf"))
-def test_all_but_what_is_refused_passes(expectation: str):
-    assert outcome(expectation, ["a", "b"], object, refused=["c"]) == ("passed", ())
-    assert outcome(expectation, ["a", "c"], object, refused=["c"]) == ("failed", (1,))
-
-
-NUMBERS = [(kinds_of("ColumnWithinLimit")[0], {"limit": 2}), (kinds_of("ColumnAboveFloor")[0], {"floor": 2})]
-WORDS = [(kinds_of("ColumnOneOf")[0], {"allowed": ["a"]}), (kinds_of("ColumnNoneOf")[0], {"refused": ["a"]})]
+NUMBERS = [(LIMITED[0], {"limit": 2}), (FLOORED[0], {"floor": 2})]
+WORDS = [(ALLOWED[0], {"allowed": ["a"]}), (REFUSED[0], {"refused": ["a"]})]
 
 
 @pytest.mark.parametrize(("expectation", "arguments"), [*NUMBERS, *WORDS])
-def test_nothing_and_nan_never_pass(expectation: str, arguments: dict[str, Any]):
-    dtype = float if (expectation, arguments) in NUMBERS else object
-    nothing = math.nan if dtype is float else None
-    assert outcome(expectation, [], dtype, **arguments) == ("failed", ())
-    assert outcome(expectation, [nothing], dtype, **arguments) == ("failed", (0,))
-    assert outcome(expectation, [nothing, nothing], dtype, **arguments) == ("failed", (0, 1))
-
-
-@pytest.mark.parametrize(("expectation", "arguments"), NUMBERS)
-def test_words_where_numbers_must_be_break_the_check(expectation: str, arguments: dict[str, Any]):
-    assert outcome(expectation, ["many", 1], object, **arguments) == ("broken", ())
+def test_nothing_and_nan_never_pass_and_words_for_numbers_break_the_check(expectation: str, arguments: dict[str, Any]):
+    dtype, nothing = (float, math.nan) if (expectation, arguments) in NUMBERS else (object, None)
+    for count in range(3):
+        assert outcome(expectation, [nothing] * count, dtype, **arguments) == ("failed", tuple(range(count)))
+    if dtype is float:
+        assert outcome(expectation, ["many", 1], object, **arguments) == ("broken", ())

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,37 +16,18 @@ from tests.validations.test_gate import LIMITS, PARENT, at
 def test_rows_that_fail_come_first_and_the_rest_is_counted():
     table = pd.DataFrame({"name": [f"row {number}" for number in range(MAX_ROWS + 50)]})
     shown = show_table("t", table, {MAX_ROWS + 9, 4}, {MAX_ROWS + 7})
-    assert [(row.number, row.mark, row.cells) for row in shown.rows[:4]] == [
-        (4, "failed", ("row 4",)),
-        (MAX_ROWS + 9, "failed", (f"row {MAX_ROWS + 9}",)),
-        (MAX_ROWS + 7, "accepted", (f"row {MAX_ROWS + 7}",)),
-        (0, "", ("row 0",)),
-    ]
+    marks = {4: "failed", MAX_ROWS + 9: "failed", MAX_ROWS + 7: "accepted", 0: ""}
+    expected = [(row, mark, (f"row {row}",)) for row, mark in marks.items()]
+    assert [(row.number, row.mark, row.cells) for row in shown.rows[:4]] == expected
     assert (len(shown.rows), shown.total_rows, shown.total_failing) == (MAX_ROWS, MAX_ROWS + 50, 2)
-
-
-def test_only_numbers_are_set_as_numbers():
     table = pd.DataFrame({"count": [1], "share": [0.5], "text": ["1"], "flag": [True]})
     assert show_table("t", table, ()).is_numeric == (True, True, False, False)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.1 + 0.2, "0.3"),
-        (1_234_567, "1234567"),
-        (float("nan"), "–"),
-        (None, "–"),
-        (pd.NA, "–"),
-        (pd.NaT, "–"),
-        ("", "–"),
-        (np.array([1, 2]), "1, 2"),
-        ([], "–"),
-        (np.True_, "yes"),
-        (False, "no"),
-        ("x" * 999, "x" * (MAX_CELL_CHARACTERS - 1) + "…"),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (0.1 + 0.2, "0.3"), (1_234_567, "1234567"), (float("nan"), "–"), (None, "–"), (pd.NA, "–"), (pd.NaT, "–"), ("", "–"), ([], "–"),
+    (np.array([1, 2]), "1, 2"), (np.True_, "yes"), (False, "no"), ("x" * 999, "x" * (MAX_CELL_CHARACTERS - 1) + "…"),
+])  # fmt: skip
 def test_a_cell_is_said_as_short_as_it_can_be(value: object, text: str):
     assert as_text(value) == text
 
@@ -80,22 +62,17 @@ def test_the_rows_that_fail_are_shown_and_what_comes_from_data_is_no_markup(tmp_
     assert "Rows of caches that fail (1):" in page
     assert "<script>" not in page
     assert "](http" not in page
-    assert all(line.count("\n") == 0 for line in page.split("\n"))
+    for path in tmp_path.glob("*.parquet"):
+        path.unlink()
+    assert STALE in as_markdown(verdict).replace("\\", ""), "evidence that is gone leaves no page without words"
 
 
 @pytest.mark.parametrize(
     ("state", "said"), [("approved", "A person let it pass: the phase may go on."), ("rejected", "A person rejected it")]
 )
-def test_a_decision_is_on_the_page(tmp_path: Path, state: str, said: str):
+def test_a_decision_is_on_the_page(tmp_path: Path, state: Literal["approved", "rejected"], said: str):
     verdict = judged("bison data", evidence(stale=1), tmp_path)
     decision = Decision(approves=state == "approved", reason="a *reason*", who="Ada", when="2026-11-23T00:00:00", seen={"x": "y"})
-    page = as_markdown(verdict, Ruling("approved" if state == "approved" else "rejected", decision))
+    page = as_markdown(verdict, Ruling(state, decision))
     assert said in page
     assert f"{state.capitalize()} by Ada on 2026-11-23: a \\*reason\\*" in page
-
-
-def test_evidence_that_is_gone_leaves_the_page_without_numbers_and_not_without_words(tmp_path: Path):
-    verdict = judged("bison data", evidence(stale=1), tmp_path)
-    for path in tmp_path.glob("*.parquet"):
-        path.unlink()
-    assert STALE in as_markdown(verdict).replace("\\", "")

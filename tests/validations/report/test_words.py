@@ -12,7 +12,6 @@ from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, jud
 
 @pytest.fixture(scope="module")
 def bison(tmp_path_factory: pytest.TempPathFactory) -> Verdict:
-    """Fails in two checks and warns in a third."""
     return judged("marin-32b/proxy/bison data", evidence(leaked=1319, stale=1, like_tests=2), tmp_path_factory.mktemp("bison"))
 
 
@@ -46,8 +45,7 @@ def test_what_stops_is_reported_before_what_warns_in_the_suite_s_order(bison: Ve
 def test_many_cases_of_one_check_are_one_failure_that_counts_them(tmp_path: Path):
     verdict = judged("bison data", evidence(stale=1, components=40), tmp_path)
     (failure,) = failures_of(verdict)
-    assert failure.total == 40
-    assert len(failure.cases) == MAX_REASONS_PER_CHECK
+    assert (failure.total, len(failure.cases)) == (40, MAX_REASONS_PER_CHECK)
     assert "And 39 more cases. In all, 4 of 5 checks passed, 1 failed. See" in lines_of(verdict)[-1]
     assert "40 such cases" in as_markdown(verdict)
 
@@ -62,8 +60,7 @@ def test_a_check_that_could_not_be_made_is_reported_as_that(tmp_path: Path):
 
 def test_a_warning_is_no_failure(tmp_path: Path):
     verdict = judged("bison data", evidence(like_tests=3), tmp_path)
-    assert verdict.passes
-    assert verdict.counts.standing == "warned"
+    assert (verdict.passes, verdict.counts.standing) == (True, "warned")
     assert lines_of(verdict)[0].startswith("bison data passed with 1 warning: 3 files of component math are named like a test split")
     assert as_markdown(verdict).startswith("# ! bison data passed with 1 warning: 4 of 5 checks")
 
@@ -80,7 +77,6 @@ def test_text_of_the_data_is_never_markup_nor_a_new_line(tmp_path: Path):
 
 
 def test_reasons_that_belong_to_no_known_check_are_still_reported(bison: Verdict):
-    """Verdicts of an older suite name checks that may not be found."""
     older = bison.but(checks=())
     assert [failure.table for failure in failures_of(older)] == ["", "", ""]
     assert lines_of(older)[0].startswith("marin-32b/proxy/bison data failed: the cache")
