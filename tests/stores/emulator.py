@@ -17,9 +17,9 @@ import threading
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, partialmethod
 from hashlib import md5
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -54,11 +54,7 @@ class Fault:
 
 @dataclass
 class Faults:
-    """The faults that wait for their requests, and what became of the requests so far.
-
-    Attributes:
-        lag: listings show the store as it was so many changes ago; an object asked for by name is found at once.
-    """
+    """The faults that wait for their requests, and what became of the requests so far. Listings are as of `lag` changes ago."""
 
     waiting: list[Fault] = field(default_factory=list)
     happened: list[tuple[Kind, str]] = field(default_factory=list)
@@ -66,14 +62,11 @@ class Faults:
     lag: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def refuse(self, *, where: str = "", method: str = "", times: int = 1, status: int = 503) -> None:
-        self.waiting.append(Fault("refuse", method, where, times, status))
+    def refuse(self, *, where: str = "", method: str = "", times: int = 1, status: int = 503, kind: Kind = "refuse") -> None:
+        self.waiting.append(Fault(kind, method, where, times, status))
 
-    def tear(self, *, where: str = UPLOADS, method: str = "", times: int = 1) -> None:
-        self.waiting.append(Fault("tear", method, where, times))
-
-    def drop_reply(self, *, where: str = "", method: str = "", times: int = 1) -> None:
-        self.waiting.append(Fault("drop_reply", method, where, times))
+    tear = partialmethod(refuse, kind="tear", where=UPLOADS)
+    drop_reply = partialmethod(refuse, kind="drop_reply")
 
     def clear(self) -> None:
         for remembered in (self.waiting, self.happened, self.requests):
@@ -158,11 +151,9 @@ class FaultyHandler(RequestHandler):
         socket_out, self.wfile = self.wfile, io.BytesIO()
         self.rfile = io.BytesIO(body)
         try:
-            query = parse_qs(urlsplit(self.path).query)
-            try:
+            query, found = parse_qs(urlsplit(self.path).query), {"generation": "0", "metageneration": "0"}
+            with suppress(NotFound):
                 found = self.storage.get_file_obj(bucket, name)
-            except NotFound:
-                found = {"generation": "0", "metageneration": "0"}
             wanted = {key: query.get(f"if{key.capitalize()}Match", [found[key]])[0] for key in ("generation", "metageneration")}
             if any(found[key] != value for key, value in wanted.items()):
                 self._answer(412)

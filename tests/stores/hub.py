@@ -36,12 +36,8 @@ class Fault:
 
 @dataclass
 class FakeHub:
-    """What the hub has, and what was asked of it.
-
-    Attributes:
-        commits: commit → path → content; names: branch or tag → commit.
-        closed_until: before this second every request is refused with 429 and the seconds that are left. `impatient` counts them.
-    """
+    """What the hub has (commit → path → content, branch or tag → commit), and what was asked of it. Before `closed_until` every request is
+    refused with 429 and the seconds that are left; `impatient` counts them."""
 
     repository: str = "datasets/owner/name"
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
@@ -90,11 +86,7 @@ class FakeHub:
         return sum(bool(re.search(where, path)) for path in self.requests)
 
     def files_at(self, revision: str) -> tuple[str, dict[str, bytes]]:
-        """The commit of a revision, which may be a commit's first letters, and its files.
-
-        Raises:
-            LookupError: there is none.
-        """
+        """The commit of a revision, which may be a commit's first letters, and its files."""
         name = self.names.get(revision, revision)
         found = [commit for commit in self.commits if commit.startswith(name)]
         if len(found) != 1 or len(name) < 7:

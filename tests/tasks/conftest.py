@@ -21,35 +21,30 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.config import RunConfig
 from tests.stores.emulator import the_emulator
 
+VOCAB_SIZE = 420
+
 
 def _words(text: str) -> list[str]:
     return text.split()
 
 
-NOUNS = _words(
-    """
+NOUNS = _words("""
     river mountain garden window lantern harbour carpenter mirror orchard bridge letter engine anchor basket candle dragon eagle
     feather glacier hammer island jacket kettle ladder magnet needle ocean parrot quarry ribbon saddle teapot umbrella violin wagon
     zebra acorn blanket cabin dolphin elephant falcon goblet helmet icicle jewel kitten lemon marble notebook oyster pebble quilt
     rocket statue turnip urchin velvet walnut bottle cannon doctor ember fountain giraffe hunter inkwell jungle king lobster monkey
     nephew onion pigeon rabbit sailor tailor uncle village wizard yard bishop cactus dancer emperor farmer guitar herring insect
     judge lawyer
-    """
-)
-VERBS = _words(
-    """
+""")
+VERBS = _words("""
     follows remembers carries watches repairs paints measures forgets lifts answers borrows chases defends explains frightens
     gathers hides imagines judges kicks launches mends notices orders polishes questions rescues sketches teaches uncovers visits
     warns
-    """
-)
-PLACES = _words(
-    """
+""")
+PLACES = _words("""
     valley kitchen station library forest market cellar tower meadow harbour attic bakery castle desert embassy factory gallery
     hospital igloo jail kingdom laundry museum nursery office palace ruins stable tunnel university vineyard workshop
-    """
-)
-VOCAB_SIZE = 420
+""")
 
 
 def write_prose(seed: int, sentences: int) -> str:
@@ -106,12 +101,8 @@ class World:
 
     def source(self, component: str, **changes: object) -> Source:
         fields: Mapping[str, object] = {
-            "url": (self.sources / component).as_uri(),
-            "include": ("*.jsonl",),
-            "exclude": (),
-            "format": "jsonl",
-            "text_key": "text",
-        }
+            "url": (self.sources / component).as_uri(), "include": ("*.jsonl",), "exclude": (), "format": "jsonl", "text_key": "text",
+        }  # fmt: skip
         return Source.model_validate({**fields, **changes})
 
     def plan(self, vocab_size: int = VOCAB_SIZE, **changes: object) -> DataPlan:

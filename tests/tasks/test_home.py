@@ -1,7 +1,9 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,46 +14,35 @@ from phasewise.trainer.base.storage import write_atomically
 from tests.stores.fixtures import FaultyStore
 
 
-def test_the_home_is_made(tmp_path: Path):
+def test_the_home_is_made_and_option_comes_before_environment_and_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for text in (str(tmp_path / "a" / "b"), (tmp_path / "c").as_uri()):
         home = Home.open(text)
         assert home.root.is_dir()
         assert list(home.root.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"a", "c"}
-
-
-def test_an_option_comes_before_the_environment_and_that_before_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
     assert Home.open(None).root == tmp_path / DEFAULT_HOME
     monkeypatch.setenv("PHASEWISE_HOME", "from-environment")
-    assert Home.open(None).root == tmp_path / "from-environment"
-    assert Home.open("from-option").root == tmp_path / "from-option"
+    assert (Home.open(None).root, Home.open("from-option").root) == (tmp_path / "from-environment", tmp_path / "from-option")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Home.open("~/mine").root == tmp_path / "mine"
 
 
-@pytest.mark.parametrize("below", ["", "deep/er"])
-def test_a_place_under_a_file_is_refused(tmp_path: Path, below: str):
+def test_a_place_under_a_file_is_refused_and_a_home_that_is_only_looked_at_is_not_made(tmp_path: Path, gcs: Path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another with --home or PHASEWISE_HOME") as refusal:
-        Home.open(str(tmp_path / "file" / below))
-    assert str(tmp_path / "file") in str(refusal.value)
-    assert refusal.value.exit_code == 2
-
-
-def test_a_home_that_is_only_looked_at_is_not_made(tmp_path: Path, gcs: Path):
+    for below in ("", "deep/er"):
+        with pytest.raises(ConfigError, match=r"/file.* cannot be written: .*Choose another with --home or PHASEWISE_HOME") as refusal:
+            Home.open(str(tmp_path / "file" / below))
+        assert (str(tmp_path / "file") in str(refusal.value), refusal.value.exit_code) == (True, 2)
+        with pytest.raises(ConfigError, match=r"cannot be read: .*Choose another with --home or PHASEWISE_HOME"):
+            Home.at(str(tmp_path / "file" / below), reads_only=True)
     for place in (tmp_path / "a" / "b", gcs):
         home = Home.at(str(place), reads_only=True)
-        assert (home.root, home.reads_only) == (place, True)
-        assert home == Home.open(str(place))
+        assert (home.root, home.reads_only, home) == (place, True, Home.open(str(place)))
     for place in (tmp_path / "c", gcs / "c"):
         Home.at(str(place), reads_only=True)
         assert not place.exists()
-    (tmp_path / "file").write_text("in the way")
-    for below in ("", "deep/er"):
-        with pytest.raises(ConfigError, match=r"cannot be read: .*Choose another with --home or PHASEWISE_HOME"):
-            Home.at(str(tmp_path / "file" / below), reads_only=True)
 
 
 def test_a_home_on_a_store_has_the_same_layout_there(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -84,15 +75,13 @@ def test_a_store_that_is_missing_or_forbids_or_has_no_locks_is_refused(faulty_st
         Home.at(str(faulty_store.root), reads_only=True)
 
 
-@pytest.mark.parametrize("reads_only", [False, True])
-def test_a_store_that_never_answers_is_refused_in_a_bounded_time(
-    faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch, reads_only: bool
-):
+@pytest.mark.parametrize("looks", [Home.open, partial(Home.at, reads_only=True)])
+def test_a_store_that_never_answers_is_refused_in_a_bounded_time(faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch, looks: Any):
     monkeypatch.setattr("phasewise.tasks.home.PROBE_SECONDS", 0.5)
     faulty_store.faults.refuse(times=1_000_000)
     monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # its sleeps are real
     with pytest.raises(ConfigError, match=r"did not answer within 0\.5 seconds"):
-        Home.at(str(faulty_store.root), reads_only=True) if reads_only else Home.open(str(faulty_store.root))
+        looks(str(faulty_store.root))
 
 
 def test_one_run_at_a_time_holds_the_home(store: Path, monkeypatch: pytest.MonkeyPatch):
@@ -110,19 +99,10 @@ def test_one_run_at_a_time_holds_the_home(store: Path, monkeypatch: pytest.Monke
 
 
 def test_every_thing_has_a_place_of_its_own(tmp_path: Path):
-    home = Home(tmp_path)
-    key = "0123456789abcdef0123"
-    places = [
-        home.sources,
-        home.prefect,
-        home.lock("lock"),
-        home.keyed("documents", key, "web"),
-        home.keyed("tokenizers", key),
-        home.keyed("benchmarks", key),
-    ]
-    places += [home.tokens("web", "train", key), home.tokens("web", "held_out", key), home.report("marin-8b-proxy")]
-    places += [home.keyed("evidence", key, "leakage"), home.keyed("evidence", key, "items"), home.run("marin-8b-proxy", "kestrel")]
-    places += [home.verdict("marin-8b-proxy", "kestrel", gate) for gate in ("data", "model")]
+    home, key, run = Home(tmp_path), "0123456789abcdef0123", "marin-8b-proxy"
+    keyed = (("documents", "web"), ("tokenizers",), ("benchmarks",), ("evidence", "leakage"), ("evidence", "items"))
+    places = [home.sources, home.prefect, home.lock("lock"), *(home.keyed(kind, key, *parts) for kind, *parts in keyed)]
+    places += [home.tokens("web", "train", key), home.tokens("web", "held_out", key), home.report(run), home.run(run, "kestrel")]
+    places += [*(home.verdict(run, "kestrel", gate) for gate in ("data", "model")), home.tokens("web", "train", f"1{key}")]
     assert len(set(places)) == len(places)
     assert all(tmp_path in place.parents for place in places)
-    assert home.tokens("web", "train", key) != home.tokens("web", "train", f"1{key}")

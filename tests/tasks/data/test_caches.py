@@ -18,6 +18,17 @@ from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
 from tests.tasks.data.builds import build_cache
 
+DECIDES_NOTHING = {f"phasewise.tasks.data.{name}" for name in ("source", "digests", "listing")}
+"""Settings, names and digests of files, which are in the key themselves."""
+DECIDES_NO_MEASURE = {
+    "phasewise.tasks.data.conversation": "a template's text is in the key of its cache",
+    "phasewise.tasks.data.plan": "names caches, whose contents are in the key",
+    "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
+    "phasewise.tasks.evaluation.made_benchmarks": "reads benchmarks, whose bytes are in the key",
+    "phasewise.tasks.evaluation.gate_benchmarks": "its code is in the digests of real benchmarks and needles, which are in the key",
+    "phasewise.tasks.progress": "says what happens",
+}
+
 
 @pytest.fixture(scope="module")
 def plan(prepared) -> DataPlan:  # pyright: ignore[reportMissingParameterType]  # a World of the conftest
@@ -34,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
-def test_two_builds_are_equal_byte_for_byte(plan: DataPlan, tmp_path: Path, split: Split):
+def test_two_builds_are_equal_byte_for_byte_and_tokens_decode_back_to_the_documents(plan: DataPlan, tmp_path: Path, split: Split):
     build(plan, tmp_path / "a", split)
     build(plan, tmp_path / "b", split)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(plan.components["web"].cache(split).folder)
@@ -42,32 +53,24 @@ def test_two_builds_are_equal_byte_for_byte(plan: DataPlan, tmp_path: Path, spli
     assert len(names) > 1
     shards = {f"{name}.{kind}" for name in names for kind in ("bin", "parquet")}
     assert shards <= set(contents(tmp_path / "a")) <= shards | {MANIFEST_NAME} | {f"shard-{number:05d}.json" for number in range(9)}
-
-
-@pytest.mark.parametrize("split", ["train", "held_out"])
-def test_tokens_decode_back_to_the_documents(plan: DataPlan, split: Split):
     tokenizer = load_tokenizer(plan.tokenizer)
     for name, component in plan.components.items():
         texts = list(split_texts(component.documents.folder, split))
         found = list(TokenCache.open(component.cache(split).folder).documents())
         assert len(found) == len(texts) > 0, name
         for document, text in zip(found, texts, strict=True):
-            assert document.id == digest_of_bytes(text.encode())
-            assert (document.tokens[0], document.tokens[-1]) == (0, 1)
+            assert (document.id, document.tokens[0], document.tokens[-1]) == (digest_of_bytes(text.encode()), 0, 1)
             assert tokenizer.decode(document.tokens[1:-1].tolist(), skip_special_tokens=False) == text
         assert {document.source_file for document in found} <= {file.name for file in component.listing.files}
 
 
 def test_the_manifest_says_what_is_there(plan: DataPlan):
     web = plan.components["web"]
-    folder = web.train.folder
-    manifest = read_manifest(web.train.folder)
+    folder, manifest = web.train.folder, read_manifest(web.train.folder)
     texts = list(split_texts(web.documents.folder, "train"))
     assert (manifest.key, manifest.component, manifest.split, manifest.sources) == (web.train.key, "web", "train", web.listing.files)
-    assert manifest.source == web.source.described()
-    assert manifest.tokenizer_digest == digest_of_file(plan.tokenizer)
-    assert (manifest.begin_of_text, manifest.end_of_text, manifest.dtype) == (0, 1, "uint16")
-    assert manifest.documents == len(texts)
+    assert (manifest.source, manifest.tokenizer_digest) == (web.source.described(), digest_of_file(plan.tokenizer))
+    assert (manifest.begin_of_text, manifest.end_of_text, manifest.dtype, manifest.documents) == (0, 1, "uint16", len(texts))
     assert manifest.text_bytes == sum(len(text.encode()) for text in texts)
     for shard in manifest.shards:
         index = pq.read_table(folder / f"{shard.name}.parquet").to_pydict()
@@ -99,51 +102,26 @@ def test_the_key_names_everything_that_decides_the_bytes(monkeypatch: pytest.Mon
             assert cache_key("d", "train", "t") not in keys, name
 
 
-DECIDES_NOTHING = {
-    "phasewise.tasks.data.source": "settings, which are in the key themselves",
-    "phasewise.tasks.data.digests": "names and digests of files, which are in the key themselves",
-    "phasewise.tasks.data.listing": "names and digests of files, which are in the key themselves",
-}
-DECIDES_NO_MEASURE = {
-    "phasewise.tasks.data.conversation": "a template's text is in the key of its cache",
-    "phasewise.tasks.data.plan": "names caches, whose contents are in the key",
-    "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
-    "phasewise.tasks.evaluation.made_benchmarks": "reads benchmarks, whose bytes are in the key",
-    "phasewise.tasks.evaluation.gate_benchmarks": "its code is in the digests of real benchmarks and needles, which are in the key",
-    "phasewise.tasks.progress": "says what happens",
-}
-
-
 def modules_used_by(paths: set[str], room: str) -> set[str]:
     trees = [ast.parse((identity.HOUSE / path).read_text()) for path in paths]
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith(room)]
     named = {(str(node.module), f"{node.module}.{alias.name}") for node in imports for alias in node.names}
-    return {
-        name if (identity.HOUSE / f"{name.removeprefix('phasewise.').replace('.', '/')}.py").exists() else module for module, name in named
-    }
+    places = {name: identity.HOUSE / f"{name.removeprefix('phasewise.').replace('.', '/')}.py" for _, name in named}
+    return {name if places[name].exists() else module for module, name in named}
 
 
 def names_of(paths: set[str]) -> set[str]:
     return {f"phasewise.{path.removesuffix('.py').replace('/', '.')}" for path in paths}
 
 
-def test_every_module_that_decides_bytes_or_measures_is_in_a_version():
+def test_every_module_that_decides_bytes_or_measures_is_in_a_version_and_each_version_has_its_digest():
     digested = {path.relative_to(identity.HOUSE).as_posix() for path in identity.files_of(*phase_evaluation.MEASURING)}
     assert modules_used_by(digested, "phasewise.tasks.") - names_of(digested) == set(DECIDES_NO_MEASURE)
     digested = {*reading.READER_CODE, *documents.DOCUMENTS_CODE, *caches.ENCODER_CODE, *conversation_text.COMPOSER_CODE}
-    assert modules_used_by(digested, "phasewise.tasks.data") - names_of(digested) <= set(DECIDES_NOTHING)
-
-
-@pytest.mark.parametrize(
-    ("version", "code"),
-    [
-        (reading.READER, reading.READER_CODE),
-        (documents.DOCUMENTS, documents.DOCUMENTS_CODE),
-        (caches.ENCODER, caches.ENCODER_CODE),
-        (conversation_text.COMPOSER, conversation_text.COMPOSER_CODE),
-        (tokenizer.TOKENIZER_VERSION, (tokenizer,)),
+    assert modules_used_by(digested, "phasewise.tasks.data") - names_of(digested) <= DECIDES_NOTHING
+    for version, code in (
+        (reading.READER, reading.READER_CODE), (documents.DOCUMENTS, documents.DOCUMENTS_CODE), (caches.ENCODER, caches.ENCODER_CODE),
+        (conversation_text.COMPOSER, conversation_text.COMPOSER_CODE), (tokenizer.TOKENIZER_VERSION, (tokenizer,)),
         (filters.NORMALIZER, (filters,)),
-    ],
-)
-def test_each_version_has_its_digest(version: str, code: tuple[object, ...]):
-    assert identity.code_digest(*code) in version  # pyright: ignore[reportArgumentType]
+    ):  # fmt: skip
+        assert identity.code_digest(*code) in version

@@ -20,15 +20,6 @@ JSON_LINES = Source(url="gs://bucket/web", include=("*",), format="jsonl")
 SIZES = {f"shard-{number:02}.jsonl": 1_000_000 for number in range(40)}
 
 
-def test_the_choice_is_a_sample_and_the_same_everywhere():
-    names, budget = choose(JSON_LINES, SIZES, 1_500_000)
-    assert budget is not None
-    assert len(names) == budget.files == 8  # 187,500 tokens a file
-    assert (budget.of_files, budget.bytes, budget.of_bytes, budget.tokens) == (40, 8_000_000, 40_000_000, 1_500_000)
-    assert sorted(names) != sorted(SIZES)[:8], "the first by their names are no sample"
-    assert choose(JSON_LINES, dict(reversed(SIZES.items())), 1_500_000) == (names, budget)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Files of about 700 tokens each; the last document of each is one of the file before."""
@@ -43,9 +34,8 @@ def prepare_some(folder: Path, home: Path, tokens: int) -> DataPlan:
     """Everything for two components, of which one has a budget. The tokenizer is of the other one's text."""
     sources = {name: Source(url=(folder / name).as_uri(), include=("*.jsonl*",), format="jsonl") for name in ("law", "web")}
     law, budgets = ("law",), {"web": tokens}
-    plan = plan_data(
-        sources, Home.open(str(home)), vocab_size=VOCAB_SIZE, budgets=budgets, tokenizer_components=law, benchmark_components=law
-    )
+    own: dict[str, Any] = {"tokenizer_components": law, "benchmark_components": law}
+    plan = plan_data(sources, Home.open(str(home)), vocab_size=VOCAB_SIZE, budgets=budgets, **own)
     write_missing_documents(plan)
     make_missing_tokenizer(plan, VOCAB_SIZE, None)
     build_missing_caches(plan)
@@ -84,20 +74,23 @@ def test_a_raised_budget_goes_on_and_gives_what_it_alone_would_have_given(folder
     assert contents(large)["train"][1] > contents(small)["train"][1]
 
 
-def test_a_budget_decides_the_key_and_everything_does_not(folder: Path):
+def test_the_choice_is_a_sample_and_the_same_everywhere_and_a_budget_decides_the_key(folder: Path):
     sources = {"web": Source(url=(folder / "web").as_uri(), include=("*.jsonl",), format="jsonl")}
     home = Home.open(str(folder / "home"))
-
-    def key(tokens: int | None) -> str:
-        budgets = {} if tokens is None else {"web": tokens}
-        return plan_data(sources, home, vocab_size=VOCAB_SIZE, budgets=budgets).components["web"].documents.key
-
-    assert len({key(None), key(3000), key(6000)}) == 3
-    assert key(10**9) == key(None)
+    some: tuple[dict[str, int], ...] = ({}, {"web": 3000}, {"web": 6000}, {"web": 10**9})
+    plans = [plan_data(sources, home, vocab_size=VOCAB_SIZE, budgets=budgets) for budgets in some]
+    keys = [plan.components["web"].documents.key for plan in plans]
+    assert (len(set(keys)), keys[0]) == (3, keys[3])
+    names, budget = choose(JSON_LINES, SIZES, 1_500_000)
+    assert budget is not None
+    assert len(names) == budget.files == 8  # 187,500 tokens a file
+    assert (budget.of_files, budget.bytes, budget.of_bytes, budget.tokens) == (40, 8_000_000, 40_000_000, 1_500_000)
+    assert sorted(names) != sorted(SIZES)[:8], "the first by their names are no sample"
+    assert choose(JSON_LINES, dict(reversed(SIZES.items())), 1_500_000) == (names, budget)
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_files_that_change_while_they_are_read_are_refused_and_what_was_read_of_them_goes(world: Any):
+def test_files_that_change_while_they_are_read_or_are_too_unreadable_stop_the_preparation(world: Any):
     plan = world.plan()
     path = world.sources / "web" / "part-1.jsonl"
     before = path.read_bytes()
@@ -107,10 +100,6 @@ def test_files_that_change_while_they_are_read_are_refused_and_what_was_read_of_
     assert list(plan.components["web"].documents.folder.iterdir()) == []
     path.write_bytes(before)
     assert write_missing_documents(plan) == 3
-
-
-@pytest.mark.usefixtures("on_scheduler")
-def test_too_much_that_is_unreadable_stops_the_preparation_and_leaves_the_samples(world: Any):
     (world.sources / "web" / "part-2.jsonl").write_bytes(b"{\n")
     plan = world.plan()
     with pytest.raises(DataError, match=r"component web: .*broken JSON, 1 document"):
@@ -132,8 +121,7 @@ def test_a_lost_shard_is_built_again_and_no_cache_with_an_edited_tokenizer_or_an
     with pytest.raises(DataError, match=r"tokenizer\.json was edited after it was written\. Delete .* and prepare the data again"):
         build_missing_caches(plan)
     plan.tokenizer.write_text(tokenizer)
-    assert build_missing_caches(plan) == 1
-    assert {path.name: path.read_bytes() for path in cache.folder.iterdir()} == whole
+    assert (build_missing_caches(plan), {path.name: path.read_bytes() for path in cache.folder.iterdir()}) == (1, whole)
     theirs = read_manifest(cache.folder).but(begin_of_text=300)
     write_manifest(cache.folder, theirs)
     pin = Pin(component="web", split="train", url=str(cache.folder), digest=theirs.digest)

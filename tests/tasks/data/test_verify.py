@@ -1,5 +1,5 @@
-import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,26 @@ from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest
 from tests.tasks.conftest import write_lines
+from tests.tasks.data.builds import edit_in_silence
 
 NAMES = ("code", "law", "web")
+SETTINGS = {
+    "file no longer selected: part-1.jsonl (expected left out by *.jsonl without part-1*, found in the cache": {"exclude": ("part-1*",)},
+    "text_key changed: caches of web (expected content, found text": {"text_key": "content"},
+}
+CODE: dict[str, tuple[str, Any]] = {
+    "reader code changed: caches of web (expected documents-9": ("read_by", lambda _: "documents-9"),
+    "encoder code changed: caches of web (expected end-only-1": ("ENCODER", "end-only-1"),
+}
+"""Bison's preprocessing was set to drop a file, and the cache still held it; a pin must not excuse such a change either."""
+BREAKS = (
+    *SETTINGS, *CODE, "content changed: part-1.jsonl", "pin: content changed: part-1.jsonl", "file removed: part-1.jsonl",
+    "file turned away: part-2.jsonl (expected a file under the source's root, found outside the root): take it away",
+    "tokenizer edited: TOKENIZER (expected the file that was written", "shard damaged: CACHE/shard-00000.bin",
+    "manifest edited: CACHE/manifest.json", "half-built cache: CACHE (expected manifest.json, found ", "train cache not built: CACHE",
+    "pinned cache changed: CACHE (expected dddddddddddddddd", "pinned cache missing: /nowhere/web", "too much is unreadable: ",
+    "pinned to another cache: HELD_OUT (expected train cache of web, found held_out cache of web): correct the pin",
+)  # fmt: skip
 
 
 @dataclass
@@ -56,62 +74,27 @@ def case(prepared: Any, tmp_path: Path) -> Case:
     return Case(type(prepared)(Home(tmp_path), tmp_path / "sources"))
 
 
-def edit_in_silence(path: Path) -> None:
-    status = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"The", b"She", 1))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-
-
-SETTINGS = {
-    "file no longer selected: part-1.jsonl (expected left out by *.jsonl without part-1*, found in the cache": {"exclude": ("part-1*",)},
-    "text_key changed: caches of web (expected content, found text": {"text_key": "content"},
-}
-CODE: dict[str, tuple[str, Any]] = {
-    "reader code changed: caches of web (expected documents-9": ("read_by", lambda _: "documents-9"),
-    "encoder code changed: caches of web (expected end-only-1": ("ENCODER", "end-only-1"),
-}
-"""Bison's preprocessing was set to drop a file, and the cache still held it; a pin must not excuse such a change either."""
-BREAKS = (
-    *SETTINGS, *CODE, "content changed: part-1.jsonl", "pin: content changed: part-1.jsonl", "file removed: part-1.jsonl",
-    "file turned away: part-2.jsonl (expected a file under the source's root, found outside the root): take it away",
-    "tokenizer edited: TOKENIZER (expected the file that was written", "shard damaged: CACHE/shard-00000.bin",
-    "manifest edited: CACHE/manifest.json", "half-built cache: CACHE (expected manifest.json, found ", "train cache not built: CACHE",
-    "pinned cache changed: CACHE (expected dddddddddddddddd", "pinned cache missing: /nowhere/web", "too much is unreadable: ",
-    "pinned to another cache: HELD_OUT (expected train cache of web, found held_out cache of web): correct the pin",
-)  # fmt: skip
-
-
 def break_cache(case: Case, expected: str, patch: pytest.MonkeyPatch) -> None:
-    web, cache = case.plan().components["web"], case.cache
+    web, cache, tokenizer = case.plan().components["web"], case.cache, case.plan().tokenizer
+    shard, manifest, built = cache / "shard-00000.bin", cache / MANIFEST_NAME, web.documents.folder / MANIFEST_NAME
+    outside = case.world.sources.parent / "outside.jsonl"
+    content, tally = shard.read_bytes(), read_json(built)
+    breaks: dict[str, Callable[[], object]] = {
+        "pin: content": lambda: edit_in_silence(case.pin().file), "content": lambda: edit_in_silence(case.file),
+        "file removed": case.file.unlink, "half-built": manifest.unlink, "train cache": lambda: shutil.rmtree(cache),
+        "file turned away": lambda: case.file.with_name("part-2.jsonl").symlink_to(write_lines(outside, ["more"])),
+        "tokenizer": lambda: tokenizer.write_text(tokenizer.read_text() + " "),
+        "shard": lambda: shard.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:]),
+        "manifest": lambda: write_json(manifest, {**read_json(manifest), "documents": 7}),
+        # built when half of it could be bad; the recipe has become stricter since
+        "too much": lambda: write_sealed(built, {**tally, "tally": {**tally["tally"], "bad_documents": {"broken JSON": 5}}}),
+    }  # fmt: skip
     if expected in SETTINGS:
         case.settings = SETTINGS[expected]
     elif expected in CODE:
         patch.setattr(verify, *CODE[expected])
-    elif "content changed" in expected:
-        edit_in_silence((case.pin() if expected.startswith("pin: ") else case).file)
-    elif expected.startswith("file removed"):
-        case.file.unlink()
-    elif expected.startswith("file turned away"):
-        outside = write_lines(case.world.sources.parent / "outside.jsonl", ["more"])
-        case.file.with_name("part-2.jsonl").symlink_to(outside)
-    elif expected.startswith("tokenizer"):
-        case.plan().tokenizer.write_text(case.plan().tokenizer.read_text() + " ")
-    elif expected.startswith("shard"):
-        content = bytearray((cache / "shard-00000.bin").read_bytes())
-        content[100] ^= 1
-        (cache / "shard-00000.bin").write_bytes(content)
-    elif expected.startswith("manifest"):
-        write_json(cache / MANIFEST_NAME, {**read_json(cache / MANIFEST_NAME), "documents": 7})
-    elif expected.startswith("half-built"):
-        (cache / MANIFEST_NAME).unlink()
-    elif expected.startswith("train cache"):
-        shutil.rmtree(cache)
-    elif expected.startswith("too much"):  # built when half of it could be bad; the recipe has become stricter since
-        manifest = web.documents.folder / MANIFEST_NAME
-        content = read_json(manifest)
-        content["tally"]["bad_documents"] = {"broken JSON": 5}
-        write_sealed(manifest, content)
+    elif found := [change for start, change in breaks.items() if expected.startswith(start)]:
+        found[0]()
     else:
         held_out = web.held_out.folder
         url, digest = (held_out, read_manifest(held_out).digest) if "HELD_OUT" in expected else (cache, "d" * 64)

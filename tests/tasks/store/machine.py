@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.store.publisher import Kept, Publisher
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_atomically, write_json
 from phasewise.trainer.checkpoints.files import write_digests
@@ -16,6 +16,13 @@ class Machine:
     def __init__(self, folder: Path, store: Path) -> None:
         self.kept = Kept(folder, store, RUN_NAME)
         self.run = RunFolder(folder / "runs" / RUN_NAME / "kestrel")
+
+    def publisher(self) -> Publisher:
+        return Publisher(self.kept, every_seconds=3600.0)
+
+    def commit(self, step: int) -> None:
+        with self.publisher():
+            self.train_to(step)
 
     def train_to(self, step: int, *, text: str = "") -> None:
         rows = b"".join(json.dumps({"step": number, "loss": 1 / number}).encode() + b"\n" for number in range(1, step + 1))

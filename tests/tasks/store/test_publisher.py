@@ -22,7 +22,6 @@ from tests.stores.emulator import BUCKET, the_emulator
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.store.machine import RUN_NAME, Machine
 
-HOUR = 3600.0
 OFTEN = 1000
 DIES_BEFORE_THE_HEAD = """
 import os, sys
@@ -38,6 +37,11 @@ HeadObject.replace = lambda *_: os._exit(9)
 publisher.publish()
 """
 Build = Callable[[str], Machine]
+ROOT = Path(__file__).parents[3]
+DELETES = re.compile(r'\.rm_file\(|\.rm\(|"DELETE"|\.mv\(|\.delete_file\(')
+PLACES = {"tasks/home.py": 1, "tasks/locks.py": 2, "tasks/store/content.py": 1, "tasks/training/hosts.py": 1, "trainer/base/storage.py": 2}
+"""Where something on a store is deleted, and how often: probe, leases, content that no head names, heartbeats and meetings of hosts, strays
+and an object that the store says is damaged. The tests below go through each but the last."""
 
 
 @pytest.fixture
@@ -47,41 +51,35 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
     return lambda name: Machine(tmp_path / name, store)
 
 
-def publisher_of(one: Machine) -> Publisher:
-    return Publisher(one.kept, every_seconds=HOUR)
-
-
 def test_another_machine_goes_on_with_what_was_committed(machine: Build):
     one, other = machine("one"), machine("other")
-    with publisher_of(one):
-        one.train_to(5)
-    with publisher_of(other):
+    one.commit(5)
+    with other.publisher():
         assert other.files() == one.files()
         assert find_damage(other.run.checkpoint(5)) is None
         assert not other.run.heartbeat.exists()
         other.train_to(10)
-    with publisher_of(one):
+    with one.publisher():
         assert one.files() == other.files()
 
 
 def test_what_is_newer_here_is_kept_as_long_as_nobody_else_went_on(machine: Build):
     one = machine("one")
-    with publisher_of(one):
-        one.train_to(5)
+    one.commit(5)
     one.train_to(10)
-    with publisher_of(one):
+    with one.publisher():
         assert one.run.checkpoint(10).exists()
-    with publisher_of(machine("other")):
+    with machine("other").publisher():
         pass
     one.train_to(15, text=" of another line")
-    with publisher_of(one):
+    with one.publisher():
         assert not one.run.checkpoint(15).exists()
         assert one.run.checkpoint(10).exists()
 
 
 def test_what_no_head_names_is_deleted_and_what_one_names_stays(machine: Build):
     one, other = machine("one"), machine("other")
-    with publisher_of(one) as publisher:
+    with one.publisher() as publisher:
         one.train_to(5)
         publisher.publish()
         other.kept.look()  # who only looks gets no weights and takes nothing over
@@ -99,8 +97,7 @@ def test_a_result_is_never_there_without_its_checkpoint(tmp_path: Path):
     one = Machine(tmp_path, tmp_path)
     one.train_to(5)
     (one.run.checkpoint(5) / DIGESTS_NAME).unlink()
-    (one.run.checkpoints / "7.orbax-checkpoint-tmp-1").mkdir()
-    (one.run.checkpoints / "7.orbax-checkpoint-tmp-1" / "x").touch()
+    write_atomically(one.run.checkpoints / "7.orbax-checkpoint-tmp-1" / "x", b"")
     assert [name.rpartition("/")[2] for name in take_snapshot(tmp_path, one.kept.folders)[0]] == ["metrics.jsonl"]
 
 
@@ -112,21 +109,19 @@ def test_damage_on_the_store_is_named_and_nothing_of_it_is_used(machine: Build, 
         place = one.kept.objects.folder / digest
         place.unlink() if is_gone else write_atomically(place, b"other bytes")
 
-    with publisher_of(one) as publisher:
+    with one.publisher() as publisher:
         one.train_to(5)
         publisher.publish()
         one.train_to(10)
     sources = take_snapshot(one.kept.work, one.kept.folders)[1]
-    (weights,) = (
-        digest for digest, source in sources.items() if isinstance(source, Path) and source.parts[-3:] == ("10", "state", "weights")
-    )
+    (weights,) = (digest for digest, source in sources.items() if str(source).endswith("10/state/weights"))
     spoil(weights)
-    with publisher_of(other):  # its checkpoint is left out, and the one before is there
+    with other.publisher():  # its checkpoint is left out, and the one before is there
         assert find_damage(other.run.checkpoint(5)) is None
         assert not other.run.checkpoint(10).exists()
     (piece,) = one.kept.head.read()[0].files["runs/tiny-proxy/kestrel/metrics.jsonl"]
     spoil(piece.sha256)
-    with pytest.raises(StorageError, match=f"{piece.sha256} .*(has other bytes|is not there)"), publisher_of(machine("third")):
+    with pytest.raises(StorageError, match=f"{piece.sha256} .*(has other bytes|is not there)"), machine("third").publisher():
         pass
 
 
@@ -138,7 +133,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_sent_is_left_out(machine: Buil
         remove_checkpoint(one.run.checkpoint(5))
         send(objects, sources)
 
-    with publisher_of(one) as publisher:
+    with one.publisher() as publisher:
         one.train_to(5)
         one.train_to(10)
         monkeypatch.setattr(Objects, "send", delete_and_send)
@@ -152,40 +147,35 @@ def test_a_home_that_was_uploaded_as_it_lay_is_gone_on_with_until_something_is_c
     local.train_to(5)
     for path in [path for path in local.kept.work.rglob("*") if path.is_file()]:
         write_atomically(gcs.joinpath(*path.relative_to(local.kept.work).parts), path.read_bytes())
-    assert other.kept.look() == 1
-    assert other.run.metrics.read_bytes() == local.run.metrics.read_bytes()
-    with publisher_of(one):
+    assert (other.kept.look(), other.run.metrics.read_bytes()) == (1, local.run.metrics.read_bytes())
+    with one.publisher():
         assert one.files() == local.files()
         assert find_damage(one.run.checkpoint(5)) is None
         assert not one.run.heartbeat.exists()
         one.train_to(10)
     write_atomically(gcs.joinpath(*local.run.metrics.relative_to(local.kept.work).parts), b"")
-    with publisher_of(other):
+    with other.publisher():
         assert other.files() == one.files()
 
 
 @pytest.mark.parametrize("name", ["one", "other"])
 def test_a_head_that_somebody_deleted_is_no_new_home(machine: Build, name: str):
     one = machine("one")
-    with publisher_of(one):
-        one.train_to(5)
+    one.commit(5)
     before, objects = one.files(), the_emulator().storage.objects[BUCKET]
     del objects[next(found for found in objects if "head.json" in found)]
     who = machine(name)
     with pytest.raises(StorageError, match=r"head\.json is missing, and its content exists: restore the deleted version"):
         who.kept.look()
-    with pytest.raises(StorageError, match="is missing"), publisher_of(who):
+    with pytest.raises(StorageError, match="is missing"), who.publisher():
         pass
     assert one.files() == before
-
-
-# ── faults of the store ──
 
 
 @pytest.mark.parametrize("where", ["objects", "head.json"])
 def test_a_store_that_is_away_for_long_keeps_what_it_had_and_gets_the_rest_later(faulty_store: FaultyStore, machine: Build, where: str):
     one, other = machine("one"), machine("other")
-    with publisher_of(one) as publisher:
+    with one.publisher() as publisher:
         one.train_to(5)
         publisher.publish()
         before = one.kept.head.read()
@@ -200,17 +190,15 @@ def test_a_store_that_is_away_for_long_keeps_what_it_had_and_gets_the_rest_later
     faulty_store.faults.requests.clear()
     other.kept.look(weights_below="")
     assert other.files() == one.files()
-    requests = faulty_store.faults.requests
-    assert not [one for one in requests if one.startswith("GET") and "/o?" in one and "prefix" in one]
+    assert not [one for one in faulty_store.faults.requests if one.startswith("GET") and "/o?" in one and "prefix" in one]
 
 
 def test_who_was_taken_over_writes_nothing_more(machine: Build):
     old, new, third = machine("old"), machine("new"), machine("third")
-    publisher = publisher_of(old).__enter__()
+    publisher = old.publisher().__enter__()
     old.train_to(5)
     publisher.publish()
-    with publisher_of(new):
-        new.train_to(10)
+    new.commit(10)
     head = new.kept.head.read()
     old.train_to(7, text=" of the old one")
     with pytest.raises(TakenOver, match="is not committed"):
@@ -221,23 +209,21 @@ def test_who_was_taken_over_writes_nothing_more(machine: Build):
     old.train_to(8)
     with pytest.raises(TakenOver):
         publisher.__exit__(None)
-    assert new.kept.head.read() == head
-    assert set(the_emulator().storage.objects[BUCKET]) == objects
+    assert (new.kept.head.read(), set(the_emulator().storage.objects[BUCKET])) == (head, objects)
     third.kept.look(weights_below="")
     assert third.files() == new.files()
 
 
 def test_who_is_taken_over_between_content_and_head_commits_nothing(machine: Build, monkeypatch: pytest.MonkeyPatch):
     old, new, third, send = machine("old"), machine("new"), machine("third"), Objects.send
-    publisher = publisher_of(old).__enter__()
+    publisher = old.publisher().__enter__()
     old.train_to(5)
     publisher.publish()
 
     def send_and_be_taken_over(*arguments: Any) -> None:
         monkeypatch.setattr(Objects, "send", send)
         send(*arguments)
-        with publisher_of(new):
-            new.train_to(10)
+        new.commit(10)
 
     monkeypatch.setattr(Objects, "send", send_and_be_taken_over)
     old.train_to(7)
@@ -250,8 +236,7 @@ def test_who_is_taken_over_between_content_and_head_commits_nothing(machine: Bui
 
 def test_a_delete_that_comes_late_spares_what_was_sent_again(machine: Build):
     one = machine("one")
-    with publisher_of(one):
-        one.train_to(5)
+    one.commit(5)
     objects = one.kept.objects
     digests = {piece.sha256 for pieces in one.kept.head.read()[0].files.values() for piece in pieces}
     again = next(iter(digests))
@@ -263,20 +248,16 @@ def test_a_delete_that_comes_late_spares_what_was_sent_again(machine: Build):
 
 def test_killed_between_the_files_of_a_checkpoint_and_the_commit(gcs: Path, machine: Build):
     one, other = machine("one"), machine("other")
-    with publisher_of(one):
-        one.train_to(5)
+    one.commit(5)
     before = one.files()
     killed = subprocess.run([sys.executable, "-c", DIES_BEFORE_THE_HEAD, str(one.kept.work), str(gcs)], timeout=60)
     assert killed.returncode == 9
-    with publisher_of(other):
+    with other.publisher():
         assert other.files() == before
         assert find_damage(other.run.checkpoint(5)) is None
 
 
-# ── a process keeps its work once, whoever of its flows asks ──
-
-
-def test_within_another_it_changes_nothing(machine: Build):
+def test_within_another_it_changes_nothing_and_who_lost_the_work_is_stopped_and_hears_it(machine: Build, monkeypatch: pytest.MonkeyPatch):
     kept = machine("one").kept
     with keeping(kept):
         with keeping(kept):
@@ -285,16 +266,12 @@ def test_within_another_it_changes_nothing(machine: Build):
         check_not_taken_over()
     with keeping(kept):
         assert kept.head.read()[0].number == 2
-
-
-def test_who_lost_the_work_is_stopped_and_hears_it(machine: Build, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.05")
     one, other = machine("one"), machine("other")
 
     def follow() -> None:
         with keeping(one.kept):
-            with publisher_of(other):
-                other.train_to(5)
+            other.commit(5)
             one.train_to(7)
             while True:  # as the launcher of a trainer does
                 check_not_taken_over()
@@ -304,9 +281,7 @@ def test_who_lost_the_work_is_stopped_and_hears_it(machine: Build, monkeypatch: 
     check_not_taken_over()  # it keeps nothing any more
 
 
-def test_a_home_on_a_store_is_worked_on_here_and_a_local_one_keeps_nothing_elsewhere(
-    gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_home_on_a_store_is_worked_on_here_and_a_local_one_in_its_place(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     local = Home.open(str(tmp_path / "local"))
     assert local.work == local.root
     with local.kept(RUN_NAME):
@@ -322,9 +297,6 @@ def test_a_home_on_a_store_is_worked_on_here_and_a_local_one_keeps_nothing_elsew
         places[1].write_text("{}")
     looked.look(RUN_NAME)
     assert looked.verdict(RUN_NAME, "kestrel", "data").read_text() == "{}"
-
-
-# ── the head ──
 
 
 def test_of_two_who_replace_the_head_the_second_is_refused(faulty_store: FaultyStore):
@@ -348,18 +320,6 @@ def test_of_two_who_replace_the_head_the_second_is_refused(faulty_store: FaultyS
         place.read()
 
 
-ROOT = Path(__file__).parents[3]
-DELETES = re.compile(r'\.rm_file\(|\.rm\(|"DELETE"|\.mv\(|\.delete_file\(')
-PLACES = {
-    "tasks/home.py": 1,  # the probe
-    "tasks/locks.py": 2,  # the lease of a holder that is gone, and the own one
-    "tasks/store/content.py": 1,  # content that no head names any more
-    "tasks/training/hosts.py": 1,  # heartbeats and meetings of hosts
-    "trainer/base/storage.py": 2,  # strays, and an object that the store says is damaged
-}
-"""Where something on a store is deleted, and how often; the test below goes through each but the last."""
-
-
 @pytest.fixture
 def forbidding(faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     monkeypatch.setattr(storage, "_warned", set())
@@ -377,9 +337,7 @@ def test_every_place_that_deletes_on_a_store_is_known_here():
     assert found == PLACES, "deletion is clean-up: go through it within trainer.base.storage.cleaning_up, and name it here"
 
 
-def test_a_run_does_its_work_where_nothing_can_be_deleted(
-    forbidding: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_run_works_where_nothing_can_be_deleted(forbidding: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
     caplog.set_level(logging.INFO, "phasewise")
 
     def work(step: int, scratch: str) -> Machine:
@@ -389,22 +347,18 @@ def test_a_run_does_its_work_where_nothing_can_be_deleted(
         with home.held("a run"), home.kept(RUN_NAME):
             if step not in [int(path.name) for path in one.run.checkpoints.glob("*")]:
                 one.train_to(step)
-                keeper = keeper_of(one.run.path)
-                assert keeper
-                assert keeper.publish()
+                assert cast(Publisher, keeper_of(one.run.path)).publish()
                 remove_checkpoint(one.run.checkpoint(step - 1))
             write_atomically(forbidding.root / "documents" / "stray", b"1")
             remove_strays(forbidding.root / "documents", ())
-            keeper = keeper_of(one.run.path)
-            assert keeper
+            keeper = cast(Publisher, keeper_of(one.run.path))
             keeper.publish()
             take_back(keeper, one.run, needs_weights=False)
         return one
 
     write_atomically(forbidding.root / "runs" / RUN_NAME / "launches" / "gone" / "0", b"{}")
     work(4, "one")
-    first = work(5, "one")
-    second = work(5, "another")
+    first, second = work(5, "one"), work(5, "another")
     assert second.files() == first.files()
     assert find_damage(second.run.checkpoint(5)) is None
     assert not second.run.checkpoint(4).exists()

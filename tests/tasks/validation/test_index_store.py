@@ -10,31 +10,16 @@ from phasewise.tasks.validation.index_store import index_of_folder, open_index
 from phasewise.tasks.validation.index_store import index_store as place_of
 from phasewise.trainer.base.errors import ConfigError, StorageError
 from phasewise.validations.evidence.leakage.index import LeakageIndex
-from phasewise.validations.evidence.leakage.items import BenchmarkItem
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    made: list[int] = []
-    build = LeakageIndex.build
-
-    def note(items: list[BenchmarkItem]) -> LeakageIndex:
-        made.append(len(items))
-        return build(items)
-
-    monkeypatch.setattr(LeakageIndex, "build", note)
-    return made
 
 
 @pytest.mark.usefixtures("index")
-def test_it_is_built_once_for_the_same_items_and_code(benchmarks: Path, tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch):
+def test_it_is_built_once_for_the_same_items_and_code(benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    builds, build = list[int](), LeakageIndex.build
+    monkeypatch.setattr(LeakageIndex, "build", lambda items: (builds.append(len(items)), build(items))[1])
     copied = shutil.copytree(benchmarks, tmp_path / "copies" / benchmarks.name)
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda path: index_of_folder(str(path), tmp_path / "store"), (benchmarks, copied)))
-    assert folders[0] == folders[1]
-    assert builds == [60]
-    assert open_index(folders[0]).items_per_benchmark == {"made-math": 60}
-
+    assert (folders[0], builds, open_index(folders[0]).items_per_benchmark) == (folders[1], [60], {"made-math": 60})
     test = copied / "made-math" / "test.jsonl"
     test.write_text(test.read_text().replace("dollar", "franc"))
     assert index_of_folder(str(copied), tmp_path / "store") != folders[0]
