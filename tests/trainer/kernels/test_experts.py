@@ -88,7 +88,6 @@ FORMS: dict[str, Callable[..., Array]] = {
     "megablox": by_megablox,
     "ragged": partial(by_kernel, kernel="ragged"),
     "padded": partial(by_kernel, kernel="padded"),
-    "blocks of 1": partial(by_small_blocks, size=1),
     "blocks of 5": partial(by_small_blocks, size=5),
 }
 
@@ -122,7 +121,7 @@ def test_values_and_gradients(form: str, load: str):
         assert np.all(np.abs(np.delete(matrix, idle, axis=0)).max((1, 2)) > 1e-3)
 
 
-@pytest.mark.parametrize("form", ["padded", "ragged", "megablox", "blocks of 5"])
+@pytest.mark.parametrize("form", ["padded", "ragged", "megablox"])
 def test_narrow_tokens_have_narrow_results_and_the_weights_full_gradients(form: str):
     x = jnp.asarray(some(7, 24, D_MODEL), jnp.bfloat16)
     decided = routed("uneven", 24)
@@ -143,10 +142,9 @@ def test_what_is_beyond_the_capacity_is_counted_by_every_kernel():
             assert int(apply(x, routed(load, 24), *map(jnp.asarray, MATRICES))[1]) == expected
 
 
-@pytest.mark.parametrize(("platform", "expected"), [("cpu", "padded"), ("gpu", "padded"), ("tpu", "megablox")])
-def test_auto_takes_the_quickest_of_the_platform(platform: str, expected: str):
-    assert choose("auto", platform) == expected
-    assert [choose(kernel, platform) for kernel in ("padded", "ragged", expected)] == ["padded", "ragged", expected]
+def test_auto_takes_the_quickest_of_the_platform():
+    for platform, expected in {"cpu": "padded", "gpu": "padded", "tpu": "megablox"}.items():
+        assert [choose(kernel, platform) for kernel in ("auto", "padded", "ragged", expected)] == [expected, "padded", "ragged", expected]
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged", "megablox"])
@@ -165,11 +163,11 @@ def test_rows_that_no_expert_has_move_nothing(form: str):
             return apply_megablox(x, gates, matrices, ordered, interpret=True)
         return apply_sorted(x, gates, matrices, ordered, form)
 
-    def by_all(x: Array, gates: Array, matrices: Matrices) -> Array:
-        return plain(x, gates, matrices, jnp.asarray(chosen))
-
     arguments = (jnp.asarray(x), jnp.asarray(gates), Matrices(*map(jnp.asarray, MATRICES)))
-    found, expected = (jax.jit(jax.value_and_grad(partial(total, apply), argnums=(0, 1, 2)))(*arguments) for apply in (by_form, by_all))
+    found, expected = (
+        jax.jit(jax.value_and_grad(partial(total, apply), argnums=(0, 1, 2)))(*arguments)
+        for apply in (by_form, partial(plain, chosen=jnp.asarray(chosen)))
+    )
     is_there = chosen[:, 0] < NUM_EXPERTS
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-4), found[1][2], expected[1][2])
