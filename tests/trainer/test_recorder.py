@@ -14,11 +14,6 @@ from phasewise.trainer.step import StepMetrics
 from tests.trainer.conftest import MakeRun
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "metrics.jsonl"
-
-
 def append(path: Path, steps: range, *, restored_step: int) -> None:
     metrics = MetricsFile(path, restored_step=restored_step)
     for step in steps:
@@ -31,45 +26,34 @@ def rows_of_steps(steps: range) -> list[Row]:
     return [{"step": step, "loss": step / 3} for step in steps]
 
 
-def test_going_on_forgets_what_will_be_trained_again(path: Path):
-    append(path, range(1, 8), restored_step=0)
-    append(path, range(5, 10), restored_step=4)
-    assert read_metrics(path) == rows_of_steps(range(1, 10))
-    assert [each.name for each in path.parent.iterdir()] == ["metrics.jsonl"]
-
-
 @pytest.mark.parametrize("cut", [1, 2, 10])
-def test_a_row_that_a_kill_cut_short_is_left_out_and_then_overwritten(path: Path, cut: int):
-    append(path, range(1, 5), restored_step=0)
+def test_going_on_overwrites_what_is_trained_again_and_a_row_that_a_kill_cut_short(tmp_path: Path, cut: int):
+    path = tmp_path / "metrics.jsonl"
+    append(path, range(1, 8), restored_step=0)
+    append(path, range(4, 5), restored_step=3)
     path.write_bytes(path.read_bytes()[:-cut])
     whole = 4 if cut == 1 else 3  # only the line's end is missing: the row is whole
     assert read_metrics(path) == rows_of_steps(range(1, whole + 1))
     append(path, range(4, 6), restored_step=3)
     assert read_metrics(path) == rows_of_steps(range(1, 6))
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_the_page_is_printed_from_the_table():
+def test_the_page_is_printed_from_the_table_which_has_each_name_once():
     page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
     assert page.read_text() == as_markdown(), "run: python -m phasewise.trainer.metrics > docs/reference/metrics.md"
-
-
-def test_each_name_is_there_once_and_says_what_it_is():
-    names = [metric.name for metric in TABLE]
-    assert len(names) == len(set(names))
+    assert len({metric.name for metric in TABLE}) == len(TABLE)
     assert all(metric.what for metric in TABLE)
 
 
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [
-        ("loss", "loss"), ("grad_norm/mlp", "grad_norm/GROUP"), ("param_norm/query/31", "param_norm/WEIGHT/LAYER"),
-        ("update_norm/head", "update_norm/WEIGHT"), ("eval_loss/web/common crawl", "eval_loss/COMPONENT"),
-        ("losses", None), ("grad_norm/Q/1", None), ("param_norm/query/x", None), ("eval_loss/", None),
-    ],
-)  # fmt: skip
-def test_a_name_is_found_in_the_table(name: str, entry: str | None):
-    found = metric_of(name)
-    assert (found.name if found else None) == entry
+def test_a_name_is_found_in_the_table():
+    for name, entry in {
+        "loss": "loss", "grad_norm/mlp": "grad_norm/GROUP", "param_norm/query/31": "param_norm/WEIGHT/LAYER",
+        "update_norm/head": "update_norm/WEIGHT", "eval_loss/web/common crawl": "eval_loss/COMPONENT",
+        "losses": None, "grad_norm/Q/1": None, "param_norm/query/x": None, "eval_loss/": None,
+    }.items():  # fmt: skip
+        found = metric_of(name)
+        assert (found.name if found else None) == entry
 
 
 OFF = {name: [[0, None]] for name in ("max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "z_loss", "ema_decay")}
@@ -77,7 +61,6 @@ KINDS = ("grad", "update", "param", "first_moment", "second_moment")
 
 
 def measured(slots: int = 3, **changes: Any) -> StepMetrics:
-    """Norms of every kind, and None for what a phase does not have."""
     one: Any = np.float32(1)
     norms: dict[str, Any] = {f"{kind}_norm": one for kind in KINDS}
     norms |= {f"{kind}_norms": np.arange(len(PARAM_GROUPS)) for kind in KINDS}
@@ -86,16 +69,12 @@ def measured(slots: int = 3, **changes: Any) -> StepMetrics:
     return StepMetrics(**{name: values.get(name) for name in StepMetrics._fields})  # pyright: ignore[reportArgumentType]
 
 
-def test_measurements_get_their_names_in_the_file():
-    values = values_of(measured(), ("query/0", "query/1", "head"))
+def test_measurements_and_what_clips_and_skips_decided_get_their_names_and_limits_once_they_hold():
     expected = {"loss": 1, "log_z_squared": 1, "grad_clip_factor": 1}
     for kind in KINDS:
         expected |= {f"{kind}_norm": 1} | {f"{kind}_norm/{name}": number for number, name in enumerate(PARAM_GROUPS)}
         expected |= {f"{kind}_norm/query/0": 0, f"{kind}_norm/query/1": 1, f"{kind}_norm/head": 2}
-    assert values == expected
-
-
-def test_what_clips_and_skips_decided_has_names_too_and_limits_once_they_hold():
+    assert values_of(measured(), ("query/0", "query/1", "head")) == expected
     one = np.float32(1)
     clips = {"direction_norm": one, "max_update_norm": np.inf * one, "update_clip_factor": one, "ema_distance": one / 2}
     values = values_of(measured(3, **clips, skipped=np.bool_(True), max_loss=4 * one, max_skip_grad_norm=np.inf * one))
@@ -117,14 +96,11 @@ def test_every_scheduled_value_is_in_its_row(make_run: MakeRun):
 
 
 def test_a_mixture_is_reported_where_it_begins_to_hold(make_run: MakeRun):
-    run = make_run(
-        "mixtures", start_step=2, learning_rate=[{"kind": "constant", "start_step": 2, "end_step": 24, "start": 1e-3, "end": 1e-3}]
-    )
+    rate = [{"kind": "constant", "start_step": 2, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+    run = make_run("mixtures", start_step=2, learning_rate=rate)
     said = {step: {name: share for name, share in scheduled_row(run, step).items() if name.startswith("mixture/")} for step in range(2, 24)}
-    assert {step: shares for step, shares in said.items() if shares} == {
-        2: {"mixture/books": 60, "mixture/code": 40},
-        14: {"mixture/books": 30, "mixture/code": 30, "mixture/web": 40},
-    }
+    later = {"mixture/books": 30, "mixture/code": 30, "mixture/web": 40}
+    assert {step: shares for step, shares in said.items() if shares} == {2: {"mixture/books": 60, "mixture/code": 40}, 14: later}
 
 
 class Time:
@@ -135,8 +111,7 @@ class Time:
 
 
 def test_the_time_of_an_update_is_without_saving_and_evaluation(make_run: MakeRun):
-    run = make_run("timed")
-    time = Time()
+    run, time = make_run("timed"), Time()
     with Recorder(run, restored_step=0, clock=time) as recorder:
         time.now += 2
         recorder.write(1, measured(), {"data_seconds": 0.25})
@@ -148,41 +123,37 @@ def test_the_time_of_an_update_is_without_saving_and_evaluation(make_run: MakeRu
         recorder.start_clock()
         time.now += 4
         recorder.write(3, measured(), {"data_seconds": 0.25})
-    rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    assert [row["step_seconds"] for row in rows] == [2, 1, 4]
-    assert [row["tokens_per_second"] for row in rows] == [64, 128, 32]
-    assert [row["seconds"] for row in rows] == [2, 53, 87]
-    assert [row["data_seconds"] for row in rows] == [0.25] * 3
+    rows, names = read_metrics(Path(run.output) / "metrics.jsonl"), ("step_seconds", "tokens_per_second", "seconds", "data_seconds")
+    assert [tuple(row[name] for name in names) for row in rows] == [(2, 64, 2, 0.25), (1, 128, 53, 0.25), (4, 32, 87, 0.25)]
     assert "mfu" not in rows[0]  # nobody knows a CPU's peak
 
 
 def test_mfu_is_there_where_the_peak_is_known(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run = make_run("known peak")
-    time = Time()
+    run, time = make_run("known peak"), Time()
     monkeypatch.setattr(module, "peak_flops", lambda kind, dtype: 1e9)
     with Recorder(run, restored_step=0, clock=time) as recorder:
         time.now += 0.5
         recorder.write(1, measured(), {})
-    matrices = 2 * 32 * (2 * 32 + 2 * 16 + 3 * 48) + 32 * 256
-    flops = 4 * 32 * 6 * matrices + 12 * 2 * 32 * 4 * (32 * 33 // 2)
+    flops = 4 * 32 * 6 * (2 * 32 * (2 * 32 + 2 * 16 + 3 * 48) + 32 * 256) + 12 * 2 * 32 * 4 * (32 * 33 // 2)
     assert read_metrics(Path(run.output) / "metrics.jsonl")[0]["mfu"] == pytest.approx(flops / 0.5 / 1e9)
+
+
+NAN = np.float32(math.nan)
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "param_norm"])
 def test_numbers_that_are_none_end_the_run_and_are_written_as_null(make_run: MakeRun, name: str):
     run = make_run(f"not finite {name}")
     with Recorder(run, restored_step=0) as recorder, pytest.raises(TrainingDiverged, match=f"{name} is nan at step 4"):
-        recorder.write(4, measured(len(slot_names(run.model)), **{name: np.float32(math.nan)}), {"eval_loss": math.nan})
+        recorder.write(4, measured(len(slot_names(run.model)), **{name: NAN}), {"eval_loss": math.nan})
     (row,) = read_metrics(Path(run.output) / "metrics.jsonl")
-    assert row[name] is None
-    assert row["eval_loss"] is None
+    assert row[name] is row["eval_loss"] is None
 
 
 def test_an_update_that_was_skipped_may_have_no_number_but_the_weights_may_not(make_run: MakeRun):
     run = make_run("skipped")
-    nan = np.float32(math.nan)
-    skipped = {"skipped": np.bool_(True), "loss": nan, "grad_norm": nan}
+    slots, skipped = len(slot_names(run.model)), {"skipped": np.bool_(True), "loss": NAN, "grad_norm": NAN}
     with Recorder(run, restored_step=0) as recorder:
-        recorder.write(1, measured(len(slot_names(run.model)), **skipped), {})
+        recorder.write(1, measured(slots, **skipped), {})
         with pytest.raises(TrainingDiverged, match="param_norm is nan at step 2"):
-            recorder.write(2, measured(len(slot_names(run.model)), **skipped, param_norm=nan), {})
+            recorder.write(2, measured(slots, **skipped, param_norm=NAN), {})

@@ -1,6 +1,5 @@
 import math
 from collections import deque
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasewise.trainer.config import LearningRateSegment, learning_rate_at, turns_of, value_in
-from phasewise.trainer.interventions import (
-    NO_LIMIT,
-    Limit,
-    Window,
-    is_skipped,
-    limit_from,
-    push,
-    scheduled_at,
-)
+from phasewise.trainer.interventions import NO_LIMIT, Limit, Window, is_skipped, limit_from, push, scheduled_at
 from tests.trainer.conftest import MakeRun
 
 values = st.lists(st.floats(0.125, 1024, width=32) | st.sampled_from([math.nan, math.inf]), max_size=40)
 
 
-push_compiled = jax.jit(push)
-limit_compiled = jax.jit(limit_from)
+push_compiled, limit_compiled = jax.jit(push), jax.jit(limit_from)
 
 
 def pushed(numbers: list[float], length: int) -> Window:
@@ -45,51 +35,33 @@ def test_the_limit_is_that_of_the_last_finite_values(numbers: list[float], lengt
         assert found == pytest.approx(np.mean(last) + sigmas * max(np.std(last), 1e-6), rel=1e-4)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_does_not_enter_a_window(bad: float):
+def test_what_is_not_finite_does_not_enter_a_window():
     before = pushed([1.0, 2.0], 4)
-    after = push(before, jnp.float32(bad))
-    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    for bad in (math.nan, math.inf, -math.inf):
+        assert jax.tree.all(jax.tree.map(np.array_equal, before, push(before, jnp.float32(bad))))
 
 
-@pytest.mark.parametrize(
-    ("loss", "grad_norm", "skipped"),
-    [
-        (2.0, 1.0, False),
-        (3.0, 4.0, False),  # at the limits
-        (3.1, 1.0, True),
-        (2.0, 4.1, True),
-        (math.nan, 1.0, True),
-        (2.0, math.nan, True),
-        (math.inf, 1.0, True),
-        (2.0, math.inf, True),
-    ],
-)
-def test_an_update_is_skipped_above_a_limit_and_where_there_is_no_number(loss: float, grad_norm: float, skipped: bool):
-    given_values = jnp.float32(loss), jnp.float32(grad_norm)
-    max_loss = jnp.float32(3.0)
-    max_grad_norm = jnp.float32(4.0)
-    assert bool(is_skipped(*given_values, max_loss=max_loss, max_grad_norm=max_grad_norm, limit=Limit(6.0, 64))) == skipped
-    assert not bool(is_skipped(*given_values, max_loss=max_loss, max_grad_norm=max_grad_norm, limit=NO_LIMIT))
+def test_an_update_is_skipped_above_a_limit_and_where_there_is_no_number():
+    limits = {"max_loss": jnp.float32(3.0), "max_grad_norm": jnp.float32(4.0)}
+    kept = [(2.0, 1.0), (3.0, 4.0)]  # the latter is at the limits
+    for one in [*kept, (3.1, 1.0), (2.0, 4.1), (math.nan, 1.0), (2.0, math.nan), (math.inf, 1.0), (2.0, math.inf)]:
+        given_values = jnp.float32(one[0]), jnp.float32(one[1])
+        assert bool(is_skipped(*given_values, **limits, limit=Limit(6.0, 64))) == (one not in kept)
+        assert not bool(is_skipped(*given_values, **limits, limit=NO_LIMIT))
 
 
 def segment(kind: str, start: float, end: float, start_step: int = 100, end_step: int = 200) -> LearningRateSegment:
     return LearningRateSegment.model_validate({"kind": kind, "start_step": start_step, "end_step": end_step, "start": start, "end": end})
 
 
-@pytest.mark.parametrize(
-    ("kind", "start", "quarter", "middle", "end"),
-    [
-        ("constant", 3e-4, 3e-4, 3e-4, 3e-4),
-        ("linear", 1e-3, 7.75e-4, 5.5e-4, 1e-4),
-        ("linear", 0.0, 2.5e-4, 5e-4, 1e-3),
+def test_values_of_each_kind():
+    for kind, start, quarter, middle, end in (
+        ("constant", 3e-4, 3e-4, 3e-4, 3e-4), ("linear", 1e-3, 7.75e-4, 5.5e-4, 1e-4), ("linear", 0.0, 2.5e-4, 5e-4, 1e-3),
         ("cosine", 1e-3, 1e-4 + 9e-4 * (1 + math.sqrt(0.5)) / 2, 5.5e-4, 1e-4),
         ("inverse", 1e-3, 1 / (0.75 / 1e-3 + 0.25 / 1e-4), 1 / (0.5 / 1e-3 + 0.5 / 1e-4), 1e-4),
-    ],
-)
-def test_values_of_each_kind(kind: str, start: float, quarter: float, middle: float, end: float):
-    found = [value_in(segment(kind, start, end), step) for step in (100, 125, 150, 200)]
-    assert found == pytest.approx([start, quarter, middle, end], rel=1e-12)
+    ):  # fmt: skip
+        found = [value_in(segment(kind, start, end), step) for step in (100, 125, 150, 200)]
+        assert found == pytest.approx([start, quarter, middle, end], rel=1e-12)
 
 
 def test_the_highest_rate_is_said_where_it_is_above_both_ends():
@@ -102,12 +74,8 @@ def test_the_highest_rate_is_said_where_it_is_above_both_ends():
 
 def test_where_two_segments_join_the_later_one_holds():
     segments = (segment("linear", 0.0, 1e-3, 0, 10), segment("constant", 5e-4, 5e-4, 10, 20), segment("linear", 4e-4, 0.0, 20, 30))
-    assert learning_rate_at(segments, 0) == 0.0
-    assert learning_rate_at(segments, 9) == pytest.approx(9e-4)
-    assert learning_rate_at(segments, 10) == 5e-4
-    assert learning_rate_at(segments, 19) == 5e-4
-    assert learning_rate_at(segments, 20) == 4e-4
-    assert learning_rate_at(segments, 29) == pytest.approx(4e-5)
+    found = [learning_rate_at(segments, step) for step in (0, 9, 10, 19, 20, 29)]
+    assert found == pytest.approx([0.0, 9e-4, 5e-4, 5e-4, 4e-4, 4e-5], rel=1e-9)
 
 
 rates = st.floats(1e-8, 1.0)
@@ -116,24 +84,17 @@ rates = st.floats(1e-8, 1.0)
 @given(kind=st.sampled_from(["linear", "cosine", "inverse"]), start=rates, end=rates, steps=st.lists(st.integers(0, 1000), min_size=2))
 def test_values_move_one_way_between_their_ends(kind: str, start: float, end: float, steps: list[int]):
     values = [value_in(segment(kind, start, end, 0, 1000), step) for step in sorted(steps)]
-    low = min(start, end)
-    high = max(start, end)
-    assert all(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in values)
-    in_order = sorted(values, reverse=start > end)
-    assert values == pytest.approx(in_order, rel=1e-9)
-
-
-def stability(**changes: Any) -> dict[str, Any]:
-    off = ("max_grad_norm", "z_loss", "ema_decay", "max_update_rms", "max_update_norm", "skip_step")
-    return {name: [[0, None]] for name in off} | changes
+    assert all(min(start, end) * (1 - 1e-9) <= value <= max(start, end) * (1 + 1e-9) for value in values)
+    assert values == pytest.approx(sorted(values, reverse=start > end), rel=1e-9)
 
 
 def test_scheduled_values_are_those_of_the_step(make_run: MakeRun):
+    off = {name: [[0, None]] for name in ("max_update_rms", "max_update_norm", "skip_step")}
     changes = {"max_grad_norm": [[0, None], [5, 0.5]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": [[0, 0.9], [7, None]]}
-    run = make_run("scheduled", stability=stability(**changes))
-    assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, math.inf, 0.9, 1.0, None, NO_LIMIT, NO_LIMIT)
-    assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.9, 1.0, None, NO_LIMIT, NO_LIMIT)
-    assert scheduled_at(run, 16) == (pytest.approx(learning_rate_at(run.learning_rate, 16)), 1e-4, 0.5, 0.0, 1.0, None, NO_LIMIT, NO_LIMIT)
+    run, rest = make_run("scheduled", stability=off | changes), (1.0, None, NO_LIMIT, NO_LIMIT)
+    assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, math.inf, 0.9, *rest)
+    assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.9, *rest)
+    assert scheduled_at(run, 16) == (pytest.approx(learning_rate_at(run.learning_rate, 16)), 1e-4, 0.5, 0.0, *rest)
 
 
 def test_adamc_s_decay_goes_with_the_learning_rate_and_no_other_s_does(make_run: MakeRun):

@@ -16,30 +16,20 @@ LISTED = {"table": "falls", "check": "expect_no_fall", "phases": None}
 def verdict(*checks: dict[str, str], approvable: tuple[dict[str, Any], ...] = (LISTED,), on_warnings: bool = False) -> dict[str, Any]:
     passes = not any(one["outcome"] == "broken" or (one["outcome"] == "failed" and one["severity"] == "critical") for one in checks)
     return {
-        "subject": "x",
-        "passes": passes,
-        "judged": {"evaluation": "a" * 64},
-        "thresholds": {"max_score_fall": 0.1},
-        "reasons": [{"what": "it fell"}],
-        "checks": list(checks),
-        "asks_people": {"approvable": list(approvable), "on_warnings": on_warnings},
-        "evidence": "/here",
-    }
+        "subject": "x", "passes": passes, "judged": {"evaluation": "a" * 64}, "thresholds": {"max_score_fall": 0.1},
+        "reasons": [{"what": "it fell"}], "checks": list(checks),
+        "asks_people": {"approvable": list(approvable), "on_warnings": on_warnings}, "evidence": "/here",
+    }  # fmt: skip
 
 
 def decided(of: dict[str, Any], *, approves: bool = True) -> Decisions:
-    return Decisions(
-        latest=Decision(approves=approves, reason="it is chance", who="Ada", when="2026-11-23T10:00:00+00:00", seen=seen_of(of))
-    )
+    when = "2026-11-23T10:00:00+00:00"
+    return Decisions(latest=Decision(approves=approves, reason="it is chance", who="Ada", when=when, seen=seen_of(of)))
 
 
-def test_what_nobody_is_asked_about_is_as_its_checks_say():
-    assert ruling_of(verdict(LOSS), None) == Ruling("passes")
-    assert ruling_of(verdict(LOSS, WARNING), None) == Ruling("passes")
+def test_what_nobody_is_asked_about_is_as_its_checks_say_and_a_listed_failure_waits_until_somebody_decides():
+    assert ruling_of(verdict(LOSS), None) == ruling_of(verdict(LOSS, WARNING), None) == Ruling("passes")
     assert ruling_of(verdict(FALL, approvable=()), None) == Ruling("fails")
-
-
-def test_a_listed_failure_waits_until_somebody_decides():
     found = verdict(FALL, LOSS)
     assert ruling_of(found, None) == Ruling("waits")
     approved = ruling_of(found, decided(found))
@@ -50,21 +40,14 @@ def test_a_listed_failure_waits_until_somebody_decides():
     assert (rejected.state, rejected.lets_go_on) == ("rejected", False)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {**LOSS, "outcome": "failed"},
-        {**FALL, "table": "rises"},
-        {**FALL, "name": "expect_no_rise"},
-        {**FALL, "outcome": "broken"},
+def test_one_failure_that_nobody_may_let_pass_stops_the_phase_whatever_was_decided():
+    for other in (
+        {**LOSS, "outcome": "failed"}, {**FALL, "table": "rises"}, {**FALL, "name": "expect_no_rise"}, {**FALL, "outcome": "broken"},
         {**WARNING, "outcome": "broken"},
-    ],
-    ids=["another check", "another table", "another name", "could not be made", "a warning that could not be made"],
-)
-def test_one_failure_that_nobody_may_let_pass_stops_the_phase_whatever_was_decided(other: dict[str, str]):
-    found = verdict(FALL, other)
-    assert ruling_of(found, None).state == "fails"
-    assert ruling_of(found, decided(found)) == Ruling("fails")
+    ):  # fmt: skip
+        found = verdict(FALL, other)
+        assert ruling_of(found, None).state == "fails"
+        assert ruling_of(found, decided(found)) == Ruling("fails")
 
 
 def test_warnings_wait_only_where_the_recipe_asks():
@@ -78,16 +61,11 @@ def test_warnings_wait_only_where_the_recipe_asks():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("judged", {"evaluation": "b" * 64}),
-        ("judged", {"evaluation": "a" * 64, "parent's evaluation": "a" * 64}),
-        ("thresholds", {"max_score_fall": 0.2}),
-        ("reasons", [{"what": "it fell farther"}]),
-        ("checks", [FALL, LOSS, WARNING]),
-        ("asks_people", {"approvable": [LISTED], "on_warnings": True}),
-        ("subject", "y"),
-        ("notes", ["new"]),
+        ("judged", {"evaluation": "b" * 64}), ("judged", {"evaluation": "a" * 64, "parent's evaluation": "a" * 64}),
+        ("thresholds", {"max_score_fall": 0.2}), ("reasons", [{"what": "it fell farther"}]), ("checks", [FALL, LOSS, WARNING]),
+        ("asks_people", {"approvable": [LISTED], "on_warnings": True}), ("subject", "y"), ("notes", ["new"]),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("approves", [True, False])
 def test_a_decision_is_void_once_anything_that_was_seen_changes(field: str, value: Any, approves: bool):
     seen = verdict(FALL, LOSS)
@@ -105,9 +83,9 @@ def test_where_a_home_lies_is_nothing_that_was_seen():
     assert seen_of({**seen, "judged": {"/here/runs/metrics.jsonl": "c" * 64, "b": "a" * 64}}) != seen_of(seen)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"latest": {"approves": true}}', '{"approves": true}'])
-def test_a_decision_that_does_not_read_stops_everything(tmp_path: Path, content: str):
+def test_a_decision_that_does_not_read_stops_everything(tmp_path: Path):
     write_sealed(tmp_path / "model.json", verdict(FALL))
-    decision_path(tmp_path / "model.json").write_text(content)
-    with pytest.raises(VerdictError, match=r"model.decision.json does not read as a decision"):
-        ruling_at(tmp_path / "model.json")
+    for content in ("{", "[]", '{"latest": {"approves": true}}', '{"approves": true}'):
+        decision_path(tmp_path / "model.json").write_text(content)
+        with pytest.raises(VerdictError, match=r"model.decision.json does not read as a decision"):
+            ruling_at(tmp_path / "model.json")

@@ -21,22 +21,19 @@ def wrapped(error: BaseException, outer: type[Exception] = RuntimeError) -> Exce
         return found
 
 
-@pytest.mark.parametrize(
-    ("number", "remedy"),
-    [
-        (errno.ENOSPC, "Make room there"), (errno.EDQUOT, "raise the quota"), (errno.EROFS, "Make the disk writable"),
-        (errno.EACCES, "Let this user read and write it"), (errno.EPERM, "Let this user"), (errno.EIO, "Check the disk"),
-        (errno.EMFILE, "ulimit -n"), (errno.ENFILE, "file-max"), (errno.ENAMETOOLONG, "a shorter name"), (errno.EISDIR, "Correct this"),
-    ],
-)  # fmt: skip
-def test_each_error_of_a_file_names_the_file_and_what_to_do(number: int, remedy: str):
-    refusal = refusal_of(OSError(number, os.strerror(number), PLACE))
-    assert isinstance(refusal, StorageError)
-    assert refusal.exit_code == 7
-    assert f"{PLACE}: {os.strerror(number)}" in str(refusal)
-    assert remedy in str(refusal)
-    assert "\n" not in str(refusal)
-    assert (" MiB are free on the disk at /" in str(refusal)) == (number in (errno.ENOSPC, errno.EDQUOT))
+def test_each_error_of_a_file_names_the_file_and_what_to_do():
+    for number, remedy in {
+        errno.ENOSPC: "Make room there", errno.EDQUOT: "raise the quota", errno.EROFS: "Make the disk writable",
+        errno.EACCES: "Let this user read and write it", errno.EPERM: "Let this user", errno.EIO: "Check the disk",
+        errno.EMFILE: "ulimit -n", errno.ENFILE: "file-max", errno.ENAMETOOLONG: "a shorter name", errno.EISDIR: "Correct this",
+    }.items():  # fmt: skip
+        refusal = refusal_of(OSError(number, os.strerror(number), PLACE))
+        assert isinstance(refusal, StorageError)
+        assert refusal.exit_code == 7
+        assert f"{PLACE}: {os.strerror(number)}" in str(refusal)
+        assert remedy in str(refusal)
+        assert "\n" not in str(refusal)
+        assert (" MiB are free on the disk at /" in str(refusal)) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), PLACE)
@@ -64,11 +61,9 @@ def test_what_a_library_wraps_is_found(error: Exception, kind: type[PhasewiseErr
     assert refusal.value.exit_code == (7 if kind is StorageError else 1)
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("a fault of ours"), wrapped(FileNotFoundError(2, "No such file", PLACE)), BrokenPipeError(32, "Broken pipe")]
-)
-def test_a_fault_of_the_code_keeps_its_traceback(error: Exception):
-    assert refusal_of(error, "/") is None
+def test_a_fault_of_the_code_keeps_its_traceback():
+    absent = wrapped(FileNotFoundError(2, "No such file", PLACE))
+    assert {refusal_of(error, "/") for error in (KeyError("ours"), absent, BrokenPipeError(32, "Broken pipe"))} == {None}
 
 
 def test_a_real_disk_that_is_full_is_named_with_its_room_and_keeps_what_was_there(tmp_path: Path):

@@ -1,5 +1,3 @@
-"""No training without a verdict for exactly these bytes."""
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,10 +34,10 @@ def test_a_passing_verdict_lets_train_and_none_or_a_torn_one_does_not(make_run: 
 def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
     other = Path(shutil.copytree(caches["code"], tmp_path / "code"))
     run = make_run("other bytes", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
-    judged = read_manifest(other).digest
-    write_manifest(other, read_manifest(other).but(key="built again"))
+    was, now = read_manifest(other), read_manifest(other).but(key="built again")
+    write_manifest(other, now)
     found = read_manifest(other).digest
-    with pytest.raises(VerdictError, match=rf"other bytes of code: it names {judged[:12]}, the cache is {found[:12]}"):
+    with pytest.raises(VerdictError, match=rf"other bytes of code: it names {was.digest[:12]}, the cache is {found[:12]}"):
         check_verdict(run)
 
 

@@ -1,5 +1,3 @@
-"""A process in which nothing happens is ended, with the stacks of its threads; one that works is left alone."""
-
 import sys
 import threading
 from typing import get_args
@@ -41,8 +39,7 @@ def watchdog_of(time: Time, **seconds: float) -> Watchdog:
 
 
 def test_only_silence_beyond_the_limit_of_the_work_is_a_stall():
-    time = Time()
-    watchdog = watchdog_of(time, step=10.0, save=20.0)
+    watchdog = watchdog_of(time := Time(), step=10.0, save=20.0)
     stages: list[tuple[Work, list[tuple[float, bool]]]] = [
         ("step", [(10.0, False), (10.1, True)]), ("save", [(10.1, False), (30.0, False), (30.2, True)]), ("compile", [(1e9, False)])
     ]  # fmt: skip
@@ -55,8 +52,7 @@ def test_only_silence_beyond_the_limit_of_the_work_is_a_stall():
 
 
 def test_the_seconds_of_each_work_are_the_time_that_passed():
-    time = Time()
-    watchdog = watchdog_of(time)
+    watchdog = watchdog_of(time := Time())
     works: list[tuple[float, Work | None]] = [(2.0, "compile"), (5.0, "step"), (1.0, "save"), (4.0, "step"), (3.0, None)]
     for seconds, work in works:
         time.now += seconds
@@ -66,17 +62,16 @@ def test_the_seconds_of_each_work_are_the_time_that_passed():
 
 
 def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
-    time = Time()
-    watchdog = watchdog_of(time, step=10.0)
+    watchdog = watchdog_of(time := Time(), step=10.0)
     watchdog.begin("step")
     time.now = 500.0
     assert watchdog.look() is None, "after SIGSTOP and SIGCONT the look comes late, too"
-    found = None
+    looks: list[Doing | None] = []
     for _ in range(20):
         time.now += 1.0
-        found = watchdog.look()
-    assert found is not None
-    assert found.work == "step"
+        looks.append(watchdog.look())
+    assert looks[-1] is not None
+    assert looks[-1].work == "step"
     assert STOPPED_SECONDS > 1.0
 
 
