@@ -79,6 +79,8 @@ def _scale_by_muon(config: Muon, specs: dict[str, Any]) -> optax.GradientTransfo
     √max(1, outputs / inputs) (KellerJordan/Muon), not Levanter's optional 0.2 · √max(outputs, inputs). `optax.contrib.scale_by_muon`
     averages with bias correction, which differs in early updates.
     """
+    for spec in jax.tree.leaves(specs):
+        assert spec.updated_by != "muon" or (spec.layers and spec.inputs is not None), f"Muon takes stacked matrices, found {spec}"
     momentum = optax.trace(config.momentum, config.nesterov)
     adam = _scale_by_adam(config.adam)
     matrix_specs = _select(specs, specs, matrices=True)

@@ -93,4 +93,6 @@ def test_a_trainer_that_is_stopped_and_goes_on_later_damages_nothing(
     after = contents(folder)
     assert {name: after[name] for name in before} == before
     assert all(HALF_WRITTEN in name for name in after.keys() - before.keys())  # what it was writing when it was stopped, never a checkpoint
-    assert [row["step"] for row in rows_of(run)] == list(range(1, reached + 13))
+    steps = [row["step"] for row in rows_of(run)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= reached + 12
