@@ -105,7 +105,6 @@ def sparse_report() -> Report:
 
 @pytest.fixture
 def stopped_report() -> Report:
-    """Kestrel trained; Ocelot's data were refused; the rest was not reached."""
     reasons = (
         "leakage: 13-gram containment must be at most 0.5, found 1.0: benchmark next_sentence, item 17, document 812",
         "mixture: proofpile_2 must be within 0.5 of 1.34 %, found 0.00 %; check that its cache is not empty",

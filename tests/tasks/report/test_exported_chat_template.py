@@ -61,9 +61,8 @@ def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, templ
     cache = TokenCache.open(tmp_path / "train")
     added = {one["content"]: one["id"] for one in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
     assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, added[turn_end])))
-    assert turn_ends(filter(None, (chat_of(read_manifest(tmp_path / split).source) for split in SPLITS))) == (turn_end,), (
-        "for the phase's evaluation"
-    )
+    chats = filter(None, (chat_of(read_manifest(tmp_path / split).source) for split in SPLITS))
+    assert turn_ends(chats) == (turn_end,), "for the phase's evaluation"
     if find_spec("transformers") is None:
         pytest.skip("transformers is not installed (extra `parity`): what it makes of the folder was not looked at")
     theirs = import_module("transformers").AutoTokenizer.from_pretrained(folder)

@@ -24,13 +24,12 @@ NAMES = ["passed_report", "stopped_report", "hostile_report", "sparse_report"]
 class Page(HTMLParser):
     """Collects visible text, tags with their attributes, and what does not nest."""
 
-    def __init__(self, html: str):
+    def __init__(self, report: Report):
         super().__init__()
-        self.html, self.text = html, ""
+        self.html, self.text = render(report), ""
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.broken: list[str] = []
-        self.feed(html)
+        self.open, self.broken = list[str](), list[str]()
+        self.feed(self.html)
         self.close()
         self.text = " ".join(self.text.split())
 
@@ -51,13 +50,8 @@ class Page(HTMLParser):
             self.text += data
 
 
-def page_of(report: Report) -> Page:
-    return Page(render(report))
-
-
 @pytest.fixture
 def hostile_report(passed_report: Report) -> Report:
-    """Every text of the run wants to be markup."""
     judged: dict[str, Any] = {"reasons": (HOSTILE,), "accepted": (HOSTILE,), "path": HOSTILE}
     failed, warned = CheckCounts(failed=1), CheckCounts(warned=1)
     phase = changed(
@@ -75,7 +69,7 @@ def hostile_report(passed_report: Report) -> Report:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_nests_and_needs_nothing_beside_it(name: str, request: pytest.FixtureRequest):
-    page = page_of(request.getfixturevalue(name))
+    page = Page(request.getfixturevalue(name))
     assert (page.broken, page.open) == ([], [])
     assert not re.search(r"https?:|@import|url\((?!#)", page.html)
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "image", "base", "i>y", "i>z"}
@@ -100,7 +94,7 @@ def test_every_colour_follows_the_page(name: str, request: pytest.FixtureRequest
 
 
 def test_a_passed_page_tells_everything(passed_report: Report):
-    page = page_of(passed_report)
+    page = Page(passed_report)
     headline = "Passed. All six phases trained and passed their gates."
     assert all(words in page.text for words in (headline, "6 of 6", "12 of 12 verdicts passed", "726 of 726 checks passed"))
     for phase in passed_report.phases:
@@ -116,7 +110,7 @@ def test_a_passed_page_tells_everything(passed_report: Report):
 
 
 def test_a_stopped_page_leads_with_the_reason(stopped_report: Report):
-    page = page_of(stopped_report)
+    page = Page(stopped_report)
     reasons = stopped_report.phases[1].verdicts[0].reasons
     assert "Stopped before Ocelot: a benchmark item is in the training data." in page.text
     assert "Stopped. Stopped" not in page.text
@@ -136,7 +130,7 @@ def test_what_is_only_sometimes_there(passed_report: Report):
     by = "approved by Ada on 2026-11-23: noise"
     roll_back = RollBackReport(steps="steps 21 to 22", sequences=1200, why="the loss is 10.71 at step 21", decided_by=by)
     told = changed(first, reads=("packing pad", "documents of web"), roll_backs=(roll_back,), name="$\\alpha$ 凤凰")
-    page = page_of(changed(passed_report, phases=(told, *others), status="unfinished", headline="4 of 5 phases are done; next is sft."))
+    page = Page(changed(passed_report, phases=(told, *others), status="unfinished", headline="4 of 5 phases are done; next is sft."))
     assert f"{told.name}: packing pad; documents of web" in page.text
     assert f"{told.name} steps 21 to 22 1,200 the loss is 10.71 at step 21 {by}" in page.text
     found = re.findall(r"<text[^>]*>\$\\alpha\$ 凤凰</text>", page.html)
@@ -147,7 +141,7 @@ def test_what_is_only_sometimes_there(passed_report: Report):
 
 def test_a_bare_plan_and_a_loss_that_is_not_finite_give_a_page(passed_report: Report):
     bare = changed(planned(1), learning_rate_turns=(), batch_sequences=(), tokens=0)
-    text = page_of(changed(passed_report, phases=(bare,), baselines={}, facts={})).text
+    text = Page(changed(passed_report, phases=(bare,), baselines={}, facts={})).text
     assert all(words in text for words in ("0 of 1", "not measured", "Nothing was judged."))
     for absent in ("Training Every logged loss", "Mixture", "By component", "Benchmarks", "Small print"):
         assert absent not in text
@@ -155,10 +149,10 @@ def test_a_bare_plan_and_a_loss_that_is_not_finite_give_a_page(passed_report: Re
     points = (*first.loss[:300], *((step, math.nan) for step, _ in first.loss[300:]))
     fields = {"loss": points, "final_loss": math.nan, "macro_bits_per_byte": math.inf, "bits_per_byte": {"dclm_baseline": math.nan}}
     broken = changed(first, benchmarks=(BenchmarkReport(benchmark="b", metric="m", value=math.nan, baseline=0.0, stderr=None),), **fields)
-    page = page_of(changed(passed_report, phases=(broken, *passed_report.phases[1:])))
+    page = Page(changed(passed_report, phases=(broken, *passed_report.phases[1:])))
     assert page.text.count("not finite from step 300") == 2, "in both widths"
     assert page.broken == []
-    only = page_of(changed(passed_report, phases=(changed(broken, loss=((0, math.nan),)),)))
+    only = Page(changed(passed_report, phases=(changed(broken, loss=((0, math.nan),)),)))
     assert "no loss recorded" not in only.text
     assert "not finite from step 0" in only.text
 
@@ -206,33 +200,23 @@ def text(template: str, **params: Any) -> dict[str, Any]:
     return {"content_block_type": "string_template", "string_template": {"template": template, "params": params}}
 
 
-@pytest.mark.parametrize(
-    ("block", "html"),
-    [
-        (None, "–"),
-        (3, "3"),
-        (["a", 1], "a 1"),
-        (text("<br><br>$count of $all rows.", count=1, all=None), "1 of – rows."),
-        (text("one<br>two"), "one<br>two"),
-        (text("$5 and $unknown"), "$5 and $unknown"),
-        (text("$icon", icon='<i class="fas fa-times text-danger"></i>'), '<span class="word failed">✗ fails</span>'),
-        (text("$icon", icon='<i class="fas fa-check-circle text-success"></i>'), '<span class="word passed">✓ passes</span>'),
-        ({"content_block_type": "collapse", "collapse_toggle_link": "More", "collapse": ["inside"]},
-            "<details><summary>More</summary><div>inside</div></details>"),
-        ({"content_block_type": "table", "header_row": ["A"], "table": [[1], ["b"]]},
-            '<table class=""><thead><tr><th scope="col">A</th></tr></thead><tbody><tr><td>1</td></tr><tr><td>b</td></tr></tbody></table>'),
-        ({"content_block_type": "bullet_list", "bullet_list": ["a", "b"]}, "<ul><li>a</li><li>b</li></ul>"),
-        ({"content_block_type": "text", "header": "Why", "text": ["a"]}, "<p><strong>Why</strong></p><p>a</p>"),
-        ({"content_block_type": "content_block_container", "content_blocks": ["a", "b"]}, "ab"),
-        ({"content_block_type": 7}, "<pre>{&#39;content_block_type&#39;: 7}</pre>"),
-        (SCRIPT, None),
-        (text(SCRIPT), None),
-        (text("$value", value=SCRIPT), None),
-        ({"content_block_type": "table", "table": [[SCRIPT]]}, None),
-        ({"content_block_type": "collapse", "collapse_toggle_link": SCRIPT, "collapse": [SCRIPT]}, None),
-        ({"content_block_type": "unheard of", "value": SCRIPT}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("block", "html"), [
+    (None, "–"), (3, "3"), (["a", 1], "a 1"), (text("<br><br>$count of $all rows.", count=1, all=None), "1 of – rows."),
+    (text("one<br>two"), "one<br>two"), (text("$5 and $unknown"), "$5 and $unknown"),
+    (text("$icon", icon='<i class="fas fa-times text-danger"></i>'), '<span class="word failed">✗ fails</span>'),
+    (text("$icon", icon='<i class="fas fa-check-circle text-success"></i>'), '<span class="word passed">✓ passes</span>'),
+    ({"content_block_type": "collapse", "collapse_toggle_link": "More", "collapse": ["inside"]},
+        "<details><summary>More</summary><div>inside</div></details>"),
+    ({"content_block_type": "table", "header_row": ["A"], "table": [[1], ["b"]]},
+        '<table class=""><thead><tr><th scope="col">A</th></tr></thead><tbody><tr><td>1</td></tr><tr><td>b</td></tr></tbody></table>'),
+    ({"content_block_type": "bullet_list", "bullet_list": ["a", "b"]}, "<ul><li>a</li><li>b</li></ul>"),
+    ({"content_block_type": "text", "header": "Why", "text": ["a"]}, "<p><strong>Why</strong></p><p>a</p>"),
+    ({"content_block_type": "content_block_container", "content_blocks": ["a", "b"]}, "ab"),
+    ({"content_block_type": 7}, "<pre>{&#39;content_block_type&#39;: 7}</pre>"),
+    (SCRIPT, None), (text(SCRIPT), None), (text("$value", value=SCRIPT), None),
+    ({"content_block_type": "table", "table": [[SCRIPT]]}, None), ({"content_block_type": "unheard of", "value": SCRIPT}, None),
+    ({"content_block_type": "collapse", "collapse_toggle_link": SCRIPT, "collapse": [SCRIPT]}, None),
+])  # fmt: skip
 def test_each_block_of_great_expectations_has_its_html_and_none_lets_markup_through(block: Any, html: str | None):
     template = environment().from_string('{% from "blocks.html" import block_html %}{{ block_html(block) }}')
     shown = template.render(block=block).strip()

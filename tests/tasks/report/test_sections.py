@@ -17,16 +17,13 @@ from phasewise.validations.outcomes import CheckCounts
 from tests.tasks.report.conftest import build_phase, build_report
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "state", "word"),
-    [
-        ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(passed=1, accepted=1))), "done", "passed"),
-        ((("data", CheckCounts(warned=2)), ("gate", CheckCounts(passed=1, warned=1))), "done", "passed with 3 warnings"),
-        ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(broken=1))), "done", "gate failed"),
-        ((("data", CheckCounts(failed=1)),), "refused", "data failed"), ((), "refused", "refused"),
-        ((), "not reached", "not reached"), ((), "done", "not judged"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("verdicts", "state", "word"), [
+    ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(passed=1, accepted=1))), "done", "passed"),
+    ((("data", CheckCounts(warned=2)), ("gate", CheckCounts(passed=1, warned=1))), "done", "passed with 3 warnings"),
+    ((("data", CheckCounts(passed=1)), ("gate", CheckCounts(broken=1))), "done", "gate failed"),
+    ((("data", CheckCounts(failed=1)),), "refused", "data failed"), ((), "refused", "refused"), ((), "not reached", "not reached"),
+    ((), "done", "not judged"),
+])  # fmt: skip
 def test_a_phase_passes_only_where_it_was_judged(verdicts: tuple[tuple[Any, CheckCounts], ...], state: str, word: str):
     judged = tuple(VerdictReport(name=name, counts=counts, reasons=(), accepted=(), path="") for name, counts in verdicts)
     assert sections.standing_of(build_phase("p", verdicts=judged, state=state)).word == word
@@ -114,13 +111,10 @@ def test_a_row_says_all_that_is_known_and_no_more(two: Report):
     assert (macro.difference, macro.floor) == ("−1.000", "2.500 (ngram)")
 
 
-@pytest.mark.parametrize(
-    ("interval", "higher_is_better", "direction"),
-    [
-        ((0.01, 0.2), True, "better"), ((-0.2, -0.01), True, "worse"), ((-0.2, -0.01), False, "better"), ((0.01, 0.2), False, "worse"),
-        ((-0.1, 0.2), True, "unclear"), ((0.0, 0.2), True, "unclear"), (None, True, "unclear"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("interval", "higher_is_better", "direction"), [
+    ((0.01, 0.2), True, "better"), ((-0.2, -0.01), True, "worse"), ((-0.2, -0.01), False, "better"), ((0.01, 0.2), False, "worse"),
+    ((-0.1, 0.2), True, "unclear"), ((0.0, 0.2), True, "unclear"), (None, True, "unclear"),
+])  # fmt: skip
 def test_only_an_interval_without_zero_is_coloured(interval: tuple[float, float] | None, higher_is_better: bool, direction: str):
     assert row_of(figure(difference=0.1, interval=interval, higher_is_better=higher_is_better), {}).direction == direction
 
@@ -171,8 +165,7 @@ def routing_with(loads: np.ndarray, first_layer: int = 1) -> RoutingReport:
     last = dict(zip(names, (loads / loads.sum(axis=1, keepdims=True)).ravel().tolist(), strict=True))
     even = dict.fromkeys(names, 1 / loads.shape[1])
     rows: list[Row] = [{"step": 1, **plain}, {"step": 2, **plain, **even}, {"step": 3, **plain, **last}]
-    found = routing_of(rows, 2.1)
-    assert found is not None
+    found: Any = routing_of(rows, 2.1)
     return found
 
 
@@ -183,8 +176,7 @@ def test_the_last_load_counts_as_a_share_of_the_mean_and_values_that_are_no_numb
     np.testing.assert_allclose(found.loads, loads / loads.mean(axis=1, keepdims=True))
     assert found.max_violation == ((1, 1.0), (2, 1.0), (3, 1.0))
     assert sections.busiest_in_words(found) == "expert 11 of layer 9 has 2.00 times the mean; 1 of 24 experts have nothing"
-    found = routing_of([{"step": 1, "max_violation": None}, {"step": 2, "max_violation": 0.5, "router_entropy": None}], None)
-    assert found is not None
+    found: Any = routing_of([{"step": 1, "max_violation": None}, {"step": 2, "max_violation": 0.5, "router_entropy": None}], None)
     assert (found.max_violation, found.router_entropy, heat_map(found)) == (((2, 0.5),), (), None)
     assert routing_of([{"step": 1, "loss": 2.0}], None) is None
 

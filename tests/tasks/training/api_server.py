@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -35,9 +36,7 @@ SCHEMA = Path(__file__).parents[4] / "shared" / "jobset" / "jobset.x-k8s.io_jobs
 
 def schema_problems(manifest: Any) -> list[str]:
     """What an API server would refuse, by the schema of JobSet; nothing where the schema is not here."""
-    if not SCHEMA.exists():
-        return []
-    return [f"{error.json_path}: {error.message[:200]}" for error in _validator().iter_errors(manifest)]
+    return [f"{error.json_path}: {error.message[:200]}" for error in _validator().iter_errors(manifest)] if SCHEMA.exists() else []
 
 
 @cache
@@ -66,22 +65,17 @@ class Log:
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._lines: list[bytes] = []
-        self._thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self.thread.start()
 
     def lines(self, *, follows: bool) -> Iterator[bytes]:
-        count = 0
-        while True:
-            has_ended = not self._thread.is_alive()
+        count, goes_on = 0, True
+        while goes_on:
+            goes_on = follows and self.thread.is_alive()
             new = self._lines[count:]
             yield from new
             count += len(new)
-            if not follows or has_ended:
-                return
-            time.sleep(0.01)
-
-    def wait(self) -> None:
-        self._thread.join()
+            time.sleep(0.01 * goes_on)
 
     def _read(self, said: Any) -> None:
         with said:
@@ -91,15 +85,11 @@ class Log:
 
 class Pods:
     def __init__(self, manifest: Object, folder: Path) -> None:
-        self._processes: list[tuple[Object, subprocess.Popen[bytes]]] = []
-        self._finished: dict[int, str] = {}
-        self.logs: dict[str, Log] = {}
-        self.grace = 30.0
-        port = free_port()
+        self._processes, self.logs = list[tuple[Object, "subprocess.Popen[bytes]"]](), dict[str, Log]()
+        self._finished, self.grace, port = dict[int, str](), 30.0, free_port()
         for job in manifest["spec"]["replicatedJobs"]:
-            for replica in range(job["replicas"]):
-                for host in range(job["template"]["spec"]["completions"]):
-                    self._start(manifest, job, (replica, host), port, folder)
+            for place in product(range(job["replicas"]), range(job["template"]["spec"]["completions"])):
+                self._start(manifest, job, place, port, folder)
 
     def _start(self, manifest: Object, job: Object, place: tuple[int, int], port: int, folder: Path) -> None:
         template = job["template"]["spec"]["template"]
@@ -118,9 +108,8 @@ class Pods:
             value = one["value"] if not field else annotations[field.removeprefix("metadata.annotations['").removesuffix("']")]
             environment[one["name"]] = str(folder / "pods" / name / mounts[value]) if value in mounts else value
         environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port}"  # the cluster's DNS, and a network of its own for each pod
-        process = subprocess.Popen(
-            container["command"], stdin=subprocess.DEVNULL, stdout=-1, stderr=subprocess.STDOUT, env=environment, process_group=0
-        )
+        said: Any = {"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(container["command"], **said, env=environment, process_group=0)
         self.logs[name] = Log(process)
         self._processes.append((pod, process))
 
@@ -157,7 +146,7 @@ class Pods:
                 process.wait(max(0.0, until - time.monotonic()))
         self.kill()
         for log in self.logs.values():
-            log.wait()
+            log.thread.join()
 
 
 def status_of(code: int | None, finished: str | None) -> Object:
@@ -175,22 +164,20 @@ class Refused(Exception):
         self.code, self.reason = code, reason
 
 
-class ApiServer:
-    """State of the cluster. Everything is changed under one lock.
+BUSY = Refused(503, "ServiceUnavailable", "the server is busy")
 
-    Attributes:
-        faults: what the next requests meet: a word for each, `slow`, `cut`, `503`. None of them is met by one for a log.
-        log_faults: what those for logs meet: `400`, `503`, `words` of the node, or the number of bytes after which they are cut.
-        asked: method and path of every request.
+
+class ApiServer:
+    """State of the cluster, changed under one lock.
+
+    Each next request meets a word of `faults`: `slow`, `cut`, `503`. Those for logs meet `log_faults`: `400`, `503`, `words` of the node,
+    or the number of bytes after which they are cut.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.lock = folder, threading.Lock()
-        self.jobsets: dict[str, Object] = {}
-        self.pods: dict[str, Pods] = {}
-        self.faults: list[str] = []
-        self.log_faults: list[str] = []
-        self.asked: list[tuple[str, str]] = []
+        self.folder, self.lock, self.address = folder, threading.Lock(), ""
+        self.jobsets, self.pods = dict[str, Object](), dict[str, Pods]()
+        self.faults, self.log_faults, self.asked = list[str](), list[str](), list[tuple[str, str]]()
 
     def create(self, manifest: Object) -> Object:
         if problems := schema_problems(manifest):
@@ -237,10 +224,10 @@ class ApiServer:
         failed = any(pods.codes)
         if failed:
             pods.end(pods.grace)
+        kind, reason = ("Failed", "FailedJobs") if failed else ("Completed", "AllJobsCompleted")
         with self.lock:
             if name in self.jobsets and self.pods.get(name) is pods:
-                kind = "Failed" if failed else "Completed"
-                conditions = [{"type": kind, "status": "True", "reason": "FailedJobs" if failed else "AllJobsCompleted"}]
+                conditions = [{"type": kind, "status": "True", "reason": reason}]
                 self.jobsets[name] = {**self.jobsets[name], "status": {"conditions": conditions, "terminalState": kind}}
 
 
@@ -258,15 +245,13 @@ class Handler(BaseHTTPRequestHandler):
         self.cluster.asked.append((self.command, self.path))
         try:
             if address.path.startswith(PODS) and address.path.endswith("/log"):
-                self._log(address.path.removeprefix(PODS).split("/")[1], follows=query.get("follow", "").lower() == "true")
-                return
+                return self._log(address.path.removeprefix(PODS).split("/")[1], follows=query.get("follow", "").lower() == "true")
             fault = self.cluster.faults.pop(0) if self.cluster.faults else ""
             if fault == "cut":
                 self.close_connection = True
-                self.connection.close()
-                return
+                return self.connection.close()
             if fault == "503":
-                raise Refused(503, "ServiceUnavailable", "the server is busy")
+                raise BUSY
             time.sleep(1.0 if fault == "slow" else 0.0)
             self._answer(201 if self.command == "POST" else 200, self._found(address.path, query, body))
         except Refused as refused:
@@ -294,7 +279,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "400":
             raise Refused(400, "BadRequest", f'container "trainer" in pod "{name}" is waiting to start: ContainerCreating')
         if fault == "503":
-            raise Refused(503, "ServiceUnavailable", "the server is busy")
+            raise BUSY
         self.send_response(200)
         for header, value in {"Content-Type": "text/plain", "Transfer-Encoding": "chunked", "Connection": "close"}.items():
             self.send_header(header, value)
@@ -324,14 +309,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def api_server(folder: Path) -> Iterator[tuple[ApiServer, str]]:
+def api_server(folder: Path) -> Iterator[ApiServer]:
     state = ApiServer(folder)
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"cluster": state})) as server:
-        server.daemon_threads = True
+        server.daemon_threads, state.address = True, f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            yield state, f"http://127.0.0.1:{server.server_address[1]}"
+            yield state
         finally:
             for pods in list(state.pods.values()):
                 pods.end(0.0)

@@ -59,7 +59,6 @@ def until(holds: Callable[[], Any]) -> None:
 
 
 def called_as_python(folder: Path, module: str) -> Path:
-    """A program that is called as `python` is, and starts a module of the tests with all arguments."""
     path = folder / "python"
     path.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE.parent} exec {sys.executable} -m {module} "$@"\n')
     path.chmod(0o755)
@@ -68,7 +67,6 @@ def called_as_python(folder: Path, module: str) -> Path:
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
-    """What is called as `python` is, and starts the stand-in for the trainer."""
     return called_as_python(tmp_path, "tests.tasks.training.stand_in")
 
 

@@ -22,13 +22,7 @@ from tests.tasks.training.ssh_hosts import ssh_hosts
 
 
 class Machines(NamedTuple):
-    """Two hosts of one kind.
-
-    Attributes:
-        names: as reports name the hosts.
-        refuses_second: checks that a launcher which cannot see the lock of the folder is refused.
-        are_clean: whether nothing of a run is left on them.
-    """
+    """Two hosts and their names in reports. `refuses_second` checks that a launcher which cannot see the folder's lock is refused."""
 
     kind: str
     launcher: Callable[[], Launcher]
@@ -39,7 +33,6 @@ class Machines(NamedTuple):
 
 @contextmanager
 def machines_of(kind: str, folder: Path, python: Path, **variables: str) -> Iterator[Machines]:
-    """Of a kind of launcher; `python` is what is called as Python is, with these variables."""
     quick = {name: os.environ[name] for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS",) if name in os.environ}
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1".strip()
     plain = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HOUSE.parent), "XLA_FLAGS": flags}
@@ -47,9 +40,9 @@ def machines_of(kind: str, folder: Path, python: Path, **variables: str) -> Iter
     if kind == "local":  # the trainer refuses a second one by its own lock: `tests/trainer/process/test_lease.py`
         yield Machines(kind, lambda: LocalLauncher(2, python=str(python)), ("process 0", "process 1"), lambda _: None, lambda: True)
     elif kind == "jobset":
-        with api_server(folder) as (server, address):
+        with api_server(folder) as server:
             settings = ClusterSettings(image="here", python=str(python), stop_seconds=stop_seconds(), passed_on=environment)
-            cluster, slices = Cluster("default", host=address), find_slice("v5p-16")
+            cluster, slices = Cluster("default", host=server.address), find_slice("v5p-16")
 
             def refused_by_server(attempt: Attempt) -> None:
                 [name] = before = dict(server.jobsets)

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,13 @@ USER = "trainer"
 
 
 class SshHosts:
-    """Servers, the keys that a client needs, and every process that they started.
-
-    Attributes:
-        names: the hosts as ssh names them.
-        known_hosts: the file with their keys.
-    """
-
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ssh servers", daemon=True)
         self._thread.start()
-        self._servers: list[Any] = []
+        self._servers, self.names, self.processes = list[Any](), list[str](), list[asyncio.subprocess.Process]()
         self._connections: list[list[Any]] = [[] for _ in range(count)]
-        self.processes: list[asyncio.subprocess.Process] = []
-        self.names: list[str] = []
         client = asyncssh.generate_private_key("ssh-ed25519")
         self.known_hosts, self.key, self.allowed = (folder / name for name in ("known_hosts", "key", "authorized_keys"))
         client.write_private_key(str(self.key))
@@ -117,8 +108,5 @@ class SshHosts:
 
 @contextmanager
 def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
-    hosts = SshHosts(folder, count)
-    try:
+    with closing(SshHosts(folder, count)) as hosts:
         yield hosts
-    finally:
-        hosts.close()

@@ -9,8 +9,7 @@ import pytest
 from phasewise.tasks.training import task
 from phasewise.tasks.training.task import Background, wait_for_server
 
-SECONDS = 20.0
-"""A guard against hanging."""
+SECONDS = 20.0  # a guard against hanging
 
 
 @pytest.fixture(autouse=True)
@@ -18,24 +17,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "RETRY_SECONDS", 0.01)
 
 
+def events(count: int) -> list[threading.Event]:
+    return [threading.Event() for _ in range(count)]
+
+
 def test_the_work_does_not_wait_and_of_each_kind_the_latest_is_made():
-    began, answers, done = threading.Event(), threading.Event(), threading.Event()
-    made: list[str] = []
+    (began, answers, done), made = events(3), list[str]()
 
     def slow() -> None:
         began.set()
         assert answers.wait(SECONDS)
         made.append("first")
 
-    def last() -> None:
-        made.append("latest")
-        done.set()
-
     with Background() as requests:
         requests.ask("progress", slow)
         assert began.wait(SECONDS)
         requests.ask("progress", lambda: made.append("in between"))
-        requests.ask("progress", last)
+        requests.ask("progress", lambda: (made.append("latest"), done.set()))
         assert made == []
         answers.set()
         assert done.wait(SECONDS)
@@ -43,8 +41,7 @@ def test_the_work_does_not_wait_and_of_each_kind_the_latest_is_made():
 
 
 def test_a_server_that_is_away_is_asked_again_and_both_are_said_once(caplog: pytest.LogCaptureFixture):
-    tries: list[int] = []
-    done = threading.Event()
+    [done], tries = events(1), list[int]()
 
     def request() -> None:
         tries.append(1)
@@ -56,15 +53,12 @@ def test_a_server_that_is_away_is_asked_again_and_both_are_said_once(caplog: pyt
         requests.ask("progress", request)
         assert done.wait(SECONDS)
     assert len(tries) == 4
-    assert caplog.messages == [
-        "the Prefect server does not answer (ConnectError): the work goes on without it",
-        "the Prefect server answers again",
-    ]
+    away = "the Prefect server does not answer (ConnectError): the work goes on without it"
+    assert caplog.messages == [away, "the Prefect server answers again"]
 
 
 def test_a_newer_request_takes_the_place_of_one_that_was_not_answered():
-    tried, done = threading.Event(), threading.Event()
-    made: list[str] = []
+    (tried, done), made = events(2), list[str]()
 
     def fails() -> None:
         tried.set()
@@ -81,7 +75,6 @@ def test_a_newer_request_takes_the_place_of_one_that_was_not_answered():
 
 
 def server(*answers: int) -> Any:
-    """It refuses, or answers with the next of `answers`."""
     left = list(answers)
 
     def hello() -> httpx.Response:
@@ -99,7 +92,7 @@ def test_waiting_for_an_answer_ends_with_it_or_with_the_time(caplog: pytest.LogC
     assert wait_for_server(server(1), 0.0)
     assert not wait_for_server(server(*[0] * 1000), 0.02)
     monkeypatch.setattr(task, "END_SECONDS", 0.05)
-    began, never = threading.Event(), threading.Event()
+    began, never = events(2)
     with Background() as requests:  # nor does the end wait for a server that stays away
         requests.ask("state", lambda: (began.set(), never.wait(SECONDS)))
         assert began.wait(SECONDS)

@@ -18,6 +18,7 @@ from phasewise.trainer.base.storage import as_path
 from tests.tasks.training.api_server import SCHEMA, ApiServer, api_server, schema_problems
 from tests.tasks.training.conftest import BareLife, are_here, until
 
+Patch = pytest.MonkeyPatch
 KEPT = Kept(Path("/scratch/phasewise/0123"), as_path("gs://bucket/home"), "marin-8b-full")
 SETTINGS = ClusterSettings(image="registry/phasewise:1", claim="home", mount="/mnt/phasewise", service_account="trainer", stop_seconds=45.5)
 NAME = "phasewise-0123456789ab"
@@ -102,33 +103,27 @@ def pod(host: int, code: int | None, at: int | None = 0) -> Any:
     return {"metadata": {"name": f"pod-{host}", "annotations": annotations}, "status": {"containerStatuses": [{"state": state}]}}
 
 
-@pytest.mark.parametrize(
-    ("pods", "hosts", "code"),
-    [
-        ([pod(0, KILLED, 40), pod(1, KILLED, 10)], [1], -9),  # the others have their time to save, and are killed when it is over
-        ([pod(0, 75, 12), pod(1, KILLED, 10)], [1], -9),
-        ([pod(0, TERMINATED, 10), pod(1, KILLED, 10)], [1], -9),
-        ([pod(0, KILLED, 10), pod(1, KILLED, 10), pod(2, ABORTED, 10)], [0, 1], -9),
-        ([pod(0, KILLED, None), pod(1, KILLED, None), pod(2, ABORTED, None)], [0, 1], -9),
-        ([pod(0, KILLED, 10), pod(1, 7, 12)], [1], 7),  # starting again does not cure it
-        ([pod(0, 75, 10), pod(1, 9, 10)], [1], 9),  # it is saved
-        ([pod(0, 0, 10), pod(3, 5, 11)], [3], 5),
-        ([pod(0, 0, 10), pod(1, 0, 11)], [], None),
-        ([pod(0, None), pod(1, None)], [], None),
-    ],
-)
+@pytest.mark.parametrize(("pods", "hosts", "code"), [
+    ([pod(0, KILLED, 40), pod(1, KILLED, 10)], [1], -9),  # the others have their time to save, and are killed when it is over
+    ([pod(0, 75, 12), pod(1, KILLED, 10)], [1], -9),
+    ([pod(0, TERMINATED, 10), pod(1, KILLED, 10)], [1], -9),
+    ([pod(0, KILLED, 10), pod(1, KILLED, 10), pod(2, ABORTED, 10)], [0, 1], -9),
+    ([pod(0, KILLED, None), pod(1, KILLED, None), pod(2, ABORTED, None)], [0, 1], -9),
+    ([pod(0, KILLED, 10), pod(1, 7, 12)], [1], 7),  # starting again does not cure it
+    ([pod(0, 75, 10), pod(1, 9, 10)], [1], 9),  # it is saved
+    ([pod(0, 0, 10), pod(3, 5, 11)], [3], 5),
+    ([pod(0, 0, 10), pod(1, 0, 11)], [], None),
+    ([pod(0, None), pod(1, None)], [], None),
+])  # fmt: skip
 def test_the_pod_that_was_the_reason_is_named(pods: list[Any], hosts: list[int], code: int | None):
     reasons = reasons_of(pods)
     assert ([one.host for one in reasons], reasons[0].code if reasons else None) == (hosts, code)
 
 
-@pytest.mark.parametrize(("said", "code"), [(0, 0), (75, 75), (137, -9), (143, -15), (255, 255)])
-def test_the_code_of_a_container(said: int, code: int):
-    assert exit_code(pod(0, said)) == code
+def test_the_code_of_a_container_and_why_pods_do_not_start():
+    for said, code in ((0, 0), (75, 75), (137, -9), (143, -15), (255, 255)):
+        assert exit_code(pod(0, said)) == code
     assert exit_code({"status": {}}) is None
-
-
-def test_why_pods_do_not_start():
     waiting = {"metadata": {"name": "a"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}
     creating = {"metadata": {"name": "b"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}}
     full = {"metadata": {"name": "c"}, "status": {"conditions": [{"reason": "Unschedulable", "message": "no nodes"}]}}
@@ -140,22 +135,17 @@ def test_why_pods_do_not_start():
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[ApiServer, str]]:
+def server(tmp_path: Path) -> Iterator[ApiServer]:
     with api_server(tmp_path) as found:
         yield found
 
 
 @pytest.fixture
-def server(served: tuple[ApiServer, str]) -> ApiServer:
-    return served[0]
-
-
-@pytest.fixture
-def launcher(served: tuple[ApiServer, str], stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> JobSetLauncher:
+def launcher(server: ApiServer, stand_in: Path, monkeypatch: Patch) -> JobSetLauncher:
     monkeypatch.setattr(kubernetes_cluster, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(jobset, "PODS_SECONDS", 0.02)
     settings = ClusterSettings(image="here", python=str(stand_in), stop_seconds=5)
-    return JobSetLauncher(Cluster("default", host=served[1]), find_slice("v5p-16"), settings)
+    return JobSetLauncher(Cluster("default", host=server.address), find_slice("v5p-16"), settings)
 
 
 def ends_with(attempt: ProcessGroup, life: Attempt, code: int) -> None:
@@ -176,9 +166,7 @@ def test_a_server_that_does_not_answer_is_asked_again(launcher: JobSetLauncher, 
     assert "host 1" in RunFolder(life.folder).log(0).read_text()
 
 
-def test_a_request_that_was_carried_out_and_not_answered_makes_no_second_one(
-    launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_unanswered_request_is_not_made_twice(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, monkeypatch: Patch):
     life, create = bare_life(), server.create
 
     def unanswered(manifest: Any) -> Any:
@@ -219,9 +207,7 @@ def test_a_jobset_that_somebody_deletes_counts_as_lost(launcher: JobSetLauncher,
     attempt.close()
 
 
-def test_hosts_that_do_not_hear_are_ended(
-    launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, monkeypatch: pytest.MonkeyPatch
-):
+def test_deaf_hosts_are_ended(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, monkeypatch: Patch):
     monkeypatch.setenv("PHASEWISE_STOP_SECONDS", "0.3")
     life = bare_life()
     for number in (0, 1):
@@ -233,20 +219,17 @@ def test_hosts_that_do_not_hear_are_ended(
 
     with pytest.raises(KeyboardInterrupt):
         start_and_monitor(launcher, life, lambda rows: None, check)
-    assert not server.jobsets
-    assert not server.pods
+    assert not server.jobsets | server.pods
 
 
-def test_a_pods_log_that_is_cut_is_read_again_and_each_line_is_written_once(
-    launcher: JobSetLauncher, served: tuple[ApiServer, str], bare_life: BareLife, tmp_path: Path
-):
+def test_a_cut_log_is_read_again_and_written_once(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, tmp_path: Path):
     life = bare_life()
     hosts = launcher.start(life)
     until(lambda: are_here(life))
-    name = min(served[0].pods[jobset_name(life.folder)].logs)
-    served[0].log_faults += ["400", "30", "503", "words"]
-    log = kubernetes_cluster.PodLog(Cluster("default", host=served[1]), name, "trainer", tmp_path / "log")
-    until(lambda: not served[0].log_faults)
+    name = min(server.pods[jobset_name(life.folder)].logs)
+    server.log_faults += ["400", "30", "503", "words"]
+    log = kubernetes_cluster.PodLog(Cluster("default", host=server.address), name, "trainer", tmp_path / "log")
+    until(lambda: not server.log_faults)
     until(lambda: "the log is" in (tmp_path / "log").read_text())
     ends_with(hosts, life, 3)
     log.end()

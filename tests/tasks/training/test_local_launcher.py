@@ -1,5 +1,3 @@
-"""The processes of this machine: what they are started with, how they end together, and what a phase computes on."""
-
 import os
 import signal
 import sys
@@ -27,8 +25,6 @@ FOUR = Machine("gpu", "NVIDIA H100 80GB HBM3", 4)
 
 
 class Member:
-    """A process that ends when a test says so."""
-
     def __init__(self, number: int) -> None:
         self.name, self.log_before = f"host{number}", 0
         self.ended: int | None = None
@@ -36,17 +32,13 @@ class Member:
     def code(self) -> int | None:
         return self.ended
 
-    def wait(self, seconds: float) -> None:
+    def stop(self, *_: float) -> None:
         pass
 
-    def stop(self) -> None:
-        pass
+    wait = close = stop
 
     def kill(self) -> None:
         self.ended = -signal.SIGKILL if self.ended is None else self.ended
-
-    def close(self) -> None:
-        pass
 
 
 class Clock:
@@ -56,35 +48,23 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def grouped(folder: Path) -> tuple[ProcessGroup, list[Member], Clock]:
+    clock, members = Clock(), [Member(number) for number in range(3)]
+    group = ProcessGroup(folder, clock=clock)
+    group.processes.extend(members)
+    return group, members, clock
 
 
-@pytest.fixture
-def members() -> list[Member]:
-    return [Member(number) for number in range(3)]
-
-
-@pytest.fixture
-def group(tmp_path: Path, members: list[Member], clock: Clock) -> ProcessGroup:
-    found = ProcessGroup(tmp_path, clock=clock)
-    found.processes.extend(members)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [
-        ([0, 0], 0), ([5, -9], -9), ([-6, 5], 5), ([75, 75], 75), ([75, -9], -9), ([4, -9, -6], 4), ([5, 3, 4], 3), ([0, 7, 75], 7),
-        ([0, 5], 5), ([0, 120], 120), ([75, -15], 75), ([9, 5], 9), ([9, 7], 7),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("codes", "expected"), [
+    ([0, 0], 0), ([5, -9], -9), ([-6, 5], 5), ([75, 75], 75), ([75, -9], -9), ([4, -9, -6], 4), ([5, 3, 4], 3), ([0, 7, 75], 7),
+    ([0, 5], 5), ([0, 120], 120), ([75, -15], 75), ([9, 5], 9), ([9, 7], 7),
+])  # fmt: skip
 def test_the_reason_counts_and_not_what_followed(codes: list[int], expected: int):
     assert decisive(codes) == decisive(reversed(codes)) == expected
 
 
-def test_where_one_is_lost_the_others_are_ended_and_it_is_named(group: ProcessGroup, members: list[Member], clock: Clock, tmp_path: Path):
+def test_where_one_is_lost_the_others_are_ended_and_it_is_named(tmp_path: Path):
+    group, members, clock = grouped(tmp_path)
     RunFolder(tmp_path).log(1).write_text("noise\ntrainer: out of memory\n")
     assert group.look() is None
     members[1].ended = -signal.SIGKILL
@@ -96,7 +76,8 @@ def test_where_one_is_lost_the_others_are_ended_and_it_is_named(group: ProcessGr
     assert RunFolder(tmp_path).log(0).read_text() == "trainer: host 1 (host1) was ended by SIGKILL: out of memory\n"
 
 
-def test_those_that_save_have_their_time(group: ProcessGroup, members: list[Member], clock: Clock, monkeypatch: pytest.MonkeyPatch):
+def test_those_that_save_have_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    group, members, clock = grouped(tmp_path)
     monkeypatch.setenv("PHASEWISE_STOP_SECONDS", "100")
     members[0].ended = 75
     group.look()
@@ -107,7 +88,8 @@ def test_those_that_save_have_their_time(group: ProcessGroup, members: list[Memb
     assert group.look() == 75
 
 
-def test_one_that_does_not_end_with_those_that_are_done_is_lost(group: ProcessGroup, members: list[Member], clock: Clock, tmp_path: Path):
+def test_one_that_does_not_end_with_those_that_are_done_is_lost(tmp_path: Path):
+    group, members, clock = grouped(tmp_path)
     members[0].ended = members[1].ended = 0
     group.look()
     clock.now += DONE_SECONDS + 1
@@ -136,9 +118,15 @@ def with_gpus(root: Path, count: int, monkeypatch: pytest.MonkeyPatch, *, plugin
     return root
 
 
-def test_one_process_without_an_accelerator_has_the_environment_and_the_cpu(life: Any, tmp_path: Path):
+def test_without_an_accelerator_or_its_plugin_it_is_the_cpu(
+    life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     [environment] = LocalLauncher(root=tmp_path).environments(life(), {"A": "b"})
     assert environment == {"A": "b", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    caplog.set_level("INFO")
+    [environment] = LocalLauncher(root=with_gpus(tmp_path, 1, monkeypatch, plugin=False)).environments(life(), {})
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert "there is a GPU, and jax has no plugin for it: this trains on the CPU" in caplog.text
 
 
 def test_each_process_has_a_gpu_of_its_own(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,13 +141,6 @@ def test_each_process_has_a_gpu_of_its_own(life: Any, tmp_path: Path, monkeypatc
     assert len({(one["JAX_COORDINATOR_ADDRESS"], one["PHASEWISE_LAUNCH"]) for one in found}) == 1
     with pytest.raises(ConfigError, match="needs 8 devices, found 4 GPUs"):
         launcher.environments(life(fsdp=8), {})
-
-
-def test_a_gpu_that_jax_cannot_use_is_said(life: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO")
-    [environment] = LocalLauncher(root=with_gpus(tmp_path, 1, monkeypatch, plugin=False)).environments(life(), {})
-    assert "CUDA_VISIBLE_DEVICES" not in environment
-    assert "there is a GPU, and jax has no plugin for it: this trains on the CPU" in caplog.text
 
 
 def test_virtual_devices_are_dealt_out_among_processes_that_divide_them(life: Any, tmp_path: Path):
@@ -200,20 +181,16 @@ def test_several_devices_are_used_where_they_cut_every_batch():
     assert execution_here(changing, FOUR) == ONE_DEVICE
 
 
-@pytest.mark.parametrize(
-    ("changes", "machine", "mesh", "words"),
-    [
-        ({"compute_dtype": "float32"}, CPU, Mesh(), "1 × CPU, float32, XLA attention"),
-        ({}, FOUR, Mesh(), "1 of 4 × H100 80GB HBM3, bfloat16, cuDNN attention"),
-        ({}, Machine("tpu", "TPU v6 lite", 8), Mesh(fsdp=8), "8 × TPU v6 lite, bfloat16, Splash attention"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "machine", "mesh", "words"), [
+    ({"compute_dtype": "float32"}, CPU, Mesh(), "1 × CPU, float32, XLA attention"),
+    ({}, FOUR, Mesh(), "1 of 4 × H100 80GB HBM3, bfloat16, cuDNN attention"),
+    ({}, Machine("tpu", "TPU v6 lite", 8), Mesh(fsdp=8), "8 × TPU v6 lite, bfloat16, Splash attention"),
+])  # fmt: skip
 def test_what_a_phase_will_compute_on_is_said(changes: dict[str, Any], machine: Machine, mesh: Mesh, words: str):
     assert in_words(llama_run(**changes).but(execution=Execution(mesh=mesh)), machine) == words
 
 
 def written(folder: Path, **execution: object) -> Path:
-    """The folder of a run that was executed so."""
     recipe = tiny_recipe()
     phase = recipe.phases[0]
     run = build_run_of_recipe(recipe, phase, Home.open(str(folder)), dict.fromkeys(phase.components, Path("nowhere")))
@@ -222,21 +199,16 @@ def written(folder: Path, **execution: object) -> Path:
     return Path(run.output)
 
 
-@pytest.mark.parametrize(
-    ("execution", "words"),
-    [
-        ({}, "local: 1 device, float32, everything kept, the batch at once; from its start to its end"),
-        ({"mesh": Mesh(fsdp=2, tensor=3)}, "local: 6 devices (fsdp 2, tensor 3), float32,"),
-        ({"attention": "splash"}, "local: 1 device, float32, Splash attention, everything kept,"),
-        ({"remat": "full"}, "local: 1 device, float32, blocks computed again,"),
-        ({"microbatch_sequences": 4}, "everything kept, the batch in parts of 4 sequences;"),
-    ],
-)
-def test_what_was_executed_is_said(tmp_path: Path, execution: dict[str, object], words: str):
-    assert words in execution_summary(written(tmp_path, **execution), "local")
-
-
-def test_a_run_that_went_on_or_was_computed_otherwise_before_says_from_where(tmp_path: Path):
+def test_what_was_executed_and_how_it_went_on_is_said(tmp_path: Path):
+    executions: dict[str, dict[str, object]] = {
+        "local: 1 device, float32, everything kept, the batch at once; from its start to its end": {},
+        "local: 6 devices (fsdp 2, tensor 3), float32,": {"mesh": Mesh(fsdp=2, tensor=3)},
+        "local: 1 device, float32, Splash attention, everything kept,": {"attention": "splash"},
+        "local: 1 device, float32, blocks computed again,": {"remat": "full"},
+        "everything kept, the batch in parts of 4 sequences;": {"microbatch_sequences": 4},
+    }
+    for words, execution in executions.items():
+        assert words in execution_summary(written(tmp_path, **execution), "local")
     folder = written(tmp_path, mesh=Mesh(fsdp=2))
     append_event(folder, "restart", None, "the trainer was ended by SIGKILL; resuming from its beginning")
     append_event(folder, "stalled", 7, "it stalled")

@@ -1,10 +1,7 @@
-"""Caches that were prepared again: a run is the same where they have the same name or the same content."""
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,14 +35,10 @@ def train_with_two_devices(run: RunConfig) -> list[float]:
     return [row["loss"] for row in rows_of(run)]
 
 
-def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
-    build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, said = build_run("planned"), list[str]()
-    shape = StepShape(
-        model=run.model, optimizer=run.optimizer, batch_sequences=2, keeps_average=False, clips_update_rms=False, update_norm_window=None,
-        skip_step_window=None,
-    )  # fmt: skip
+    off = {"keeps_average": False, "clips_update_rms": False, "update_norm_window": None, "skip_step_window": None}
+    shape = StepShape.model_validate({"model": run.model, "optimizer": run.optimizer, "batch_sequences": 2, **off})
     report = preflight_setup(Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=shape), Home(tmp_path))
     assert report["fits"]
     assert not report["estimated"]
@@ -63,8 +56,7 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
     result.unlink()
     assert note_changed_plan(run) is None, "nothing changed"
     remove_checkpoint(Path(run.output) / "checkpoints" / str(STEPS))
-    text = note_changed_plan(again)
-    assert text is not None
+    text: Any = note_changed_plan(again)
     assert "resuming from step 60 by another plan, on the same batches, and no longer bit for bit" in text
     assert "execution.mesh.fsdp: 1 → 2" in text
     assert said == [f"planned: {text}"]
@@ -78,8 +70,6 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
 
 @dataclass(frozen=True)
 class Case:
-    """A home with caches and a finished run."""
-
     world: Any
     run: RunConfig
 
@@ -116,56 +106,35 @@ def holds(run: RunConfig) -> bool:
     return finished
 
 
-def test_the_same_bytes_under_another_name_are_the_same_run_and_other_settings_are_not(case: Case):
+def test_the_same_bytes_under_another_name_are_the_same_run_and_other_content_or_settings_are_not(case: Case):
     again = case.again()
     assert again.digest != case.run.digest
     assert holds(case.run)
     assert holds(again)
     assert not holds(again.but(seed=1))
+    fields: list[Any] = [{"begin_of_text": 5}, {"end_of_text": 5}, {"dtype": "uint32"}, {"tokenizer_digest": "x"}, {"shards": []}]
+    assert not any(holds(case.again(str(number), **changes)) for number, changes in enumerate(fields, 1))
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"begin_of_text": 5}, {"end_of_text": 5}, {"dtype": "uint32"}, {"tokenizer_digest": "another"}, {"shards": []}],
-    ids=lambda changes: next(iter(changes)),
+    ("lacks", "expected"), [("notes", True), ("caches", True), ("caches and notes of this run", False), ("notes and caches", False)]
 )
-def test_other_content_under_another_name_is_another_run(case: Case, changes: dict[str, Any]):
-    assert not holds(case.again(**changes))
-
-
-def without_notes(case: Case) -> None:
-    (Path(case.run.output) / CACHES_NAME).unlink()
-
-
-def without_caches(case: Case) -> None:
-    for folder in case.run.caches.values():
-        shutil.rmtree(folder)
-
-
-def with_notes_of_another_run(case: Case) -> None:
-    path = Path(case.run.output) / CACHES_NAME
-    write_json(path, {**read_json(path), "run_digest": "another"})
-    without_caches(case)
-
-
-def with_neither(case: Case) -> None:
-    without_notes(case)
-    without_caches(case)
-
-
-@pytest.mark.parametrize(
-    ("prepare", "expected"), [(without_notes, True), (without_caches, True), (with_notes_of_another_run, False), (with_neither, False)]
-)
-def test_what_was_trained_on_is_known_from_notes_or_from_manifests(case: Case, prepare: Callable[[Case], None], expected: bool):
+def test_what_was_trained_on_is_known_from_notes_or_from_manifests(case: Case, lacks: str, expected: bool):
     again = case.again()
-    prepare(case)
+    notes = Path(case.run.output) / CACHES_NAME
+    if "of this run" in lacks:
+        write_json(notes, {**read_json(notes), "run_digest": "another"})
+    elif "notes" in lacks:
+        notes.unlink()
+    for folder in case.run.caches.values() if "caches" in lacks else ():
+        shutil.rmtree(folder)
     assert holds(again) is expected
     assert holds(case.run)  # by name
 
 
 def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
     again = case.again()
-    without_notes(case)
+    (Path(case.run.output) / CACHES_NAME).unlink()
     moved = (tmp_path / "home").rename(tmp_path / "moved")
     places = {name: str(folder).replace(str(tmp_path / "home"), str(moved)) for name, folder in again.caches.items()}
     assert holds(again.but(caches=places, output=again.output.replace(str(tmp_path / "home"), str(moved))))

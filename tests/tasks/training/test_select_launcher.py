@@ -1,7 +1,3 @@
-"""Which launcher a phase gets, by its slice and the environment; what does not fit is refused before anything is started."""
-
-# pyright: reportPrivateUsage=false
-
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +24,6 @@ def run(devices: int = 8) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials are looked for as a cluster is made; here none is."""
     monkeypatch.setattr(kubernetes_cluster.Cluster, "__init__", lambda self, namespace: setattr(self, "namespace", namespace))
 
 
@@ -71,26 +66,22 @@ def test_each_slice_of_a_phase_has_its_workers_with_their_settings():
     assert workers.slices == (("one", "me@two:2222"), ("three", "four"))
     assert [workers.python, workers.project, str(workers.known_hosts), str(workers.key)] == list(more.values())
     assert second.workers.slices == (("five", "six"),)
-    message = r"must name the workers of v5e-16, found those of 2x v5e-8, v5e-8: add '\| v5e-16=…'"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"must name the workers of v5e-16, found those of 2x v5e-8, v5e-8: add '\| v5e-16=…'"):
         select_launcher(run(16), "v5e-16", environment)
 
 
-@pytest.mark.parametrize(
-    ("devices", "environment", "words"),
-    [
-        (8, {"PHASEWISE_LAUNCHER": "slurm"}, "PHASEWISE_LAUNCHER must be one of local, jobset, tpu_vm, found 'slurm'"),
-        (8, {"PHASEWISE_PROCESSES": "0"}, "PHASEWISE_PROCESSES must be a whole number above 0, found '0'"),
-        (8, {"PHASEWISE_PROCESSES": "two"}, "PHASEWISE_PROCESSES must be a whole number above 0, found 'two'"),
-        (8, {"PHASEWISE_PROCESSES": "3"}, "equally many of its 8 devices, found 3 in PHASEWISE_PROCESSES"),
-        (4, GKE, "must have the 8 devices of v5e-8, found 4 in execution.mesh"),
-        (8, {"PHASEWISE_LAUNCHER": "jobset"}, "needs the image that every host starts in PHASEWISE_GKE_IMAGE, found none"),
-        (8, {**GKE, "PHASEWISE_GKE_CLAIM": "home"}, "PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT must be set both or not at all"),
-        (8, {**GKE, "PHASEWISE_GKE_SCRATCH": "/a"}, "PHASEWISE_GKE_SCRATCH is for a home on a store"),
-        (8, {"PHASEWISE_LAUNCHER": "tpu_vm"}, "needs the workers of the slice in PHASEWISE_TPU_HOSTS, found none"),
-        (8, {**TPU, "PHASEWISE_TPU_HOSTS": "one,two,three"}, "v5e-8 has 1 × 2 hosts, found 3 in PHASEWISE_TPU_HOSTS"),
-    ],
-)
+@pytest.mark.parametrize(("devices", "environment", "words"), [
+    (8, {"PHASEWISE_LAUNCHER": "slurm"}, "PHASEWISE_LAUNCHER must be one of local, jobset, tpu_vm, found 'slurm'"),
+    (8, {"PHASEWISE_PROCESSES": "0"}, "PHASEWISE_PROCESSES must be a whole number above 0, found '0'"),
+    (8, {"PHASEWISE_PROCESSES": "two"}, "PHASEWISE_PROCESSES must be a whole number above 0, found 'two'"),
+    (8, {"PHASEWISE_PROCESSES": "3"}, "equally many of its 8 devices, found 3 in PHASEWISE_PROCESSES"),
+    (4, GKE, "must have the 8 devices of v5e-8, found 4 in execution.mesh"),
+    (8, {"PHASEWISE_LAUNCHER": "jobset"}, "needs the image that every host starts in PHASEWISE_GKE_IMAGE, found none"),
+    (8, {**GKE, "PHASEWISE_GKE_CLAIM": "home"}, "PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT must be set both or not at all"),
+    (8, {**GKE, "PHASEWISE_GKE_SCRATCH": "/a"}, "PHASEWISE_GKE_SCRATCH is for a home on a store"),
+    (8, {"PHASEWISE_LAUNCHER": "tpu_vm"}, "needs the workers of the slice in PHASEWISE_TPU_HOSTS, found none"),
+    (8, {**TPU, "PHASEWISE_TPU_HOSTS": "one,two,three"}, "v5e-8 has 1 × 2 hosts, found 3 in PHASEWISE_TPU_HOSTS"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(devices: int, environment: dict[str, str], words: str):
     with pytest.raises(ConfigError, match=re.escape(words)):
         select_launcher(run(devices), "v5e-8", environment)

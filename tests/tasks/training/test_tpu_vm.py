@@ -1,5 +1,3 @@
-"""Hosts behind SSH servers: keys, connections that are cut, hosts that are taken, processes that do not hear."""
-
 import os
 import signal
 import threading
@@ -85,7 +83,9 @@ def test_what_is_left_of_the_own_last_life_is_waited_for(hosts: SshHosts, worker
         one.close()
 
 
-def test_a_host_with_another_key_is_refused(hosts: SshHosts, workers: Workers, bare_life: BareLife):
+def test_hosts_that_cannot_start_the_trainer_or_have_another_key_are_refused(hosts: SshHosts, workers: Workers, bare_life: BareLife):
+    with pytest.raises(TrainingError, match=r"127\.0\.0\.1:\d+ did not start the trainer: it said '.*/nowhere"):
+        TpuVmLauncher(workers.model_copy(update={"project": "/nowhere"})).start(bare_life())
     lines = hosts.known_hosts.read_text().splitlines()
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     hosts.known_hosts.write_text(f"{lines[0]}\n{lines[1].partition(' ')[0]} {other}")
@@ -94,12 +94,7 @@ def test_a_host_with_another_key_is_refused(hosts: SshHosts, workers: Workers, b
     until(lambda: hosts.at_work == 0)
 
 
-def test_a_host_that_cannot_start_the_trainer_is_named(hosts: SshHosts, workers: Workers, bare_life: BareLife):
-    with pytest.raises(TrainingError, match=r"127\.0\.0\.1:\d+ did not start the trainer: it said '.*/nowhere"):
-        TpuVmLauncher(workers.model_copy(update={"project": "/nowhere"})).start(bare_life())
-
-
-def test_what_processes_are_started_with(bare_life: BareLife, monkeypatch: pytest.MonkeyPatch):
+def test_what_processes_are_started_with_and_what_is_no_host(bare_life: BareLife, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "old:1")
     monkeypatch.setenv("XLA_FLAGS", "--a --b='c d'")
     workers = Workers(slices=(("me@a:2222", "b"), ("c", "d")), python="/p y/python", project="/project")
@@ -112,9 +107,6 @@ def test_what_processes_are_started_with(bare_life: BareLife, monkeypatch: pytes
         assert "MEGASCALE_NUM_SLICES=2" in command
         assert "PHASEWISE_HOSTS=a:2222,b,c,d" in command
         assert "'/p y/python' -P -m phasewise.trainer" in command
-
-
-@pytest.mark.parametrize("text", ["", "me@", "host:ssh"])
-def test_a_host_that_is_none_is_refused(text: str):
-    with pytest.raises(ConfigError, match="must be written"):
-        Host.parse(text)
+    for text in ("", "me@", "host:ssh"):
+        with pytest.raises(ConfigError, match="must be written"):
+            Host.parse(text)
