@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from phasewise.validations.evidence.leakage.items import BenchmarkItem, Fields, as_item, first_index, parse_row
+from phasewise.validations.evidence.leakage.items import BenchmarkItem, Fields, as_item, first_index, merge_equal, parse_row
 
 TALE = "A wren built its nest in an old boot that hung by the garden door."
 LONG_TALE = " ".join([TALE] * 20)
@@ -12,12 +12,11 @@ STEPS = "First count the eggs in the boot, which are four; then take away the on
 def read(*rows: Fields) -> list[BenchmarkItem]:
     parsed = [row for fields in rows if (row := parse_row(fields)) is not None]
     assert len(parsed) == len(rows)
-    first = first_index(parsed)
-    return [as_item(row, first=first, benchmark="birds", task="birds", id=row.id) for row in parsed]
+    return [as_item(row, first=first_index(parsed), benchmark="birds", task="birds", id=row.id) for row in parsed]
 
 
-def parts(item: BenchmarkItem) -> tuple[str, tuple[str, ...], str]:
-    return item.question, item.choices, item.answer
+def parts(*rows: Fields) -> list[tuple[str, tuple[str, ...], str]]:
+    return [(item.question, item.choices, item.answer) for item in read(*rows)]
 
 
 ASKED = "Where does the wren nest?"
@@ -53,7 +52,7 @@ CHOICE_ROWS: Sequence[Fields] = [
 
 @pytest.mark.parametrize("row", CHOICE_ROWS, ids=lambda row: "-".join(row))
 def test_choices_read_the_same_however_they_are_written(row: Fields) -> None:
-    assert [parts(item) for item in read(row)] == [(ASKED, OFFERED, "in a hat")]
+    assert parts(row) == [(ASKED, OFFERED, "in a hat")]
 
 
 FREE_ROWS: Sequence[tuple[Fields, tuple[str, str, tuple[str, ...]]]] = [
@@ -104,20 +103,16 @@ def test_wrong_answers_beside_a_right_one_are_choices() -> None:
         {"question": ASKED, "correct_answer": "boot", "distractor1": "hat", "distractor2": "pot", "support": TALE},
         {"question": ASKED, "best_answer": "boot", "incorrect_answers": ["hat", "pot"]},
     ):
-        assert [parts(item) for item in read(row)] == [(ASKED, ("boot", "hat", "pot"), "boot")]
+        assert parts(row) == [(ASKED, ("boot", "hat", "pot"), "boot")]
 
 
-def test_a_blank_is_filled_with_the_right_option() -> None:
+def test_a_blank_is_filled_with_the_right_option_and_so_are_beginnings_with_one_end() -> None:
     row = {"sentence": "The wren left the boot since the _ was cold.", "option1": "wren", "option2": "boot", "answer": "2"}
-    assert [parts(item) for item in read(row)] == [("The wren left the boot since the boot was cold.", ("wren", "boot"), "boot")]
+    assert parts(row) == [("The wren left the boot since the boot was cold.", ("wren", "boot"), "boot")]
     assert read({**row, "answer": ""})[0].question == row["sentence"]
-    [blank] = read({"question": "Wrens live in _ .", "choices": ["boots", "hats"], "answer": 0})
-    assert blank.question == "Wrens live in _ ."
-
-
-def test_beginnings_with_one_end_are_one_sentence_and_what_differs() -> None:
+    assert read({"question": "Wrens live in _ .", "choices": ["boots", "hats"], "answer": 0})[0].question == "Wrens live in _ ."
     row = {"context_options": ["The wren left since the wren", "The wren left since the boot"], "continuation": "was cold.", "gold": 1}
-    assert [parts(item) for item in read(row)] == [("The wren left since the boot was cold.", ("wren", "boot"), "boot")]
+    assert parts(row) == [("The wren left since the boot was cold.", ("wren", "boot"), "boot")]
 
 
 def test_whether_choices_count_from_0_or_1_is_known_by_the_whole_file() -> None:
@@ -127,12 +122,26 @@ def test_whether_choices_count_from_0_or_1_is_known_by_the_whole_file() -> None:
     assert [item.answer for item in read(*rows)] == ["a boot", "a hat"]
 
 
-def test_an_unknown_or_empty_right_choice_leaves_the_answer_empty() -> None:
+def test_an_unknown_or_empty_right_choice_leaves_the_answer_empty_and_a_row_without_a_question_is_none() -> None:
     assert [item.answer for item in read({"question": ASKED, "choices": list(OFFERED), "label": -1})] == [""]
-    [item] = read({"query": f"{ASKED}\nA. \nB. a hat", "choices": ["A", "B"], "gold": 0})
-    assert parts(item) == (ASKED, ("a hat",), "")
-
-
-def test_a_row_without_a_question_is_none() -> None:
+    assert parts({"query": f"{ASKED}\nA. \nB. a hat", "choices": ["A", "B"], "gold": 0}) == [(ASKED, ("a hat",), "")]
     assert parse_row({"url": "here", "length": 3}) is None
     assert parse_row({"question": "  "}) is None
+
+
+ITEM = BenchmarkItem("birds", "birds", "1", "How many wrens sit here?", answer="3", solutions=("one and two",))
+
+
+def test_equal_questions_become_one_item_and_other_choices_and_benchmarks_are_others() -> None:
+    first, shuffled, other = (ITEM._replace(choices=choices) for choices in (("a", "b"), ("b", "a"), ("a", "c")))
+    foreign = first._replace(benchmark="fish")
+    assert merge_equal([first, shuffled, other, foreign]) == [first, other, foreign]
+    again = ITEM._replace(id="2", question="How many  wrens\nsit here?", solutions=("two and one", "one and two"))
+    assert merge_equal([ITEM, again]) == [ITEM._replace(solutions=("one and two", "two and one"))]
+
+
+def test_an_item_without_its_passage_is_the_same_item() -> None:
+    bare, full = ITEM._replace(id="2"), ITEM._replace(passage="Three wrens sat down.")
+    other = ITEM._replace(passage="Four wrens sat down.")
+    for items, merged in (([full, bare], [full]), ([bare, full], [bare._replace(passage=full.passage)]), ([full, other], [full, other])):
+        assert merge_equal(items) == merged

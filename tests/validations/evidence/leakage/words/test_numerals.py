@@ -41,28 +41,13 @@ def test_any_number_is_the_same_in_words_and_in_digits(number: int, conjunction:
     assert hashes(f"so {said.upper() if is_upper else said}, no more") == hashes(f"so {number}, no more")
 
 
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        ("twelve hundred", "1200"),
-        ("thirty <b>five</b>", "35"),
-        ("Fourty&#45;two", "42"),
-        ("twenty, thirty one, two", "20 31 2"),
-        ("ten and five", "10 and 5"),
-        ("one two three", "1 2 3"),
-        ("twenty zero", "20 0"),
-        ("twenty and one", "20 and 1"),
-        ("fourteen five", "14 5"),
-        ("two hundred and men", "200 and men"),
-        ("two hundred and three hundred", "203 hundred"),
-        ("two hundred hundred", "200 hundred"),
-        ("two thousand thousand", "2000 thousand"),
-        ("two thousand five million", "2005 million"),
-        ("zero hundred", "0 hundred"),
-        ("two hundred and thousand", "200 and thousand"),
-        ("two hundred and", "200 and"),
-    ],
-)
+@pytest.mark.parametrize(("text", "same"), [
+    ("twelve hundred", "1200"), ("thirty <b>five</b>", "35"), ("Fourty&#45;two", "42"), ("twenty, thirty one, two", "20 31 2"),
+    ("ten and five", "10 and 5"), ("one two three", "1 2 3"), ("twenty zero", "20 0"), ("twenty and one", "20 and 1"),
+    ("fourteen five", "14 5"), ("two hundred and men", "200 and men"), ("two hundred and three hundred", "203 hundred"),
+    ("two hundred hundred", "200 hundred"), ("two thousand thousand", "2000 thousand"), ("two thousand five million", "2005 million"),
+    ("zero hundred", "0 hundred"), ("two hundred and thousand", "200 and thousand"), ("two hundred and", "200 and"),
+])  # fmt: skip
 def test_where_one_number_ends_and_the_next_begins(text: str, same: str):
     assert hashes(text) == hashes(same)
 
