@@ -22,7 +22,7 @@ MARKER = "-/site.json"
 
 
 def write_site(site: Site, folder: Path) -> dict[str, Any]:
-    """Write all pages of the home, and return the content of `phasewise report --json`. The new folder replaces an earlier export at once."""
+    """Write all pages of the home, and return the content of `phasewise report --json`. The new folder replaces an earlier export."""
     folder = folder.expanduser().absolute()
     check_place(folder)
     sets = [found for found in site.shelf.sets() if found.in_home]

@@ -149,7 +149,7 @@ def scores_of(left: PhaseFiles, right: PhaseFiles) -> list[tuple[str, str, str, 
 
 
 def files_of(shelf: Shelf, files: PhaseFiles) -> list[tuple[str, str, str, str]]:
-    """Return name, content, size and digest of the existing files of a phase. A digest is from the time that the file was made or judged."""
+    """Return name, content, size and digest of the existing files of a phase. A digest is from the time the file was made or judged."""
     health = dict(files.judged).get("health")
     judged = next(iter(health.judged.values()), "") if health else ""
     named = [

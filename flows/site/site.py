@@ -17,8 +17,8 @@ from phasewise.tasks.report.charts import cut
 from phasewise.tasks.report.html import CHECKING, GATE_WORDS, environment
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.wording import plural
-from phasewise.validations.outcomes import sum_counts
 from phasewise.validations.failures import failures_of
+from phasewise.validations.outcomes import sum_counts
 from phasewise.validations.verdict import Verdict
 
 Kind = Literal["passed", "warned", "failed", "active", "waiting"]
