@@ -4,6 +4,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -205,10 +206,8 @@ class Shelf:
         if (name, scale) not in self._recipes:
             recipe = None
             if name in self._targets:
-                try:
+                with suppress(PhasewiseError):  # it lacks the scale
                     recipe = at_scale(load_written(self._targets[name]), scale, name)  # pyright: ignore[reportArgumentType]  # one of SCALES
-                except PhasewiseError:  # it lacks the scale
-                    pass
             self._recipes[name, scale] = recipe
         return self._recipes[name, scale]
 
