@@ -5,13 +5,11 @@ from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
 QUESTION = "Which {} keeper finally climbed outside while gales battered every shutter along that northern coast during stormy weeks?"
-INDEX = LeakageIndex.build(
-    [
-        *(BenchmarkItem("birds", "birds", name, QUESTION.format(name)) for name in ("wren", "owl", "finch", "robin")),
-        BenchmarkItem("ponds", "ponds", "frog", QUESTION.format("frog").replace("coast", "pond")),
-        BenchmarkItem("ponds", "ponds", "tiny", "Why?", answer="no"),
-    ]
-)
+INDEX = LeakageIndex.build([
+    *(BenchmarkItem("birds", "birds", name, QUESTION.format(name)) for name in ("wren", "owl", "finch", "robin")),
+    BenchmarkItem("ponds", "ponds", "frog", QUESTION.format("frog").replace("coast", "pond")),
+    BenchmarkItem("ponds", "ponds", "tiny", "Why?", answer="no"),
+])  # fmt: skip
 EXPECTED = {"web": "key-web", "books": "key-books", "code": "key-code"}
 
 
@@ -22,18 +20,10 @@ def hit(document: int, item: str, *, benchmark: str = "birds", part: str = "ques
     )  # fmt: skip
 
 
-WEB = Scan(
-    documents=50,
-    bytes=5000,
-    hits=(
-        hit(1, "wren"),
-        hit(1, "owl", part="item"),
-        hit(1, "wren", part="choices", score=0.95),
-        hit(4, "wren", file="b.jsonl"),
-        hit(4, "wren"),
-        hit(7, "frog", benchmark="ponds"),
-    ),
-)
+WEB = Scan(documents=50, bytes=5000, hits=(
+    hit(1, "wren"), hit(1, "owl", part="item"), hit(1, "wren", part="choices", score=0.95), hit(4, "wren", file="b.jsonl"),
+    hit(4, "wren"), hit(7, "frog", benchmark="ponds"),
+))  # fmt: skip
 SCANS = {"web": WEB, "books": Scan(documents=9, bytes=90, hits=())}
 
 
@@ -41,18 +31,16 @@ def table() -> dict[tuple[str, str], dict[str, object]]:
     found = leakage_evidence(SCANS, INDEX, LIMITS, scan_keys={"web": "key-web", "books": "old"}, expected_scan_keys=EXPECTED)
     assert tuple(found.columns) == TABLE_COLUMNS
     rows = [{str(name): value for name, value in row.items()} for row in found.to_dict("records")]
-    assert [(row["component"], row["benchmark"]) for row in rows] == [
-        (component, benchmark) for component in EXPECTED for benchmark in ("birds", "ponds")
-    ]
-    return {(str(row["component"]), str(row["benchmark"])): row for row in rows}
+    by_name = {(str(row["component"]), str(row["benchmark"])): row for row in rows}
+    assert list(by_name) == [(component, benchmark) for component in EXPECTED for benchmark in ("birds", "ponds")]
+    return by_name
 
 
 def test_a_component_that_was_hit_counts_items_documents_and_tokens_once() -> None:
-    row = dict(table()["web", "birds"])
-    assert (row.pop("component"), row.pop("benchmark"), row.pop("scan_key"), row.pop("expected_scan_key")) == (
-        "web", "birds", "key-web", "key-web",
-    )  # fmt: skip
-    assert list(row.values()) == [4, 2, 50.0, 3, 101 + 104 + 104, "a.jsonl, b.jsonl", 50, 0]
+    row = table()["web", "birds"]
+    assert list(row.values()) == [
+        "web", "birds", 4, 2, 50.0, 3, 101 + 104 + 104, "a.jsonl, b.jsonl", 50, 0, "key-web", "key-web",
+    ]  # fmt: skip
     ponds = table()["web", "ponds"]
     assert (ponds["items"], ponds["items_hit"], ponds["tokens_hit"], ponds["files"]) == (2, 1, 107, "a.jsonl")
     assert ponds["items_out_of_reach"] == 1
@@ -74,18 +62,9 @@ def test_each_leaked_item_has_one_row_with_its_clearest_hit() -> None:
     assert list(rows) == ["wren", "owl", "frog"]
     assert list(rows["wren"].values()) == ["web", "birds", "wren", "choices", 0.95, "1, 4", "a.jsonl, b.jsonl", 1, "wren in 1", 3, 40]
     assert rows["frog"]["benchmark"] == "ponds"
-
-
-def test_an_item_in_two_components_has_a_row_in_each() -> None:
     found = leaked_items({"web": WEB, "code": Scan(documents=1, bytes=1, hits=(hit(0, "wren"),))})
     assert found[found["item"] == "wren"]["component"].tolist() == ["web", "code"]
-
-
-def test_many_documents_are_named_in_short() -> None:
-    scan = Scan(documents=9, bytes=9, hits=tuple(hit(number, "wren") for number in (*range(8), 3)))
-    assert leaked_items({"web": scan})["documents"].tolist() == ["0, 1, 2, 3, 4 and 3 more"]
-
-
-def test_nothing_leaked_is_an_empty_table_with_columns() -> None:
-    assert tuple(leaked_items({"books": SCANS["books"]}).columns) == LEAKED_ITEM_COLUMNS
-    assert len(leaked_items({})) == 0
+    many = Scan(documents=9, bytes=9, hits=tuple(hit(number, "wren") for number in (*range(8), 3)))
+    assert leaked_items({"web": many})["documents"].tolist() == ["0, 1, 2, 3, 4 and 3 more"]
+    nothing = leaked_items({"books": SCANS["books"]})
+    assert (len(nothing), tuple(nothing.columns)) == (0, LEAKED_ITEM_COLUMNS)

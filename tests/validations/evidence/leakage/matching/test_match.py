@@ -11,16 +11,7 @@ from phasewise.validations.evidence.leakage.index import SEED_WORDS, LeakageInde
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
 from phasewise.validations.evidence.leakage.match import SLACK_WORDS, WINDOW_PER_ITEM
 from phasewise.validations.evidence.leakage.prefilter import find_seeds
-from phasewise.validations.evidence.leakage.rules import (
-    ALIKE,
-    MIN_EACH,
-    MIN_NUMBERS,
-    MIN_NUMBERS_SHARE,
-    NEVER,
-    PARTS,
-    Rules,
-    build_rules,
-)
+from phasewise.validations.evidence.leakage.rules import ALIKE, MIN_EACH, MIN_NUMBERS, MIN_NUMBERS_SHARE, NEVER, PARTS, Rules, build_rules
 from phasewise.validations.evidence.leakage.scan import CLEARLY_BETTER, Document, scan_documents
 from phasewise.validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
 from phasewise.validations.evidence.leakage.words import split_words
@@ -28,9 +19,7 @@ from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 KEEPER = BenchmarkItem(
-    "shore",
-    "shore",
-    "keeper",
+    "shore", "shore", "keeper",
     "the keeper of the lighthouse counted 47 gulls upon the rocks before breakfast on tuesday and 35 more near whitby after lunch with 6 "
     "cormorants among them so how many gulls did he see",
     choices=("exactly enough tame young birds", "fewer than forty wet gulls", "none because fog hid every rock"),
@@ -39,20 +28,13 @@ KEEPER = BenchmarkItem(
         "both flocks together are 47 + 35 = 82 of which 6 were cormorants hence 82 - 6 = 76 remain for the damp ledger",
         "leave out the black divers first then add what was tallied at dawn to what flew past later that day giving 76",
     ),
-)
+)  # fmt: skip
 FERRY = BenchmarkItem(
-    "shore",
-    "shore",
-    "ferry",
-    "does the northern ferry accept bicycles",
-    answer="yes",
+    "shore", "shore", "ferry", "does the northern ferry accept bicycles", answer="yes",
     passage="vessels of our northern line carry passengers bicycles and small livestock between granite quays and outer isles all summer",
-)
-ITEMS = [
-    KEEPER,
-    FERRY,
-    *(BenchmarkItem("weeds", "weeds", str(n), f"the {n} of bladder wrack and dulse number {n} on a tuesday") for n in range(9)),
-]
+)  # fmt: skip
+WEEDS = [BenchmarkItem("weeds", "weeds", str(n), f"the {n} of bladder wrack and dulse number {n} on a tuesday") for n in range(9)]
+ITEMS = [KEEPER, FERRY, *WEEDS]
 FILLERS = ("heron", "otter", "9", "quince")
 
 
@@ -84,13 +66,16 @@ def rules(index: LeakageIndex) -> Rules:
     return build_rules(index, LIMITS)
 
 
+def words_of(text: str) -> list[str]:
+    return [word for word in text.split() if word.isalnum()]
+
+
 def parts_of(item: int, index: LeakageIndex) -> list[Part]:
     said = ITEMS[item]
     texts = [(QUESTION, said.question), *((CHOICE, text) for text in said.choices), (ANSWER, said.answer)]
     texts += [*((SOLUTION, text) for text in said.solutions), (PASSAGE, said.passage)]
     weights = iter(index.weights[index.item_of_word == item].tolist())
-    words = [(kind, [word for word in text.split() if word.isalnum()]) for kind, text in texts]
-    return [Part(kind, part, [next(weights) for _ in part]) for kind, part in words if part]
+    return [Part(kind, part, [next(weights) for _ in part]) for kind, text in texts if (part := words_of(text))]
 
 
 def count(part: Part, text: list[str]) -> Found:
@@ -106,7 +91,6 @@ def count(part: Part, text: list[str]) -> Found:
 
 
 def expected(item: int, text: list[str], index: LeakageIndex, rules: Rules) -> dict[str, float]:
-    """Part → score of everything that counts as found."""
     of_kind: dict[int, list[Found]] = defaultdict(list)
     for part in parts_of(item, index):
         of_kind[part.kind].append(count(part, text))
@@ -136,13 +120,9 @@ def runs_of(words: list[str]) -> list[tuple[str, ...]]:
 
 def pieces_of(item: BenchmarkItem) -> st.SearchStrategy[list[str]]:
     """Runs of an item's words, whole parts among them, each once, and fillers, in any order."""
-    parts = [
-        [word for word in text.split() if word.isalnum()] for text in (item.question, *item.choices, *item.solutions, item.passage) if text
-    ]
-    cuts = [
-        st.tuples(st.integers(0, len(part) // 3), st.integers(len(part) // 2, len(part))).map(lambda cut, part=part: part[cut[0] : cut[1]])
-        for part in parts
-    ]
+    parts = [words_of(text) for text in (item.question, *item.choices, *item.solutions, item.passage) if text]
+    ends = [st.tuples(st.integers(0, len(part) // 3), st.integers(len(part) // 2, len(part))) for part in parts]
+    cuts = [end.map(lambda cut, part=part: part[cut[0] : cut[1]]) for part, end in zip(parts, ends, strict=True)]
     pieces = [*(st.one_of(st.just(part), cut, st.just([])) for part, cut in zip(parts, cuts, strict=True)), *[st.sampled_from(FILLERS)] * 3]
     drawn = st.tuples(*pieces).flatmap(lambda found: st.permutations([[one] if isinstance(one, str) else one for one in found]))
     return drawn.map(lambda found: [word for piece in found for word in piece])
@@ -163,19 +143,13 @@ def test_what_is_found_and_its_score(item: int, data: st.DataObject, index: Leak
     assert {part: hit.score for part, hit in hits.items()} == pytest.approx({part: wanted[part] for part in hits}, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected_part"),
-    [
-        (KEEPER.question, "question"),
-        (KEEPER.solutions[0], "answer"),
-        (f"{FERRY.question} {FERRY.passage}", "item"),
-        (FERRY.passage, None),
-        (KEEPER.question.replace("47", "58").replace("35", "61").replace("6", "9"), None),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected_part"), [
+    (KEEPER.question, "question"), (KEEPER.solutions[0], "answer"), (f"{FERRY.question} {FERRY.passage}", "item"), (FERRY.passage, None),
+    (KEEPER.question.replace("47", "58").replace("35", "61").replace("6", "9"), None),
+])  # fmt: skip
 def test_the_reference_says_what_is_meant(text: str, expected_part: str | None, index: LeakageIndex, rules: Rules):
     item = 1 if "ferry" in text or "vessels" in text else 0
-    scores = expected(item, [word for word in text.split() if word.isalnum()], index, rules)
+    scores = expected(item, words_of(text), index, rules)
     assert list(scores) == ([expected_part] if expected_part else [])
     assert [hit.part for hit in scan_documents([Document("f", 0, "a", text.encode())], index, LIMITS).hits] == list(scores)
 
@@ -201,22 +175,11 @@ def seeds_of(item: int, index: LeakageIndex) -> list[tuple[int, tuple[str, ...]]
     return runs
 
 
-def test_more_finds_than_there_is_room_for_are_counted(index: LeakageIndex):
-    room = (np.empty(1, np.int32), np.empty(1, np.int32))
-    tables = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
-    words = split_words(KEEPER.solutions[1].encode()).hashes
-    assert find_seeds(words, *tables, *room) == len(words) - SEED_WORDS + 1
-    assert room[1].tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("texts", "places"),
-    [
-        ((KEEPER.question, KEEPER.solutions[0]), {"question": 0, "answer": 1}),
-        ((KEEPER.solutions[1], KEEPER.question), {"question": 1, "answer": 0}),
-        ((" ".join(KEEPER.choices), KEEPER.question), {"question": 1, "choices": 0}),
-    ],
-)
+@pytest.mark.parametrize(("texts", "places"), [
+    ((KEEPER.question, KEEPER.solutions[0]), {"question": 0, "answer": 1}),
+    ((KEEPER.solutions[1], KEEPER.question), {"question": 1, "answer": 0}),
+    ((" ".join(KEEPER.choices), KEEPER.question), {"question": 1, "choices": 0}),
+])  # fmt: skip
 def test_each_part_is_found_in_the_document_in_which_it_is(texts: tuple[str, str], places: dict[str, int], index: LeakageIndex):
     documents = [Document("f", number, str(number), text.encode()) for number, text in enumerate(texts)]
     hits = scan_documents(documents, index, LIMITS).hits
