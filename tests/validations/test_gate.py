@@ -108,7 +108,8 @@ def test_a_level_that_is_none_is_refused(rate: float | None):
 
 @pytest.mark.parametrize("answers", [None, []])
 def test_an_evaluation_without_answers_is_refused(tmp_path: Path, answers: list[Any] | None):
-    for off in ({}, {"must_beat_baseline": False, "floor_error_rate": None}):
+    every_off: tuple[dict[str, Any], ...] = ({}, {"must_beat_baseline": False, "floor_error_rate": None})
+    for off in every_off:
         with pytest.raises(DataError, match="must have an answer to each of its items, found 0 answers to 200 items"):
             judge(tmp_path, BETTER | {"results": [PARENT["results"][0] | {"answers": answers}]}, **off)
 

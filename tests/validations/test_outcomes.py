@@ -52,7 +52,8 @@ def test_verdicts_are_reported_together():
 
 
 def test_a_verdict_that_says_something_else_than_its_checks_is_refused(tmp_path: Path):
-    for found in ({}, {"like_tests": 3}, {"stale": 1}):
+    every: tuple[dict[str, Any], ...] = ({}, {"like_tests": 3}, {"stale": 1})
+    for found in every:
         verdict = judged("bison data", evidence(**found), tmp_path, known_test_file())
         with pytest.raises(ValidationError, match=r"passes: expected (True|False) from its checks"):
             verdict.but(passes=not verdict.passes)
