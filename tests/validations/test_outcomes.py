@@ -1,5 +1,6 @@
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError

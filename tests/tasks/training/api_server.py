@@ -108,8 +108,14 @@ class Pods:
             value = one["value"] if not field else annotations[field.removeprefix("metadata.annotations['").removesuffix("']")]
             environment[one["name"]] = str(folder / "pods" / name / mounts[value]) if value in mounts else value
         environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port}"  # the cluster's DNS, and a network of its own for each pod
-        said: Any = {"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": subprocess.STDOUT}
-        process: subprocess.Popen[bytes] = subprocess.Popen(container["command"], **said, env=environment, process_group=0)
+        process = subprocess.Popen(
+            container["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,
+        )
         self.logs[name] = Log(process)
         self._processes.append((pod, process))
 
