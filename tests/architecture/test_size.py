@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 15,
     "functions per 100 lines of code": 6.8,
     "lines of experiments": 8_100,
-    "lines of tests": 44_000,
+    "lines of tests": 44_650,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

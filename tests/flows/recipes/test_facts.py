@@ -1,12 +1,15 @@
+"""Where values come from, and what was reported: every field of every phase has a source, and no source names what does not exist."""
+
 import fnmatch
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import yaml
 
 from phasewise.flows.recipes import NAMES, facts, load_record
-from phasewise.flows.recipes.facts import FACTS, LibraryValue, leaves_of, library_values, rules_of, sources_of
+from phasewise.flows.recipes.facts import FACTS, LibraryValue, leaves_of, library_values, results_of, rules_of, sources_of
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.show.describe import describe
@@ -44,12 +47,18 @@ def test_every_row_is_about_a_phase_and_a_field_that_exist(file: str):
     ("recipe", "phase", "field", "expected"),
     [
         ("marin-32b", "phase-1", "stability.skip_step.sigmas", "default"),
+        ("marin-32b", "phase-1", "stability.max_update_norm.sigmas", "prose"),
         ("marin-32b", "bison", "learning_rate.end", "default"),
+        ("marin-32b", "bison", "learning_rate.start", "code"),
+        ("marin-32b", "mantis", "order.permutation", "code"),
+        ("marin-8b", "kestrel", "optimizer.beta2", "default"),
         ("marin-8b", "kestrel", "optimizer.weight_decay", "code"),
         ("marin-8b", "ocelot", "optimizer.weight_decay", "default"),
+        ("marin-32b", "muon", "optimizer.adam.weight_decay", "default"),
         ("marin-8b", "microannealing-flan-70-30", "mixture", "prose"),
         ("trinity-large", "phase-1", "batch", "notes"),
         ("trinity-large", "phase-1", "model.experts.num_dense_layers", "prose"),
+        ("trinity-large", "phase-1", "model.vocab_size", "code"),
         ("trinity-large", "first-runs", "model.experts.balancing.kind", "ours"),
     ],
 )
@@ -132,6 +141,15 @@ def test_every_value_that_names_a_library_is_written_down(recipe: str, name: str
             assert field in written or "experiments/" in source.place, f"{field}: {source.place}"
 
 
+@pytest.mark.parametrize(("recipe", "name"), PHASES)
+def test_a_phase_of_marin_is_checked_by_one_commit_of_levanter(recipe: str, name: str):
+    if RECORDS[recipe] == "marin":
+        checked = [
+            one.commit for one in library_values("marin").versions if any(fnmatch.fnmatchcase(f"{recipe}/{name}", to) for to in one.phases)
+        ]
+        assert len(checked) == (name != "context-extension"), checked
+
+
 def test_a_value_that_was_inherited_is_seen():
     phase = phase_of("marin-8b", "ocelot")
     [decay] = [value for value, *_ in library_values("marin").of("marin-8b/ocelot") if value.decides == "optimizer.weight_decay"]
@@ -141,6 +159,46 @@ def test_a_value_that_was_inherited_is_seen():
 
 
 # ── reported results ──
+
+
+@pytest.mark.parametrize(
+    ("recipe", "phase", "what", "expected"),
+    [
+        ("marin-8b", "jellyfish", "MMLU (5-shot)", 65.3),
+        ("marin-8b", "starling", "GSM8K", 67.854),
+        ("marin-8b", "deeper-starling", "average", 66.6),
+        ("marin-32b", "phase-1", "steps in or after a spike, of 2,500", 130),
+        ("marin-32b", "bison", "GSM8K", 54.71),
+        ("marin-32b", "mantis", "mean reciprocal rank", 0.44),
+        ("marin-32b", "necromancy", "training loss where it settled", 1.975),
+        ("trinity-large", "context-extension", "GPQA Diamond (5-shot)", 43.94),
+    ],
+)
+def test_a_printed_figure(recipe: str, phase: str, what: str, expected: float):
+    found = [one for one in results_of(load_record(recipe, "full"))[phase] if one.what == what and not isinstance(one.value, str)]
+    assert [one.value for one in found] == [expected]
+
+
+def test_every_phase_of_a_main_line_has_results():
+    for recipe in ("marin-8b", "marin-32b"):
+        record = load_record(recipe, "full")
+        assert {phase.name for phase in record.main_line} <= set(results_of(record))
+    found = {name: set(results_of(load_record(name, "full"))) for name in NAMES if name.startswith("trinity")}
+    assert found == {
+        "trinity-nano": {"phase-1"},
+        "trinity-mini": {"phase-1"},
+        "trinity-large": {"phase-1", "phase-3", "context-extension", "first-runs"},
+    }
+
+
+def test_the_printed_ranks_and_averages_follow_from_the_printed_table():
+    rows = yaml.safe_load((Path(facts.__file__).parent / "marin" / "marin_32b.yaml").read_text(encoding="utf-8"))["base_models"]
+    assert (len(rows), {len(row["scores"]) for row in rows}) == (6, {19})
+    for row in rows:
+        ranks = [1 + sum(other["scores"][name] > score for other in rows) for name, score in row["scores"].items()]
+        assert round(fmean(ranks), 2) == row["mean_rank"]
+        assert round(fmean(1 / rank for rank in ranks), 2) == row["mean_reciprocal_rank"]
+        assert fmean(row["scores"].values()) == pytest.approx(row["average"], abs=0.051)
 
 
 def test_the_report_has_all_of_them_at_full_scale_and_scores_and_losses_at_proxy_scale():

@@ -1,20 +1,18 @@
-"""Marin 8B and 32B, typed from the record's tables: steps, tokens, batches, mixtures and rates.
+"""Marin 8B's main line, typed from the record's tables: steps, rates, batches, tokens, mixtures, and what a block delivers of them.
 
 A printed number stands for all that rounds to it: "92.57" is anything within 0.005 of it.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from phasewise.flows.show.describe import describe
-from phasewise.trainer.config import DataOrder
+from phasewise.trainer.config import DataOrder, MixtureShares
 from phasewise.trainer.data.mixture import block_counts
 
 Described = dict[str, Any]
-RECIPES = ("marin-8b", "marin-32b")
 BLOCK = 2048
 FLOORED = DataOrder(seed=0, permutation="linear", block_sequences=BLOCK, rounding="floor")
 
@@ -33,23 +31,34 @@ def off_the_print(found: Mapping[str, float], expected: Mapping[str, str]) -> di
     }
 
 
+def rate_at(target: str, step: int) -> float:
+    (phase,) = describe(target, "full", step)["phases"]
+    return phase["learning_rate"]
+
+
+def delivered(shares: MixtureShares) -> dict[str, float]:
+    return {name: 100 * count / BLOCK for name, count in block_counts(shares, FLOORED).items()}
+
+
+def throughout(phase: Described, name: str) -> Any:
+    ((step, value),) = phase["stability"][name]
+    assert step == phase["start_step"]
+    return value
+
+
 @pytest.fixture(scope="module")
 def phases() -> dict[str, Described]:
-    return {phase["name"]: {**phase, "recipe": recipe} for recipe in RECIPES for phase in describe(recipe, "full", None)["phases"]}
+    return {phase["name"]: phase for phase in describe("marin-8b", "full", None)["phases"]}
 
 
-# parent, start, stop, tokens and tokens of the lineage in 10^12
-MAIN_LINES: dict[str, tuple[str | None, int, int, str, str]] = {
-    "kestrel": (None, 0, 660_000, "2.768", "2.768"),
-    "ocelot": ("kestrel", 660_000, 740_500, "1.013", "3.781"),
-    "jellyfish": ("ocelot", 740_500, 820_000, "1.000", "4.781"),
-    "phoenix": ("jellyfish", 820_000, 1_320_000, "6.291", "11.073"),
-    "starling": ("phoenix", 1_320_000, 1_400_000, "1.342", "12.415"),
-    "deeper-starling": ("starling", 1_400_000, 1_420_000, "0.336", "12.751"),
-    "phase-1": (None, 0, 80_000, "2.679", "2.679"),
-    "qk-norm": ("phase-1", 80_000, 160_000, "2.684", "5.363"),
-    "bison": ("qk-norm", 160_000, 192_000, "1.074", "6.437"),
-    "mantis": ("qk-norm", 160_000, 192_000, "1.074", "6.437"),
+# start, stop, tokens and tokens of the lineage in 10^12, EMA, z-loss, slice, held-out loss every so many steps
+MAIN_LINE: dict[str, tuple[int, int, str, str, float | None, float | None, str, int]] = {
+    "kestrel": (0, 660_000, "2.768", "2.768", None, None, "2x v5e-256", 10_000),
+    "ocelot": (660_000, 740_500, "1.013", "3.781", 0.995, None, "v4-2048", 1_000),
+    "jellyfish": (740_500, 820_000, "1.000", "4.781", 0.995, None, "v4-2048", 1_000),
+    "phoenix": (820_000, 1_320_000, "6.291", "11.073", 0.995, None, "v4-2048", 1_000),
+    "starling": (1_320_000, 1_400_000, "1.342", "12.415", 0.995, 1e-4, "v4-2048", 1_000),
+    "deeper-starling": (1_400_000, 1_420_000, "0.336", "12.751", 0.995, 1e-4, "v4-2048", 1_000),
 }
 NEMOTRON_PARTS = ("medium", "hq_synth", "medium_low", "hq_actual", "medium_high", "low_actual", "low_synth")
 
@@ -64,29 +73,6 @@ STARLING = {
     "starcoderdata": "4.47", "proofpile_2": "4.47", "arxiv_markdownified": "5.20", "dolmino_pes2o": "5.20", "flan": "3.04",
     "finemath_3_plus": "3.04", "dolmino_stackexchange": "1.53", "stackexchange_custom": "1.53", "all_math": "0.755",
     "dolmino_wiki": "0.327", "wikipedia_markdown": "0.327", "medu_science_qa": "0.107",
-}  # fmt: skip
-COMMON_HIGH_QUALITY = ("arxiv_markdownified", "dolmino_pes2o", "finemath_3_plus", "flan", "dolmino_stackexchange", "stackexchange_custom")
-PRETRAINING = {
-    **nemotron("30.69", "24.70", "13.98", "8.30", "7.49", "6.37", "5.70"), "starcoderdata": "2.27", "proofpile_2": "0.50",
-}  # fmt: skip
-SEVENTY = {**nemotron("21.49", "17.29", "9.79", "5.81", "5.24", "4.46", "3.99"), "starcoderdata": "1.59", "proofpile_2": "0.35"}
-BISON = {
-    **SEVENTY,
-    **dict(zip(COMMON_HIGH_QUALITY, ("7.41", "7.41", "4.33", "4.33", "2.18", "2.18"), strict=True)),
-    "all_math_9d507c": "1.08", "dolmino_wiki": "0.47", "wikipedia_markdown": "0.47", "medu_science_qa": "0.15",
-}  # fmt: skip
-MANTIS = {
-    **SEVENTY,
-    **dict(zip(COMMON_HIGH_QUALITY, ("4.54", "4.54", "2.66", "2.66", "1.34", "1.34"), strict=True)),
-    "megamath_web": "5.57", "megamath_text_code_block": "4.24", "megamath_web_pro": "1.27", "megamath_translated_code": "0.61",
-    "megamath_qa": "0.59", "dolmino_wiki": "0.285", "wikipedia_markdown": "0.285", "medu_science_qa": "0.094",
-}  # fmt: skip
-MANTIS_WITH_PYTHON = {
-    **SEVENTY,
-    **dict(zip(COMMON_HIGH_QUALITY, ("4.37", "4.37", "2.56", "2.56", "1.29", "1.29"), strict=True)),
-    "stackv2_edu_python": "1.10", "megamath_web": "5.36", "megamath_text_code_block": "4.09", "megamath_web_pro": "1.23",
-    "megamath_translated_code": "0.585", "megamath_qa": "0.569", "dolmino_wiki": "0.275", "wikipedia_markdown": "0.275",
-    "medu_science_qa": "0.090",
 }  # fmt: skip
 # Three shares that the record's table rounds twice, and so prints one unit higher than its own weights make them: arXiv in Jellyfish
 # (5.18 for 30 × 27.9 / 161.75 = 5.1747), DCLM in Phoenix's bridge (25.66 for 380 / 14.812 = 25.6546), Nemotron's medium_low after it
@@ -109,19 +95,9 @@ MIXTURES: dict[str, list[tuple[int, dict[str, str]]]] = {
     ],
     "starling": [(1_320_000, STARLING)],
     "deeper-starling": [(1_400_000, STARLING)],
-    "phase-1": [(0, PRETRAINING)],
-    "qk-norm": [(80_000, PRETRAINING)],
-    "necromancy": [(80_000, PRETRAINING)],
-    "muon": [(77_096, PRETRAINING)],
-    "nadamw": [(77_096, PRETRAINING)],
-    "bison": [(160_000, BISON)],
-    "bison-flat": [(190_000, BISON)],
-    "mantis": [(160_000, MANTIS), (174_000, MANTIS_WITH_PYTHON)],
 }  # fmt: skip
-# The larger batch of 8B begins one step after the phase.
+# The larger batch begins one step after the phase.
 BATCHES = {
-    "phase-1": [[0, 8192], [18_500, 7680], [21_010, 8192]],
-    "mantis": [[160_000, 8192]],
     "kestrel": [[0, 1024]],
     "ocelot": [[660_000, 1024], [660_001, 3072]],
     "jellyfish": [[740_500, 3072]],
@@ -129,13 +105,6 @@ BATCHES = {
     "starling": [[1_320_000, 3072], [1_320_001, 4096]],
     "deeper-starling": [[1_400_000, 4096]],
 }
-
-
-def nadamw_rate(step: int) -> float:
-    return 7e-5 + 0.5 * 6.3e-4 * (1 + math.cos(math.pi * (step - 10_000) / 990_000))
-
-
-# 32B: 1 % of the nominal 1,000,000 steps is the warm-up; their last 40 % are never reached.
 # Inverse decay: 1 / rate goes in a straight line from 1,000 to 10,000 over 1,000 steps.
 RATES: dict[str, list[tuple[int, float]]] = {
     "kestrel": [
@@ -148,25 +117,39 @@ RATES: dict[str, list[tuple[int, float]]] = {
     "phoenix": [(820_000, 1.7e-4), (820_500, 5.525e-4), (821_000, 9.35e-4), (822_000, 1.7e-3), (1_000_000, 1.7e-3), (1_319_999, 1.7e-3)],
     "starling": [(1_320_000, 1.7e-3), (1_340_000, 1.27925e-3), (1_360_000, 8.585e-4), (1_399_999, 1.7e-5 + 1.683e-3 / 80_000)],
     "deeper-starling": [(1_400_000, 1.7e-5), (1_410_000, 1.7e-5), (1_419_999, 1.7e-5)],
-    "phase-1": [(0, 0.0), (1, 7e-8), (5_000, 3.5e-4), (9_999, 7e-4 - 7e-8), (10_000, 7e-4), (56_400, 7e-4), (79_999, 7e-4)],
-    "necromancy": [(80_000, 7e-4), (80_500, 7e-4)],
-    "muon": [(77_096, 2e-3), (79_000, 2e-3)],
-    "nadamw": [(77_096, nadamw_rate(77_096)), (79_000, nadamw_rate(79_000))],
-    "qk-norm": [(80_000, 7e-5), (80_250, 2.275e-4), (80_500, 3.85e-4), (81_000, 7e-4), (120_000, 7e-4), (159_999, 7e-4)],
-    "bison": [(160_000, 7e-4), (168_000, 5.425e-4), (176_000, 3.85e-4), (190_000, 1.09375e-4), (191_999, 7e-5 + 6.3e-4 / 32_000)],
-    "mantis": [(160_000, 7e-4), (174_000, 4.24375e-4), (176_000, 3.85e-4), (191_999, 7e-5 + 6.3e-4 / 32_000)],
-    "bison-flat": [(190_000, 1.09375e-4), (191_000, 1.09375e-4)],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MAIN_LINES)
+def segments_of(phase: Described) -> list[tuple[Any, ...]]:
+    return [tuple(segment[key] for key in ("kind", "start_step", "end_step", "start", "end")) for segment in phase["learning_rate"]]
+
+
+def assert_rates(target: str, expected: Sequence[tuple[int, float]]) -> None:
+    assert {step: rate_at(target, step) for step, _ in expected} == pytest.approx(dict(expected), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
 def test_steps_and_tokens(phases: dict[str, Described], name: str):
-    phase, (parent, start, stop, tokens, lineage_tokens) = phases[name], MAIN_LINES[name]
-    assert (phase["start"]["parent"], phase["start"]["step"], phase["start_step"], phase["stop_step"]) == (parent, start, start, stop)
-    assert (phase["tokens"], phase["lineage_tokens"]) == (printed(tokens, 1e12), printed(lineage_tokens, 1e12))
-    (last,) = describe(f"{phase['recipe']}/{name}", "full", stop - 1)["phases"]
+    phase, (start, stop, tokens, lineage_tokens, *_) = phases[name], MAIN_LINE[name]
+    assert (phase["start_step"], phase["stop_step"]) == (start, stop)
+    assert phase["tokens"] == printed(tokens, 1e12)
+    assert phase["lineage_tokens"] == printed(lineage_tokens, 1e12)
+    (last,) = describe(f"marin-8b/{name}", "full", stop - 1)["phases"]
     assert last["phase_tokens_before"] + 4096 * last["batch"] == phase["tokens"]
     assert last["lineage_tokens_before"] + 4096 * last["batch"] == phase["lineage_tokens"]
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_each_goes_on_where_the_one_before_it_ended(phases: dict[str, Described], name: str):
+    before = dict(zip(list(MAIN_LINE)[1:], MAIN_LINE, strict=False)).get(name)
+    start = phases[name]["start"]
+    assert (start["parent"], start["step"]) == (before, MAIN_LINE[name][0])
+    assert not start["graft"]
+    if before:
+        assert start["fresh"] == (["ema"] if name == "ocelot" else [])
+    order = phases[name]["order"]
+    assert (order["seed"], order["permutation"], order["block_sequences"], order["first_step"]) == (0, "linear", BLOCK, 0)
+    assert not order["cut_blocks"]  # every mixture of the main line starts on the grid
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -180,22 +163,47 @@ def test_mixtures(phases: dict[str, Described], name: str):
     assert [step for step, _ in found] == [step for step, _ in MIXTURES[name]]
     for (step, shares), (_, expected) in zip(found, MIXTURES[name], strict=True):
         assert not off_the_print(shares, expected), step
-        (at_step,) = describe(f"{phases[name]['recipe']}/{name}", "full", step)["phases"]
+        (at_step,) = describe(f"marin-8b/{name}", "full", step)["phases"]
         assert at_step["mixture"] == shares
         assert sum(at_step["mixture_sequences"].values()) == BLOCK
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_learning_rates_by_hand(phases: dict[str, Described], name: str):
-    recipe, stop = phases[name]["recipe"], phases[name]["stop_step"]
-    expected = {step: rate for step, rate in RATES[name] if step < stop}
-    found = {step: describe(f"{recipe}/{name}", "full", step)["phases"][0]["learning_rate"] for step in expected}
-    assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
+def test_learning_rates_by_hand(name: str):
+    assert_rates(f"marin-8b/{name}", RATES[name])
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_optimizer_stability_and_hardware(phases: dict[str, Described], name: str):
+    phase, (start, *_, ema, z_loss, slice_name, loss_every_steps) = phases[name], MAIN_LINE[name]
+    decay = 0.05 if name == "kestrel" else 0.1  # set in Kestrel's configuration, and the library's where none is set
+    assert phase["optimizer"] == {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": decay}
+    assert {setting: throughout(phase, setting) for setting in phase["stability"]} == {
+        "max_grad_norm": 1.0, "max_update_rms": None, "max_update_norm": None, "skip_step": None, "z_loss": z_loss, "ema_decay": ema,
+    }  # fmt: skip
+    assert phase["slice"] == [[start, slice_name]]
+    assert phase["evaluation"]["loss_every_steps"] == loss_every_steps
+    checkpoints = phase["checkpoints"]
+    assert (checkpoints["every_steps"], checkpoints["every_minutes"], checkpoints["keep_all"]) == (20_000, 10, True)
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_the_model(phases: dict[str, Described], name: str):
+    assert phases[name]["parameters"] == printed("8.030", 1e9)
+    model = phases[name]["model"]
+    dims = ("d_model", "d_ff", "num_query_heads", "num_kv_heads", "num_layers", "head_dim", "seq_len", "vocab_size")
+    assert tuple(model[dim] for dim in dims) == (4096, 14_336, 32, 8, 32, 128, 4096, 128_256)
+    assert (model["rms_norm_epsilon"], model["initializer_std"], model["compute_dtype"]) == (1e-5, 0.02, "bfloat16")
+    assert {model[switch] for switch in ("tied_head", "qk_norm", "float32_attention")} == {False}
+    assert model["sliding_window"] is None
+    scaling = {"factor": 8, "low_frequency_factor": 1, "high_frequency_factor": 4, "original_max_positions": 8192}
+    old, llama3 = {"theta": 10_000, "scaling": None}, {"theta": 500_000, "scaling": scaling}
+    assert model["rope"] == (old if name == "kestrel" else llama3)
 
 
 def test_what_a_block_delivered_of_starling(phases: dict[str, Described]):
     ((_, shares),) = phases["starling"]["mixture"]
-    found = {name: 100 * count / BLOCK for name, count in block_counts(shares, FLOORED).items()}
+    found = delivered(shares)
     expected = {"dolmino_wiki": "0.293", "wikipedia_markdown": "0.293", "medu_science_qa": "0.098"}
     assert not off_the_print({name: found[name] for name in expected}, expected)
     assert max(shares, key=lambda name: found[name] - shares[name]) == "nemotron_medium"  # the largest takes the rest
