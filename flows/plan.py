@@ -79,10 +79,8 @@ def build_run(
 ) -> RunConfig:
     """The run of a phase for the trainer, with the schedules of its lineage.
 
-    Args:
-        caches: component → folder of its training cache.
-        held_out: component → folder of its held-out cache. None measures no held-out loss during training.
-        needs_parent: if False, the run has no start checkpoint, and can be read but not trained.
+    `caches`: component → folder of its training cache. `held_out`: component → folder of its held-out cache. None measures no held-out loss
+    during training. `needs_parent`: if False, the run has no start checkpoint, and can be read but not trained.
     """
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
@@ -136,8 +134,7 @@ def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: H
 def setups_of(phases: Iterable[Phase], slice_name: str | None = None) -> list[Setup]:
     """The setups of phases on slices other than this machine, in order. A setup has one slice, one batch and one compiled step.
 
-    Args:
-        slice_name: the slice of all phases, in place of the recipe's slices.
+    `slice_name`: the slice of all phases, in place of the recipe's slices.
     """
     setups: list[Setup] = []
     for phase in phases:

@@ -169,9 +169,7 @@ class Resolved:
     def plan(self) -> DataPlan:
         """All caches of the recipe, for its sources at the time of the first access.
 
-        Raises:
-            ConfigError: a component has no source.
-            DataError: a component has no files.
+        Raises ConfigError if a component has no source. Raises DataError if a component has no files.
         """
         return data_plan(self.recipe, self.home, digests=self.digests)
 
@@ -203,9 +201,7 @@ class Resolved:
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
         """Lock the home for a run, and upload results to a home on a store.
 
-        Raises:
-            ConfigError: another process has the lock.
-            TakenOver, StorageError: as `Home.kept`.
+        Raises ConfigError if another process has the lock. Raises TakenOver or StorageError as `Home.kept`.
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
             keep_origin(self.origin, self.recipe, self.home)
@@ -233,9 +229,8 @@ class Resolved:
     def check(self, phases: Iterable[Phase]) -> None:
         """Check before any work that phases can run here, each phase once.
 
-        Raises:
-            ConfigError: a missing slice or benchmark, or an environment variable of JAX that changes the run.
-            DataError: a component has no files.
+        Raises ConfigError for a missing slice or benchmark, or an environment variable of JAX that changes the run. Raises DataError if a
+        component has no files.
         """
         check_usual(os.environ)
         new = [phase for phase in phases if phase.name not in self._checked]
@@ -280,11 +275,8 @@ def resolve(
 ) -> tuple[Resolved, Phase | None]:
     """The recipe of `RECIPE[/PHASE]`, and the phase if one is named. Nothing is written, and no source is read.
 
-    Args:
-        has_weights: download the checkpoints of the phase from a read-only home on a store.
-
-    Raises:
-        ConfigError: an unknown recipe, phase or home.
+    `has_weights`: download the checkpoints of the phase from a read-only home on a store. Raises ConfigError for an unknown recipe, phase
+    or home.
     """
     known, place, (name, wanted) = _found.get() or _Found(), Home.at(home, reads_only=reads_only), split_target(target)
     if name not in known.written:

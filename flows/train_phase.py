@@ -17,13 +17,7 @@ from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass, read_record, read_records
 from phasewise.flows.status.recipe_status import why_no_report
-from phasewise.flows.status.retraining import (
-    check_ancestors_hold,
-    check_ancestors_passed,
-    check_replaced,
-    check_verdicts,
-    find_replaced,
-)
+from phasewise.flows.status.retraining import check_ancestors_hold, check_ancestors_passed, check_replaced, check_verdicts, find_replaced
 from phasewise.flows.status.summary import phase_summary, write_recipe_report
 from phasewise.flows.validate_data import validate_data
 from phasewise.tasks.evaluation.settings import needles_of
@@ -148,11 +142,8 @@ def train_phase(
 def train_judged(resolved: Resolved, phase: Phase) -> None:
     """Judge the data, train, judge the training, and judge the model, up to the first failing verdict.
 
-    Raises:
-        ConfigError: a text is too short for its needles.
-        VerdictError: a verdict fails.
-        WaitsForPerson: a verdict or the training asks a person.
-        TrainingDiverged: the loss is NaN. The verdict on the training has the step.
+    Raises ConfigError if a text is too short for its needles. Raises VerdictError if a verdict fails. Raises WaitsForPerson if a verdict or
+    the training asks a person. Raises TrainingDiverged if the loss is NaN. The verdict on the training has the step.
     """
     recipe = resolved.recipe
     home = str(resolved.home.root)

@@ -33,10 +33,8 @@ def fit_target(
 ) -> dict[str, Any]:
     """Measure the corpus fit of the last weights and of their moving average, if the checkpoint has it.
 
-    Args:
-        target: `RECIPE/PHASE`, or the folder of a checkpoint or of a Hugging Face model.
-        text: a folder or a file. None measures the held-out documents of the phase.
-        tokenizer: the `tokenizer.json` of a checkpoint outside its home.
+    `target`: `RECIPE/PHASE`, or the folder of a checkpoint or of a Hugging Face model. `text`: a folder or a file. None measures the
+    held-out documents of the phase. `tokenizer`: the `tokenizer.json` of a checkpoint outside its home.
     """
     name, named = split_target(target)
     if named is None and name not in NAMES and Path(target).is_dir():

@@ -82,8 +82,7 @@ def print_plan(plan: dict[str, Any]) -> None:
 def verify(target: str, scale: Scale, home: str | None, *, full: bool = False) -> dict[str, Any]:
     """Compare the training and held-out caches of each component with their sources, in the shape of `--json`.
 
-    Args:
-        full: read all sources. Caches are always read.
+    `full`: read all sources. Caches are always read.
     """
     resolved, phase = resolve(target, scale, home)
     resolved.home.make_ready()

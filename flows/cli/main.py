@@ -407,14 +407,7 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
 
 @main.command()
 @click.option("--site", "out", required=True, type=PLACE, metavar="OUT", help="A new folder, or one from an earlier `report`.")
-@click.option(
-    "--recipe",
-    "recipes",
-    multiple=True,
-    type=PLACE,
-    metavar="FILE",
-    help="Your own recipe with runs in the home. Repeatable.",
-)
+@click.option("--recipe", "recipes", multiple=True, type=PLACE, metavar="FILE", help="Your own recipe with runs in the home. Repeatable.")
 @home_option
 @json_option
 def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) -> None:
@@ -474,11 +467,7 @@ def tokenizer() -> None:
 @click.argument("out", type=PLACE, metavar="OUT")
 @VOCAB_SIZE
 @click.option(
-    "--split",
-    type=click.Choice(SPLITS),
-    default="trinity",
-    show_default=True,
-    help="Rule that splits text before pairs are merged.",
+    "--split", type=click.Choice(SPLITS), default="trinity", show_default=True, help="Rule that splits text before pairs are merged."
 )
 @click.option("--chat-tokens", is_flag=True, help="Include the special tokens of the chat templates of the recipe.")
 @click.option(

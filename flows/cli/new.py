@@ -15,8 +15,7 @@ from phasewise.trainer.base.wording import name_some
 def write_new(file: str, origin: str | None, text: str) -> list[str]:
     """Write the file of a new recipe and return lines for the terminal.
 
-    Args:
-        origin: recipe whose main line is the start. A .json file is a full copy of it.
+    `origin`: recipe whose main line is the start. A .json file is a full copy of it.
     """
     path = Path(file)
     if path.exists() or path.is_symlink():

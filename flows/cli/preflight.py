@@ -39,9 +39,8 @@ def preflight_target(
 ) -> Report:
     """Return the report on every setup of the target, in the shape of `--json`.
 
-    Args:
-        scale: None is full scale, or own scale for a recipe without a full scale.
-        region: region of the slice. With it, the report lists reads from a home in another region.
+    `scale`: None is full scale, or own scale for a recipe without a full scale. `region`: region of the slice. With it, the report lists
+    reads from a home in another region.
     """
     written = load_written(split_target(target)[0])
     recipe, phase = load_target(target, scale or ("own" if written.scale == "own" else "full"))

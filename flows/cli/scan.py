@@ -39,9 +39,8 @@ def scan_paths(
 ) -> dict[str, Any]:
     """Search files and caches for benchmark items, in the shape of `--json`.
 
-    Args:
-        home: home with the index and the tokenizers of other caches. None stores the index in the user's cache folder.
-        suite: search only the benchmarks of this suite, with their prompts. None searches all benchmarks of the folder.
+    `home`: home with the index and the tokenizers of other caches. None stores the index in the user's cache folder. `suite`: search only
+    the benchmarks of this suite, with their prompts. None searches all benchmarks of the folder.
     """
     given = home or os.environ.get("PHASEWISE_HOME")
     opened = Home.open(given) if given else None

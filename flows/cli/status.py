@@ -29,8 +29,7 @@ AGAIN_BY: dict[str, Again] = {EXPORT: "report", RESTORE: "train", AGAIN: "judge"
 def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = False) -> dict[str, Any]:
     """Return the state of each phase, outdated results and the reasons, in the shape of `--json`. Read only.
 
-    Args:
-        reads_all: read every byte of the recipe's files. Default: only files with a changed size or time.
+    `reads_all`: read every byte of the recipe's files. Default: only files with a changed size or time.
     """
     resolved, phase = resolve(target, scale, home, reads_only=True)
     if reads_all:

@@ -56,8 +56,7 @@ def train_tokenizer(
 ) -> dict[str, Any]:
     """Train a tokenizer on the judged training text of a recipe's phases. Return its manifest in the shape of `--json`.
 
-    Args:
-        chat_tokens: add the special tokens of the chat templates of all phases and branches.
+    `chat_tokens`: add the special tokens of the chat templates of all phases and branches.
     """
     check_vocab_size(vocab_size)
     folder = Path(out).expanduser()

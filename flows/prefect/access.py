@@ -43,12 +43,9 @@ class OwnAddress:
     """ASGI middleware that rejects other host names and other origins.
 
     A foreign page can point its own name at this machine, so the host name is checked. Browsers send the origin of a request or websocket,
-    so a page of another origin is rejected. Programs send no origin and pass.
-
-    Args:
-        names: host names of this server, in lower case.
-        port: port in the host header. None accepts all ports, for servers behind a tunnel.
-        takes_digits: accept numeric addresses as host names. A numeric address always points at this machine.
+    so a page of another origin is rejected. Programs send no origin and pass. `names`: host names of this server, in lower case. `port`:
+    port in the host header. None accepts all ports, for servers behind a tunnel. `takes_digits`: accept numeric addresses as host names. A
+    numeric address always points at this machine.
     """
 
     app: ASGIApp
@@ -114,28 +111,19 @@ def open_route() -> Route:
 
 
 def auth_of(home: Home) -> str:
-    """Read or create the auth string of the home's Prefect server: `phasewise:…`.
-
-    Raises:
-        ConfigError: the file cannot be private.
-    """
+    """Read or create the auth string of the home's Prefect server: `phasewise:…`. Raises ConfigError if the file cannot be private."""
     return _secret(home.prefect / AUTH_NAME, "phasewise:")
 
 
 def page_token(home: Home) -> str:
-    """Read or create the token of the home's page.
-
-    Raises:
-        ConfigError: the file cannot be private.
-    """
+    """Read or create the token of the home's page. Raises ConfigError if the file cannot be private."""
     return _secret(home.prefect / PAGE_NAME, "")
 
 
 def auth_of_running(home: Home) -> str | None:
     """Read the auth string of a server that another process started. Return None for a server without one.
 
-    Raises:
-        ConfigError: the file belongs to another user.
+    Raises ConfigError if the file belongs to another user.
     """
     path = home.prefect / AUTH_NAME
     try:

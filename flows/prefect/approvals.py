@@ -106,9 +106,7 @@ def question_at(path: Path) -> Question | None:
 def _ask(question: Question, command: str) -> Answer:
     """Suspend this run. Return the answer if the same question was answered before.
 
-    Raises:
-        Pause: the run is suspended.
-        VerdictError: the run was resumed without an answer.
+    Raises Pause if the run is suspended. Raises VerdictError if the run was resumed without an answer.
     """
     verdict = read_verdict(question.verdict)
     page = gate_address(verdict.subject, question.verdict.stem)

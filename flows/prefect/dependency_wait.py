@@ -36,9 +36,7 @@ SLACK = timedelta(seconds=2)
 def or_wait(check: Callable[[Resolved, Phase], Any], resolved: Resolved, phase: Phase) -> None:
     """Check the parent. If it is not done, a run of a deployment waits, and other callers are refused.
 
-    Raises:
-        Ended: the run waits. Its process may end.
-        VerdictError: from `check`.
+    Raises Ended if the run waits. Its process may end. Raises VerdictError from `check`.
     """
     try:
         check(resolved, phase)

@@ -27,11 +27,7 @@ class Mail(NotificationBlock):
     password: SecretStr | None = Field(default=None, title="Password", description="Used only with a user.")
 
     async def notify(self, body: str, subject: str | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # awaited there
-        """Send a message.
-
-        Raises:
-            NotificationError: the server rejected the message. The error never contains the password.
-        """
+        """Send a message. Raises NotificationError if the server rejected the message. The error never contains the password."""
         message = EmailMessage()
         message["From"] = self.sender
         message["To"] = ", ".join(self.recipients)

@@ -148,11 +148,7 @@ def _check_run(given: Mapping[str, Any]) -> None:
 
 
 def check_fixed(name: str, fixed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Compare the parameters of a run with its deployment's.
-
-    Raises:
-        ConfigError: the run has another recipe, phase or scale.
-    """
+    """Compare the parameters of a run with its deployment's. Raises ConfigError if the run has another recipe, phase or scale."""
     for parameter in FIXED:
         if parameter in fixed and given.get(parameter) != fixed[parameter]:
             raise ConfigError(
@@ -176,8 +172,7 @@ def this_run() -> str:
 def set_state(state: State) -> State:
     """Set the state of the current flow run and return the state that Prefect accepted.
 
-    Raises:
-        Abort: Prefect rejected the state because the run was cancelled.
+    Raises Abort if Prefect rejected the state because the run was cancelled.
     """
     with get_client(sync_client=True) as client:
         return propose_state_sync(client, state, flow_run_id=UUID(str(current.id)))

@@ -74,11 +74,8 @@ def logged_child(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a child process within the context. Its output is appended to the log.
 
-    The child has its own session: Ctrl-C reaches only this process, which stops the child last. The child must end when its
-    standard input ends, so it does not outlive this process.
-
-    Args:
-        stop_seconds: time from SIGTERM to SIGKILL.
+    The child has its own session: Ctrl-C reaches only this process, which stops the child last. The child must end when its standard input
+    ends, so it does not outlive this process. `stop_seconds`: time from SIGTERM to SIGKILL.
     """
     with (
         open(log, "ab") as output,
@@ -98,11 +95,7 @@ def logged_child(
 def server_for(home: Home, purpose: str) -> Iterator[str]:
     """Yield the URL of the API: of `PREFECT_API_URL`, of the home's running server, or of a new server for this command.
 
-    Args:
-        purpose: the command, shown to other processes that find the server in use.
-
-    Raises:
-        PhasewiseError: the server did not start.
+    `purpose`: the command, shown to other processes that find the server in use. Raises PhasewiseError if the server did not start.
     """
     for name, value in client_environment(home).items():
         os.environ.setdefault(name, value)
@@ -170,10 +163,8 @@ class OwnServer:
     def restart_if_ended(self) -> str | None:
         """Restart an ended server at the same address and return a line for the log. Return None while the server runs.
 
-        The database is in a file, so it survives. Flow runs continue meanwhile, and report once the server answers again.
-
-        Raises:
-            PhasewiseError: the server ended more than `MAX_RESTARTS` times.
+        The database is in a file, so it survives. Flow runs continue meanwhile, and report once the server answers again. Raises
+        PhasewiseError if the server ended more than `MAX_RESTARTS` times.
         """
         code = self.process.poll()
         if code is None:
@@ -188,8 +179,7 @@ class OwnServer:
     def new_errors(self, *, ended: bool = False) -> list[str]:
         """Return the first line of each error in the log since the last call, without errors of a busy SQLite file: those are retried.
 
-        Args:
-            ended: read the last record even if it still grows. A growing record is left to the next call: its end has the reason.
+        `ended`: read the last record even if it still grows. A growing record is left to the next call: its end has the reason.
         """
         with open(self.log, "rb") as log:
             log.seek(self.read_bytes)
@@ -230,8 +220,7 @@ def _restarted_if_ended(server: OwnServer) -> Iterator[None]:
 def own_server(home: Home, port: int, purpose: str) -> Iterator[OwnServer]:
     """Run the home's server within the context.
 
-    Raises:
-        PhasewiseError: another process runs the server of this home, or the server did not start.
+    Raises PhasewiseError if another process runs the server of this home, or the server did not start.
     """
     url = f"http://127.0.0.1:{port}/api"
     environment = {

@@ -51,11 +51,7 @@ class Rerun:
     _settled: set[str] = field(default_factory=set)
 
     async def look(self, but: Collection[str] = ()) -> list[str]:
-        """Restart crashed flow runs without a process and return their names.
-
-        Args:
-            but: ids of cancelled flow runs. They stay stopped.
-        """
+        """Restart crashed flow runs without a process and return their names. `but`: ids of cancelled flow runs. They stay stopped."""
         from prefect.client.orchestration import get_client
         from prefect.client.schemas.filters import FlowFilter, FlowFilterName
         from prefect.client.schemas.sorting import FlowRunSort
@@ -87,10 +83,8 @@ class Rerun:
 async def close_leftovers(home: Home, pools: Collection[str]) -> int:
     """Mark active flow runs of this home without a process as crashed, and return their number without subflows.
 
-    Call it only after the start of the home's own server: then a flow run without a holder has no process.
-
-    Args:
-        pools: work pools of this home. All their flow runs count.
+    Call it only after the start of the home's own server: then a flow run without a holder has no process. `pools`: work pools of this
+    home. All their flow runs count.
     """
     from prefect.client.orchestration import get_client
 

@@ -16,11 +16,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {"declares": get_args(Change), "fresh": g
 
 
 def problems(error: ValidationError, raw: Any = None) -> str:
-    """All problems in one line, which ends with a stop.
-
-    Args:
-        raw: the recipe as JSON, for the names of its phases.
-    """
+    """All problems in one line, which ends with a stop. `raw`: the recipe as JSON, for the names of its phases."""
 
     def described(item: ErrorDetails) -> str:
         value: Any = item["input"]

@@ -156,8 +156,7 @@ class Recipe(Frozen):
     def changes_of(self, phase: Phase, parent: Phase | None = None) -> dict[Change, tuple[object, object]]:
         """The changes of the hand-off to a phase, name → before and after. A phase from scratch has none.
 
-        Args:
-            parent: settings of the trained parent. None is the recipe's parent.
+        `parent`: settings of the trained parent. None is the recipe's parent.
         """
         if not isinstance(phase.start, HandOff):
             return {}

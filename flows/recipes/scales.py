@@ -134,8 +134,7 @@ class Rows(NamedTuple):
 def proxy_rows(seq_len: int, first_seq_len: int, longest_seq_len: int | None = None) -> Rows:
     """Rows of 1/32 of the length. Beyond `MAX_LONGER` first rows, ratios grow by a root: 1, 16 and 64 become 1, 4 and 8.
 
-    Args:
-        longest_seq_len: longest rows of the recipe. None is `seq_len`.
+    `longest_seq_len`: longest rows of the recipe. None is `seq_len`.
     """
     most = (longest_seq_len or seq_len) / first_seq_len
     root = math.log(MAX_LONGER) / math.log(most) if most > MAX_LONGER else 1.0
@@ -375,8 +374,7 @@ def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0, seq_len:
         "num_kv_heads": max(1, NUM_QUERY_HEADS * model.num_kv_heads // model.num_query_heads),
         "head_dim": D_MODEL // NUM_QUERY_HEADS,
         "rope": Rope(
-            theta=model.rope.theta,
-            scaling=scaling and scaling.but(original_max_positions=scaling.original_max_positions // LENGTH),
+            theta=model.rope.theta, scaling=scaling and scaling.but(original_max_positions=scaling.original_max_positions // LENGTH)
         ),
         "compute_dtype": "float32",
         "sliding_window": None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),

@@ -184,10 +184,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
             "tokens with its lineage": f"{phase['lineage_tokens']:,} ({tokens(phase['lineage_tokens'])})",
         },
         "model": describe_model(phase),
-        "tokenizer": {
-            "name": tokenizer["name"] or "trained on the recipe's own training split",
-            "entries": f"{tokenizer['vocab_size']:,}",
-        },
+        "tokenizer": {"name": tokenizer["name"] or "trained on the recipe's own training split", "entries": f"{tokenizer['vocab_size']:,}"},
         "optimizer": _settings(phase["optimizer"]),
         "learning rate": rates,
         "batch": {f"from {step:,}": f"{size:,} sequences of {phase['model']['seq_len']:,} tokens" for step, size in phase["batch"]},

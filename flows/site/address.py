@@ -46,8 +46,7 @@ class PhaseAddress(NamedTuple):
 class Links:
     """Links from the page at `here`, a path from the root without a leading slash. The first page has the empty path.
 
-    Args:
-        is_static: for exported files. Links are relative, and a page is the `index.html` of its folder.
+    `is_static`: for exported files. Links are relative, and a page is the `index.html` of its folder.
     """
 
     here: str

@@ -96,8 +96,7 @@ class Metrics:
     def read(self, path: Path, *, seconds: float = math.inf) -> Curves | None:
         """Return the rows of a file, or None if it is missing.
 
-        Args:
-            seconds: limit of the reading time. After it, return a sample, and read the rest in the background.
+        `seconds`: limit of the reading time. After it, return a sample, and read the rest in the background.
         """
         try:
             found = path.stat()

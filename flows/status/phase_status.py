@@ -13,13 +13,7 @@ from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.evaluation.phase_evaluation import evaluation_key, finished_evaluation
 from phasewise.tasks.site import gate_address
-from phasewise.tasks.training.run_identity import (
-    damage_of_finished,
-    differences,
-    finished_result,
-    has_result_of,
-    is_begun,
-)
+from phasewise.tasks.training.run_identity import damage_of_finished, differences, finished_result, has_result_of, is_begun
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_at, ruling_of
 from phasewise.trainer.base.errors import (
     CheckpointError,
@@ -71,13 +65,9 @@ def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, 
 def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) -> None:
     """Raise the error of a verdict that stops its phase.
 
-    Args:
-        path: the file of the verdict, next to the decisions of people.
-
-    Raises:
-        WaitsForPerson: a person may approve the failure, and has not decided yet.
-        VerdictError: a person rejected the verdict, or it fails. The message has a line each for the problem and its place, found value and
-            limit, and the remedy, with the address of the verdict's page if it is served.
+    `path`: the file of the verdict, next to the decisions of people. Raises WaitsForPerson if a person may approve the failure, and has not
+    decided yet. Raises VerdictError if a person rejected the verdict, or it fails. The message has a line each for the problem and its
+    place, found value and limit, and the remedy, with the address of the verdict's page if it is served.
     """
     ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     if ruling.lets_go_on:

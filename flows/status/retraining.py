@@ -60,11 +60,8 @@ def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
     """Check the verdicts of all ancestors before the data of a phase are prepared.
 
     Fast checks come first: the verdicts exist and pass. If no plan exists yet, the verdicts must also be current in the plan of the parent,
-    because the data of a branch may be missing.
-
-    Raises:
-        ParentNotDone: a verdict is missing or out of date. The message has the remedy.
-        VerdictError: a verdict fails.
+    because the data of a branch may be missing. Raises ParentNotDone if a verdict is missing or out of date. The message has the remedy.
+    Raises VerdictError if a verdict fails.
     """
     before = check_verdicts(resolved, phase)
     if before and not resolved.is_planned:

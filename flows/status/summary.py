@@ -75,8 +75,7 @@ def macro_mean(evaluation: Mapping[str, Any] | None, shared: Sequence[Component]
 def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]:
     """A row for each benchmark, and a row for macro bits per byte.
 
-    Args:
-        folder: evidence tables of the phase's gate. They are used if the verdict is current and the values equal the evaluation's.
+    `folder`: evidence tables of the phase's gate. They are used if the verdict is current and the values equal the evaluation's.
     """
     evaluation = record.evaluation
     if evaluation is None:

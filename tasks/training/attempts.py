@@ -81,10 +81,7 @@ def segment_at(segments: Sequence[SliceSegment], step: int) -> SliceSegment:
 
 
 def launch_trainer(
-    run: RunConfig,
-    on_rows: Callable[[list[Row]], None],
-    check: Callable[[], None] = lambda: None,
-    segments: Sequence[SliceSegment] = (),
+    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None, segments: Sequence[SliceSegment] = ()
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 

@@ -75,13 +75,9 @@ def select(
 ) -> Selection:  # fmt: skip
     """Return the pieces of these paths, without duplicates.
 
-    Args:
-        paths: files, folders (without hidden files), globs, or URLs of these.
-        tokenizer: the tokenizer of the caches. By default it is searched in the home of a cache, and in `homes`.
-        exclude: globs over the paths of files below a given folder, and of archive members.
-
-    Raises:
-        ConfigError, DataError: a path has no files; a cache is damaged, or its tokenizer is not found.
+    `paths`: files, folders (without hidden files), globs, or URLs of these. `tokenizer`: the tokenizer of the caches. By default it is
+    searched in the home of a cache, and in `homes`. `exclude`: globs over the paths of files below a given folder, and of archive members.
+    Raises ConfigError or DataError if a path has no files, a cache is damaged, or its tokenizer is not found.
     """
     files: dict[FilePiece, None] = {}
     caches: dict[CachePiece, None] = {}

@@ -16,8 +16,7 @@ __all__ = [
 
 OLD_ROPE = Rope(theta=10_000, scaling=None)
 LLAMA3_ROPE = Rope(
-    theta=500_000,
-    scaling=Llama3RopeScaling(factor=8, low_frequency_factor=1, high_frequency_factor=4, original_max_positions=8192),
+    theta=500_000, scaling=Llama3RopeScaling(factor=8, low_frequency_factor=1, high_frequency_factor=4, original_max_positions=8192)
 )
 TOKENIZER = Tokenizer(name="meta-llama/Meta-Llama-3.1-8B", vocab_size=128_256)
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05)

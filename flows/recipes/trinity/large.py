@@ -71,10 +71,7 @@ PHASE_1 = Phase(
     start=FromScratch(seed=0),
     stop_step=END_1,
     model=model_large(
-        num_dense_layers=6,
-        balancing=Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5),
-        sequence_loss=1e-4,
-        within_documents=True,
+        num_dense_layers=6, balancing=Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5), sequence_loss=1e-4, within_documents=True
     ),
     optimizer=muon(adam_learning_rate_scale=0.25),
     learning_rate=(linear(0, WARMUP_STEPS, 0.0, PEAK), constant(WARMUP_STEPS, END_1, PEAK)),

@@ -34,8 +34,7 @@ def muon(*, adam_learning_rate_scale: float) -> Muon:
 def trinity(*, seq_len: int, within_documents: bool, **fields: Any) -> ModelConfig:
     """A model with the report's vocabulary: heads of 128, windows of half a sequence, one global layer in four.
 
-    Args:
-        fields: sizes and experts, as in `words.afmoe`.
+    `fields`: sizes and experts, as in `words.afmoe`.
     """
     return words.afmoe(
         **fields,
@@ -77,11 +76,8 @@ def context_extension(
 ) -> Phase:
     """The context extension (report, §3.5): longer rows of other text with the parent's tokens per step, and needles in both lengths.
 
-    Windows and RoPE of the local layers stay, and global layers have no positions, so every weight keeps its meaning.
-
-    Args:
-        seq_len: a multiple of the parent's.
-        declares: changes in addition to rows, text and order.
+    Windows and RoPE of the local layers stay, and global layers have no positions, so every weight keeps its meaning. `seq_len`: a multiple
+    of the parent's. `declares`: changes in addition to rows, text and order.
     """
     return continued(
         parent,
