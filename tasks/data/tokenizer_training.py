@@ -219,13 +219,9 @@ class Trained(NamedTuple):
 
 
 def train(
-    components: Mapping[str, Iterable[str]],
-    vocab_size: int,
-    *,
-    split: SplitName,
-    max_bytes: int = MAX_BYTES,
+    components: Mapping[str, Iterable[str]], vocab_size: int, *, split: SplitName, max_bytes: int = MAX_BYTES,
     special_tokens: Sequence[str] = (),
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Train on the first documents of each component with at least `max_bytes` bytes in total.
 
     `components`: component → training texts. Special tokens in them are not trained on. `special_tokens`: further special tokens, such as
