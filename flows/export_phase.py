@@ -20,10 +20,16 @@ GenerationPrompt = Literal["add", "none"]
 
 @door(name="export", flow_run_name="export {recipe}/{phase} ({scale})")
 def export_phase(
-    recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, weights: Weights = "last",
-    average_of: Annotated[int, Field(ge=2, le=1000)] = 2, dtype: DType = "float32", generation_prompt: GenerationPrompt | None = None,
+    recipe: str,
+    phase: str,
+    scale: Scale = "proxy",
+    home: str | None = None,
+    weights: Weights = "last",
+    average_of: Annotated[int, Field(ge=2, le=1000)] = 2,
+    dtype: DType = "float32",
+    generation_prompt: GenerationPrompt | None = None,
     settings: Settings = (),
-) -> None:  # fmt: skip
+) -> None:
     """Write the weights of a phase to a folder of the home: safetensors, config, tokenizer, model card. An existing export is kept.
 
     Args:

@@ -54,16 +54,29 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
     sources = sources_of(recipe, home)
     tokenizer = recipe.tokenizer
     return plan_data(
-        sources, home, vocab_size=tokenizer.vocab_size, tokenizer_name=tokenizer.name, tokenizer_components=tokenizer.components,
-        special_tokens=tokenizer.special_tokens, benchmark_components=recipe.main_components, pins=recipe.pins, digests=digests,
-        budgets=budgets_of(recipe), length_bias=recipe.length_bias,
-    )  # fmt: skip
+        sources,
+        home,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_name=tokenizer.name,
+        tokenizer_components=tokenizer.components,
+        special_tokens=tokenizer.special_tokens,
+        benchmark_components=recipe.main_components,
+        pins=recipe.pins,
+        digests=digests,
+        budgets=budgets_of(recipe),
+        length_bias=recipe.length_bias,
+    )
 
 
 def build_run(
-    recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path], *, held_out: Mapping[str, Path] | None = None,
+    recipe: Recipe,
+    phase: Phase,
+    home: Home,
+    caches: Mapping[str, Path],
+    *,
+    held_out: Mapping[str, Path] | None = None,
     needs_parent: bool = True,
-) -> RunConfig:  # fmt: skip
+) -> RunConfig:
     """The run of a phase for the trainer, with the schedules of its lineage.
 
     `caches`: component → folder of its training cache. `held_out`: component → folder of its held-out cache. None measures no held-out loss
@@ -76,13 +89,21 @@ def build_run(
         folders = {name: str(held_out[name]) for name in phase.components}
         evaluation = LossEvaluation(every_steps=every, sequences=phase.evaluation.loss_sequences, caches=folders)
     return RunConfig(
-        **{name: getattr(phase, name) for name in OF_PHASE}, recipe=recipe.name, scale=recipe.scale, phase=phase.name, seed=root.seed,
-        batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase),
-        start=start_of(recipe, phase, home) if needs_parent else None, caches={name: str(caches[name]) for name in phase.components},
+        **{name: getattr(phase, name) for name in OF_PHASE},
+        recipe=recipe.name,
+        scale=recipe.scale,
+        phase=phase.name,
+        seed=root.seed,
+        batch=recipe.batch_of_lineage(phase),
+        mixture=recipe.mixture_of_lineage(phase),
+        start=start_of(recipe, phase, home) if needs_parent else None,
+        caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},
-        verdict=str(home.verdict(recipe.run_name, phase.name, "data")), output=str(home.run(recipe.run_name, phase.name)),
-        execution=ONE_DEVICE, evaluation=evaluation,
-    )  # fmt: skip
+        verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
+        output=str(home.run(recipe.run_name, phase.name)),
+        execution=ONE_DEVICE,
+        evaluation=evaluation,
+    )
 
 
 def start_of(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:

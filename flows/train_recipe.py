@@ -20,9 +20,13 @@ from phasewise.trainer.base.errors import PhasewiseError, WaitsForPerson
 @door(name="train-recipe", flow_run_name="train {recipe} ({scale})")
 @asking_people
 def train_recipe(
-    recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, up_to: str | None = None, retrain: tuple[str, ...] = (),
+    recipe: str = "marin-8b",
+    scale: Scale = "proxy",
+    home: str | None = None,
+    up_to: str | None = None,
+    retrain: tuple[str, ...] = (),
     settings: Settings = (),
-) -> None:  # fmt: skip
+) -> None:
     """Train all phases of a recipe in order. A failed gate stops the descendants of its phase, not its siblings.
 
     Args:

@@ -32,8 +32,14 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
         check_enough(wanted, plan, [chosen])
         declared, changes = hand_off_facts(wanted, chosen, run)
         verdict = data_gate(
-            run, plan, chosen.gates.data, resolved.home, hand_off=hand_off_evidence(declared, changes),
-            rows_before=drawn_earlier(wanted, chosen), decided_by=decided_by(resolved, chosen, run),
-            accepts=accepted_in(chosen.name, wanted.accepts), asks_people=wanted.asks_people_in(chosen),
-        )  # fmt: skip
+            run,
+            plan,
+            chosen.gates.data,
+            resolved.home,
+            hand_off=hand_off_evidence(declared, changes),
+            rows_before=drawn_earlier(wanted, chosen),
+            decided_by=decided_by(resolved, chosen, run),
+            accepts=accepted_in(chosen.name, wanted.accepts),
+            asks_people=wanted.asks_people_in(chosen),
+        )
         raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))

@@ -113,9 +113,14 @@ class _Inventory:
         return None
 
     def add_listed(
-        self, folder: Path, seal: str, files_of: Callable[[dict[str, Any]], Mapping[str, str]], remedy: str, *,
+        self,
+        folder: Path,
+        seal: str,
+        files_of: Callable[[dict[str, Any]], Mapping[str, str]],
+        remedy: str,
+        *,
         is_own: Callable[[dict[str, Any]], bool] = lambda _fields: True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check a folder with a sealed list of its files. An empty folder is unfinished, and not changed."""
         if not folder.exists():
             return

@@ -105,9 +105,18 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
 
 
 def evaluate_suite(
-    target: str, scale: Scale | None, home: str | None, *, suite: str, benchmarks: str | None = None, limit: int | None = None,
-    weights: Weights = "last", allow_code: bool = False, tokenizer: str | None = None, context: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    target: str,
+    scale: Scale | None,
+    home: str | None,
+    *,
+    suite: str,
+    benchmarks: str | None = None,
+    limit: int | None = None,
+    weights: Weights = "last",
+    allow_code: bool = False,
+    tokenizer: str | None = None,
+    context: int | None = None,
+) -> dict[str, Any]:
     """Measure or read the benchmarks of a suite on a model, in the shape of `--json`."""
     lengths = lengths_of(suite) if suite.partition(":")[0] == NAME else None
     fixed = find_suite(suite) if lengths is None else None

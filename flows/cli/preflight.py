@@ -27,9 +27,16 @@ HEADINGS = ("batch", "GiB a chip", "FLOPs a step", "s a step", "bound by", "days
 
 
 def preflight_target(
-    target: str, scale: Scale | None, home: str | None, *, slice_name: str | None, machine_code: bool, estimated: bool, region: str | None,
+    target: str,
+    scale: Scale | None,
+    home: str | None,
+    *,
+    slice_name: str | None,
+    machine_code: bool,
+    estimated: bool,
+    region: str | None,
     usd_per_gib: float | None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Return the report on every setup of the target, in the shape of `--json`.
 
     `scale`: None is full scale, or own scale for a recipe without a full scale. `region`: region of the slice. With it, the report lists

@@ -54,10 +54,16 @@ def export_target(
     claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None))
     wrong = {one.field.partition(".")[0] for one in files.problems if not one.field.startswith("evaluation.held_out")}
     exported = export_phase(
-        run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype,
-        claims={name: value for name, value in claims.items() if name not in wrong}, chats=resolved.plan.chats_of(phase.components),
+        run,
+        result,
+        resolved.plan.tokenizer,
+        Path(out),
+        weights=weights,
+        dtype=dtype,
+        claims={name: value for name, value in claims.items() if name not in wrong},
+        chats=resolved.plan.chats_of(phase.components),
         generation_prompt=generation_prompt,
-    )  # fmt: skip
+    )
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
@@ -108,9 +114,13 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if subject := subject_of(Path(folder)):
             home.look(subject.run_name, weights_of=subject.phase)
     against = Against(
-        home=home.root if home else None, work=home.work if home else None, export=_path(options["export"]),
-        public_key=_path(options["public_key"]), source_folders=_folders(options["source"]), max_read_bytes=int(options["max_gib"] * GIB),
-    )  # fmt: skip
+        home=home.root if home else None,
+        work=home.work if home else None,
+        export=_path(options["export"]),
+        public_key=_path(options["public_key"]),
+        source_folders=_folders(options["source"]),
+        max_read_bytes=int(options["max_gib"] * GIB),
+    )
     found = verify_card(Path(folder), against)
     return {
         "card": str(Path(folder).resolve()),

@@ -27,9 +27,16 @@ HIT_FIELDS = ("file", "document", "id", "benchmark", "item", "part", "score", "s
 
 
 def scan_paths(
-    paths: tuple[str, ...], benchmarks: str, *, min_score: float, tokenizer: str | None, workers: int | None, home: str | None,
-    exclude: tuple[str, ...], suite: str | None,
-) -> dict[str, Any]:  # fmt: skip
+    paths: tuple[str, ...],
+    benchmarks: str,
+    *,
+    min_score: float,
+    tokenizer: str | None,
+    workers: int | None,
+    home: str | None,
+    exclude: tuple[str, ...],
+    suite: str | None,
+) -> dict[str, Any]:
     """Search files and caches for benchmark items, in the shape of `--json`.
 
     `home`: home with the index and the tokenizers of other caches. None stores the index in the user's cache folder. `suite`: search only

@@ -194,10 +194,14 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     table.add_column("verdict")  # two lines on a narrow terminal
     for phase in summary["phases"]:
         table.add_row(
-            phase["name"], f"{phase['steps']:,}", f"{phase['tokens']:,}", " → ".join(map(wording.rate, phase["learning_rate"])),
-            wording.decimal(phase["final_loss"], places=3), wording.decimal(phase["bits_per_byte"], places=3),
+            phase["name"],
+            f"{phase['steps']:,}",
+            f"{phase['tokens']:,}",
+            " → ".join(map(wording.rate, phase["learning_rate"])),
+            wording.decimal(phase["final_loss"], places=3),
+            wording.decimal(phase["bits_per_byte"], places=3),
             phase["standing"] or "not reached",
-        )  # fmt: skip
+        )
     print_table(console, table)
     print_words(console, f"{summary['told']}.")
     for words in summary["unused"]:

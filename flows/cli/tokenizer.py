@@ -79,11 +79,16 @@ def train_tokenizer(
         texts = {name: split_texts(plan.documents.folder, "train") for name, plan in plans.items()}
         trained = train(texts, vocab_size, split=split, max_bytes=max_bytes, special_tokens=special_tokens)
         manifest = TokenizerManifest(
-            tokenizer_digest=digest_of_bytes(trained.content.encode()), vocab_size=vocab_size, special_tokens=special_tokens, split=split,
-            max_bytes_per_component=max_bytes, recipe=recipe.name, scale=recipe.scale,
+            tokenizer_digest=digest_of_bytes(trained.content.encode()),
+            vocab_size=vocab_size,
+            special_tokens=special_tokens,
+            split=split,
+            max_bytes_per_component=max_bytes,
+            recipe=recipe.name,
+            scale=recipe.scale,
             trained_on=tuple(_trained_on(resolved, name, judged_in[name], amount) for name, amount in trained.amounts.items()),
             trained_by=TRAINED_BY,
-        )  # fmt: skip
+        )
     write_folder(folder, trained.content, manifest)
     return {"folder": str(folder), **manifest.model_dump(mode="json")}
 
@@ -121,10 +126,15 @@ def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> 
             f"{amount.documents:,} of {amount.text_bytes:,}. Prepare the data again."
         )
     return TrainedOn(
-        component=name, documents_key=plan.documents.key, cache_digest=cache.digest, phase=phase.name,
-        verdict_digest=digest_of_file(as_path(resolved.run(phase).verdict)), documents=amount.documents, text_bytes=amount.text_bytes,
+        component=name,
+        documents_key=plan.documents.key,
+        cache_digest=cache.digest,
+        phase=phase.name,
+        verdict_digest=digest_of_file(as_path(resolved.run(phase).verdict)),
+        documents=amount.documents,
+        text_bytes=amount.text_bytes,
         is_whole=is_whole,
-    )  # fmt: skip
+    )
 
 
 def truncate_tokenizer(name: str, out: str, *, vocab_size: int) -> dict[str, Any]:

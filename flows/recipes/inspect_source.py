@@ -65,9 +65,13 @@ def inspect_folder(folder: Path) -> InspectedFolder:
         except (PhasewiseError, OSError):  # the run reports unreadable files
             continue
     return InspectedFolder(
-        include=source.include, text_key=key, left_out=tuple(ending for ending in texts if ending not in chosen),
-        median_characters=int(median(lengths)) if lengths else None, documents=len(lengths), beside=tuple(sorted(beside)),
-    )  # fmt: skip
+        include=source.include,
+        text_key=key,
+        left_out=tuple(ending for ending in texts if ending not in chosen),
+        median_characters=int(median(lengths)) if lengths else None,
+        documents=len(lengths),
+        beside=tuple(sorted(beside)),
+    )
 
 
 def _files(folder: Path) -> Iterator[Path]:

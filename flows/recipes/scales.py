@@ -314,15 +314,23 @@ def to_proxy(recipe: Recipe) -> Recipe:
 
 
 def proxy_phase(
-    phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: int = MIN_WINDOW_STEPS, min_balancing_rate: float = 0.0,
+    phase: Phase,
+    keep_steps: tuple[int, ...] = (),
+    *,
+    max_window: int = MIN_WINDOW_STEPS,
+    min_balancing_rate: float = 0.0,
     rows: Rows | None = None,
-) -> Phase:  # fmt: skip
+) -> Phase:
     """A phase at proxy scale. `rows` None is 1/32 of the phase's rows."""
     lengths = rows or proxy_rows(phase.model.seq_len, phase.model.seq_len)
     scaling = Scaling(
-        PROXY_AXIS, lambda model: proxy_model(model, min_balancing_rate=min_balancing_rate, seq_len=lengths.small), lengths.sequences, 1.0,
-        max_window, min_ema_steps=8,
-    )  # fmt: skip
+        PROXY_AXIS,
+        lambda model: proxy_model(model, min_balancing_rate=min_balancing_rate, seq_len=lengths.small),
+        lengths.sequences,
+        1.0,
+        max_window,
+        min_ema_steps=8,
+    )
     buffer = None if phase.order.buffer_documents is None else min(phase.order.buffer_documents, BUFFER_DOCUMENTS)
     first_step = steps(phase.order.first_step)
     every = max(1, steps(phase.checkpoints.every_steps))

@@ -37,10 +37,19 @@ from phasewise.validations.waivers import AcceptedWarning
 
 
 def llama(
-    *, num_layers: int, d_model: int, seq_len: int = 256, vocab_size: int = 4096, num_query_heads: int | None = None,
-    num_kv_heads: int | None = None, head_dim: int | None = None, d_ff: int | None = None, rope: Rope | None = None,
-    compute_dtype: str = "float32", **fields: Any,
-) -> ModelConfig:  # fmt: skip
+    *,
+    num_layers: int,
+    d_model: int,
+    seq_len: int = 256,
+    vocab_size: int = 4096,
+    num_query_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    d_ff: int | None = None,
+    rope: Rope | None = None,
+    compute_dtype: str = "float32",
+    **fields: Any,
+) -> ModelConfig:
     """A model of the Llama 3 family.
 
     Args:
@@ -79,9 +88,15 @@ def qwen(*, num_layers: int, d_model: int, **fields: Any) -> ModelConfig:
 
 
 def afmoe(
-    *, num_layers: int, d_model: int, experts: Experts, seq_len: int = 256, sliding_window: int | None = None,
-    global_attention_every: int = 4, **fields: Any,
-) -> ModelConfig:  # fmt: skip
+    *,
+    num_layers: int,
+    d_model: int,
+    experts: Experts,
+    seq_len: int = 256,
+    sliding_window: int | None = None,
+    global_attention_every: int = 4,
+    **fields: Any,
+) -> ModelConfig:
     """A sparse model of the Trinity family, AFMoE (Trinity Large report, §2).
 
     Experts behind a router. Local layers with RoPE and a window, and every few layers a global layer without RoPE. Norms on queries and
@@ -220,10 +235,14 @@ def muon(*, adam_learning_rate_scale: float, adam: AdamW | None = None, weight_d
 
 
 def stability(
-    *, z_loss: float | None = None, ema: float | None = None, max_grad_norm: Steps[float | None] | None = None,
-    max_update_rms: Steps[float | None] | None = None, max_update_norm: Steps[RollingLimit | None] | None = None,
+    *,
+    z_loss: float | None = None,
+    ema: float | None = None,
+    max_grad_norm: Steps[float | None] | None = None,
+    max_update_rms: Steps[float | None] | None = None,
+    max_update_norm: Steps[RollingLimit | None] | None = None,
     skip_step: RollingLimit | None = None,
-) -> Stability:  # fmt: skip
+) -> Stability:
     """Limits and regularisation of a run. By default, gradients are clipped at norm 1, and all other settings are off.
 
     Args:
@@ -239,9 +258,13 @@ def stability(
 
 
 def evaluated(
-    *, loss_every_steps: int | None = 50, benchmarks: Sequence[str] = MADE_BENCHMARKS, held_out_tokens: int | None = 2048,
-    loss_sequences: int = 4, renderings: Renderings | None = None,
-) -> EvaluationSettings:  # fmt: skip
+    *,
+    loss_every_steps: int | None = 50,
+    benchmarks: Sequence[str] = MADE_BENCHMARKS,
+    held_out_tokens: int | None = 2048,
+    loss_sequences: int = 4,
+    renderings: Renderings | None = None,
+) -> EvaluationSettings:
     """Benchmarks and held-out bits per byte at the end of a phase, and the held-out loss during training.
 
     Args:
@@ -258,12 +281,23 @@ def evaluated(
 
 
 def gates(
-    *, max_increase_bits_per_byte: float = 0.0, max_epochs: float | None = 4.0, max_items: int = 0, max_share_error_points: float = 1.0,
-    max_share_error_percent: float | None = None, max_left_out_percent: float | None = 90.0, must_beat_baseline: bool = True,
-    false_refusal_rate: float | None = FALSE_REFUSAL_RATE, max_score_fall: float | None = MAX_SCORE_FALL,
-    max_score_rise: float | None = MAX_SCORE_RISE, exposure_error_rate: float | None = None, max_violation: float | None = None,
-    health: HealthLimits = WITHOUT_AVERAGE, packing: PackingLimits | None = None, min_answer_gain_nats: float | None = None,
-) -> Gates:  # fmt: skip
+    *,
+    max_increase_bits_per_byte: float = 0.0,
+    max_epochs: float | None = 4.0,
+    max_items: int = 0,
+    max_share_error_points: float = 1.0,
+    max_share_error_percent: float | None = None,
+    max_left_out_percent: float | None = 90.0,
+    must_beat_baseline: bool = True,
+    false_refusal_rate: float | None = FALSE_REFUSAL_RATE,
+    max_score_fall: float | None = MAX_SCORE_FALL,
+    max_score_rise: float | None = MAX_SCORE_RISE,
+    exposure_error_rate: float | None = None,
+    max_violation: float | None = None,
+    health: HealthLimits = WITHOUT_AVERAGE,
+    packing: PackingLimits | None = None,
+    min_answer_gain_nats: float | None = None,
+) -> Gates:
     """The limits of a phase: mixture shares, epochs, leaked test items, a healthy loss, and a model that is not worse than the parent.
 
     Args:
@@ -323,9 +357,16 @@ def checkpoints(
 
 
 def from_scratch(
-    *, name: str, stop_step: int, model: ModelConfig, learning_rate: Sequence[LearningRateSegment], batch: int | Steps[int],
-    mixture: Mapping[str, float] | Steps[MixtureShares], seed: int = 0, **fields: Any,
-) -> Phase:  # fmt: skip
+    *,
+    name: str,
+    stop_step: int,
+    model: ModelConfig,
+    learning_rate: Sequence[LearningRateSegment],
+    batch: int | Steps[int],
+    mixture: Mapping[str, float] | Steps[MixtureShares],
+    seed: int = 0,
+    **fields: Any,
+) -> Phase:
     """The first phase, with fresh weights from a seed. Later phases are `continued` from it.
 
     Args:

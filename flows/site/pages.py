@@ -42,11 +42,21 @@ def recipe_page(site: Site, links: Links, found: Set) -> str:
             break
     report = site.shelf.home.report(found.run_name)
     return site.render(
-        "recipe.html", links, found=found, phases=phases, states=states, summary=in_words(states.values()), shown=len(begun),
-        tree=_tree(links, begun, states), whole_tree=_tree(links, phases, states) if len(begun) < len(phases) else None,
-        holds=site.holds(found), plans={files.address.phase: site.plan(found, files.address.phase) for files in phases}, worst=worst,
-        has_report=(report / "report.html").exists(), has_docs=(report / "data-docs" / "index.html").exists(),
-    )  # fmt: skip
+        "recipe.html",
+        links,
+        found=found,
+        phases=phases,
+        states=states,
+        summary=in_words(states.values()),
+        shown=len(begun),
+        tree=_tree(links, begun, states),
+        whole_tree=_tree(links, phases, states) if len(begun) < len(phases) else None,
+        holds=site.holds(found),
+        plans={files.address.phase: site.plan(found, files.address.phase) for files in phases},
+        worst=worst,
+        has_report=(report / "report.html").exists(),
+        has_docs=(report / "data-docs" / "index.html").exists(),
+    )
 
 
 def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
@@ -63,13 +73,25 @@ def phase_page(site: Site, links: Links, found: Set, files: PhaseFiles) -> str:
             worst = failures[0].worst.what if failures else ""
             verdicts[gate] = {"standing": verdict.counts.standing, "words": verdict.counts.words, "worst": worst}
     return site.render(
-        "phase.html", links, found=found, files=files, state=site.state(found, files), holds=site.holds(found),
-        plan=plan_of(files, described), described=described, training=training_of(site, files), events=events_of(files),
-        roll_backs=roll_backs_of(files), verdicts=verdicts, measured=measured_rows(files),
+        "phase.html",
+        links,
+        found=found,
+        files=files,
+        state=site.state(found, files),
+        holds=site.holds(found),
+        plan=plan_of(files, described),
+        described=described,
+        training=training_of(site, files),
+        events=events_of(files),
+        roll_backs=roll_backs_of(files),
+        verdicts=verdicts,
+        measured=measured_rows(files),
         bits=bits_per_byte(files, parent.evaluation if parent else {}),
-        reported=reported_by_the_record(found.recipe, phase) if found.recipe else (), rows=files_of(site.shelf, files),
-        others=[name for name in site.shelf.phase_names(found) if name != phase], poll_seconds=POLL_SECONDS,
-    )  # fmt: skip
+        reported=reported_by_the_record(found.recipe, phase) if found.recipe else (),
+        rows=files_of(site.shelf, files),
+        others=[name for name in site.shelf.phase_names(found) if name != phase],
+        poll_seconds=POLL_SECONDS,
+    )
 
 
 def live(site: Site, links: Links, found: Set, files: PhaseFiles) -> dict[str, Any]:
@@ -100,14 +122,25 @@ def verdict_page(site: Site, links: Links, found: Set, files: PhaseFiles, gate: 
     folder, failures = files.evidence(gate), failures_of(verdict)
     record = site.record(found, files.address.phase)
     return site.render(
-        "verdict.html", links, found=found, files=files, gate=gate, verdict=verdict, failures=failures,
+        "verdict.html",
+        links,
+        found=found,
+        files=files,
+        gate=gate,
+        verdict=verdict,
+        failures=failures,
         by_check={(failure.table, failure.asks): failure for failure in failures},
-        accepted=[finding for check in verdict.checks for finding in check.accepted], ruling=files.rulings[gate],
-        out_of_date="" if record is None or verdict in record.verdicts else "; ".join(record.lacks).rstrip(" .…"), holds=site.holds(found),
-        measured=measured_rows(files) if gate == "model" else (), tables=tables_of(site.shelf.files, verdict, folder, asked), asked=asked,
-        folder=folder, own_docs=(folder / "report" / "index.html").exists(),
+        accepted=[finding for check in verdict.checks for finding in check.accepted],
+        ruling=files.rulings[gate],
+        out_of_date="" if record is None or verdict in record.verdicts else "; ".join(record.lacks).rstrip(" .…"),
+        holds=site.holds(found),
+        measured=measured_rows(files) if gate == "model" else (),
+        tables=tables_of(site.shelf.files, verdict, folder, asked),
+        asked=asked,
+        folder=folder,
+        own_docs=(folder / "report" / "index.html").exists(),
         all_docs=(site.shelf.home.report(found.run_name) / "data-docs" / "index.html").exists(),
-    )  # fmt: skip
+    )
 
 
 def compare_page(site: Site, links: Links, left: str, right: str) -> str:
@@ -122,10 +155,17 @@ def compare_page(site: Site, links: Links, left: str, right: str) -> str:
         plans = [dict(files.run) for _, files in pair]
     mine, theirs = plans
     return site.render(
-        "compare.html", links, names=names, left=left, right=right, pair=[(files, site.state(found, files)) for found, files in pair],
-        differences=differences_of(mine, theirs) if mine and theirs else None, curves=pair_of_curves(site, first_files, second_files),
-        scores=scores_of(first_files, second_files), other_scale=first.scale != second.scale,
-    )  # fmt: skip
+        "compare.html",
+        links,
+        names=names,
+        left=left,
+        right=right,
+        pair=[(files, site.state(found, files)) for found, files in pair],
+        differences=differences_of(mine, theirs) if mine and theirs else None,
+        curves=pair_of_curves(site, first_files, second_files),
+        scores=scores_of(first_files, second_files),
+        other_scale=first.scale != second.scale,
+    )
 
 
 class Entry(NamedTuple):

@@ -265,14 +265,21 @@ class Shelf:
                 continue
         return PhaseFiles(
             address=PhaseAddress(found.name, found.scale, name),
-            phase=next((phase for phase in found.recipe.phases if phase.name == name), None) if found.recipe else None, home=self.home,
-            run=known(run), result=known(result), evaluation=known(evaluation),
+            phase=next((phase for phase in found.recipe.phases if phase.name == name), None) if found.recipe else None,
+            home=self.home,
+            run=known(run),
+            result=known(result),
+            evaluation=known(evaluation),
             verdicts={gate: verdicts[gate] for gate in GATES if gate in verdicts},
-            rulings={gate: rulings[gate] for gate in GATES if gate in rulings}, events=events if isinstance(events, tuple) else (),
-            question=verdicts.get(QUESTION), asked=rulings.get(QUESTION), passed_over=known(passed_over),
+            rulings={gate: rulings[gate] for gate in GATES if gate in rulings},
+            events=events if isinstance(events, tuple) else (),
+            question=verdicts.get(QUESTION),
+            asked=rulings.get(QUESTION),
+            passed_over=known(passed_over),
             superseded=tuple(one for one in folders if one.startswith(f"{name}{SUPERSEDED}")),
-            damaged=tuple(str(one) for one in (*parts, *read) if isinstance(one, Damaged)), last_sign=max(times, default=None),
-        )  # fmt: skip
+            damaged=tuple(str(one) for one in (*parts, *read) if isinstance(one, Damaged)),
+            last_sign=max(times, default=None),
+        )
 
 
 def _entries(folder: Path) -> Sequence[Path]:

@@ -77,9 +77,14 @@ def training_of(site: Site, files: PhaseFiles) -> Training | None:
     if start is not None and stop and stop > start:
         share = round(max(0.0, min(100.0, 100 * (step - start) / (stop - start))), 1)
     return Training(
-        tiles=tuple(_tiles(files, curves, step, is_alive=is_alive, now=now)), figures=tuple(figure for figure in figures if figure),
-        notes=tuple(_notes(curves)), share=share, is_alive=is_alive, step=step, loss=curves.last.get("loss"),
-    )  # fmt: skip
+        tiles=tuple(_tiles(files, curves, step, is_alive=is_alive, now=now)),
+        figures=tuple(figure for figure in figures if figure),
+        notes=tuple(_notes(curves)),
+        share=share,
+        is_alive=is_alive,
+        step=step,
+        loss=curves.last.get("loss"),
+    )
 
 
 def roll_backs_of(files: PhaseFiles) -> list[RollBack]:

@@ -234,11 +234,18 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         **{package: version(package) for package in PACKAGES},
     }
     return Report(
-        recipe=recipe.name, scale=recipe.scale, created=datetime.now(UTC).isoformat(timespec="seconds"), status=status_of(records),
-        headline=headline(records), parameters=count_parameters(recipe.phases[-1].model),
-        phases=tuple(_phase_report(resolved, record, shared) for record in records), macro_over=shared, baselines=_baselines(resolved),
-        unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)), facts=facts,
-    )  # fmt: skip
+        recipe=recipe.name,
+        scale=recipe.scale,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        status=status_of(records),
+        headline=headline(records),
+        parameters=count_parameters(recipe.phases[-1].model),
+        phases=tuple(_phase_report(resolved, record, shared) for record in records),
+        macro_over=shared,
+        baselines=_baselines(resolved),
+        unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
+        facts=facts,
+    )
 
 
 def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Component]) -> PhaseReport:

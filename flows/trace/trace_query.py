@@ -187,8 +187,15 @@ def tokens_trained(found: Iterable[Trained]) -> int:
 def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece, *, at: int) -> Trained:
     row = int(draws.row[number])
     return Trained(
-        phase=phase.phase.name, step=int(draws.update[number]) + 1, row=int(draws.place[number]), component=component,
-        document=piece.document, epoch=int(draws.epoch[number]), cache_row=row if phase.order.from_caches else None,
-        buffer_row=None if phase.order.from_caches else row, at=at, offset=piece.first - piece.document.first,
+        phase=phase.phase.name,
+        step=int(draws.update[number]) + 1,
+        row=int(draws.place[number]),
+        component=component,
+        document=piece.document,
+        epoch=int(draws.epoch[number]),
+        cache_row=row if phase.order.from_caches else None,
+        buffer_row=None if phase.order.from_caches else row,
+        at=at,
+        offset=piece.first - piece.document.first,
         tokens=piece.stop - piece.first,
-    )  # fmt: skip
+    )

@@ -125,14 +125,26 @@ def finish_cache(
     begin, end, dtype = encoding_of(tokenizer_path)
     chat = chat_of(read.source)
     manifest = Manifest(
-        format_version=FORMAT_VERSION, component=component, split=split, key=key, source=read.source | described(length_bias),
-        sources=read.sources, reader=read_by(read.source), normalizer=NORMALIZER, encoder=ENCODER,
-        tokenizer_digest=digest_of_file(tokenizer_path), begin_of_text=begin, end_of_text=end,
-        dtype="uint16" if dtype.itemsize == 2 else "uint32", shards=tuple(record.shard for record in filled),
-        documents=sum(record.shard.documents for record in filled), tokens=sum(record.shard.tokens for record in filled),
-        text_bytes=sum(record.text_bytes for record in filled), left_out=left_out,
+        format_version=FORMAT_VERSION,
+        component=component,
+        split=split,
+        key=key,
+        source=read.source | described(length_bias),
+        sources=read.sources,
+        reader=read_by(read.source),
+        normalizer=NORMALIZER,
+        encoder=ENCODER,
+        tokenizer_digest=digest_of_file(tokenizer_path),
+        begin_of_text=begin,
+        end_of_text=end,
+        dtype="uint16" if dtype.itemsize == 2 else "uint32",
+        shards=tuple(record.shard for record in filled),
+        documents=sum(record.shard.documents for record in filled),
+        tokens=sum(record.shard.tokens for record in filled),
+        text_bytes=sum(record.text_bytes for record in filled),
+        left_out=left_out,
         template=None if chat is None else digest_of_bytes(chat.text.encode()),
-    )  # fmt: skip
+    )
     kept = {name for record in filled for name in record.shard.files}
     remove_strays(folder, kept | {f"{shard_name(number)}.json" for number in range(len(records))})
     write_manifest(folder, manifest)
@@ -191,9 +203,13 @@ class ShardWriter:
     """Append documents to a shard with bounded memory: token ids, a row in the index, and the spans of trained tokens."""
 
     def __init__(
-        self, files: dict[str, HashedFile], index: pq.ParquetWriter, tokenizer_path: Path, chat: ChatTemplate | None,
+        self,
+        files: dict[str, HashedFile],
+        index: pq.ParquetWriter,
+        tokenizer_path: Path,
+        chat: ChatTemplate | None,
         length_bias: LengthBias | None,
-    ):  # fmt: skip
+    ):
         self._files, self._index, self._path, self._length_bias = files, index, tokenizer_path, length_bias
         self._tokenizer = _tokenizer(tokenizer_path)
         self._begin, self._end, self._dtype = encoding_of(tokenizer_path)
@@ -247,11 +263,19 @@ class ShardWriter:
         """The record of the finished shard."""
         tokens, index, spans = self._files["bin"], self._files["parquet"], self._files.get("spans")
         shard = Shard(
-            name=name, tokens=self._num_tokens, documents=self._num_documents, digest=tokens.hash.hexdigest(),
-            index_digest=index.hash.hexdigest(), spans=None if spans is None else self._num_spans,
+            name=name,
+            tokens=self._num_tokens,
+            documents=self._num_documents,
+            digest=tokens.hash.hexdigest(),
+            index_digest=index.hash.hexdigest(),
+            spans=None if spans is None else self._num_spans,
             spans_digest=None if spans is None else spans.hash.hexdigest(),
-        )  # fmt: skip
+        )
         return ShardRecord(
-            shard=shard, text_bytes=self._text_bytes, left_out=self._left_out, tokens_size=tokens.size, index_size=index.size,
+            shard=shard,
+            text_bytes=self._text_bytes,
+            left_out=self._left_out,
+            tokens_size=tokens.size,
+            index_size=index.size,
             spans_size=None if spans is None else spans.size,
-        )  # fmt: skip
+        )

@@ -309,10 +309,16 @@ def finish_documents(
     content = copies["row"].tobytes()
     write_atomically(folder / COPIES_NAME, content)
     manifest = DocumentsManifest(
-        key=documents_key(source, listing), source=source.described(), sources=listing.files, parts=parts,
-        copies=tuple(int(count) for count in np.bincount(copies["part"], minlength=len(parts))), copies_digest=digest_of_bytes(content),
-        tally=tally, train=train, held_out=held_out,
-    )  # fmt: skip
+        key=documents_key(source, listing),
+        source=source.described(),
+        sources=listing.files,
+        parts=parts,
+        copies=tuple(int(count) for count in np.bincount(copies["part"], minlength=len(parts))),
+        copies_digest=digest_of_bytes(content),
+        tally=tally,
+        train=train,
+        held_out=held_out,
+    )
     remove_strays(folder, {*manifest.files, QUARANTINE_NAME, *(record_name(number) for number in range(len(records)))})
     write_model(folder / MANIFEST_NAME, manifest)
     return manifest

@@ -252,11 +252,16 @@ class Tally(Frozen):
     def __add__(self, other: "Tally") -> "Tally":
         files = sorted([*self.bad_files.items(), *other.bad_files.items()], reverse=True)  # the first of two reasons stays, in any order
         return Tally(
-            files=self.files + other.files, documents=self.documents + other.documents,
-            bad_documents=_sum(self.bad_documents, other.bad_documents), bad_files=dict(reversed(dict(files).items())),
-            left_out=_sum(self.left_out, other.left_out), empty_files=tuple(sorted({*self.empty_files, *other.empty_files})),
-            beside=_sum(self.beside, other.beside), unread=_sum(self.unread, other.unread), samples=_first(self.samples + other.samples),
-        )  # fmt: skip
+            files=self.files + other.files,
+            documents=self.documents + other.documents,
+            bad_documents=_sum(self.bad_documents, other.bad_documents),
+            bad_files=dict(reversed(dict(files).items())),
+            left_out=_sum(self.left_out, other.left_out),
+            empty_files=tuple(sorted({*self.empty_files, *other.empty_files})),
+            beside=_sum(self.beside, other.beside),
+            unread=_sum(self.unread, other.unread),
+            samples=_first(self.samples + other.samples),
+        )
 
     @property
     def bad_fraction(self) -> float:
@@ -353,12 +358,16 @@ class Counting:
                 fields.update(dict.fromkeys(names, count))
             by_field.append(dict(sorted(fields.items())))
         return Tally(
-            files=int(not self.piece.start), documents=self._records + self._left_out.total() + self._bad_documents.total(),
+            files=int(not self.piece.start),
+            documents=self._records + self._left_out.total() + self._bad_documents.total(),
             bad_documents=dict(sorted(self._bad_documents.items())),
             bad_files={} if self._file_reason is None else {self.piece.name: self._file_reason},
-            left_out=dict(sorted(self._left_out.items())), empty_files=(self.piece.name,) if self._is_empty else (), beside=by_field[0],
-            unread=by_field[1], samples=_first(self._samples),
-        )  # fmt: skip
+            left_out=dict(sorted(self._left_out.items())),
+            empty_files=(self.piece.name,) if self._is_empty else (),
+            beside=by_field[0],
+            unread=by_field[1],
+            samples=_first(self._samples),
+        )
 
 
 def check_readable(component: str, source: "Source", tally: Tally, folder: Path) -> None:

@@ -71,9 +71,13 @@ def choose(source: Source, sizes: Mapping[str, int], tokens: int) -> tuple[tuple
         return tuple(sorted(sizes)), None
     everything = [SourceFile(name=name, size_bytes=size, digest="") for name, size in sizes.items()]
     budget = Budget(
-        tokens=tokens, files=len(chosen), of_files=len(order), bytes=sum(sizes[name] for name in chosen), of_bytes=sum(sizes.values()),
+        tokens=tokens,
+        files=len(chosen),
+        of_files=len(order),
+        bytes=sum(sizes[name] for name in chosen),
+        of_bytes=sum(sizes.values()),
         part_bytes=part_bytes(everything),
-    )  # fmt: skip
+    )
     return tuple(chosen), budget
 
 

@@ -120,11 +120,19 @@ class DataPlan:
 
 
 def plan_data(
-    sources: Mapping[str, Source], home: Home, *, vocab_size: int, tokenizer_name: str | None = None,
-    tokenizer_components: Collection[str] | None = None, special_tokens: Collection[str] = (),
-    benchmark_components: Collection[str] | None = None, pins: Iterable[Pin] = (), digests: KnownDigests | None = None,
-    budgets: Mapping[str, int] | None = None, length_bias: Mapping[str, LengthBias] = MappingProxyType({}),
-) -> DataPlan:  # fmt: skip
+    sources: Mapping[str, Source],
+    home: Home,
+    *,
+    vocab_size: int,
+    tokenizer_name: str | None = None,
+    tokenizer_components: Collection[str] | None = None,
+    special_tokens: Collection[str] = (),
+    benchmark_components: Collection[str] | None = None,
+    pins: Iterable[Pin] = (),
+    digests: KnownDigests | None = None,
+    budgets: Mapping[str, int] | None = None,
+    length_bias: Mapping[str, LengthBias] = MappingProxyType({}),
+) -> DataPlan:
     """List the files of the sources with their digests and derive every key and folder. A pin changes the folder and keeps the key.
 
     Args:

@@ -144,9 +144,13 @@ def read_texts(
 
 
 def read_records(
-    file: io.BufferedReader, table_format: TableFormat, *, keys: Sequence[str], leave_out: Collection[str],
+    file: io.BufferedReader,
+    table_format: TableFormat,
+    *,
+    keys: Sequence[str],
+    leave_out: Collection[str],
     take: Callable[[Mapping[str, object], str], Taken],
-) -> Iterator[Taken]:  # fmt: skip
+) -> Iterator[Taken]:
     """The finding of each row by `take`. Further columns with large or binary values are `NOT_LOOKED_AT`. Raises as `read_texts`."""
     with open_table(file, table_format) as table:
         schema = table.schema

@@ -219,9 +219,13 @@ class Trained(NamedTuple):
 
 
 def train(
-    components: Mapping[str, Iterable[str]], vocab_size: int, *, split: SplitName, max_bytes: int = MAX_BYTES,
+    components: Mapping[str, Iterable[str]],
+    vocab_size: int,
+    *,
+    split: SplitName,
+    max_bytes: int = MAX_BYTES,
     special_tokens: Sequence[str] = (),
-) -> Trained:  # fmt: skip
+) -> Trained:
     """Train on the first documents of each component with at least `max_bytes` bytes in total.
 
     `components`: component → training texts. Special tokens in them are not trained on. `special_tokens`: further special tokens, such as

@@ -64,11 +64,16 @@ def step_shape(phase: Any, batch_sequences: int) -> StepShape:
         return [value for _, value in values.within(phase.start_step, phase.stop_step) if value is not None]
 
     return StepShape(
-        model=phase.model, optimizer=phase.optimizer, batch_sequences=batch_sequences, keeps_average=bool(ever(stability.ema_decay)),
+        model=phase.model,
+        optimizer=phase.optimizer,
+        batch_sequences=batch_sequences,
+        keeps_average=bool(ever(stability.ema_decay)),
         clips_update_rms=bool(ever(stability.max_update_rms)),
         update_norm_window=next((limit.window for limit in ever(stability.max_update_norm)), None),
-        skip_step_window=next((limit.window for limit in ever(stability.skip_step)), None), packing=phase.packing, loss_on=phase.loss_on,
-    )  # fmt: skip
+        skip_step_window=next((limit.window for limit in ever(stability.skip_step)), None),
+        packing=phase.packing,
+        loss_on=phase.loss_on,
+    )
 
 
 class Plan(Frozen):

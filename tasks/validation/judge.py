@@ -34,10 +34,17 @@ DAMAGED = "shard damaged"
 
 
 def judge_phase_data(
-    run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, *, hand_off: pd.DataFrame,
-    rows_before: Mapping[str, Sequence[DrawnRows]] = MappingProxyType({}), decided_by: Mapping[str, str] = MappingProxyType({}),
-    accepts: Sequence[AcceptedWarning] = (), asks_people: AsksPeople = NOBODY,
-) -> Verdict:  # fmt: skip
+    run: RunConfig,
+    plan: DataPlan,
+    limits: DataLimits,
+    home: Home,
+    *,
+    hand_off: pd.DataFrame,
+    rows_before: Mapping[str, Sequence[DrawnRows]] = MappingProxyType({}),
+    decided_by: Mapping[str, str] = MappingProxyType({}),
+    accepts: Sequence[AcceptedWarning] = (),
+    asks_people: AsksPeople = NOBODY,
+) -> Verdict:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase, and write the verdict for the trainer.
 
     `hand_off`: declared and found changes between parent and phase. `rows_before`: component → rows of earlier phases.
@@ -89,10 +96,14 @@ def judge_phase_health(
     metrics = RunFolder(run.output).metrics
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
     verdict = judge_health(
-        f"{run.recipe}/{run.scale}/{run.phase} training", health_evidence(read_metrics(metrics), limits, groups=groups(run.model)),
-        limits=limits, judged={str(metrics): digest_of_file(metrics)}, folder=path.with_suffix(""), accepts=accepts,
+        f"{run.recipe}/{run.scale}/{run.phase} training",
+        health_evidence(read_metrics(metrics), limits, groups=groups(run.model)),
+        limits=limits,
+        judged={str(metrics): digest_of_file(metrics)},
+        folder=path.with_suffix(""),
+        accepts=accepts,
         asks_people=asks_people,
-    )  # fmt: skip
+    )
     write_verdict(path, verdict)
     return verdict
 

@@ -29,9 +29,17 @@ Accepts = Sequence[AcceptedWarning]  # the warnings that the recipe accepts in t
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
 def data_gate(
-    run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, *, hand_off: pd.DataFrame,
-    rows_before: Mapping[str, Sequence[DrawnRows]], decided_by: Mapping[str, str], accepts: Accepts, asks_people: AsksPeople,
-) -> Verdict:  # fmt: skip
+    run: RunConfig,
+    plan: DataPlan,
+    limits: DataLimits,
+    home: Home,
+    *,
+    hand_off: pd.DataFrame,
+    rows_before: Mapping[str, Sequence[DrawnRows]],
+    decided_by: Mapping[str, str],
+    accepts: Accepts,
+    asks_people: AsksPeople,
+) -> Verdict:
     """Judge the data of a phase and write the verdict."""
     verdict = judge_phase_data(
         run, plan, limits, home, hand_off=hand_off, rows_before=rows_before, decided_by=decided_by, accepts=accepts, asks_people=asks_people
@@ -50,9 +58,15 @@ def health_gate(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Ac
 
 @task(task_run_name="judge model of {run.phase}", cache_policy=NO_CACHE)
 def model_gate(
-    run: RunConfig, evaluation: dict[str, Any], parent: dict[str, Any] | None, limits: GateLimits, path: Path, *, accepts: Accepts,
+    run: RunConfig,
+    evaluation: dict[str, Any],
+    parent: dict[str, Any] | None,
+    limits: GateLimits,
+    path: Path,
+    *,
+    accepts: Accepts,
     asks_people: AsksPeople,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Compare a phase's last checkpoint with its parent's, and write the verdict with its evidence."""
     evidence = path.with_suffix("")
     subject = f"{run.recipe}/{run.scale}/{run.phase} model"
