@@ -53,6 +53,7 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
     """All caches of the recipe, from its current sources. `digests` None uses the digests in the home."""
     sources = sources_of(recipe, home)
     tokenizer = recipe.tokenizer
+    main_components = sorted({name for phase in recipe.main_line or recipe.phases for name in phase.components})  # measure every phase
     return plan_data(
         sources,
         home,
@@ -60,7 +61,7 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
         tokenizer_name=tokenizer.name,
         tokenizer_components=tokenizer.components,
         special_tokens=tokenizer.special_tokens,
-        benchmark_components=recipe.main_components,
+        benchmark_components=main_components,
         pins=recipe.pins,
         digests=digests,
         budgets=budgets_of(recipe),
@@ -84,6 +85,7 @@ def build_run(
     """
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
+    batch, mixture = recipe.schedules_of_lineage(phase)
     evaluation, every = None, phase.evaluation.loss_every_steps
     if held_out is not None and every is not None:
         folders = {name: str(held_out[name]) for name in phase.components}
@@ -94,8 +96,8 @@ def build_run(
         scale=recipe.scale,
         phase=phase.name,
         seed=root.seed,
-        batch=recipe.batch_of_lineage(phase),
-        mixture=recipe.mixture_of_lineage(phase),
+        batch=batch,
+        mixture=mixture,
         start=start_of(recipe, phase, home) if needs_parent else None,
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},

@@ -77,11 +77,15 @@ def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDiges
         inventory.add_verdict(path)
     inventory.phase = None
     for path in sorted((home.root / "exports" / run_name).glob("*")):
-
-        def names_its_weights(fields: dict[str, Any], name: str = path.name) -> bool:
-            return "phase" not in fields or name.startswith(export_name(fields["phase"], fields["weights"], fields["dtype"]))
-
-        inventory.add_listed(path, ORIGIN_NAME, lambda fields: fields.get("files", {}), EXPORT, is_own=names_its_weights)
+        inventory.add_listed(
+            path,
+            ORIGIN_NAME,
+            lambda fields: fields.get("files", {}),
+            EXPORT,
+            is_own=lambda fields, name=path.name: (
+                "phase" not in fields or name.startswith(export_name(fields["phase"], fields["weights"], fields["dtype"]))
+            ),
+        )
     return inventory.found
 
 

@@ -150,7 +150,8 @@ def held_all(places: Collection[Path], *, wait: bool = True) -> Iterator[StillHe
                 stack.enter_context(lease.renewed())
             elif not stack.enter_context(locked(as_path(place), wait=wait)):
                 raise ConfigError(AT_WORK.format(place.parent))
-        yield lambda: all(lease.is_held() for _, lease in leases if lease is not None)
+        held = [lease for _, lease in leases if lease is not None]
+        yield lambda: all(not one.lost.is_set() and time.monotonic() - one.beaten < _lease_seconds() for one in held)
 
 
 class _Version(NamedTuple):
@@ -247,9 +248,6 @@ class _Lease:
                 except Exception:
                     self.call("PATCH", ifGenerationMatch=self.generation, json={"metadata": _metadata(FREE)})
 
-    def is_held(self) -> bool:
-        return not self.lost.is_set() and time.monotonic() - self.beaten < _lease_seconds()
-
     def create(self) -> str | None:
         """Create the lease and return its generation, or None if there is one already."""
         content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}).encode()
@@ -276,7 +274,7 @@ class _Lease:
             except GONE_OR_CHANGED:
                 self.lost.set()
                 return
-            except Exception:  # a network fault: `is_held` reports one that lasts
+            except Exception:  # a network fault: `beaten` shows one that lasts
                 continue
 
     def call(self, method: str, **options: Any) -> Any:

@@ -70,7 +70,7 @@ def asking_people(work: Callable[P, R]) -> Callable[P, R]:
                 return work(*args, **kwargs)
             except WaitsForPerson as waiting:
                 question = question_at(Path(waiting.verdict))
-                if question is None or question.key in asked or not _may_be_suspended():
+                if question is None or question.key in asked or not (current.id and deployment.id) or current.parent_flow_run_id:
                     raise
                 asked.add(question.key)
                 _record(question, _ask(question, str(waiting)))
@@ -78,13 +78,9 @@ def asking_people(work: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _may_be_suspended() -> bool:
-    return bool(current.id and deployment.id and not current.parent_flow_run_id)
-
-
 def take_answers(resolved: Resolved, phases: Iterable[Phase]) -> None:
     """Record the decisions that users made in the form of this run while it was suspended."""
-    if not _may_be_suspended():
+    if not (current.id and deployment.id) or current.parent_flow_run_id:
         return
     with get_client(sync_client=True) as client:
         asked = client.read_flow_run(UUID(str(current.id))).empirical_policy.pause_keys or set()

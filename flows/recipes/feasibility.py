@@ -38,12 +38,14 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
                 "model."
             )
     elif names_folder(tokenizer.name):
-        from phasewise.tasks.data.conversation_text import check_templates
-        from phasewise.tasks.data.tokenizer import check_special_tokens
+        from phasewise.tasks.data.conversation_text import ids_of_tokens
+        from phasewise.tasks.data.tokenizer import check_special_tokens, load_tokenizer
 
         file = checked_file(tokenizer.name)
         check_special_tokens(file, tokenizer.vocab_size)
-        check_templates(file, chats)
+        tokenizer_of_file = load_tokenizer(file)
+        for chat in chats:
+            ids_of_tokens(tokenizer_of_file, chat, file)
 
 
 def _conversations(recipe: Recipe) -> dict[str, Conversation]:

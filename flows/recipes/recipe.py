@@ -112,11 +112,6 @@ class Recipe(Frozen):
         """The phases that are no branches."""
         return tuple(phase for phase in self.phases if not phase.branch)
 
-    @property
-    def main_components(self) -> tuple[str, ...]:
-        """The components of the main line, sorted. Every phase and branch is measured on them."""
-        return tuple(sorted({name for phase in self.main_line or self.phases for name in phase.components}))
-
     def phase(self, name: str) -> Phase:
         """Find a phase by name, or raise ConfigError."""
         for phase in self.phases:
@@ -189,19 +184,17 @@ class Recipe(Frozen):
                 waiting += [self.phase(name) for name in names]
         return tuple(one for one in self.phases if one.name in found)
 
-    def batch_of_lineage(self, phase: Phase) -> Steps[int]:
-        """Batch sizes from step 0 to the end of the phase."""
+    def schedules_of_lineage(self, phase: Phase) -> tuple[Steps[int], Steps[MixtureShares]]:
+        """Batch sizes and mixtures from step 0 to the end of the phase."""
         parts = self._parts(phase)
-        return Steps[int](_without_repeats(entry for part, stop in parts for entry in part.batch.within(part.start_step, stop)))
-
-    def mixture_of_lineage(self, phase: Phase) -> Steps[MixtureShares]:
-        """Mixtures from step 0 to the end of the phase."""
-        parts = self._parts(phase)
-        return Steps[MixtureShares](_without_repeats(entry for part, stop in parts for entry in part.mixture.within(part.start_step, stop)))
+        batch = _without_repeats(entry for part, stop in parts for entry in part.batch.within(part.start_step, stop))
+        mixture = _without_repeats(entry for part, stop in parts for entry in part.mixture.within(part.start_step, stop))
+        return Steps[int](batch), Steps[MixtureShares](mixture)
 
     def mixture_schedule(self, phase: Phase) -> MixtureSchedule:
         """Component counts of each step, from step 0 to the phase's end."""
-        return MixtureSchedule(batch=self.batch_of_lineage(phase), mixture=self.mixture_of_lineage(phase), order=phase.order)
+        batch, mixture = self.schedules_of_lineage(phase)
+        return MixtureSchedule(batch=batch, mixture=mixture, order=phase.order)
 
     def _parts(self, phase: Phase) -> list[tuple[Phase, int]]:
         lineage = self.lineage(phase)

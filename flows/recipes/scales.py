@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase
-from phasewise.flows.recipes.recipe import Between, Recipe, Scale, Tokenizer
+from phasewise.flows.recipes.recipe import Between, Recipe, Tokenizer
 from phasewise.flows.recipes.sizes import body_parameters, shape_of
 from phasewise.tasks.data.template import special_tokens_in, template_text
 from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, MIN_LENGTH, made_of, needle_length, needles_of, real_of
@@ -257,7 +257,7 @@ def to_scale(recipe: Recipe, scale: Between) -> Recipe:
                 gates=gates.but(model=gates.model.but(must_beat_baseline=False, needle_error_rate=None)),
             )
         )
-    return _resized(recipe, scale, phases)
+    return Recipe.model_validate({**dict(recipe), "scale": scale, "phases": tuple(phases), "pins": ()})
 
 
 def scaling_of(recipe: Recipe, scale: Between) -> Scaling:
@@ -310,7 +310,8 @@ def to_proxy(recipe: Recipe) -> Recipe:
         proxy_phase(phase, PROXY_AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=balancing, rows=rows[phase.name])
         for phase in recipe.phases
     ]
-    return _resized(recipe, "proxy", phases, tokenizer=tokenizer, length_bias=biases)
+    changed = {"scale": "proxy", "phases": tuple(phases), "pins": (), "tokenizer": tokenizer, "length_bias": biases}
+    return Recipe.model_validate({**dict(recipe), **changed})
 
 
 def proxy_phase(
@@ -412,7 +413,3 @@ def special_tokens_of(recipe: Recipe) -> tuple[str, ...]:
     found += [source.conversation for source in recipe.sources.values()]
     written = {token for how in found if how is not None for token in special_tokens_in(template_text(how), how.special_tokens)}
     return tuple(sorted({*recipe.tokenizer.special_tokens, *written}))
-
-
-def _resized(recipe: Recipe, scale: Scale, phases: list[Phase], **fields: object) -> Recipe:
-    return Recipe.model_validate({**dict(recipe), "scale": scale, "phases": tuple(phases), "pins": (), **fields})

@@ -255,7 +255,8 @@ class Findings:
         if why := self._why_out_of_date(verdict, judged, rests_on or {}, limits):
             self.add(name, False, "judge", f"the {name} is out of date: {why}")
             return None
-        self._add_ruled(name, "" if ruling.lets_go_on else f"the {name} {why_not(verdict, ruling, path)}", ruling)
+        why = "" if ruling.lets_go_on else f"the {name} {why_not(verdict, ruling, path)}"
+        self.all.append(Finding(what=name, holds=True, again=None, why=why, decided=ruling.decision.words if ruling.decision else ""))
         self.rulings.append(ruling)
         return verdict
 
@@ -270,22 +271,22 @@ class Findings:
             self.add(name, False, "train", str(error))
             return
         if not ruling.lets_go_on:
-            self._add_ruled(name, f"its training {why_not(question, ruling, path)}", ruling)
+            decided = ruling.decision.words if ruling.decision else ""
+            why = f"its training {why_not(question, ruling, path)}"
+            self.all.append(Finding(what=name, holds=True, again=None, why=why, decided=decided))
             self.asked = ruling
-
-    def _add_ruled(self, what: str, why: str, ruling: Ruling) -> None:
-        decided = ruling.decision.words if ruling.decision else ""
-        self.all.append(Finding(what=what, holds=True, again=None, why=why, decided=decided))
 
     def _why_out_of_date(self, verdict: Verdict, judged: Mapping[str, str], rests_on: Mapping[str, str], limits: Frozen) -> str | None:
         if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
             return "its inputs have changed"
         if rests_on and not verdict.decided_by:
             return f"it does not name its inputs ({', '.join(sorted(rests_on))})"
-        if changed := _differing(rests_on, verdict.decided_by):
-            return f"its inputs have changed ({', '.join(changed)})"
-        if changed := _differing(limits.model_dump(mode="json"), verdict.thresholds):
-            return f"it was measured against other limits ({', '.join(changed)})"
+        for now, then, words in (
+            (rests_on, verdict.decided_by, "its inputs have changed"),
+            (limits.model_dump(mode="json"), verdict.thresholds, "it was measured against other limits"),
+        ):
+            if changed := sorted(name for name in {*now, *then} if now.get(name) != then.get(name)):
+                return f"{words} ({', '.join(changed)})"
         if expected(verdict.accepts) != expected(accepted_by(verdict.suite, self.accepts)):
             return "the recipe accepted other warnings then"
         if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
@@ -293,10 +294,6 @@ class Findings:
         if verdict.asks_people != asked_of_suite(self.asks_people, verdict.suite):
             return "the recipe asked people about other checks then"
         return None
-
-
-def _differing(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
 
 
 def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None:

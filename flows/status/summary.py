@@ -105,21 +105,18 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
         known = {"stderr": _known(result.get("stderr")), "floor": _known(result.get("baseline"))}
         measured.append(MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields}))
     if "macro_bits_per_byte" in evaluation:
-        measured.append(_macro(evaluation, tables["bits_per_byte"].get(MACRO)))
+        macro: dict[str, Any] = {"what": MACRO, "higher_is_better": False, "value": float(evaluation["macro_bits_per_byte"])}
+        row, components = tables["bits_per_byte"].get(MACRO), evaluation["bits_per_byte"]
+        if row is not None and _known(row["parent"]) is not None:
+            shared = [name for name in str(row["components"]).split(", ") if name in components]
+            value = sum(components[name] for name in shared) / len(shared) if shared else math.nan
+            if math.isclose(value, row["value"], rel_tol=1e-9):  # else the table is of another evaluation
+                only = (
+                    "" if len(shared) == len(components) else f", of the {plural(len(shared), 'component')} that its parent was measured on"
+                )
+                macro |= {"what": f"{MACRO}{only}", "value": value, **_against(value, row)}
+        measured.append(MeasuredReport.model_validate(macro))
     return tuple(measured)
-
-
-def _macro(evaluation: Row, row: Row | None) -> MeasuredReport:
-    unrelated = MeasuredReport(what=MACRO, higher_is_better=False, value=float(evaluation["macro_bits_per_byte"]))
-    if row is None or _known(row["parent"]) is None:
-        return unrelated
-    components = evaluation["bits_per_byte"]
-    shared = [name for name in str(row["components"]).split(", ") if name in components]
-    value = sum(components[name] for name in shared) / len(shared) if shared else math.nan
-    if not math.isclose(value, row["value"], rel_tol=1e-9):  # the table is of another evaluation
-        return unrelated
-    only = "" if len(shared) == len(components) else f", of the {plural(len(shared), 'component')} that its parent was measured on"
-    return MeasuredReport.model_validate({"what": f"{MACRO}{only}", "higher_is_better": False, "value": value, **_against(value, row)})
 
 
 def _against(value: float, row: Row) -> dict[str, Any]:
@@ -180,7 +177,7 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
 
 def run_summary(resolved: Resolved) -> dict[str, Any]:
     """A recipe in the shape of `phasewise run --json`. `bits_per_byte_over` has the components of `shared_components`."""
-    recipe = resolved.recipe
+    recipe, first = resolved.recipe, resolved.recipe.phases[0]
     report = report_path(resolved)
     records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]
@@ -194,14 +191,9 @@ def run_summary(resolved: Resolved) -> dict[str, Any]:
         "told": f"{verdicts_in_words(counts)}: {sum_counts(counts).shares}",
         "checks": sum_counts(counts).model_dump(),
         "unused": [warning.words for warning in unused_of(verdicts)],
-        "baselines": _baselines(resolved),
+        "baselines": read_baselines(baselines_path(resolved.plan, resolved.home, first.evaluation.held_out_tokens)) or {},
         "report": str(report) if report.exists() else None,
     }
-
-
-def _baselines(resolved: Resolved) -> dict[str, float]:
-    path = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
-    return read_baselines(path) or {}
 
 
 def write_recipe_report(resolved: Resolved) -> None:
@@ -242,7 +234,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         parameters=count_parameters(recipe.phases[-1].model),
         phases=tuple(_phase_report(resolved, record, shared) for record in records),
         macro_over=shared,
-        baselines=_baselines(resolved),
+        baselines=read_baselines(baselines_path(resolved.plan, resolved.home, limit)) or {},
         unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
         facts=facts,
     )

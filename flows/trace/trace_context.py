@@ -126,7 +126,9 @@ def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool
         if len(paths) < len(SPLITS):
             paths = {split: path for split in SPLITS if (path := _only_cache(resolved, name, split))}
             others.append(name)
-            if len(paths) < len(SPLITS) or not (plan is None or _was_trained_on(resolved, name, paths["train"])):
+            runs = [read_run(resolved.home.run(recipe.run_name, one.name)) for one in recipe.phases] if plan else []
+            trained_on = [run.caches.get(name, "").rstrip("/").rpartition("/")[2] for run in runs if run]
+            if len(paths) < len(SPLITS) or (plan and paths["train"].name not in trained_on):
                 missing.append(name)
         for split, path in paths.items():
             folders[split][name] = path
@@ -162,11 +164,6 @@ def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | Non
     return found[0].parent if len(found) == 1 else None
 
 
-def _was_trained_on(resolved: Resolved, name: Component, folder: Path) -> bool:
-    runs = (read_run(resolved.home.run(resolved.recipe.run_name, phase.name)) for phase in resolved.recipe.phases)
-    return any(run.caches.get(name, "").rstrip("/").endswith(f"/{folder.name}") for run in runs if run)
-
-
 def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[Component, DocumentIndex]) -> TracedPhase:
     schedule = resolved.recipe.mixture_schedule(phase)
     drawn = schedule.realised(phase.start_step, stop_step)
@@ -178,7 +175,7 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
             raise DataError(f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all.")
     has_buffer = phase.order.buffer_documents is not None
     buffered = {name: BufferedComponent(name, laid[name].cache, phase.order, phase.model.seq_len) for name in rows if has_buffer}
-    batch = resolved.recipe.batch_of_lineage(phase)
+    batch, _ = resolved.recipe.schedules_of_lineage(phase)
     order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered)
     return TracedPhase(phase, stop_step, order, _trained(resolved, phase, indices), laid)
 

@@ -26,7 +26,7 @@ from phasewise.tasks.data.findings import (
     texts_in,
 )
 from phasewise.tasks.data.template import Asked, ChatTemplate, NotMarked, Refused, line_of, template_of
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import code_digest
 
@@ -214,10 +214,3 @@ def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str 
             "spelling the tokens out: name the tokens in the source's conversation.special_tokens."
         )
     return {token: added[token] for token in used if token in added}
-
-
-def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
-    """Check a tokenizer against chat templates before any conversation is encoded. Raises DataError as `ids_of_tokens`."""
-    tokenizer = load_tokenizer(path)
-    for chat in chats:
-        ids_of_tokens(tokenizer, chat, path)

@@ -118,12 +118,6 @@ class KnownDigests:
                 found.append(name)
         return found
 
-    def has_changed(self, path: Path, seal: Path) -> bool:
-        """Whether a file is missing or newer than `seal`. On a store the result is `reads_all`."""
-        if self.reads_all or file_system_of(path) is not None:
-            return self.reads_all
-        return not path.exists() or _changed_ns(path) > _changed_ns(seal)
-
     def forget_unsettled(self) -> None:
         """Forget digests of files with possible changes under an equal signature."""
         with self._lock:

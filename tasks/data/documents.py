@@ -44,6 +44,7 @@ DOCUMENTS_PER_BUCKET = 1 << 17
 MAX_BUCKETS = 256
 COPY = np.dtype([("part", "<u4"), ("row", "<u4")])
 COPIES_NAME = "copies.bin"
+check_once = lru_cache(maxsize=64)(check_file)  # safe, because a folder is named by the digest of its inputs
 DOCUMENTS_CODE = ("tasks/data/documents.py", "tasks/data/findings.py")
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
 DECISIVE_SETTINGS = ("format", "text_key", "conversation", "filters", "normalization")
@@ -326,12 +327,13 @@ def finish_documents(
 
 def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
     """The documents of a part without copies, in bounded batches of columns as in `SCHEMA`. Raises DataError if a file is damaged."""
-    check_once(folder / COPIES_NAME, manifest.copies_digest)
+    remedy = f"Delete {folder} and prepare the data again."
+    check_once(folder / COPIES_NAME, manifest.copies_digest, remedy)
     start = sum(manifest.copies[:number])
     copies = np.frombuffer(_read_rows(folder / COPIES_NAME, np.dtype("<u4"), start, start + manifest.copies[number]), "<u4")
     part = manifest.parts[number]
     path = folder / f"{part.name}.parquet"
-    check_file(path, part.digest, f"Delete {folder} and prepare the data again.")
+    check_file(path, part.digest, remedy)
     row = 0
     with path.open("rb") as file, pq.ParquetFile(file) as parquet:
         for group in range(parquet.num_row_groups):
@@ -341,12 +343,6 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
             keep[within] = False
             row += len(table)
             yield table.filter(pa.array(keep))
-
-
-@lru_cache(maxsize=64)
-def check_once(path: Path, digest: str) -> None:
-    """Check a file once per worker. The cache is safe, because the folder is named by the digest of its inputs."""
-    check_file(path, digest, f"Delete {path.parent} and prepare the data again.")
 
 
 def split_texts(folder: Path, split: Split) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, ShardRecord, described, encode_part, finish_cache, read_by, shard_name
 from phasewise.tasks.data.cluster import Shared, one_cluster, run_all
-from phasewise.tasks.data.conversation_text import check_templates
+from phasewise.tasks.data.conversation_text import ids_of_tokens
 from phasewise.tasks.data.documents import (
     BundleRecord,
     bucket_ranges,
@@ -213,7 +213,9 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
                     say(f"downloading the tokenizer {name}")
                     fetch_tokenizer(name, path)
     check_special_tokens(path, vocab_size)
-    check_templates(path, plan.chats_of(plan.components))
+    tokenizer = load_tokenizer(path)
+    for chat in plan.chats_of(plan.components):
+        ids_of_tokens(tokenizer, chat, path)
     return is_missing
 
 
@@ -260,7 +262,7 @@ def _reuse_documents(component: ComponentPlan) -> None:
         return
     target = component.documents.folder
     smaller: list[tuple[int, Path]] = []
-    for folder in _finished_siblings(target):
+    for folder in sorted(path.parent for path in target.parent.glob(f"*/{MANIFEST_NAME}") if path.parent != target):
         try:
             manifest = read_documents_manifest(folder)
         except (OSError, ValueError, DataError):
@@ -293,9 +295,7 @@ def _reuse_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> No
     versions = (read_by(component.source.described()), NORMALIZER, ENCODER, digest_of_file(tokenizer))
     bias = described(component.bias_of(split)).get(LENGTH_BIAS)
     smaller: list[tuple[int, Path]] = []
-    for folder in _finished_siblings(target):
-        if not folder.name.startswith(f"{split}-"):
-            continue
+    for folder in sorted(path.parent for path in target.parent.glob(f"{split}-*/{MANIFEST_NAME}") if path.parent != target):
         try:
             manifest = read_manifest(folder)
         except (OSError, DataError):
@@ -316,12 +316,6 @@ def _reuse_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> No
             if (folder / name).exists():  # an empty shard has only a record
                 _link_or_copy(folder / name, target / name)
         _link_or_copy(folder / record, target / record)
-
-
-def _finished_siblings(folder: Path) -> list[Path]:
-    if not folder.parent.exists():
-        return []
-    return sorted(other for other in folder.parent.iterdir() if other.name != folder.name and (other / MANIFEST_NAME).exists())
 
 
 def _has_smaller_budget(component: ComponentPlan, source: dict[str, object], files: tuple[SourceFile, ...]) -> bool:

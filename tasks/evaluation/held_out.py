@@ -1,8 +1,7 @@
 """Held-out documents of every component as texts and tokens, and bits per byte by component."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import tee
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,20 +73,14 @@ def read_held_out_texts(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dic
     """Decode the first documents of each held-out cache, `MAX_HELD_OUT_CHARACTERS` of each component. Byte-level tokens are lossless."""
     found: dict[str, list[HeldOutDocument]] = {}
     for component, folder in sorted(caches.items()):
-        documents, again = tee(TokenCache.open(folder).documents())
+        documents = found[component] = list[HeldOutDocument]()
         most_tokens = 4 * (MAX_HELD_OUT_CHARACTERS + 2)  # a character has at most four tokens
-        decoded = (tokenizer.decode(document.tokens[:most_tokens].tolist(), skip_special_tokens=True) for document in again)
-        texts = first_characters(decoded, MAX_HELD_OUT_CHARACTERS)
-        found[component] = [HeldOutDocument(document.id, text) for text, document in zip(texts, documents, strict=False)]
+        left = MAX_HELD_OUT_CHARACTERS
+        for document in TokenCache.open(folder).documents():
+            text = tokenizer.decode(document.tokens[:most_tokens].tolist(), skip_special_tokens=True)
+            if len(text) > left:  # the last text ends at a space
+                documents.append(HeldOutDocument(document.id, text[: left + 1].rpartition(" ")[0]))
+                break
+            documents.append(HeldOutDocument(document.id, text))
+            left -= len(text)
     return found
-
-
-def first_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
-    """Yield the first `max_characters` of the texts. The last text ends at a space."""
-    left = max_characters
-    for text in texts:
-        if len(text) > left:
-            yield text[: left + 1].rpartition(" ")[0]
-            return
-        yield text
-        left -= len(text)

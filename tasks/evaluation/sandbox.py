@@ -12,11 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from phasewise.tasks.progress import advance
 from phasewise.trainer.base.errors import EvaluationError
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -72,15 +70,6 @@ def run_program(program: str, limits: Limits = LIMITS) -> Ran:
     first, _, rest = output.decode("utf-8", "replace").partition("\n")
     kept = json.loads(first) if first.startswith("{") else {}
     return Ran(rest == secret, tuple(name for name in GUARDS if kept.get(name)))
-
-
-def run_programs(programs: Sequence[str], limits: Limits = LIMITS) -> list[Ran]:
-    """Run programs in sequence. Parallel programs would share the limited time."""
-    found: list[Ran] = []
-    for number, program in enumerate(programs):
-        found.append(run_program(program, limits))
-        advance("programs", number + 1, len(programs))
-    return found
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -112,21 +112,19 @@ class Rows:
 
 
 def lay_out(windows: Sequence[Window], seq_len: int) -> list[Rows]:
-    """Pack every window, the shortest rows first. The layout does not depend on the order of the windows."""
-    lengths = row_lengths(seq_len)
+    """Pack every window, the shortest rows first. The layout does not depend on the order of the windows.
+
+    Rows have few lengths, because each is compiled once. A row may be longer than `seq_len`.
+    """
+    longest = max(seq_len, MIN_LONGEST_ROW_TOKENS)
+    lengths = sorted(-(-longest // STEPS_BETWEEN_ROWS**step) for step in range(MAX_ROW_LENGTHS))
+    lengths = [length for length in lengths if length >= MIN_ROW_TOKENS]
     layout = {length: Rows(length) for length in lengths}
     keys = [(window.inputs.astype(">u4").tobytes(), window.targets.astype(">u4").tobytes()) for window in windows]
     for number in sorted(range(len(windows)), key=lambda number: (keys[number], number)):
         needed = MIN_WINDOWS_A_ROW * len(windows[number].inputs)
         layout[next((length for length in lengths if length >= needed), lengths[-1])].put(number, windows[number])
     return [one for one in layout.values() if one.rows]
-
-
-def row_lengths(seq_len: int) -> list[int]:
-    """Return the few row lengths in ascending order: each is compiled once. A row may be longer than `seq_len`."""
-    longest = max(seq_len, MIN_LONGEST_ROW_TOKENS)
-    lengths = [-(-longest // STEPS_BETWEEN_ROWS**step) for step in range(MAX_ROW_LENGTHS)]
-    return sorted(length for length in lengths if length >= MIN_ROW_TOKENS)
 
 
 class Scores(NamedTuple):

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from phasewise.tasks.report.charts import Axes, Range, cut, padded, svg, thinned
 from phasewise.tasks.report.contents import PhaseReport, Report, RoutingReport
-from phasewise.tasks.report.sections import Gap, benchmark_gaps, component_gaps, gaps_of
+from phasewise.tasks.report.sections import Gap, gaps_of, parent_gaps
 from phasewise.trainer.base.wording import decimal, rate, signed
 
 WIDE_PIXELS, NARROW_PIXELS = 1000, 400
@@ -247,9 +247,10 @@ def panels_of(report: Report) -> list[Panel]:
         panels.append(Panel("benchmarks: score above the floor ± standard error", max(150, LINE_PIXELS * (len(scores) + 3)), draw))
     if components:
         panels.append(Panel("held-out bits per byte by component (lower is better)", tall, partial(_curves, report, components, 8, False)))
+    of_components, of_benchmarks = parent_gaps(report)
     for title, gaps, places in (
-        ("bits per byte against the parent: components, mean", component_gaps(report), 2),
-        ("benchmarks against the parent: each, mean", benchmark_gaps(report), 3),
+        ("bits per byte against the parent: components, mean", of_components, 2),
+        ("benchmarks against the parent: each, mean", of_benchmarks, 3),
         ("moving average against trained weights, bits per byte", gaps_of(averages), 3),
     ):
         if gaps:
@@ -329,14 +330,10 @@ def heat_map(routing: RoutingReport) -> Markup | None:
         return None
     strokes: dict[int, list[str]] = {}
     for layer, loads in enumerate(routing.loads):
-        for level, cells in groupby(enumerate(loads), key=lambda cell: level_of(cell[1])):
-            experts = [expert for expert, _ in cells]
+        levels = [next(level for level, (bound, _) in enumerate(LEVELS) if load < bound or load == bound == 0) for load in loads]
+        for level, cells in groupby(range(len(loads)), key=levels.__getitem__):
+            experts = list(cells)
             strokes.setdefault(level, []).append(f"M{experts[0]} {layer}.5h{len(experts)}")
     paths = "".join(f'<path class="level-{level}" d="{"".join(parts)}"/>' for level, parts in sorted(strokes.items()))
     box = f"0 0 {len(routing.loads[0])} {len(routing.loads)}"
     return Markup(f'<svg viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">{paths}</svg>')
-
-
-def level_of(load: float) -> int:
-    """Return the level of a load as a share of the mean."""
-    return next(level for level, (bound, _) in enumerate(LEVELS) if load < bound or load == bound == 0)

@@ -323,24 +323,17 @@ def gaps_of(changes: Mapping[str, Iterable[tuple[str, float]]]) -> list[Gap]:
     return [Gap(phase, found, sum(change for _, change in found) / len(found)) for phase, found in finite.items() if found]
 
 
-def component_gaps(report: Report) -> list[Gap]:
-    """Return the gaps of bits per byte by component."""
+def parent_gaps(report: Report) -> tuple[list[Gap], list[Gap]]:
+    """Return the gaps of bits per byte by component, and the gaps of the benchmarks that the gate compared."""
     measured = {phase.name: phase.bits_per_byte for phase in report.phases}
-    changes: dict[str, list[tuple[str, float]]] = {}
+    components: dict[str, list[tuple[str, float]]] = {}
+    benchmarks: dict[str, list[tuple[str, float]]] = {}
     for phase in report.phases:
         bits, before = phase.bits_per_byte, measured.get(phase.parent or "", {})
-        changes[phase.name] = [(name, bits[name] - before[name]) for name in sorted(bits.keys() & before.keys())]
-    return gaps_of(changes)
-
-
-def benchmark_gaps(report: Report) -> list[Gap]:
-    """Return the gaps of the benchmarks that the gate compared."""
-    return gaps_of(
-        {
-            phase.name: [(one.what, one.difference) for one in phase.measured if one.higher_is_better and one.difference is not None]
-            for phase in report.phases
-        }
-    )
+        components[phase.name] = [(name, bits[name] - before[name]) for name in sorted(bits.keys() & before.keys())]
+        compared = [one for one in phase.measured if one.higher_is_better]
+        benchmarks[phase.name] = [(one.what, one.difference) for one in compared if one.difference is not None]
+    return gaps_of(components), gaps_of(benchmarks)
 
 
 def report_markdown(report: Report, path: str, docs: str) -> str:
@@ -362,7 +355,7 @@ def report_markdown(report: Report, path: str, docs: str) -> str:
             ("macro bits per byte", *(decimal(phase.macro_bits_per_byte, places=PLACES) for phase in measured)),
             ("of the moving average", *(decimal(phase.ema_macro_bits_per_byte, places=PLACES) for phase in measured)),
         ]
-        for name, gaps in (("components' mean gap to the parent", component_gaps(report)), ("benchmarks'", benchmark_gaps(report))):
+        for name, gaps in zip(("components' mean gap to the parent", "benchmarks'"), parent_gaps(report), strict=True):
             means = {gap.phase: _signed(gap.mean) for gap in gaps}
             across.append((name, *(means.get(phase.name, MISSING) for phase in measured)))
         lines += ["", *_table(("", *(phase.name for phase in measured)), across)]

@@ -36,6 +36,7 @@ THREADS = 8
 READ_BYTES = 2**24
 T = TypeVar("T")
 WHAT_TO_DO = "Restore it from a copy, or restore the object's earlier version."
+MISSING = f"{{}} is named by the head, and is not there. {WHAT_TO_DO}"
 
 
 class Changing(Exception):
@@ -257,7 +258,7 @@ class Objects:
             self._check(digest, digest_of_file(coming))
             os.replace(coming, path)
         except FileNotFoundError:
-            raise self._missing(digest) from None
+            raise StorageError(MISSING.format(self.folder / digest)) from None
         finally:
             coming.unlink(missing_ok=True)
 
@@ -273,7 +274,7 @@ class Objects:
             try:
                 content = file_system.cat_file(f"{bucket}/{name}")
             except FileNotFoundError:
-                raise self._missing(piece.sha256) from None
+                raise StorageError(MISSING.format(self.folder / piece.sha256)) from None
             self._check(piece.sha256, digest_of_bytes(content))
             return content
 
@@ -282,9 +283,6 @@ class Objects:
     def _check(self, digest: str, now: str) -> None:
         if now != digest:
             raise StorageError(f"{self.folder / digest} has other bytes than were sent (SHA-256 {now[:12]}). {WHAT_TO_DO}")
-
-    def _missing(self, digest: str) -> StorageError:
-        return StorageError(f"{self.folder / digest} is named by the head, and is not there. {WHAT_TO_DO}")
 
     def versions(self, digests: Collection[str]) -> dict[str, str]:
         """Return the generation of each existing object."""

@@ -73,7 +73,7 @@ def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> s
     known = digests or KnownDigests()
     if damage := find_damage(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
         return damage
-    if known.has_changed(folder.metrics, folder.result):
+    if known.changed(folder.path, {folder.metrics.name: ""}, folder.result):  # without a digest, only the time counts
         said = read_json(checkpoint / "about" / "metadata").get("rows")
         if said is not None and not (folder.metrics.exists() and rows_digest(read_metrics(folder.metrics)) == said):
             return f"was saved with other rows than {folder.metrics} has"

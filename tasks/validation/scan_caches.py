@@ -16,7 +16,7 @@ from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import folder_digest, index_folder, index_store, keep_index, leakage_version, open_index
 from phasewise.tasks.validation.scan_pieces import CachePiece, find_tokenizer, open_detokenizer
 from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
-from phasewise.trainer.data.manifest import Shard, read_manifest
+from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem
@@ -118,21 +118,16 @@ def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimi
 
 def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
     """Scan one shard, in a Dask worker."""
-    check_shard(shard.folder, read_manifest(shard.folder).shards[shard.shard])
+    for name, expected in read_manifest(shard.folder).shards[shard.shard].files.items():  # the scan is kept under the digest of the shard
+        check_file(shard.folder / name, expected, f"Delete {shard.folder} and prepare the data again.")
     documents = cache_documents(shard.folder, open_detokenizer(shard.tokenizer), shard.shard)
     return scan_documents(documents, items.open(), limits)
-
-
-def check_shard(folder: Path, shard: Shard) -> None:
-    """Raise `DataError` if a shard was changed, because its scan would be stored under the digest of the original shard."""
-    for name, expected in shard.files.items():
-        check_file(folder / name, expected, f"Delete {folder} and prepare the data again.")
 
 
 def items_key(plan: DataPlan, components: Iterable[str]) -> str:
     """Return a digest of everything that decides the items of a phase with these components: benchmarks, held-out documents, code."""
     real = real_benchmarks()
-    held_out = {name: read_manifest(folder).digest for name, folder in _held_out_of(plan, components).items()}
+    held_out = {name: read_manifest(plan.components[name].held_out.folder).digest for name in {*plan.benchmark_components, *components}}
     benchmarks = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
     return digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
 
@@ -161,10 +156,11 @@ def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]
     items += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
     real = real_benchmarks()
     items += read_benchmarks(real) if real else []
-    for component, folder in _held_out_of(plan, components).items():
-        manifest, benchmark = read_manifest(folder), f"{HELD_OUT}{component}"
-        for shard in manifest.shards:
-            check_shard(folder, shard)
+    for component in sorted({*plan.benchmark_components, *components}):
+        folder, benchmark = plan.components[component].held_out.folder, f"{HELD_OUT}{component}"
+        manifest = read_manifest(folder)
+        for name, expected in [file for shard in manifest.shards for file in shard.files.items()]:
+            check_file(folder / name, expected, f"Delete {folder} and prepare the data again.")
         if not manifest.shards:
             continue
         tokenizer = find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3])
@@ -172,7 +168,3 @@ def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]
             if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
                 items.append(BenchmarkItem(benchmark, benchmark, document.id, document.text.decode(), is_excerpt=True))
     return items
-
-
-def _held_out_of(plan: DataPlan, components: Iterable[str]) -> dict[str, Path]:
-    return {name: plan.components[name].held_out.folder for name in sorted({*plan.benchmark_components, *components})}

@@ -56,7 +56,7 @@ def test_a_phase_starts_from_its_parents_last_weights(home: Home, phase: Any):
     assert run.start.params_digest == f"digest of {phase.parent}"
     assert run.start.fresh == phase.start.fresh
     assert run.start_step == phase.start_step
-    assert (run.batch.root, run.mixture.root) == (PROXY.batch_of_lineage(phase).root, PROXY.mixture_of_lineage(phase).root)
+    assert (run.batch.root, run.mixture.root) == tuple(steps.root for steps in PROXY.schedules_of_lineage(phase))
     assert RunConfig.model_validate(run.model_dump(mode="json")) == run
 
 

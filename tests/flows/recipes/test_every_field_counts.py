@@ -387,7 +387,7 @@ class World:
 
     def _plan(self, recipe: Recipe) -> DataPlan:
         of_data = recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins", "max_tokens", "length_bias"})
-        data = digest_of_json([of_data, recipe.main_components])
+        data = digest_of_json([of_data, [phase.components for phase in recipe.main_line or recipe.phases]])
         if data not in self._plans:
             self._plans[data] = data_plan(recipe, self.home)
             if not self._plans[data].benchmarks.exists():

@@ -161,15 +161,16 @@ def test_a_branch_starts_where_its_parent_does_not_end():
     recipe = Recipe.model_validate({**raw, "phases": [*raw["phases"][:2], branch]})
     phase = recipe.phase("branch")
     assert [one.name for one in recipe.lineage(phase)] == ["kestrel", "ocelot", "branch"]
-    assert recipe.batch_of_lineage(phase).root == ((0, 1024), (660_001, 3072), (700_000, 64))
-    assert [step for step, _ in recipe.mixture_of_lineage(phase).root] == [0, 700_000]
+    batch, mixture = recipe.schedules_of_lineage(phase)
+    assert batch.root == ((0, 1024), (660_001, 3072), (700_000, 64))
+    assert [step for step, _ in mixture.root] == [0, 700_000]
     assert phase.tokens == 10_000 * 64 * 4096
 
 
 @pytest.mark.parametrize("recipe", BY_SCALE.values(), ids=BY_SCALE)
 def test_schedules_of_a_lineage_are_those_of_its_phases(recipe: Recipe):
     last = recipe.phases[-1]
-    batch, mixture = recipe.batch_of_lineage(last), recipe.mixture_of_lineage(last)
+    batch, mixture = recipe.schedules_of_lineage(last)
     for phase in recipe.phases:
         for step in (phase.start_step, phase.start_step + 1, (phase.start_step + phase.stop_step) // 2, phase.stop_step - 1):
             assert batch.at(step) == phase.batch.at(step), (phase.name, step)

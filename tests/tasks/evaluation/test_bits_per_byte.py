@@ -11,7 +11,6 @@ from phasewise.tasks.evaluation import held_out as held_out_module
 from phasewise.tasks.evaluation.held_out import (
     HeldOutDocument,
     HeldOutTokens,
-    first_characters,
     read_held_out_texts,
     read_held_out_tokens,
 )
@@ -62,19 +61,16 @@ def test_of_a_large_cache_only_the_beginning_is_decoded(
     caches: Mapping[str, Path], tokenizer: Tokenizer, held_out_texts: HeldOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = held_out_texts["law"][:2]
+    monkeypatch.setattr(held_out_module, "MAX_HELD_OUT_CHARACTERS", len(first.text) + len(second.text))
+    assert read_held_out_texts(caches, tokenizer)["law"][:2] == [first, second]
+    monkeypatch.setattr(held_out_module, "MAX_HELD_OUT_CHARACTERS", len(first.text) + len(second.text) - 1)
+    assert read_held_out_texts(caches, tokenizer)["law"][1].text == second.text.rpartition(" ")[0]
     monkeypatch.setattr(held_out_module, "MAX_HELD_OUT_CHARACTERS", len(first.text) + 100)
     found = read_held_out_texts(caches, tokenizer)["law"]
     assert found[0] == first
     assert [document.id for document in found] == [first.id, second.id]
     assert found[1].text
     assert second.text[:101].startswith(f"{found[1].text} ")
-
-
-def test_no_text_beyond_the_limit_is_asked_for() -> None:
-    texts = iter(["three words here", "née à Paris", "never asked for"])
-    assert list(first_characters(texts, 21)) == ["three words here", "née à"]
-    assert list(texts) == ["never asked for"]
-    assert list(first_characters(["all", "of it"], 8)) == ["all", "of it"]
 
 
 def test_less_text_means_whole_documents_and_their_own_bytes(

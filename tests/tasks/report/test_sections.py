@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from phasewise.tasks.report import sections
 from phasewise.tasks.report.contents import BenchmarkReport, MeasuredReport, RecordReport, Report, RoutingReport, VerdictReport
 from phasewise.tasks.report.html import render
-from phasewise.tasks.report.pictures import heat_map, level_of, panels_of
+from phasewise.tasks.report.pictures import LEVELS, heat_map, panels_of
 from phasewise.tasks.report.sections import component_rows, gauges_of, macro_row, report_markdown, routing_of, row_of
 from phasewise.trainer.metrics import Row
 from phasewise.validations.outcomes import CheckCounts
@@ -123,11 +123,11 @@ def test_gaps_to_the_parent_are_over_finite_values_and_need_two_phases(two: Repo
     not_finite = figure(value=math.nan, difference=math.nan)
     broken = build_phase("broken", parent="second", bits_per_byte={"a": math.nan, "b": 4.0}, measured=(not_finite,))
     report = build_report(*two.phases, broken)
-    gap, of_broken = sections.component_gaps(report)
+    (gap, of_broken), of_benchmarks = sections.parent_gaps(report)
     assert (gap.phase, [name for name, _ in gap.changes]) == ("second", ["a", "b"])
     assert gap.mean == pytest.approx((-0.5 + 0.1) / 2)
     assert [name for name, _ in of_broken.changes] == ["b"]
-    [gap] = sections.benchmark_gaps(report)
+    [gap] = of_benchmarks
     assert gap.changes == (("b acc", -0.1),)
     assert "not finite" in render(report)
     assert panels_of(build_report(two.phases[0])) == []
@@ -194,4 +194,7 @@ def test_the_map_paints_every_expert_once_in_its_level(layers: int, experts: int
             for place in range(int(expert), int(expert) + int(length)):
                 assert (int(layer), place) not in painted, "painted twice"
                 painted[int(layer), place] = int(level)
-    assert painted == {(layer, expert): level_of(load) for layer, row in enumerate(routing.loads) for expert, load in enumerate(row)}
+    for (layer, expert), level in painted.items():
+        load = routing.loads[layer][expert]
+        assert load == 0 if level == 0 else LEVELS[level - 1][0] <= load < LEVELS[level][0]
+    assert len(painted) == layers * experts

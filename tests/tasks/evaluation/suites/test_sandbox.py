@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.tasks.evaluation import sandbox
-from phasewise.tasks.evaluation.sandbox import GUARDS, Limits, check_sandbox, run_program, run_programs
+from phasewise.tasks.evaluation.sandbox import GUARDS, Limits, check_sandbox, run_program
 from phasewise.tasks.evaluation.suite import program_of
 from phasewise.trainer.base.errors import EvaluationError
 
@@ -62,7 +62,7 @@ def test_nothing_is_written_removed_or_reached_outside(tmp_path: Path) -> None:
             f"import os; os.rename({str(mine)!r}, 'a')",
             f"import socket; socket.create_connection(('127.0.0.1', {port}))",
         ]
-        assert [ran.passed for ran in run_programs(programs, QUICK)] == [False] * len(programs)
+        assert [run_program(program, QUICK).passed for program in programs] == [False] * len(programs)
         with pytest.raises(TimeoutError):
             server.accept()
     assert (mine.read_text(), sorted(path.name for path in tmp_path.iterdir())) == ("mine", ["mine"])
@@ -99,9 +99,9 @@ def test_the_solutions_that_a_benchmark_gives_pass() -> None:
         pytest.skip("the items of HumanEval are not here")
     items = [json.loads(line) for line in ITEMS.read_text().splitlines()][::8]
     programs = [program_of("humaneval", item, item["canonical_solution"]) for item in items]
-    assert [ran.passed for ran in run_programs(programs)] == [True] * len(items)
+    assert [run_program(program).passed for program in programs] == [True] * len(items)
     unsolved = [program_of("humaneval", item, "    pass\n") for item in items[:5]]
-    assert not any(ran.passed for ran in run_programs(unsolved))
+    assert not any(run_program(program).passed for program in unsolved)
 
 
 def test_an_item_of_mbpp_is_judged_by_its_tests() -> None:
