@@ -82,12 +82,6 @@ def check_name_free(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> 
     )
 
 
-def keep_origin(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> None:
-    """Write the file of a recipe's runs to the home."""
-    if origin is not None:
-        write_json(_origin_path(recipe, home), origin.model_dump(mode="json"))
-
-
 def _origin_path(recipe: Recipe, home: Home) -> Path:
     return home.root / "recipes" / f"{recipe.run_name}.json"
 
@@ -204,7 +198,8 @@ class Resolved:
         Raises ConfigError if another process has the lock. Raises TakenOver or StorageError as `Home.kept`.
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
-            keep_origin(self.origin, self.recipe, self.home)
+            if self.origin is not None:
+                write_json(_origin_path(self.recipe, self.home), self.origin.model_dump(mode="json"))
             yield
 
     @contextmanager

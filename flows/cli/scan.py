@@ -103,8 +103,9 @@ def print_report(report: dict[str, Any]) -> None:
     if report["hits"]:
         items: dict[tuple[str, str], set[str]] = {}
         documents: dict[tuple[str, str], set[int]] = {}
-        for hit in report["hits"]:
-            key = _file(hit), hit["benchmark"]
+        named = [(f"{hit['cache']}: {hit['file']}" if hit["cache"] else hit["file"], hit) for hit in report["hits"]]
+        for file, hit in named:
+            key = file, hit["benchmark"]
             items.setdefault(key, set()).add(hit["item"])
             documents.setdefault(key, set()).add(hit["document"])
         table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -115,8 +116,8 @@ def print_report(report: dict[str, Any]) -> None:
         for key, count in Counter({key: len(found) for key, found in items.items()}).most_common(SHOWN_HITS):
             table.add_row(*key, f"{count:,}", f"{100 * count / report['benchmarks'][key[1]]:.1f} %", f"{len(documents[key]):,}")
         print_table(Console(highlight=False), table)
-        for hit in report["hits"][:SHOWN_HITS]:
-            where = f"{_file(hit)}, document {hit['document']}, bytes {hit['start']}–{hit['end']}"
+        for file, hit in named[:SHOWN_HITS]:
+            where = f"{file}, document {hit['document']}, bytes {hit['start']}–{hit['end']}"
             console.print(f"{where}: {hit['benchmark']} {hit['item']}, {hit['part']} {hit['score']:.2f}", markup=False)
             console.print(f"    {' '.join(hit['excerpt'].split())}", markup=False)
         if (more := len(report["hits"]) - SHOWN_HITS) > 0:
@@ -132,7 +133,3 @@ def print_report(report: dict[str, Any]) -> None:
     if faults := sum(found["is_fault"] for found in report["unread"]):
         files = "file or member of an archive was" if faults == 1 else "files or members of archives were"
         console.print(f"The scan fails: {faults:,} {files} not read, or not to the end.")
-
-
-def _file(hit: dict[str, Any]) -> str:
-    return f"{hit['cache']}: {hit['file']}" if hit["cache"] else hit["file"]

@@ -78,20 +78,17 @@ AT_WORK = "at work"
 MIN_BAR_SECONDS = 2.0
 
 
-class Bar(BarColumn):
+class _KnownSize(ProgressColumn):
+    def render(self, task: Task) -> Any:
+        return super().render(task) if task.total else Text("")
+
+
+class Bar(_KnownSize, BarColumn):
     """A bar for work of known size."""
 
-    def render(self, task: Task) -> Any:
-        """Render nothing for work of unknown size."""
-        return super().render(task) if task.total else Text("")
 
-
-class Count(MofNCompleteColumn):
+class Count(_KnownSize, MofNCompleteColumn):
     """`140/660` for work of known size."""
-
-    def render(self, task: Task) -> Text:
-        """Render nothing for work of unknown size."""
-        return super().render(task) if task.total else Text("")
 
 
 class Times(ProgressColumn):

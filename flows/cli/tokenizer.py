@@ -22,7 +22,6 @@ from phasewise.tasks.data.tokenizer_training import (
     MANIFEST_NAME,
     SPECIAL_TOKENS,
     TRAINED_BY,
-    Amount,
     SplitName,
     TokenizerManifest,
     TrainedOn,
@@ -78,6 +77,19 @@ def train_tokenizer(
         plans = {name: resolved.plan.components[name] for name in sorted(judged_in)}
         texts = {name: split_texts(plan.documents.folder, "train") for name, plan in plans.items()}
         trained = train(texts, vocab_size, split=split, max_bytes=max_bytes, special_tokens=special_tokens)
+        trained_on: list[TrainedOn] = []
+        for name, amount in trained.amounts.items():
+            cache = read_manifest(plans[name].train.folder)
+            is_whole = amount.documents == cache.documents
+            if amount.documents > cache.documents or (is_whole and amount.text_bytes != cache.text_bytes):
+                raise DataError(
+                    f"the text of {name}: expected the judged {cache.documents:,} documents of {cache.text_bytes:,} bytes, found "
+                    f"{amount.documents:,} of {amount.text_bytes:,}. Prepare the data again."
+                )
+            verdict_digest = digest_of_file(as_path(resolved.run(judged_in[name]).verdict))
+            keys = {"documents_key": plans[name].documents.key, "cache_digest": cache.digest, "verdict_digest": verdict_digest}
+            fields = {"component": name, "phase": judged_in[name].name, **keys, **amount._asdict(), "is_whole": is_whole}
+            trained_on.append(TrainedOn.model_validate(fields))
         manifest = TokenizerManifest(
             tokenizer_digest=digest_of_bytes(trained.content.encode()),
             vocab_size=vocab_size,
@@ -86,7 +98,7 @@ def train_tokenizer(
             max_bytes_per_component=max_bytes,
             recipe=recipe.name,
             scale=recipe.scale,
-            trained_on=tuple(_trained_on(resolved, name, judged_in[name], amount) for name, amount in trained.amounts.items()),
+            trained_on=tuple(trained_on),
             trained_by=TRAINED_BY,
         )
     write_folder(folder, trained.content, manifest)
@@ -114,27 +126,6 @@ def _judged_components(resolved: Resolved, phases: Iterable[Phase]) -> dict[str,
     if pinned := [name for name in found if resolved.plan.components[name].train.pin]:
         raise ConfigError(f"a tokenizer is trained on text, and {', '.join(pinned)} has only tokens: take the pins out.")
     return found
-
-
-def _trained_on(resolved: Resolved, name: str, phase: Phase, amount: Amount) -> TrainedOn:
-    plan = resolved.plan.components[name]
-    cache = read_manifest(plan.train.folder)
-    is_whole = amount.documents == cache.documents
-    if amount.documents > cache.documents or (is_whole and amount.text_bytes != cache.text_bytes):
-        raise DataError(
-            f"the text of {name}: expected the judged {cache.documents:,} documents of {cache.text_bytes:,} bytes, found "
-            f"{amount.documents:,} of {amount.text_bytes:,}. Prepare the data again."
-        )
-    return TrainedOn(
-        component=name,
-        documents_key=plan.documents.key,
-        cache_digest=cache.digest,
-        phase=phase.name,
-        verdict_digest=digest_of_file(as_path(resolved.run(phase).verdict)),
-        documents=amount.documents,
-        text_bytes=amount.text_bytes,
-        is_whole=is_whole,
-    )
 
 
 def truncate_tokenizer(name: str, out: str, *, vocab_size: int) -> dict[str, Any]:

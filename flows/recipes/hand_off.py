@@ -8,12 +8,14 @@ from pydantic import BaseModel
 
 from phasewise.flows.recipes.phase import Change, FromScratch, HandOff, Phase
 from phasewise.trainer.base.wording import name_some
-from phasewise.trainer.config import LearningRateSegment, ModelConfig, Smebu, StatePart, value_in
+from phasewise.trainer.config import LearningRateSegment, Smebu, StatePart, value_in
 
 CARRIED = "carried"
 MAX_NAMED = 4
+EACH_ONCE = "each row once an epoch"
 BALANCING = {"balancing", "sequence_loss"}
 """The fields of `Experts` that change no weight's shape."""
+NOT_ARCHITECTURE: dict[str, Any] = {"rope": True, "seq_len": True, "experts": BALANCING}
 DIGEST = re.compile("[0-9a-f]{64}")
 COMPARED_STABILITY: tuple[Change, ...] = ("z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step")
 Pair = tuple[str, str]
@@ -86,8 +88,15 @@ def changes_between(
         balancing = (CARRIED, _origin(phase.start, "balancing")) if was == now else (was, now)
     ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
     ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
+    # The blocks decide how much was drawn before, not which rows
+    rows_before, rows_after = ((one.order.model_dump(exclude={"cut_blocks"}), one.packing, one.model.seq_len) for one in (parent, phase))
+    again = [name for name in phase.components if name in (earlier if rows_before == rows_after else drawn)]
+    coverage = f"rows of {name_some(again, MAX_NAMED)} come again within their epoch, and others not at all"
     compared: dict[Change, tuple[object, object]] = {
-        "architecture": (_architecture(parent.model), _architecture(phase.model)),
+        "architecture": (
+            parent.model.model_dump(mode="json", exclude=NOT_ARCHITECTURE),
+            phase.model.model_dump(mode="json", exclude=NOT_ARCHITECTURE),
+        ),
         "rope": (parent.model.rope, phase.model.rope),
         "seq_len": (parent.model.seq_len, phase.model.seq_len),
         "batch": batches,
@@ -98,7 +107,7 @@ def changes_between(
         "order": (parent.order, phase.order),
         "packing": (parent.packing, phase.packing),
         "loss_on": (parent.loss_on, phase.loss_on),
-        "coverage": _coverage(parent, phase, drawn, earlier),
+        "coverage": (EACH_ONCE, coverage if again else EACH_ONCE),
         "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
         **{name: (getattr(parent.stability, name).at(before), getattr(phase.stability, name).at(after)) for name in COMPARED_STABILITY},
         "slice": (parent.slice.at(before), phase.slice.at(after)),
@@ -117,23 +126,6 @@ def both_in_words(before: object, after: object) -> Pair:
         return _in_words(was), _in_words(now)
     differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     return _named(was, differing), _named(now, differing)
-
-
-def _coverage(parent: Phase, phase: Phase, drawn: Collection[str], earlier: Collection[str]) -> tuple[object, object]:
-    whole = "each row once an epoch"
-    # The blocks decide how much was drawn before, not which rows
-    was, now = ((one.order.model_dump(exclude={"cut_blocks"}), one.packing, one.model.seq_len) for one in (parent, phase))
-    again = [name for name in phase.components if name in (earlier if was == now else drawn)]
-    if not again:
-        return whole, whole
-    return whole, f"rows of {name_some(again, MAX_NAMED)} come again within their epoch, and others not at all"
-
-
-def _architecture(model: ModelConfig) -> dict[str, Any]:
-    found = model.model_dump(mode="json", exclude={"rope", "seq_len"})
-    if found["experts"] is not None:
-        found["experts"] = {name: value for name, value in found["experts"].items() if name not in BALANCING}
-    return found
 
 
 def _origin(start: FromScratch | HandOff, part: StatePart) -> str:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
-from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase
+from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, HandOff, Phase
 from phasewise.flows.recipes.recipe import Between, Recipe, Tokenizer
 from phasewise.flows.recipes.sizes import body_parameters, shape_of
 from phasewise.tasks.data.template import special_tokens_in, template_text
@@ -68,11 +68,6 @@ class StepAxis(NamedTuple):
         """Convert values and steps. If steps coincide, the last value counts."""
         return Steps(tuple({self.steps(step): convert(value) for step, value in values.root}.items()))
 
-    def hand_off(self, start: HandOff) -> HandOff:
-        """Convert the steps of a hand-off."""
-        grafts = tuple(GraftFrom(part=graft.part, phase=graft.phase, step=self.steps(graft.step)) for graft in start.graft)
-        return HandOff(parent=start.parent, step=self.steps(start.step), fresh=start.fresh, graft=grafts, declares=start.declares)
-
     def segments(self, segments: tuple[LearningRateSegment, ...], *, factor: float = 1.0) -> tuple[LearningRateSegment, ...]:
         """Convert segments and multiply their rates by `factor`. A segment that is too short takes steps from the segment before it."""
         ends = [self.steps(segment.end_step) for segment in segments]
@@ -120,10 +115,6 @@ class Rows(NamedTuple):
     small: int
     first: int = 0
     longest: int = 0
-
-    def shortened(self, length: int) -> int:
-        """The length of a text at proxy scale."""
-        return proxy_rows(length, self.first or self.full, self.longest or None).small
 
     def sequences(self, full: int) -> int:
         """Sequences of a batch: ÷ 512, and more if the rows are shorter than 1/32."""
@@ -178,8 +169,12 @@ def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] 
     optimizer = phase.optimizer
     if isinstance(optimizer, AdamC):
         optimizer = optimizer.but(peak_learning_rate=optimizer.peak_learning_rate * scaling.rate)
+    start = phase.start
+    if not isinstance(start, FromScratch):
+        grafts = tuple(graft.but(step=axis.steps(graft.step)) for graft in start.graft)
+        start = start.but(step=axis.steps(start.step), graft=grafts)
     changed: dict[str, object] = {
-        "start": phase.start if isinstance(phase.start, FromScratch) else axis.hand_off(phase.start),
+        "start": start,
         "stop_step": axis.steps(phase.stop_step),
         "model": scaling.model(phase.model),
         "optimizer": optimizer,
@@ -343,7 +338,10 @@ def proxy_phase(
     # Benchmarks from held-out text instead of lm-eval's, and needles in shorter texts if they are long enough
     benchmarks = phase.evaluation.benchmarks
     made = MADE_BENCHMARKS if real_of(benchmarks) else made_of(benchmarks)
-    needles = [(name.partition(":")[0], lengths.shortened(needle_length(name) or 0)) for name in needles_of(benchmarks)]
+    needles: list[tuple[str, int]] = []
+    for name in needles_of(benchmarks):
+        text = proxy_rows(needle_length(name) or 0, lengths.first or lengths.full, lengths.longest or None)
+        needles.append((name.partition(":")[0], text.small))
     return scaled_phase(
         phase,
         scaling,

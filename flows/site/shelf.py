@@ -1,6 +1,5 @@
 """The recipes of a home, their phases, and the parsed files of each phase. Files are parsed again only when they change."""
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import Decisions, Ruling, decision_path, ruling_of
 from phasewise.trainer.base.errors import PhasewiseError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
-from phasewise.trainer.base.run_folder import EVALUATION_NAME, PASSED_OVER_NAME, RESULT_NAME, RUN_NAME, SUPERSEDED, RunFolder
+from phasewise.trainer.base.run_folder import EVALUATION_NAME, PASSED_OVER_NAME, RESULT_NAME, RUN_NAME, SUPERSEDED, RunFolder, read_events
 from phasewise.validations.verdict import Verdict, read_verdict
 
 T = TypeVar("T")
@@ -65,19 +64,6 @@ class Files:
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return value
-
-
-def _read_lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """Parse JSON objects, one per line. Other lines are skipped."""
-    found: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(cast(dict[str, Any], value))
-    return tuple(found)
 
 
 def known(value: object) -> dict[str, Any]:
@@ -254,7 +240,7 @@ class Shelf:
                 except ValidationError as error:
                     read.append(Damaged(f"{gate}.decision.json does not read as a decision: {error.errors()[0]['msg']}"))
                 rulings[gate] = ruling_of(verdict.model_dump(mode="json"), decided)
-        events = self.files.read("lines", folder.events, _read_lines)
+        events = self.files.read("lines", folder.events, lambda _path: tuple(read_events(folder.path)))
         names = (RUN_NAME, RESULT_NAME, EVALUATION_NAME, PASSED_OVER_NAME)
         run, result, evaluation, passed_over = parts = [self.files.json(folder.path / part) for part in names]
         times: list[float] = []

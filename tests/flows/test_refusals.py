@@ -256,11 +256,13 @@ def test_a_hostile_file_is_one_line_wherever_json_is_read(phasewise: Run, tmp_pa
 
 
 def test_a_name_that_another_file_has_is_refused(phasewise: Run, mine: str, tmp_path: Path):
-    from phasewise.flows.resolved import check_name_free, keep_origin, origin_of
+    from phasewise.flows.resolved import check_name_free, origin_of
     from phasewise.tasks.home import Home
 
     home, recipe = Home.open(str(tmp_path / "home")), load_written(mine)
-    keep_origin(origin_of(str(tmp_path / mine), recipe, home), recipe, home)
+    origin = origin_of(str(tmp_path / mine), recipe, home)
+    assert origin is not None
+    write_json(home.root / "recipes" / f"{recipe.run_name}.json", origin.model_dump(mode="json"))
     raw = recipe.model_dump(mode="json")
     write_json(tmp_path / "copy.json", raw)
     write_json(tmp_path / "edited.json", {**raw, "max_tokens": 1_000_000})
