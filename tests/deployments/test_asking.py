@@ -24,19 +24,7 @@ from phasewise.flows.prefect.stale_runs import RERUN_MESSAGE
 from phasewise.trainer.base.decision import decision_path
 from phasewise.trainer.base.errors import ConfigError
 from tests.deployments.recipes import ASKING_STEPS, NOISE_FROM, NOISE_TO, SPIKING_STEPS
-from tests.deployments.up import (
-    FINAL,
-    SECRET,
-    WAIT_SECONDS,
-    Up,
-    ask,
-    environment,
-    final_state,
-    processes,
-    start_run,
-    state_of,
-    wait_for,
-)  # fmt: skip
+from tests.deployments.up import FINAL, SECRET, WAIT_SECONDS, Up, ask, environment, final_state, processes, start_run, state_of, wait_for
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 WORST = "by step 6 component medu_science_qa has been seen 0.02 times over (found 0.02 epochs of 379 rows; limit 0.001 epochs)"
@@ -129,9 +117,6 @@ def test_people_are_told_that_a_phase_waits_and_its_run_has_the_page_of_the_verd
     assert page["key"] == "asking-proxy-kestrel-data"
     assert "**The phase waits for a person.** by step 6 component medu\\_science\\_qa" in page["data"]
     assert "| No component is repeated more often than the recipe allows. | 0.02 epochs of 379 rows | 0.001 epochs |" in page["data"]
-
-
-def test_a_block_that_is_not_there_is_refused(up: Up):
     with pytest.raises(ConfigError, match="the Prefect server has none"):
         register(up, "custom-webhook/nobody")
 

@@ -37,7 +37,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_code_runs_once_in_the_terminal_and_flows_read_what_came_of_it(folder: Path, tmp_path: Path) -> None:
+def test_code_runs_once_and_only_in_the_terminal_and_flows_read_what_came_of_it(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is code"):
+        read_folder(folder, Home(tmp_path))
+    assert not (folder / "ran").exists()
     with allow_code():
         sources = read_folder(folder, Home(tmp_path / "home"))
     assert [source.written.name for source in sources] == ["long", "mine", "other"]
@@ -55,12 +58,6 @@ def test_a_path_of_text_is_absolute_where_flows_read_it(folder: Path, tmp_path: 
     with allow_code():
         [long, *_] = read_folder(folder, Home(tmp_path / "home"))
     assert {source.url for source in load_written(long.given).sources.values()} == {str(tmp_path / "text" / name) for name in near}
-
-
-def test_without_the_word_of_the_terminal_no_code_runs(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="is code"):
-        read_folder(folder, Home(tmp_path))
-    assert not (folder / "ran").exists()
 
 
 def test_what_is_no_recipe_is_named(folder: Path, tmp_path: Path) -> None:

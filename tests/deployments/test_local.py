@@ -22,7 +22,7 @@ from tests.deployments.up import WAIT_SECONDS, environment, launch
 from tests.ports import free_port
 
 
-def test_a_worker_asks_again_until_the_server_answers(monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_asks_again_until_the_server_answers_and_not_if_it_refuses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker, "RETRY_SECONDS", 0.001)
     tries: list[int] = []
 
@@ -35,13 +35,11 @@ def test_a_worker_asks_again_until_the_server_answers(monkeypatch: pytest.Monkey
     assert asyncio.run(patient(ask)()) == "runs"
     assert len(tries) == 30
 
-
-def test_what_the_server_refuses_is_not_asked_again():
-    async def ask() -> str:
+    async def ask_in_vain() -> str:
         raise httpx.HTTPStatusError("no such pool", request=httpx.Request("GET", "http://x"), response=httpx.Response(404))
 
     with pytest.raises(httpx.HTTPStatusError):
-        asyncio.run(patient(ask)())
+        asyncio.run(patient(ask_in_vain)())
 
 
 def test_a_server_that_ends_again_and_again_is_given_up(tmp_path: Path):
@@ -67,7 +65,7 @@ flow_process.main()
 """
 
 
-def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_port_or_a_home_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -76,9 +74,6 @@ def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
             output, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, output) == (1, "")
     assert errors == f"phasewise: port {port} cannot be used (Address already in use): choose another with --port.\n"
-
-
-def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with holding(home.server_lock, "`phasewise run x`", url="http://127.0.0.1:1/api"), launch(tmp_path, free_port()) as process:
         output, errors = process.communicate(timeout=WAIT_SECONDS)
@@ -87,14 +82,11 @@ def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
     assert errors.endswith(f") has the Prefect server of {tmp_path}: wait for it, stop it, or choose another home with --home.\n")
 
 
-def test_a_flow_run_ends_with_its_worker() -> None:
+def test_a_flow_run_ends_with_its_worker_and_is_known_to_live_before_prefect_begins(tmp_path: Path) -> None:
     with engine() as process:
         assert process.stdin
         process.stdin.close()
         assert process.wait(WAIT_SECONDS) == -signal.SIGTERM
-
-
-def test_a_flow_run_is_known_to_live_before_prefect_begins_and_to_be_dead_once_it_is_killed(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert is_present(home, "a-run") is None
     with engine(PHASEWISE_HOME=str(tmp_path), PREFECT__FLOW_RUN_ID="a-run") as process:

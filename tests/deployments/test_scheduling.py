@@ -22,10 +22,8 @@ from phasewise.flows.prefect.stale_runs import CANCELLED_MESSAGE, close_leftover
 from phasewise.flows.recipes import NAMES, load_written
 from phasewise.flows.recipes.python_file import allow_code
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.identity import write_sealed
-from phasewise.validations.expectations.judging import Reason
-from phasewise.validations.verdict import Verdict
 from tests.deployments.up import Up, ask, final_state, logs_of, processes, start_run, state_of, subflows_of, wait_for
+from tests.flows.test_flow_runs import judge
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server
 T = TypeVar("T")
@@ -112,7 +110,7 @@ def test_a_phase_waits_for_its_parent_without_a_process_and_ends_with_the_reason
     wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))
     assert subflows_of(up, run) == []
     assert sorted(path.name for path in up.home.iterdir()) == before
-    refuse(up, "kestrel", "data")
+    judge(Home(up.home), "kestrel", "data", passes=False)
     state = final_state(up, run)
     assert (state["type"], ask(up, f"flow_runs/{run}")["run_count"]) == ("FAILED", 2)
     assert "marin-8b-proxy/ocelot needs kestrel, which is not done: the verdict on its data fails: it is spoiled." in state["message"]
@@ -127,14 +125,6 @@ def waits(up: Up, run: str) -> dict[str, Any]:
         return state if state["name"] == "Waiting for kestrel" else None
 
     return wait_for(up, "waiting", waiting)
-
-
-def refuse(up: Up, phase: str, gate: str) -> None:
-    reason = dict.fromkeys(("expectation", "found", "limit", "where"), "x") | {"what_to_do": "Repair it.", "severity": "critical"}
-    reasons = (Reason.model_validate(reason | {"what": "it is spoiled"}),)
-    fields: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x", "reasons": reasons}
-    verdict = Verdict(subject="x", suite=gate, suite_version="1", passes=False, **fields)
-    write_sealed(Home(up.home).verdict("marin-8b-proxy", phase, gate), verdict.model_dump(mode="json"))
 
 
 @pytest.mark.long

@@ -125,7 +125,10 @@ def test_without_its_token_nothing_is_shown(guarded: TestClient, path: str) -> N
         assert "docs" not in answer.text
 
 
-def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(guarded: TestClient) -> None:
+def test_a_token_in_a_header_serves_scripts_and_one_in_the_address_becomes_a_cookie(guarded: TestClient) -> None:
+    assert guarded.get("/live/zoo/own/lion", headers={TOKEN_HEADER: TOKEN}).json()["state"] == "done"
+    assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "10.0.0.9:4201"}).status_code == 200
+    assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "evil.example"}).status_code == 421
     answer = guarded.get(f"/zoo/own?a=b&token={TOKEN}")
     assert (answer.status_code, answer.headers["location"]) == (303, "/zoo/own?a=b")
     cookie = answer.headers["set-cookie"]
@@ -134,12 +137,6 @@ def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(guarded:
     assert guarded.get("/zoo/own").status_code == 200
     assert guarded.get("/zoo/own?token=wrong").status_code == 401
     assert guarded.get(f"http://big.example:4201//evil.example/x?token={TOKEN}").headers["location"] == "/evil.example/x"
-
-
-def test_a_token_in_a_header_serves_scripts(guarded: TestClient) -> None:
-    assert guarded.get("/live/zoo/own/lion", headers={TOKEN_HEADER: TOKEN}).json()["state"] == "done"
-    assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "10.0.0.9:4201"}).status_code == 200
-    assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "evil.example"}).status_code == 421
 
 
 def test_reading_changes_nothing_in_the_home_and_nothing_can_be_sent(client: TestClient, home: Home) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from experiments.survival.in_turn import ANOTHER_READER, InTurn, in_turn_process
-from experiments.survival.runs import Finished, Start, complete, tiny_recipe
+from experiments.survival.runs import COMPONENTS, Finished, Start, complete, tiny_recipe
 from phasewise.flows.prefect.server import OwnServer, own_server
+from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.tasks.home import Home
 from tests.ports import free_port
 from tests.shadows import write_shadows
+from tests.tasks.conftest import write_lines, write_prose
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,12 @@ def by_other_code(environment: dict[str, str]) -> Iterator[InTurn]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+    """With little text; the record says that it is a user's, so none is collected."""
+    home = tmp_path_factory.mktemp("home")
+    for place, name in enumerate(COMPONENTS):
+        write_lines(home / "sources" / name / "part.jsonl", [write_prose(10_000 * place + number, 20) for number in range(150)])
+    (home / "sources" / RECORD_NAME).write_text("{}")
+    return home
 
 
 @pytest.fixture(scope="module")

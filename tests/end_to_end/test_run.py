@@ -1,8 +1,8 @@
 import json
-import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -195,57 +195,25 @@ def test_a_flow_that_a_worker_opens_refuses_code(in_turn: InTurn, tmp_path: Path
     assert not touched.exists()
 
 
-@pytest.fixture(scope="module")
-def killed_in_data(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of its own, whose run was killed while it wrote token caches. What the trainer compiled elsewhere it finds compiled."""
-    place = tmp_path_factory.mktemp("killed")
-    for kept in ("sources", "runs/tiny-proxy/compilation-cache"):
-        shutil.copytree(home / kept, place / kept)
-    kill_when(phasewise("run", recipe_file, "--home", place, "--json"), lambda: any((place / "tokens").glob("*/*/*.bin")))
-    assert not any((place / "runs").glob("*/*/result.json"))
-    return place
-
-
-@pytest.fixture(scope="module")
-def killed_in_training(killed_in_data: Path, phasewise: Start, recipe_file: Path) -> Path:
-    """The same home; the next run was killed while it trained."""
-    metrics = killed_in_data / "runs" / "tiny-proxy" / "kestrel" / "metrics.jsonl"
-    process = phasewise("run", recipe_file, "--home", killed_in_data, "--json")
-    kill_when(process, lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) >= 17)
-    return killed_in_data
-
-
-@pytest.fixture(scope="module")
-def killed_in_evaluation(killed_in_training: Path, phasewise: Start, recipe_file: Path) -> Path:
-    """The same home; the run after that was killed while it evaluated the last phase."""
-    result = killed_in_training / "runs" / "tiny-proxy" / "ocelot" / "result.json"
-    kill_when(phasewise("run", recipe_file, "--home", killed_in_training, "--json"), result.exists)
-    return killed_in_training
-
-
-@pytest.mark.long
-def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
-    finished: Finished, killed_in_training: Path, by_other_code: InTurn, recipe_file: Path, tmp_path: Path
-) -> None:
-    kestrel = killed_in_training / "runs" / "tiny-proxy" / "kestrel"
-    assert not (kestrel / "result.json").exists()
-    assert any((kestrel / "checkpoints").iterdir())
-    copied = Path(shutil.copytree(killed_in_training, tmp_path / "copied"))
-    process = by_other_code("run", f"{recipe_file}/kestrel", "--home", copied, "--json")
-    out, err = process.communicate()
-    assert process.returncode == 0, err[-3000:]
-    assert re.search(r"kestrel: resuming from step \d+ of 40", err)
-    assert digests(json.loads(out))[0] == digests(finished)[0]
-
-
 @pytest.mark.long
 def test_killed_three_times_it_ends_as_if_nothing_had_been(
-    finished: Finished, killed_in_evaluation: Path, phasewise: Start, recipe_file: Path
+    finished: Finished, phasewise: Start, by_other_code: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
-    runs = killed_in_evaluation / "runs" / "tiny-proxy"
-    assert (runs / "kestrel" / "evaluation.json").exists()
-    assert not (runs / "ocelot" / "evaluation.json").exists()
-    assert digests(complete(phasewise("run", recipe_file, "--home", killed_in_evaluation, "--json"))) == digests(finished)
+    """The reader of the last run is another one, and makes the same bytes."""
+    for kept in ("sources", "runs/tiny-proxy/compilation-cache"):
+        shutil.copytree(home / kept, tmp_path / kept)
+    kestrel, ocelot = (tmp_path / "runs" / "tiny-proxy" / name for name in ("kestrel", "ocelot"))
+    moments: tuple[Callable[[], bool], ...] = (
+        lambda: any((tmp_path / "tokens").glob("*/*/*.bin")),
+        lambda: (kestrel / "metrics.jsonl").exists() and (kestrel / "metrics.jsonl").read_bytes().count(b"\n") >= 17,
+        (ocelot / "result.json").exists,
+    )
+    for reached, done in zip(moments, (False, False, True), strict=True):
+        kill_when(phasewise("run", recipe_file, "--home", tmp_path, "--json"), reached)
+        assert (kestrel / "result.json").exists() == done
+    assert (kestrel / "evaluation.json").exists()
+    assert not (ocelot / "evaluation.json").exists()
+    assert digests(complete(by_other_code("run", recipe_file, "--home", tmp_path, "--json"))) == digests(finished)
 
 
 @pytest.mark.long

@@ -1,12 +1,26 @@
-"""The command line in this process."""
+"""The command line in this process, a home, and the file of a small recipe."""
 
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from experiments.survival.runs import tiny_recipe
 from phasewise.flows.cli import main
+from phasewise.tasks.home import Home
 from tests.flows.commands import Run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(str(tmp_path))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.json"
+    path.write_text(tiny_recipe().model_dump_json())
+    return str(path)
 
 
 @pytest.fixture

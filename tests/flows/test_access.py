@@ -19,7 +19,7 @@ def test_a_home_keeps_its_secrets_and_has_its_own(tmp_path: Path) -> None:
     assert auth_of(Home(tmp_path / "moved")) == auth
 
 
-def test_only_their_owner_reads_them(tmp_path: Path) -> None:
+def test_only_their_owner_reads_them_and_one_that_others_could_read_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Home(tmp_path)
     before = os.umask(0)
     try:
@@ -31,9 +31,6 @@ def test_only_their_owner_reads_them(tmp_path: Path) -> None:
     files = list(home.prefect.iterdir())
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert len(files) == 3
-
-
-def test_one_that_others_could_read_is_replaced_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Home(tmp_path / "home")
     auth = auth_of(home)
     shutil.copytree(home.root, tmp_path / "copy", copy_function=shutil.copyfile)

@@ -79,13 +79,8 @@ def test_a_decision_opens_and_shuts_the_way_for_all_that_rest_on_the_phase(phase
     assert rests_on_it(home) == ""
     assert shown(home)["state"] == "passed"
     answer = json.loads(decide(phasewise, home, "--reject", "--who", "Grace", "--gate", "model", "--json", reason="it is not"))
-    assert (answer["phase"], answer["gate"], answer["approves"], answer["who"], answer["resumed"]) == (
-        "qk-norm",
-        "model",
-        False,
-        "Grace",
-        [],
-    )
+    expected = {"phase": "qk-norm", "gate": "model", "approves": False, "who": "Grace", "resumed": []}
+    assert {name: answer[name] for name in expected} == expected
     assert "the verdict on its model was rejected by Grace on " in rests_on_it(home)
     assert shown(home)["why"].endswith(": it is not")
     kept = read_json(decision_path(home.verdict(RECIPE.run_name, "qk-norm", "model")))

@@ -49,7 +49,7 @@ def test_every_command_has_help_and_a_version(phasewise: Run):
     assert phasewise("--version").stdout.split()[-1].count(".") == 2
 
 
-def test_every_number_of_every_command_is_finite():
+def test_every_number_of_every_command_is_finite_and_every_place_is_named():
     kinds: list[Any] = [parameter.type for _, command in every_command() for parameter in command.params]
     floats: list[Any] = [kind for kind in kinds if isinstance(kind, click.types.FloatParamType)]
     assert len(floats) >= 4
@@ -62,9 +62,6 @@ def test_every_number_of_every_command_is_finite():
     for kind in whole:
         with pytest.raises(click.BadParameter):
             kind.convert("nan", None, None)
-
-
-def test_every_place_of_every_command_is_named():
     kinds = [parameter.type for _, command in every_command() for parameter in command.params if parameter.metavar in PLACES]
     assert len(kinds) > 30
     assert all(isinstance(kind, NamedPlace | click.Path) for kind in kinds)

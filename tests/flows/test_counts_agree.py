@@ -32,12 +32,10 @@ SENTENCE = re.compile(
 )
 ROW_WORD = re.compile(r"(?:✓|!|✗) (passed|accepted|warning|failed|could not be made)")
 EXPECTED = {
-    "phase-1 data": CheckCounts(passed=4, accepted=1),
-    "phase-1 training": CheckCounts(passed=5),
-    "phase-1 model": CheckCounts(passed=4, warned=1),
-    "qk-norm data": CheckCounts(passed=2, failed=2, warned=1),
+    "phase-1 data": CheckCounts(passed=4, accepted=1), "phase-1 training": CheckCounts(passed=5),
+    "phase-1 model": CheckCounts(passed=4, warned=1), "qk-norm data": CheckCounts(passed=2, failed=2, warned=1),
     "bison data": CheckCounts(passed=3, accepted=1, broken=1),
-}
+}  # fmt: skip
 ALL = CheckCounts(passed=18, accepted=2, warned=2, failed=2, broken=1)
 VERDICTS_TOLD = "3 of 5 verdicts passed, 1 of them with warnings, 2 failed"
 
@@ -47,12 +45,10 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     known, folder = known_test_file(), tmp_path_factory.mktemp("evidence")
     broken = evidence(like_tests=1)
     tables = {
-        "phase-1 data": evidence(like_tests=2),
-        "phase-1 training": evidence(),
-        "phase-1 model": evidence(like_tests=1, components=2),
+        "phase-1 data": evidence(like_tests=2), "phase-1 training": evidence(), "phase-1 model": evidence(like_tests=1, components=2),
         "qk-norm data": evidence(stale=1, leaked=2, like_tests=1),
         "bison data": broken | {"caches": broken["caches"].drop(columns="stale_files")},
-    }
+    }  # fmt: skip
     accepts = {name: () if name == "qk-norm data" else (known, known_test_file("never-there")) for name in tables}
     return {name: judged(f"marin-32b/proxy/{name}", table, folder / name, *accepts[name]) for name, table in tables.items()}
 

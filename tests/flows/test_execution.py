@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from experiments.survival.runs import tiny_recipe
 from phasewise.flows import train_phase as module
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
@@ -25,13 +24,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> str:
-    path = tmp_path / "tiny.json"
-    path.write_text(tiny_recipe().model_dump_json())
-    return str(path)
-
-
 def resolved_at(recipe: str, tmp_path: Path, *settings: str) -> Resolved:
     with setting(settings):
         found, _ = resolve(recipe, "proxy", str(tmp_path / "home"))
@@ -51,25 +43,19 @@ def reported(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[Any]:
     return asked
 
 
-def test_on_this_machine_nothing_is_compiled_and_the_devices_are_said(recipe: str, tmp_path: Path, said: list[str]):
+@pytest.mark.parametrize(
+    ("machine", "execution", "words"),
+    [(CPU, Execution(), "1 × CPU"), (Machine("gpu", "NVIDIA H200", 2), Execution(mesh=Mesh(fsdp=2)), "2 × H200")],
+)
+def test_on_this_machine_nothing_is_compiled_and_all_devices_are_used_and_said(
+    recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, machine: Machine, execution: Execution, words: str
+):
+    monkeypatch.setattr(module, "machine_here", lambda: machine)
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path)
         (planned,) = runs_on_slices(resolved, resolved.recipe.phases[0])
-        run = planned.run
-    assert run.execution == Execution()
-    assert run == resolved.run(resolved.recipe.phases[0])
-    assert said == ["kestrel: trains on 1 × CPU, float32, XLA attention"]
-
-
-def test_several_gpus_are_used(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "machine_here", lambda: Machine("gpu", "NVIDIA H200", 2))
-    with resolving_once():
-        resolved = resolved_at(recipe, tmp_path)
-        (planned,) = runs_on_slices(resolved, resolved.recipe.phases[0])
-        run = planned.run
-    assert run.execution == Execution(mesh=Mesh(fsdp=2))
-    assert run.digest == resolved.run(resolved.recipe.phases[0]).digest
-    assert said == ["kestrel: trains on 2 × H200, float32, XLA attention"]
+    assert planned.run == resolved.run(resolved.recipe.phases[0]).but(execution=execution)
+    assert said == [f"kestrel: trains on {words}, float32, XLA attention"]
 
 
 def test_a_slice_gives_the_plan_that_preflight_found(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,6 @@
 import asyncio
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,11 +64,6 @@ def test_a_run_is_of_the_recipe_phase_and_scale_that_its_deployment_fixes(name: 
     check_fixed(NAME, asked, {**STARLING, name: "another"})
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
-
-
 def judge(home: Home, phase: str, gate: str, *, passes: bool = True, ago: float = 0) -> None:
     reason = dict.fromkeys(("expectation", "found", "limit", "where"), "x") | {"what_to_do": "Repair it.", "severity": "critical"}
     reasons = () if passes else (Reason.model_validate(reason | {"what": "it is spoiled"}),)
@@ -88,7 +82,7 @@ def run_of(phase: str, *, waits_for: str = "kestrel", why: str = "there is no ve
     )
 
 
-def test_a_run_waits_on_while_nothing_was_judged_and_says_what_is_missing(home: Home) -> None:
+def test_a_run_says_what_it_waits_for_and_starts_when_all_that_it_rests_on_is_past_its_gates(home: Home) -> None:
     assert answer_for(home, run_of("ocelot")) is None
     judge(home, "kestrel", "data", ago=3600)
     assert answer_for(home, run_of("ocelot")) is None
@@ -97,9 +91,6 @@ def test_a_run_waits_on_while_nothing_was_judged_and_says_what_is_missing(home: 
     assert isinstance(answer, ParentNotDone)
     assert (answer.parent, answer.why) == ("kestrel", "there is no verdict on its training")
     assert answer_for(home, run_of("ocelot", why=answer.why)) is None
-
-
-def test_it_starts_when_all_that_it_rests_on_is_past_its_gates(home: Home) -> None:
     for gate in GATES:
         judge(home, "kestrel", gate)
     assert answer_for(home, run_of("ocelot")) == "kestrel: done and past the gates. It starts."

@@ -34,11 +34,6 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(str(tmp_path))
-
-
-@pytest.fixture
 def trained(home: Home, caches: dict[str, Path]) -> Train:
     import jax.numpy as jnp
     import optax
@@ -90,15 +85,10 @@ def test_a_parent_without_its_checkpoint_is_refused(home: Home, caches: dict[str
 
 
 CONTRACT: dict[str, Any] = {
-    "seed": 0,
-    "permutation": {"kind": "feistel", "version": 2},
-    "packing": "chunk",
-    "block_sequences": 2048,
-    "seq_len": 128,
-    "batch": [[0, 8], [50, 16]],
-    "mixture": [[0, {"web": 70.0, "code": 30.0}]],
+    "seed": 0, "permutation": {"kind": "feistel", "version": 2}, "packing": "chunk", "block_sequences": 2048, "seq_len": 128,
+    "batch": [[0, 8], [50, 16]], "mixture": [[0, {"web": 70.0, "code": 30.0}]],
     "components": {"web": {"manifest": "a" * 64, "rows": 10}, "code": {"manifest": "b" * 64, "rows": 20}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,11 @@ def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, ori
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere/mine.py"], "there is no folder nowhere"),
-        (["mine.yaml"], "a new recipe is a .py file"),
-        (["mine.json"], "Name the recipe with --from"),
-        (["mine.py", "--from", "marin-9b"], "no recipe is called 'marin-9b'"),
+        (["nowhere/mine.py"], "there is no folder nowhere"), (["mine.yaml"], "a new recipe is a .py file"),
+        (["mine.json"], "Name the recipe with --from"), (["mine.py", "--from", "marin-9b"], "no recipe is called 'marin-9b'"),
         (["kept.py"], "exists already and is not overwritten"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_written_is_refused(phasewise: Run, tmp_path: Path, arguments: list[str], said: str):
     (tmp_path / "kept.py").write_text("mine")
     assert_refused(phasewise("new", *arguments), 2, said)

@@ -27,12 +27,10 @@ def test_the_record_s_orders_fail(kind: str):
 @pytest.mark.parametrize(
     ("kind", "length", "seed", "said"),
     [
-        ("random", 10, 0, "linear, feistel, feistel_levanter"),
-        ("feistel", 0, 0, "from 1 to 1099511627776, found 0"),
-        ("feistel", 2**40 + 1, 0, "found 1099511627777"),
-        ("feistel", 10, -1, "from 0 to 2.64 - 1, found -1"),
+        ("random", 10, 0, "linear, feistel, feistel_levanter"), ("feistel", 0, 0, "from 1 to 1099511627776, found 0"),
+        ("feistel", 2**40 + 1, 0, "found 1099511627777"), ("feistel", 10, -1, "from 0 to 2.64 - 1, found -1"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage_names_what_is_possible(kind: str, length: int, seed: int, said: str):
     with pytest.raises(ConfigError, match=said):
         judge_order(kind, length, seed)

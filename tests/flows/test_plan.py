@@ -20,20 +20,13 @@ FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 CACHES = {name: Path("tokens") / name for name in PROXY.components}
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(str(tmp_path))
-
-
-def finish(home: Home, phase: str) -> None:
-    write_json(home.run("marin-8b-proxy", phase) / "result.json", {"params_digest": f"digest of {phase}"})
-
-
-def test_the_first_phase_starts_from_nothing(home: Home):
+def test_the_first_phase_starts_from_nothing_and_another_from_a_trained_parent(home: Home):
     run = build_run(PROXY, PROXY.phase("kestrel"), home, CACHES)
     assert (run.start, run.start_step, run.stop_step, run.seed) == (None, 0, 660, 0)
     assert run.caches == {name: f"tokens/{name}" for name in ("dclm_baseline", "proofpile_2", "starcoderdata")}
     assert (run.output, run.verdict) == (str(home.run("marin-8b-proxy", "kestrel")), str(home.verdict("marin-8b-proxy", "kestrel", "data")))
+    with pytest.raises(TrainingError, match="phase ocelot starts from kestrel, which is not trained yet: run marin-8b first"):
+        build_run(PROXY, PROXY.phase("ocelot"), home, CACHES)
 
 
 def test_the_held_out_text_of_its_own_components_is_measured_while_a_phase_trains(home: Home):
@@ -49,7 +42,7 @@ def test_the_held_out_text_of_its_own_components_is_measured_while_a_phase_train
 
 @pytest.mark.parametrize("phase", PROXY.phases[1:], ids=lambda phase: phase.name)
 def test_a_phase_starts_from_its_parents_last_weights(home: Home, phase: Any):
-    finish(home, phase.parent)
+    write_json(home.run("marin-8b-proxy", phase.parent) / "result.json", {"params_digest": f"digest of {phase.parent}"})
     run = build_run(PROXY, phase, home, CACHES)
     assert run.start
     assert run.start.checkpoint == str(home.run("marin-8b-proxy", phase.parent) / "checkpoints" / str(phase.start_step))
@@ -58,11 +51,6 @@ def test_a_phase_starts_from_its_parents_last_weights(home: Home, phase: Any):
     assert run.start_step == phase.start_step
     assert (run.batch.root, run.mixture.root) == tuple(steps.root for steps in PROXY.schedules_of_lineage(phase))
     assert RunConfig.model_validate(run.model_dump(mode="json")) == run
-
-
-def test_a_parent_that_is_not_trained_is_named(home: Home):
-    with pytest.raises(TrainingError, match="phase ocelot starts from kestrel, which is not trained yet: run marin-8b first"):
-        build_run(PROXY, PROXY.phase("ocelot"), home, CACHES)
 
 
 def test_at_proxy_scale_sources_are_stand_ins_in_the_home(home: Home):

@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda *arguments: CliRunner().invoke(main, ["preflight", "--home", str(tmp_path), *arguments])
 
 
-def test_json_is_alone_on_standard_output(run: Run) -> None:
+def test_json_is_alone_on_standard_output_and_the_table_has_what_was_changed(run: Run) -> None:
     done = run("marin-32b/mantis", "--json")
     assert done.exit_code == 0, done.stderr
     report = json.loads(done.stdout)
@@ -40,9 +40,6 @@ def test_json_is_alone_on_standard_output(run: Run) -> None:
     assert (setup["slice"], setup["chips"], setup["hosts"]) == ("v4-2048", 1024, 256)
     assert setup["fits"]
     assert Execution.model_validate(setup["execution"]).remat == Kept.model_validate(setup["remat"])
-
-
-def test_the_table_and_what_was_changed(run: Run) -> None:
     done = run("marin-32b/mantis")
     assert done.exit_code == 0
     assert "of 30.75" in done.stdout
@@ -66,15 +63,13 @@ def test_a_phase_that_does_not_fit_ends_with_1_and_the_reason(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("marin-8b", "--slice", "v9-8"), "no slice is called 'v9-8'"),
-        (("marin-9b",), "no recipe is called"),
-        (("marin-8b/nothing",), "no phase"),
-        ((), "Missing argument"),
+        (("marin-8b", "--slice", "v9-8"), "no slice is called 'v9-8'"), (("marin-9b",), "no recipe is called"),
+        (("marin-8b/nothing",), "no phase"), ((), "Missing argument"),
         (("marin-32b/mantis", "--region", "us-east5"), "--region is for a home on a store"),
         (("marin-32b/mantis", "--region", "US"), "--region must be the region of the slice"),
         (("marin-32b/mantis", "--price-per-gib", "1"), "--price-per-gib needs --region"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage_ends_with_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
     done = run(*arguments)
     assert (done.exit_code, said in " ".join(done.stderr.split())) == (2, True), done.stderr

@@ -5,11 +5,8 @@ from experiments.lab.preflight_tables import DOCUMENT, put, slices
 TEXT = "before\n<!-- main lines: made -->\nold\n<!-- main lines: end -->\nafter\n"
 
 
-def test_a_table_goes_between_its_marks() -> None:
+def test_a_table_goes_between_its_marks_and_not_into_a_document_without_them() -> None:
     assert put(TEXT, "main lines", r"| \1 |") == TEXT.replace("old", r"| \1 |")
-
-
-def test_a_document_without_marks_is_not_written() -> None:
     with pytest.raises(AssertionError, match="marks of branches once"):
         put(TEXT, "branches", "new")
 

@@ -4,19 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.survival.runs import tiny_recipe
 from phasewise.flows import resolved as module
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import resolve, resolve_phase, resolving_once
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.storage import read_json, write_json
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> str:
-    path = tmp_path / "tiny.json"
-    path.write_text(tiny_recipe().model_dump_json())
-    return str(path)
 
 
 def write_sources(home: Home, recipe: Recipe) -> None:

@@ -53,14 +53,11 @@ def refusal(judged_home: Home, recipe: Recipe = MARIN) -> str:
     return str(refused.value)
 
 
-def test_a_phase_rests_on_its_lineage():
+def test_a_phase_rests_on_its_lineage_and_on_what_is_grafted(judged_home: Home):
     assert [phase.name for phase in MARIN.ancestors(MANTIS)] == ["phase-1", "qk-norm"]
     assert MARIN.ancestors(MARIN.phase("phase-1")) == ()
     assert [phase.name for phase in phases_to_train(MARIN, MANTIS)] == ["phase-1", "qk-norm", "mantis"]
     assert phases_to_train(MARIN, None) == MARIN.phases
-
-
-def test_a_graft_is_rested_on_too(judged_home: Home):
     raw = MARIN.model_dump(mode="json")
     (mantis,) = [phase for phase in raw["phases"] if phase["name"] == "mantis"]
     (bison,) = [phase for phase in raw["phases"] if phase["name"] == "bison"]  # it is not in the lineage of Mantis
@@ -140,15 +137,12 @@ def replaced(recipe: Recipe, home: Home) -> tuple[Replaced, ...]:
     return find_replaced(resolved_from(recipe, home), recipe.phases)
 
 
-def test_a_change_names_its_fields_and_its_cost(home: Home):
+def test_a_change_names_its_fields_and_its_cost_and_what_starts_from_it(home: Home):
     assert replaced(RECIPE, home) == ()
     (found,) = replaced(edited(save_ocelot_more_often), home)
     tokens = OCELOT.tokens
     assert found == ("ocelot", 52, "checkpoints.every_steps: 5 → 4", tokens, pytest.approx(tokens * 0.1 / 256))
     assert str(found) == f"ocelot, trained to step 52: checkpoints.every_steps: 5 → 4 ({tokens:,} tokens, about {tokens * 0.1 / 256:.0f} s)"
-
-
-def test_what_starts_from_it_is_replaced_with_it(home: Home):
     first, second = replaced(edited(clip_kestrel), home)
     assert first.why == "stability.max_grad_norm[0][1]: 1.0 → 0.5; stability.max_grad_norm[1]: nothing → [30, 1.0]"
     assert second.why == "it starts from kestrel, which is trained again"

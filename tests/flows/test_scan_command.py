@@ -2,24 +2,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-from click.testing import CliRunner, Result
 
 from experiments.leakage_recall.made_items import made_items
 from experiments.leakage_recall.views import olmes
-from phasewise.flows.cli import main
 from phasewise.validations.evidence.leakage import jit_cache
 from phasewise.validations.evidence.leakage.items import BenchmarkItem
+from tests.flows.commands import Run
 from tests.hostile_makers import zipped
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 ROOT = Path(__file__).parents[2]
-Run = Callable[..., Result]
 HIT = {"file", "document", "id", "benchmark", "item", "part", "score", "start", "end", "excerpt"}
 
 
@@ -49,15 +46,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, cache: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PHASEWISE_HOME", raising=False)
+def scan(phasewise: Run, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, cache: Path) -> Run:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-
-    def run(*arguments: object) -> Result:
-        return CliRunner().invoke(main.main, ["scan", *map(str, arguments), "--benchmarks", str(benchmarks)])
-
-    return run
+    return lambda *arguments: phasewise("scan", *arguments, "--benchmarks", benchmarks)
 
 
 @pytest.fixture
@@ -131,21 +122,19 @@ def test_what_is_not_read_fails_until_it_is_excluded(scan: Run, leaky: Path, ite
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere",), "nowhere has no files"),
-        (("nothing.txt",), "holds no text"),
-        ((), "Missing argument 'PATH"),
+        (("nowhere",), "nowhere has no files"), (("nothing.txt",), "holds no text"), ((), "Missing argument 'PATH"),
         (("data", "--min-score", "1.5"), "Invalid value for '--min-score'"),
         (("data", "--workers", "0"), "Invalid value for '--workers'"),
     ],
-)
-def test_wrong_usage(scan: Run, leaky: Path, arguments: tuple[str, ...], said: str):
+)  # fmt: skip
+def test_wrong_usage(scan: Run, phasewise: Run, leaky: Path, arguments: tuple[str, ...], said: str):
     (leaky.parent / "nothing.txt").write_text("")
     result = scan(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
     (leaky.parent / "none").mkdir()
     for place in ("none", "nowhere"):
-        result = CliRunner().invoke(main.main, ["scan", "data", "--benchmarks", place])
+        result = phasewise("scan data --benchmarks", place)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "--benchmarks needs" in result.stderr
 

@@ -329,12 +329,8 @@ def card_of(sealed: Sealed, folder: Path) -> Any:
 
 
 USES: dict[str, Callable[[Sealed, Path], Any]] = {
-    "run": records_of,
-    "run again": inputs_of,
-    "evaluate": evaluation_of,
-    "export": export_of,
-    "card": card_of,
-}
+    "run": records_of, "run again": inputs_of, "evaluate": evaluation_of, "export": export_of, "card": card_of,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

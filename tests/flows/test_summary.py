@@ -159,7 +159,7 @@ def test_values_are_beside_the_parent_s_and_the_floor(tmp_path: Path) -> None:
     assert macro.difference == pytest.approx(-0.2)
 
 
-def test_what_was_not_compared_has_no_parent_and_says_why(tmp_path: Path) -> None:
+def test_what_was_not_compared_says_why_and_components_without_a_parent_s_are_counted(tmp_path: Path) -> None:
     [result] = PARENT["results"]
     otherwise = {**PARENT, "results": [{**result, "setting": {**result["setting"], "shots": 5}}]}
     found = rows(write(tmp_path, otherwise))[BENCHMARK]
@@ -168,9 +168,6 @@ def test_what_was_not_compared_has_no_parent_and_says_why(tmp_path: Path) -> Non
     limits = LIMITS.but(false_refusal_rate=None, max_score_fall=None, max_score_rise=None)
     found = rows(write(tmp_path / "none", limits=limits))[BENCHMARK]
     assert (found.parent, found.not_compared) == (None, NOT_ASKED)
-
-
-def test_components_that_the_parent_was_not_measured_on_are_named_by_their_number(tmp_path: Path) -> None:
     parent = {**PARENT, "measured_on": {"law": "same", "code": "another text"}}
     [macro] = [one for name, one in rows(write(tmp_path, parent)).items() if name.startswith("macro")]
     assert (macro.what, macro.value, macro.parent) == ("macro bits per byte, of the 1 component that its parent was measured on", 1.5, 2.0)
@@ -179,13 +176,8 @@ def test_components_that_the_parent_was_not_measured_on_are_named_by_their_numbe
 def test_a_first_phase_and_one_without_a_verdict_have_values_alone(tmp_path: Path) -> None:
     write(tmp_path)
     for found in (rows(tmp_path, phase=FIRST), rows(tmp_path, judged=None), rows(tmp_path / "gone")):
-        assert (found[BENCHMARK].value, found[BENCHMARK].floor, found[BENCHMARK].parent, found[BENCHMARK].difference) == (
-            0.45,
-            0.25,
-            None,
-            None,
-        )
-        assert found["macro bits per byte"].parent is None
+        one = found[BENCHMARK]
+        assert (one.value, one.floor, one.parent, one.difference, found["macro bits per byte"].parent) == (0.45, 0.25, None, None, None)
     other = rows(tmp_path, evaluation=evaluation_of(100, {"law": 1.5, "code": 2.6}))  # the table is not believed
     assert {one.what: (one.value, one.parent) for one in other.values()} == {BENCHMARK: (0.5, None), "macro bits per byte": (2.05, None)}
     assert measured_of(PhaseRecord(SECOND, None, None, None, None, None, None), tmp_path) == ()

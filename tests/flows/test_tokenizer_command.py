@@ -80,7 +80,9 @@ def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_says_what_it_was_trained_on(world: World, trained: Path):
+def test_it_says_what_it_was_trained_on_and_reads_no_held_out_text_and_no_more_than_is_asked_for(
+    world: World, trained: Path, tmp_path: Path
+):
     manifest = read_json(trained / MANIFEST_NAME)
     assert manifest["tokenizer_digest"] == digest_of_file(trained / "tokenizer.json")
     assert (manifest["vocab_size"], manifest["split"], manifest["recipe"]) == (VOCAB_SIZE, "trinity", "tiny")
@@ -91,9 +93,6 @@ def test_it_says_what_it_was_trained_on(world: World, trained: Path):
         cache = read_manifest(folder)
         assert (one["cache_digest"], one["documents"], one["text_bytes"]) == (cache.digest, cache.documents, cache.text_bytes)
         assert (one["phase"], one["verdict_digest"], one["is_whole"]) == ("kestrel", digest_of_file(verdict), True)
-
-
-def test_held_out_text_is_not_read_and_no_component_gives_more_than_is_asked_for(world: World, trained: Path, tmp_path: Path):
     assert sum(one["documents"] for one in read_json(trained / MANIFEST_NAME)["trained_on"]) < 3 * DOCUMENTS
     found = json.loads(train(world, tmp_path / "out", "--max-bytes", 5000, "--json").stdout)
     assert found["max_bytes_per_component"] == 5000
@@ -116,12 +115,16 @@ def test_special_tokens_of_the_recipe_are_an_option_and_in_the_manifest(world: W
     assert "no phase of tiny has any: leave it out" in refusal(train(plain, tmp_path / "out", "--chat-tokens"))
 
 
-def test_text_that_nobody_judged_is_refused(world: World, tmp_path: Path):
+def test_text_that_nobody_judged_or_prepared_is_refused(world: World, tmp_path: Path):
     for target in ("/third", ""):
         said = refusal(train(world, tmp_path / "out", target=target))
         assert "a tokenizer is trained on judged text" in said
         assert "`phasewise run " in said
     assert not (tmp_path / "out").exists()
+    elsewhere = World(world.recipe, Home.open(str(tmp_path / "empty")))
+    assert "are not prepared" in refusal(train(elsewhere, tmp_path / "out"))
+    said = refusal(call("compare", tmp_path, "--on", world.recipe, "--home", elsewhere.home.root))
+    assert "a tokenizer is a folder with a tokenizer.json" in said
 
 
 def test_a_verdict_that_does_not_let_pass_and_text_that_changed_since_are_refused(copied: World, tmp_path: Path):
@@ -139,13 +142,6 @@ def test_a_verdict_that_does_not_let_pass_and_text_that_changed_since_are_refuse
     assert not (tmp_path / "out").exists()
 
 
-def test_data_that_are_not_prepared_are_refused(world: World, tmp_path: Path):
-    elsewhere = World(world.recipe, Home.open(str(tmp_path / "empty")))
-    assert "are not prepared" in refusal(train(elsewhere, tmp_path / "out"))
-    said = refusal(call("compare", tmp_path, "--on", world.recipe, "--home", elsewhere.home.root))
-    assert "a tokenizer is a folder with a tokenizer.json" in said
-
-
 def test_a_vocabulary_that_cannot_be_and_a_folder_with_something_in_it_are_refused(world: World, tmp_path: Path):
     for vocab_size, said in ((257, "must be at least 258"), (-1, "must be at least 258"), (10**6, "found 1,")):
         assert said in refusal(train(world, tmp_path / "out", vocab_size=vocab_size))
@@ -155,7 +151,7 @@ def test_a_vocabulary_that_cannot_be_and_a_folder_with_something_in_it_are_refus
     assert "must be new or empty" in refusal(call("truncate", tmp_path / "none", tmp_path, "--vocab-size", 300))
 
 
-def test_a_smaller_one_is_the_one_that_training_gives(world: World, trained: Path, tmp_path: Path):
+def test_a_smaller_one_is_the_one_that_training_gives_and_they_are_compared_on_held_out_text(world: World, trained: Path, tmp_path: Path):
     cut, smaller = tmp_path / "cut", tmp_path / "smaller"
     assert call("truncate", trained, cut, "--vocab-size", 270).exit_code == 0
     assert train(world, smaller, vocab_size=270).exit_code == 0
@@ -163,11 +159,7 @@ def test_a_smaller_one_is_the_one_that_training_gives(world: World, trained: Pat
     manifests = [read_json(folder / MANIFEST_NAME) for folder in (cut, smaller)]
     assert [one["truncated_from"] for one in manifests] == [VOCAB_SIZE, None]
     assert manifests[0]["trained_on"] == manifests[1]["trained_on"]
-
-
-def test_they_are_compared_on_held_out_text(world: World, trained: Path, tmp_path: Path):
-    call("truncate", trained, tmp_path / "cut", "--vocab-size", 270)
-    words = ["compare", trained, tmp_path / "cut", "--on", f"{world.recipe}/kestrel", "--home", world.home.root]
+    words = ["compare", trained, cut, "--on", f"{world.recipe}/kestrel", "--home", world.home.root]
     found = json.loads(call(*words, "--json").stdout)
     larger, smaller = found["tokenizers"]
     assert set(larger["subsets"]) == COMPONENTS

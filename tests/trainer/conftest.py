@@ -45,8 +45,7 @@ SEQ_LEN = 32
 settings.register_profile("trainer", derandomize=True, deadline=None, database=None)
 settings.load_profile("trainer")
 
-WriteCache = Callable[..., Path]
-Judge = Callable[..., None]
+
 MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
 WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
@@ -57,10 +56,7 @@ RowsOf = Callable[[RunConfig], list[Row]]
 def quick_compilation(home: Path) -> Iterator[None]:
     """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out, and processes share the rest."""
     compile_from_now_on(quickly=True)
-    changes = {
-        "jax_compilation_cache_dir": str(home / "compilation-cache"),
-        "jax_persistent_cache_min_compile_time_secs": 0.5,
-    }
+    changes = {"jax_compilation_cache_dir": str(home / "compilation-cache"), "jax_persistent_cache_min_compile_time_secs": 0.5}
     before = {name: jax.config.values[name] for name in changes}
     for name, value in changes.items():
         jax.config.update(name, value)
@@ -100,16 +96,11 @@ def write_documents(seed: int, count: int) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def write_cache() -> WriteCache:
-    return write_token_cache
-
-
-@pytest.fixture(scope="session")
-def caches(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> dict[str, Path]:
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Three components of two shards each; rows lie across the boundary between them. Nobody writes to these."""
     home = tmp_path_factory.mktemp("tokens")
     return {
-        name: write_cache(home / name, [write_documents(2 * seed, count), write_documents(2 * seed + 1, count // 2)])
+        name: write_token_cache(home / name, [write_documents(2 * seed, count), write_documents(2 * seed + 1, count // 2)])
         for seed, (name, count) in enumerate({"books": 60, "code": 40, "web": 30}.items())
     }
 
@@ -121,13 +112,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def judge() -> Judge:
-    """Writes the verdict that a run asks for: it passes, unless a change says otherwise."""
-    return write_passing_verdict
-
-
-@pytest.fixture(scope="session")
-def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: Judge) -> MakeRun:
+def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path]) -> MakeRun:
     """A run of 24 steps in which batch, mixture, z-loss and learning rate all change, with an EMA; its data are judged and pass.
 
     Its folder has its name, and where another file of tests has a run of that name, its own file's, too.
@@ -138,13 +123,7 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
         file = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
         folder = home / (name if owners.setdefault(name, file) == file else f"{name} of {Path(file).stem}")
         values: dict[str, Any] = {
-            "recipe": "tiny",
-            "scale": "proxy",
-            "phase": name,
-            "start_step": 0,
-            "stop_step": 24,
-            "seed": 7,
-            "model": model,
+            "recipe": "tiny", "scale": "proxy", "phase": name, "start_step": 0, "stop_step": 24, "seed": 7, "model": model, "start": None,
             "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1},
             "learning_rate": [
                 {"kind": "linear", "start_step": 0, "end_step": 6, "start": 0.0, "end": 3e-3},
@@ -158,13 +137,11 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
             "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
             "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True},
             "checkpoints": {"every_steps": 3, "every_minutes": None, "keep_all": False},
-            "start": None,
             "caches": {component: str(folder) for component, folder in caches.items()},
-            "verdict": str(folder / "verdict.json"),
-            "output": str(folder),
+            "verdict": str(folder / "verdict.json"), "output": str(folder),
         }  # fmt: skip
         run = RunConfig.model_validate({**values, **changes})
-        judge(run)
+        write_passing_verdict(run)
         return run
 
     return make

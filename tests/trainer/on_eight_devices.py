@@ -41,13 +41,11 @@ def compare(run: RunConfig, alone: Trained, together: Trained, mesh: jax.shardin
     return {
         "same_batches": all(map(np.array_equal, alone.batches, together.batches)),
         "losses": [[float(one.loss), float(other.loss)] for one, other in zip(alone.measured, together.measured, strict=True)],
-        "measured": differences(alone.measured, together.measured),
-        "first": differences(alone.first, together.first),
-        "last": differences(alone.last, together.last),
-        "placed": placed(run, together.last, mesh),
+        "measured": differences(alone.measured, together.measured), "first": differences(alone.first, together.first),
+        "last": differences(alone.last, together.last), "placed": placed(run, together.last, mesh),
         "bytes": [sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(together.last)), size(alone.last)],
         "collectives": {kind: exchanged(together.program, kind) for kind in COLLECTIVES},
-    }
+    }  # fmt: skip
 
 
 def exchanged(program: str, kind: str) -> list[str]:

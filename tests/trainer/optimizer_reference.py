@@ -46,9 +46,7 @@ class Reference:
     def adam(self, name: str, grad: np.ndarray, config: Any) -> np.ndarray:
         """Kingma and Ba (2015), Algorithm 1; Dozat (2016), Algorithm 2, where the momentum of the next step is used."""
         assert isinstance(config, AdamW | NAdamW) or config.kind == "adamc"
-        b1 = config.beta1
-        b2 = config.beta2
-        t = self.count
+        b1, b2, t = config.beta1, config.beta2, self.count
         self.m[name] = b1 * self.m[name] + (1 - b1) * grad
         self.v[name] = b2 * self.v[name] + (1 - b2) * grad**2
         if isinstance(config, NAdamW):

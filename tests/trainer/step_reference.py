@@ -73,13 +73,9 @@ class StepReference:
         decay = scheduled.ema_decay
         self.ema = {name: decay * self.ema[name] + (1 - decay) * weight for name, weight in self.params.items()}
         self.measured |= {
-            "grad_clip_factor": factor,
-            "rms_clip_factor": rms_factor,
-            "direction_norm": direction_norm,
-            "max_update_norm": max_norm,
-            "update_clip_factor": update_factor,
-            "update_norm": rate * direction_norm,
-        }
+            "grad_clip_factor": factor, "rms_clip_factor": rms_factor, "direction_norm": direction_norm, "max_update_norm": max_norm,
+            "update_clip_factor": update_factor, "update_norm": rate * direction_norm,
+        }  # fmt: skip
 
 
 def clip_rms(direction: Weights, max_rms: float) -> tuple[Weights, float]:

@@ -19,7 +19,6 @@ OF_MODELS = ADDED_LATER.keys() & ModelConfig.model_fields.keys()
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """Every model that a type is made of."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():

@@ -17,19 +17,19 @@ from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.run import execute
-from tests.trainer.conftest import MakeRun, WriteCache
+from tests.trainer.conftest import MakeRun
+from tests.trainer.token_caches import write_token_cache
 
 ROWS, SHORT = 5, 20
 
 
 def as_held_out(folder: Path) -> Path:
-    manifest = read_manifest(folder)
-    write_manifest(folder, manifest.but(split="held_out"))
+    write_manifest(folder, read_manifest(folder).but(split="held_out"))
     return folder
 
 
 @pytest.fixture(scope="module")
-def held_out(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> dict[str, str]:
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     home = tmp_path_factory.mktemp("held-out")
     rng = np.random.default_rng(0)
 
@@ -37,7 +37,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) 
         return [np.array([0, *rng.integers(2, 256, length - 2), 1], np.uint16) for length in lengths]
 
     written = {"books": [documents([20, 50]), documents([30, 80])], "poems": [documents([SHORT])]}
-    return {name: str(as_held_out(write_cache(home / name, shards))) for name, shards in written.items()}
+    return {name: str(as_held_out(write_token_cache(home / name, shards))) for name, shards in written.items()}
 
 
 forward = jax.jit(logits, static_argnums=2)
@@ -72,15 +72,14 @@ def test_the_loss_is_that_of_the_first_rows(held_out: dict[str, str], model: Mod
     assert found["ema_gap"] == found["eval_loss"] - found["ema_eval_loss"]
 
 
-def test_text_that_is_trained_on_is_refused(caches: Mapping[str, Path], model: ModelConfig):
-    with pytest.raises(DataError, match="must be a held-out cache of books, found the split 'train'"):
-        read_held_out(settings({"books": str(caches["books"])}), model)
-
-
-def test_text_without_a_token_to_predict_is_refused(tmp_path: Path, write_cache: WriteCache, model: ModelConfig):
-    cache = as_held_out(write_cache(tmp_path / "tiny", [[np.zeros(1, np.uint16)]]))
-    with pytest.raises(DataError, match="must have at least 2 tokens to predict one, found 1"):
-        read_held_out(settings({"tiny": str(cache)}), model)
+def test_text_that_is_trained_on_or_without_a_token_to_predict_is_refused(caches: Mapping[str, Path], tmp_path: Path, model: ModelConfig):
+    tiny = as_held_out(write_token_cache(tmp_path / "tiny", [[np.zeros(1, np.uint16)]]))
+    for name, folder, message in (
+        ("books", caches["books"], "must be a held-out cache of books, found the split 'train'"),
+        ("tiny", tiny, "must have at least 2 tokens to predict one, found 1"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_held_out(settings({name: str(folder)}), model)
 
 
 def train(run: RunConfig) -> tuple[str, list[Row]]:
@@ -103,15 +102,8 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
 ):
     monkeypatch.setattr("phasewise.trainer.recorder.peak_flops", lambda kind, dtype: 1e12)
     plain, without = train(make_run("unwatched", stop_step=10, **EVERYTHING))
-    watched, rows = train(
-        make_run(
-            "watched",
-            stop_step=10,
-            evaluation=settings(held_out).model_dump(),
-            instrumentation={"layer_norms_every": 3, "tensorboard": False},
-            **EVERYTHING,
-        )
-    )
+    changes = {"evaluation": settings(held_out).model_dump(), "instrumentation": {"layer_norms_every": 3, "tensorboard": False}}
+    watched, rows = train(make_run("watched", stop_step=10, **changes, **EVERYTHING))
     assert watched == plain
     assert [row["loss"] for row in rows] == [row["loss"] for row in without]
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8, 10]
@@ -119,8 +111,5 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
     entries = {name: metric_of(name) for row in rows for name in row}
     assert [name for name, entry in entries.items() if entry is None] == []
     missing = [metric for metric in TABLE if metric not in entries.values()]
-    assert [metric.name for metric in missing if "experts" not in metric.when] == [
-        "batch_het",
-        "counted_tokens",
-    ]  # of batches in parts, and of packed rows
+    assert [metric.name for metric in missing if "experts" not in metric.when] == ["batch_het", "counted_tokens"]  # of parts; packed
     assert all(value is not None for row in rows for value in row.values())

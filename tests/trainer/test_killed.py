@@ -1,5 +1,3 @@
-"""The trainer as a process of its own, killed, stopped and abandoned: what it trains is what it would have trained, bit for bit."""
-
 import json
 import os
 import select
@@ -30,39 +28,32 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Nursery:
-    """Trainers one after the other, forked by `tests.trainer.nursery`."""
-
     def __init__(self, process: "subprocess.Popen[bytes]"):
-        self._process = process
-        self._process_id = 0
-        self._log = Path()
+        assert process.stdin
+        assert process.stdout
+        self._stdin, self._stdout, self._process_id, self._log = process.stdin, process.stdout, 0, Path()
 
     def start(self, run: RunConfig, *stop: float) -> None:
         """To stop it by SIGTERM: at which step, and seconds after its row."""
         path = Path(run.output) / "run.json"
         self._log = path.with_name("trainer.log")
         write_json(path, run.model_dump(mode="json"))
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([str(path), *stop]).encode() + b"\n")
+        self._stdin.write(json.dumps([str(path), *stop]).encode() + b"\n")
         self._process_id = self.ended()
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
-        """That the trainer ends first fails the test."""
         while not holds():
             assert not self.ends_within(0.001) or holds(), f"the trainer ended first, with {self.ended()}: {self._log.read_text()}"
 
     def ends_within(self, seconds: float) -> bool:
-        stdout = self._process.stdout
-        assert stdout is not None
-        return bool(select.select([stdout], [], [], seconds)[0])
+        return bool(select.select([self._stdout], [], [], seconds)[0])
 
     def kill(self) -> None:
         os.kill(self._process_id, signal.SIGKILL)
         assert self.ended() == -signal.SIGKILL
 
     def ended(self) -> int:
-        assert self._process.stdout is not None
-        return int(self._process.stdout.readline())
+        return int(self._stdout.readline())
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +71,7 @@ def long_run(make_run: MakeRun) -> MakeRun:
 
     def make(name: str, **changes: Any) -> RunConfig:
         values: dict[str, Any] = {
-            "stop_step": STOP_STEP,
+            "stop_step": STOP_STEP, "batch": [[0, 4], [90, 8]], "execution": {"microbatch_sequences": 2},
             "learning_rate": [
                 {"kind": "linear", "start_step": 0, "end_step": 20, "start": 0.0, "end": 3e-3},
                 {"kind": "cosine", "start_step": 20, "end_step": STOP_STEP, "start": 3e-3, "end": 3e-4},
@@ -90,9 +81,7 @@ def long_run(make_run: MakeRun) -> MakeRun:
                 "max_update_norm": [[0, {"window": 16, "min_samples": 8, "sigmas": 2.0}]],
                 "skip_step": [[0, {"window": 32, "min_samples": 16, "sigmas": 2.0}]],
             },
-            "batch": [[0, 4], [90, 8]],
             "mixture": [[0, {"books": 60, "code": 40}], [120, {"books": 30, "code": 30, "web": 40}]],
-            "execution": {"microbatch_sequences": 2},
             "checkpoints": {"every_steps": SAVE_EVERY, "every_minutes": None, "keep_all": False},
         }  # fmt: skip
         return make_run(name, **{**values, **changes})
@@ -104,11 +93,9 @@ def outcome(run: RunConfig, rows: list[Row]) -> dict[str, Any]:
     last = RunFolder(run.output).checkpoint(STOP_STEP)
     leaves = read_leaves(last, read_about(last)["leaves"], lambda _: None)
     return {
-        "rows": rows,
-        "weights": read_json(Path(run.output) / "result.json")["params_digest"],
-        "average": params_digest({name: leaf for name, leaf in leaves.items() if name.startswith("ema.")}),
-        "state": params_digest(leaves),
-    }
+        "rows": rows, "weights": read_json(Path(run.output) / "result.json")["params_digest"],
+        "average": params_digest({name: leaf for name, leaf in leaves.items() if name.startswith("ema.")}), "state": params_digest(leaves),
+    }  # fmt: skip
 
 
 def last_step(run: RunConfig) -> int:
@@ -138,13 +125,11 @@ def straight(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf) -> dict[str, 
 
 def test_an_undisturbed_run_writes_each_step_once_and_learns(straight: dict[str, Any]):
     rows = straight["rows"]
-    assert [row["step"] for row in rows] == list(range(1, STOP_STEP + 1))
-    assert [row["tokens"] for row in rows] == [4 * 32] * 90 + [8 * 32] * 110
-    assert [row["z_loss"] for row in rows] == [0.0] * 150 + [1e-4] * 50
+    expected = [(step, (4 if step <= 90 else 8) * 32, 0.0 if step <= 150 else 1e-4) for step in range(1, STOP_STEP + 1)]
+    assert [(row["step"], row["tokens"], row["z_loss"]) for row in rows] == expected
     assert rows[-1]["loss"] < rows[0]["loss"] - 1.0
     assert straight["average"] != straight["weights"]
-    skipped = [bool(row["skipped"]) for row in rows]
-    assert 0 < sum(skipped) < 50, "the windows decide something"
+    assert 0 < sum(bool(row["skipped"]) for row in rows) < 50, "the windows decide something"
 
 
 def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
@@ -169,8 +154,7 @@ def test_stopped_by_sigterm_at_any_moment_it_saves_what_it_has_and_goes_on(
     long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]
 ):
     run = long_run("terminated", checkpoints={"every_steps": 1000, "every_minutes": None, "keep_all": False})
-    random = Random(7)
-    steps: list[int] = []
+    random, steps = Random(7), list[int]()
     for moment in [0, *sorted(random.sample(range(1, STOP_STEP // 2), STOPS - 1))]:
         nursery.start(run, moment, random.uniform(0, 0.02))
         code = nursery.ended()

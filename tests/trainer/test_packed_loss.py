@@ -1,3 +1,4 @@
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,42 +41,32 @@ def reference_loss(params: Params, documents: np.ndarray, config: ModelConfig) -
     return float(np.mean(losses))
 
 
-def loss_and_gradients(config: ModelConfig, params: Params, documents: np.ndarray | None, **execution: Any) -> tuple[float, Params]:
-    objective = build_objective(config, Execution(**execution))
-    rows = jnp.asarray(ROWS)
+def loss_and_gradients(config: ModelConfig, params: Params, documents: np.ndarray | None) -> tuple[float, Params]:
+    objective = build_objective(config, Execution())
 
     def mean(params: Params) -> jax.Array:
-        total, sums = objective(params, rows, None if documents is None else jnp.asarray(documents), 0.0)
+        total, sums = objective(params, jnp.asarray(ROWS), None if documents is None else jnp.asarray(documents), 0.0)
         return total / sums.tokens
 
     loss, gradients = jax.jit(jax.value_and_grad(mean))(params)
     return float(loss), gradients
 
 
-@pytest.fixture(params=[{}, {"sliding_window": 6, "qk_norm": True}], ids=["llama", "sliding window"])
-def both(model: ModelConfig, request: pytest.FixtureRequest) -> tuple[ModelConfig, ModelConfig]:
-    """The model with attention within documents, and over the whole row."""
-    within = model.but(**request.param)
-    return within, within.but(attend_within_documents=False)
+FAMILIES = pytest.mark.parametrize("changes", [{}, {"sliding_window": 6, "qk_norm": True}], ids=["llama", "sliding window"])
 
 
-def test_the_loss_is_that_of_the_reference(both: tuple[ModelConfig, ModelConfig]):
-    within, across = both
-    params = large_params(within)
-    documents = reference_loss(params, DOCUMENTS, within)
-    whole = reference_loss(params, ONE, within)
+@FAMILIES
+def test_loss_and_gradients_within_documents_and_over_the_whole_row_are_those_of_the_reference(model: ModelConfig, changes: dict[str, Any]):
+    within = model.but(**changes)
+    across, params = within.but(attend_within_documents=False), large_params(within)
+    documents, whole = (reference_loss(params, of, within) for of in (DOCUMENTS, ONE))
     assert abs(documents - whole) > 1e-3  # else the test would say nothing
-    assert loss_and_gradients(within, params, DOCUMENTS)[0] == pytest.approx(documents, rel=1e-5)
-    assert loss_and_gradients(across, params, DOCUMENTS)[0] == pytest.approx(whole, rel=1e-5)
-
-
-def test_the_gradients_off_are_those_of_rows_without_documents(both: tuple[ModelConfig, ModelConfig]):
-    within, across = both
-    params = large_params(within)
-    off = loss_and_gradients(across, params, DOCUMENTS)[1]
+    loss, on = loss_and_gradients(within, params, DOCUMENTS)
+    loss_off, off = loss_and_gradients(across, params, DOCUMENTS)
+    assert loss == pytest.approx(documents, rel=1e-5)
+    assert loss_off == pytest.approx(whole, rel=1e-5)
     plain = loss_and_gradients(within, params, None)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), off, plain)
-    on = loss_and_gradients(within, params, DOCUMENTS)[1]
     assert any(not np.allclose(a, b, rtol=1e-3) for a, b in zip(jax.tree.leaves(on), jax.tree.leaves(off), strict=True))
 
 
@@ -89,14 +80,11 @@ LENGTHS = (9, 14, 5, 32, 11, 7, 40, 3, 20, 6)
 def talk(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
     """Two turns each, where there is room: the answers are tokens 2 to 4 and the last third."""
     rng = np.random.default_rng(2)
-    talks = [
-        (
-            np.array([BEGIN, *rng.integers(2, 256, length - 2), END], np.uint16),
-            [(2, min(4, length - 1)), (length - length // 3, length - 1)],
-        )
-        for length in LENGTHS
-    ]
-    answers = [(document, [(first, stop) for first, stop in spans if first < stop]) for document, spans in talks]
+    answers: list[tuple[np.ndarray, list[tuple[int, int]]]] = []
+    for length in LENGTHS:
+        spans = [(2, min(4, length - 1)), (length - length // 3, length - 1)]
+        document = np.array([BEGIN, *rng.integers(2, 256, length - 2), END], np.uint16)
+        answers.append((document, [(first, stop) for first, stop in spans if first < stop]))
     return TokenCache.open(write_conversations(tmp_path_factory.mktemp("talk") / "talk", [answers[:4], answers[4:]]))
 
 
@@ -115,6 +103,10 @@ def family(model: ModelConfig, request: pytest.FixtureRequest) -> ModelConfig:
     return model if request.param == "dense" else model.but(**SPARSE)
 
 
+def weighed(family: ModelConfig, sequence_loss: float) -> ModelConfig:
+    return family.but(experts=family.experts and family.experts.but(sequence_loss=sequence_loss))
+
+
 @cache
 def compiled(config: ModelConfig, part: int | None) -> Any:
     objective = build_objective(config, Execution())
@@ -128,8 +120,7 @@ def gradients(config: ModelConfig, params: Params, rows: Rows, part: int | None 
 
 @pytest.mark.parametrize("loss_on", ["all", "answers"])
 def test_packed_equals_unpacked(family: ModelConfig, talk: TokenCache, loss_on: LossOn):
-    experts = None if family.experts is None else family.experts.but(sequence_loss=0.0)
-    config = family.but(experts=experts)
+    config = weighed(family, 0.0)
     params = large_params(config)
     packed, alone = laid(talk, "greedy", loss_on), laid(talk, "pad", loss_on)
     assert len(packed[0]) < len(alone[0]) == len(LENGTHS)
@@ -166,10 +157,7 @@ def test_the_loss_is_that_of_a_loop_over_conversations(model: ModelConfig, talk:
 @pytest.mark.parametrize("part", [1, 2, 5])
 def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, part: int):
     tokens, segments, targets = (array[:10] for array in laid(talk, "pad", "answers"))
-    targets = targets & (np.arange(10) != 4)[:, None]
-    rows = (tokens, segments, targets)
-    experts = None if family.experts is None else family.experts.but(sequence_loss=0.5)
-    config = family.but(experts=experts)
+    rows, config = (tokens, segments, targets & (np.arange(10) != 4)[:, None]), weighed(family, 0.5)
     params = large_params(config)
     loss, count, whole = gradients(config, params, rows)
     in_parts = gradients(config, params, rows, part)
@@ -179,8 +167,7 @@ def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, par
 
 
 def test_a_whole_update_of_packed_rows(family: ModelConfig, talk: TokenCache):
-    experts = None if family.experts is None else family.experts.but(sequence_loss=0.0)
-    config = family.but(experts=experts)
+    config = weighed(family, 0.0)
     step = build_train_step(config, ADAMW)
 
     def update(kind: PackingKind) -> tuple[TrainState, Any]:
@@ -203,10 +190,7 @@ def test_a_whole_update_of_packed_rows(family: ModelConfig, talk: TokenCache):
 
 @pytest.fixture(scope="module")
 def held_out(talk: TokenCache, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("held-out") / "talk"
-    folder.mkdir()
-    for path in Path(talk.folder).iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(Path(talk.folder), tmp_path_factory.mktemp("held-out") / "talk")
     write_manifest(folder, read_manifest(folder).but(split="held_out"))
     return str(folder)
 

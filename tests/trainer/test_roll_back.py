@@ -12,6 +12,7 @@ import pytest
 
 from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.validation.decide import decide
+from phasewise.trainer import skipped_steps
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged, VerdictError, WaitsForPerson
 from phasewise.trainer.base.identity import read_sealed, write_sealed
@@ -23,65 +24,41 @@ from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.instability import open_question
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.loop import train
-from phasewise.trainer.metrics import Row
 from phasewise.trainer.run import main
-from phasewise.trainer.skipped_steps import (
-    CONTRACT_NAME,
-    NOTHING,
-    SkippedSteps,
-    Window,
-    read_skipped_steps,
-    roll_backs_in,
-    window_of,
-    write_skipped_steps,
-)
+from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Window, read_skipped_steps, roll_backs_in, window_of
 from phasewise.trainer.state import init_state, params_digest
 from phasewise.validations.verdict import read_verdict
 from tests.trainer.conftest import MakeRun, RowsOf, build_train_step
 from tests.trainer.poisoned import SPIKE, poison
 
 
-def test_windows_hold_their_updates_and_merge():
+def test_windows_hold_their_updates_merge_and_follow_from_the_settings_alone(make_run: MakeRun):
     found = SkippedSteps((Window(6, 9), Window(3, 7), Window(12, 13)))
     assert [update for update in range(15) if update in found] == [3, 4, 5, 6, 7, 8, 12]
     assert found.merged() == (Window(3, 9), Window(12, 13))
     assert [str(window) for window in found.merged()] == ["steps 4 to 9", "step 13"]
-
-
-@pytest.mark.parametrize(
-    ("step", "back", "more", "expected"),
-    [(8, 1, 0, (6, 8)), (8, 2, 0, (3, 8)), (8, 9, 0, (0, 8)), (7, 1, 3, (6, 10)), (6, 1, 0, (3, 6)), (2, 1, 0, (0, 2))],
-)
-def test_the_window_follows_from_the_settings_alone(make_run: MakeRun, step: int, back: int, more: int, expected: tuple[int, int]):
-    run = make_run("windows", recovery={**RECOVERY, "checkpoints_back": back, "steps_more": more})
-    assert window_of(run, step, SkippedSteps()) == expected
-
-
-def test_a_second_window_does_not_begin_within_the_first(make_run: MakeRun):
+    for (step, back, more), expected in {
+        (8, 1, 0): (6, 8), (8, 2, 0): (3, 8), (8, 9, 0): (0, 8), (7, 1, 3): (6, 10), (6, 1, 0): (3, 6), (2, 1, 0): (0, 2)
+    }.items():  # fmt: skip
+        run = make_run("windows", recovery={**RECOVERY, "checkpoints_back": back, "steps_more": more})
+        assert window_of(run, step, SkippedSteps()) == expected
     run = make_run("windows", recovery=RECOVERY)
-    first = window_of(run, 8, SkippedSteps())
-    assert first == (6, 8)
-    assert window_of(run, 9, SkippedSteps((first,))) == (3, 9)  # at step 6 the state is that of the window's begin
-    assert window_of(run, 11, SkippedSteps((first,))) == (9, 11)
+    assert window_of(run, 9, SkippedSteps((Window(6, 8),))) == (3, 9)  # at step 6 the state is that of the window's begin
+    assert window_of(run, 11, SkippedSteps((Window(6, 8),))) == (9, 11)
 
 
 def test_what_a_checkpoint_is_after_a_roll_back():
     before, after = SkippedSteps((Window(6, 8),)), SkippedSteps((Window(6, 8), Window(12, 15)))
     of_before, of_after = {CONTRACT_NAME: before.as_json()}, {CONTRACT_NAME: after.as_json()}
-    assert before.standing(6, {}) == "valid"
-    assert before.standing(7, {}) == "given up"
-    assert before.standing(9, of_before) == "valid"
-    assert after.standing(12, of_before) == "valid"
-    assert after.standing(13, of_before) == "given up"
-    assert after.standing(18, of_after) == "valid"
-    assert before.standing(18, of_after) == "foreign"
-    assert SkippedSteps().standing(9, of_before) == "foreign"
+    assert [before.standing(*one) for one in ((6, {}), (7, {}), (9, of_before))] == ["valid", "given up", "valid"]
+    assert [after.standing(*one) for one in ((12, of_before), (13, of_before), (18, of_after))] == ["valid", "given up", "valid"]
+    assert before.standing(18, of_after) == SkippedSteps().standing(9, of_before) == "foreign"
 
 
 def test_the_file_is_read_as_it_was_written_or_refused(tmp_path: Path):
     assert not read_skipped_steps(tmp_path)
     found = SkippedSteps((Window(6, 8), Window(3, 9)))
-    write_skipped_steps(tmp_path, found, ["why", "again"])
+    skipped_steps.write_skipped_steps(tmp_path, found, ["why", "again"])
     assert read_skipped_steps(tmp_path) == found
     for damage in (b"", b"{}", b'{"windows": [[1]]}', b'{"windows": [["a", 2]]}', b"[]"):
         (tmp_path / PASSED_OVER_NAME).write_bytes(damage)
@@ -96,7 +73,6 @@ POISON = 7
 
 
 def without(run: RunConfig, passed_over: SkippedSteps) -> str:
-    """The weights by a plain loop over the updates that are left."""
     state, step_of, loader = init_state(run), build_train_step(run.model, run.optimizer, run.execution), Loader(run)
     for step in range(run.start_step, run.stop_step):
         if step not in passed_over:
@@ -105,13 +81,13 @@ def without(run: RunConfig, passed_over: SkippedSteps) -> str:
     return params_digest(state.params)
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, run: RunConfig, *updates: int, loss: float = np.nan) -> None:
+def poisoned(monkeypatch: pytest.MonkeyPatch, run: RunConfig, *updates: int, loss: float = np.nan) -> RunConfig:
     monkeypatch.setattr("phasewise.trainer.loop.build_train_step", poison(run, updates, loss=loss))
+    return run
 
 
 def test_what_is_passed_over_is_not_trained_and_everything_says_so(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, rows_of: RowsOf):
-    run = make_run("rolls back", recovery=RECOVERY)
-    poisoned(monkeypatch, run, POISON)
+    run = poisoned(monkeypatch, make_run("rolls back", recovery=RECOVERY), POISON)
     result = train(run)
     window = SkippedSteps((Window(6, 8),))
     assert result["params_digest"] == without(run, window)
@@ -128,40 +104,33 @@ def test_what_is_passed_over_is_not_trained_and_everything_says_so(make_run: Mak
 
 
 def test_it_rolls_back_again_further_on_and_not_too_often(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run = make_run("again", recovery={**RECOVERY, "steps_more": 1})
-    poisoned(monkeypatch, run, POISON, 13)
+    run = poisoned(monkeypatch, make_run("again", recovery={**RECOVERY, "steps_more": 1}), POISON, 13)
     assert train(run)["passed_over"] == [[6, 9], [12, 15]]
-    often = make_run("too often", recovery={**RECOVERY, "max_times": 1})
-    poisoned(monkeypatch, often, POISON, 13)
+    often = poisoned(monkeypatch, make_run("too often", recovery={**RECOVERY, "max_times": 1}), POISON, 13)
     with pytest.raises(TrainingDiverged, match=r"loss is nan at step 14, and it has rolled back 1 times, as often as the recipe allows"):
         train(often)
-    late = make_run("late", recovery={**RECOVERY, "steps_more": 3})
-    poisoned(monkeypatch, late, 21)
+    late = poisoned(monkeypatch, make_run("late", recovery={**RECOVERY, "steps_more": 3}), 21)
     with pytest.raises(TrainingDiverged, match="would leave nothing to train before the phase's end"):
         train(late)
 
 
 def test_a_spike_counts_where_the_recipe_has_a_limit(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    limit = {"window": 8, "min_samples": 4, "sigmas": 6.0}
-    run = make_run("spikes", recovery={**RECOVERY, "max_loss": limit})
-    poisoned(monkeypatch, run, POISON, loss=SPIKE)
+    recovery = {**RECOVERY, "max_loss": {"window": 8, "min_samples": 4, "sigmas": 6.0}}
+    run = poisoned(monkeypatch, make_run("spikes", recovery=recovery), POISON, loss=SPIKE)
     assert train(run)["params_digest"] == without(run, SkippedSteps((Window(6, 8),)))
-    kinds = [(event["kind"], event["step"]) for event in read_events(run.output)]
-    assert kinds == [("spike", 8), ("rolled_back", 8)]
+    assert [(event["kind"], event["step"]) for event in read_events(run.output)] == [("spike", 8), ("rolled_back", 8)]
 
 
 def test_without_a_recovery_it_stops(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run = make_run("stops", recovery=None)
-    poisoned(monkeypatch, run, POISON)
+    run = poisoned(monkeypatch, make_run("stops", recovery=None), POISON)
     with pytest.raises(TrainingDiverged, match="loss is nan at step 8"):
         train(run)
-    assert not (Path(run.output) / PASSED_OVER_NAME).exists()
+    assert not is_written(run)
     assert [event["kind"] for event in read_events(run.output)][-1:] == ["diverged"]
 
 
 def test_a_list_that_is_lost_is_not_guessed(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run = make_run("lost", recovery=RECOVERY)
-    poisoned(monkeypatch, run, POISON)
+    run = poisoned(monkeypatch, make_run("lost", recovery=RECOVERY), POISON)
     train(run)
     (Path(run.output) / PASSED_OVER_NAME).unlink()
     with pytest.raises(CheckpointError, match="was trained on another data order: passed_over changed since"):
@@ -179,10 +148,6 @@ def is_written(run: RunConfig) -> bool:
     return (Path(run.output) / PASSED_OVER_NAME).exists()
 
 
-def is_after(run: RunConfig, rows: list[Row]) -> bool:
-    return is_written(run) and bool(rows) and rows[-1]["step"] > 12
-
-
 @pytest.fixture(scope="module")
 def undisturbed(make_run: MakeRun) -> dict[str, Any]:
     """What it ends with where nobody kills it. In a process too: programs of one process may round otherwise than those of another."""
@@ -197,9 +162,9 @@ def test_killed_while_it_rolls_back_it_ends_with_the_same_weights(
     make_run: MakeRun, rows_of: RowsOf, undisturbed: dict[str, Any], moment: str
 ):
     run = make_run(f"killed {moment}", recovery=RECOVERY)
-    reached: Callable[[], bool] = (lambda: is_written(run)) if moment == "as it is decided" else (lambda: is_after(run, rows_of(run)))
+    last = 0 if moment == "as it is decided" else 13
     with started(run) as process:
-        while not reached() and process.poll() is None:
+        while not (is_written(run) and (not last or [row for row in rows_of(run)[-1:] if row["step"] >= last])) and process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.001)
         process.kill()
@@ -230,8 +195,7 @@ def run(asked: tuple[RunConfig, Path], monkeypatch: pytest.MonkeyPatch) -> RunCo
     run, copy = asked
     shutil.rmtree(run.output)
     shutil.copytree(copy, run.output)
-    poisoned(monkeypatch, run, POISON)
-    return run
+    return poisoned(monkeypatch, run, POISON)
 
 
 def question(run: RunConfig) -> Path:
@@ -255,7 +219,7 @@ def test_what_is_asked_has_the_numbers_and_nothing_goes_on_before_it_is_decided(
         train(run)
     assert (rows_of(run), question(run).read_bytes()) == before
     assert [event["kind"] for event in read_events(run.output)] == ["asked"]
-    assert not (Path(run.output) / PASSED_OVER_NAME).exists()
+    assert not is_written(run)
 
 
 def test_approved_it_ends_with_the_weights_of_a_run_without_those_updates(run: RunConfig):
@@ -281,8 +245,7 @@ def test_rejected_it_stops_with_the_reason_until_somebody_decides_otherwise(run:
 
 
 def test_each_roll_back_is_asked_for_itself(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run = make_run("asks again", recovery=ASK)
-    poisoned(monkeypatch, run, POISON, 13)
+    run = poisoned(monkeypatch, make_run("asks again", recovery=ASK), POISON, 13)
     with pytest.raises(AsksPerson, match="at step 8"):
         train(run)
     answer(run, approves=True)
@@ -302,24 +265,24 @@ def other_checkpoint(run: RunConfig) -> None:
     digests.write_text(digests.read_text() + " ")
 
 
-def no_checkpoint(run: RunConfig) -> None:
-    shutil.rmtree(Path(run.output) / "checkpoints" / "6")
-
-
-def other_windows(run: RunConfig) -> None:
-    write_json(Path(run.output) / PASSED_OVER_NAME, {"windows": [[3, 4]], "reasons": []})
-
-
 def other_step(run: RunConfig) -> None:
     content = read_json(question(run))
     content["thresholds"]["step"] = 9
     write_sealed(question(run), content)
 
 
-@pytest.mark.parametrize("change", [other_checkpoint, no_checkpoint, other_windows, other_step])
+VOIDS: dict[str, Callable[[RunConfig], object]] = {
+    "other checkpoint": other_checkpoint,
+    "no checkpoint": lambda run: shutil.rmtree(Path(run.output) / "checkpoints" / "6"),
+    "other windows": lambda run: write_json(Path(run.output) / PASSED_OVER_NAME, {"windows": [[3, 4]], "reasons": []}),
+    "other step": other_step,
+}
+
+
+@pytest.mark.parametrize("change", VOIDS.values(), ids=VOIDS)
 def test_a_decision_is_void_where_what_was_seen_has_changed(run: RunConfig, change: Any):
     answer(run, approves=True)
-    assert open_question(run, NOTHING) is not None
+    assert open_question(run, SkippedSteps()) is not None
     change(run)
     assert open_question(run, read_skipped_steps(Path(run.output))) is None
 
@@ -333,20 +296,15 @@ def test_what_does_not_read_is_named(run: RunConfig):
         train(run)
 
 
-def test_the_launcher_starts_nothing_while_a_person_is_asked(run: RunConfig):
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
-    with pytest.raises(WaitsForPerson) as waits:
-        launch_trainer(run, lambda rows: None)
-    assert Path(waits.value.verdict) == question(run)
-    assert not (Path(run.output) / "trainer.log").exists()
-    answer(run, approves=False, who="Grace")
-    with pytest.raises(TrainingDiverged, match="rejected by Grace"):
-        launch_trainer(run, lambda rows: None)
-    assert not (Path(run.output) / "trainer.log").exists()
-
-
-def test_the_program_says_by_its_exit_code_that_a_person_is_asked(run: RunConfig, capsys: pytest.CaptureFixture[str]):
+def test_while_a_person_is_asked_the_launcher_starts_nothing_and_the_program_says_so_by_its_exit_code(run: RunConfig, capsys: Any):
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([f"{run.output}/run.json"]) == 8
     assert "a person decides by `phasewise approve`" in capsys.readouterr().err
     assert (Path(run.output) / METRICS_NAME).exists()
+    with pytest.raises(WaitsForPerson) as waits:
+        launch_trainer(run, lambda rows: None)
+    assert Path(waits.value.verdict) == question(run)
+    answer(run, approves=False, who="Grace")
+    with pytest.raises(TrainingDiverged, match="rejected by Grace"):
+        launch_trainer(run, lambda rows: None)
+    assert not (Path(run.output) / "trainer.log").exists()

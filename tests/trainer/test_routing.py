@@ -32,10 +32,8 @@ def run(make_run: MakeRun, sparse: ModelConfig) -> RunConfig:
 
 def updated(run: RunConfig, *, steps: int = 1, **execution: Any) -> tuple[TrainState, TrainState, StepMetrics]:
     """The state before, after so many updates on the same rows, and what the last one measured."""
-    before = init_state(run)
+    before, state, measured = init_state(run), init_state(run), None
     step = build_train_step(run.model, run.optimizer, Execution(**execution))
-    state = init_state(run)
-    measured = None
     for number in range(steps):
         state, measured = step(state, ROWS, ONE, scheduled_at(run, number + 1))
     assert measured is not None
@@ -62,10 +60,8 @@ def test_each_layer_s_bias_moves_by_its_own_counts(one: tuple[TrainState, TrainS
     loads = np.asarray(measured.routing.expert_loads)
     for number, (layer, bias) in enumerate(sorted(biases(after, sparse).items())):
         step = 1e-3 * np.sign(1 / 4 - np.round(loads[number] * 256) / 256)
-        expected = biases(before, sparse)[layer] + step - step.mean()
-        np.testing.assert_allclose(bias, expected, atol=1e-9)
-    moved = {tuple(bias) for bias in biases(after, sparse).values()}
-    assert len(moved) > 1, "layers with other loads must move otherwise"
+        np.testing.assert_allclose(bias, biases(before, sparse)[layer] + step - step.mean(), atol=1e-9)
+    assert len({tuple(bias) for bias in biases(after, sparse).values()}) > 1, "layers with other loads must move otherwise"
 
 
 def test_parts_of_a_batch_give_the_counts_of_the_whole(run: RunConfig, one: tuple[TrainState, TrainState, StepMetrics]):
@@ -105,9 +101,7 @@ def test_an_update_that_is_skipped_moves_no_bias(run: RunConfig):
     limit = {"window": 4, "min_samples": 2, "sigmas": 0.01}
     stability = run.stability.model_dump() | {"skip_step": [[0, limit]]}
     guarded = RunConfig.model_validate({**run.model_dump(), "stability": stability})
-    step = build_train_step(run.model, run.optimizer)
-    state = init_state(guarded)
-    scheduled = scheduled_at(guarded, 3)
+    step, state, scheduled = build_train_step(run.model, run.optimizer), init_state(guarded), scheduled_at(guarded, 3)
     for _ in range(2):
         state, _ = step(state, ROWS, ONE, scheduled)
     before = biases(jax.tree.map(jnp.copy, state), run.model)
@@ -140,16 +134,13 @@ def test_the_sequence_loss_is_added_with_its_weight(sparse: ModelConfig, run: Ru
 
 
 def test_what_is_measured_has_names_of_the_table(one: tuple[TrainState, TrainState, StepMetrics], sparse: ModelConfig):
-    measured = one[2].routing
+    measured, layers = one[2].routing, expert_layers(sparse)
     assert measured is not None
-    layers = expert_layers(sparse)
     assert layers == (0, 1)
     values = routing_values(measured, layers, of_layers=True)
     assert all(metric_of(name) is not None for name in values)
     assert values["max_violation"] == max(values[f"max_violation/{layer}"] for layer in layers)
-    assert {f"expert_load/1/{expert}" for expert in range(4)} <= values.keys()
     assert sum(values[f"expert_load/1/{expert}"] for expert in range(4)) == pytest.approx(1, rel=1e-6)
     assert 0 < values["router_entropy"] <= 1
-    assert set(routing_values(measured, layers, of_layers=False)) == {
-        "max_violation", "dead_experts", "router_entropy", "sequence_loss", "overflowed",
-    }  # fmt: skip
+    names = {"max_violation", "dead_experts", "router_entropy", "sequence_loss", "overflowed"}
+    assert set(routing_values(measured, layers, of_layers=False)) == names

@@ -18,7 +18,8 @@ from phasewise.trainer.process.lease import only_one_trainer
 from phasewise.trainer.process.watchdog import Doing, heartbeat
 from phasewise.trainer.run import main
 from phasewise.trainer.state import init_state
-from tests.trainer.conftest import Judge, MakeRun
+from tests.trainer.conftest import MakeRun
+from tests.trainer.token_caches import write_passing_verdict
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 
@@ -42,10 +43,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
     return read
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["a.json", "b.json"], ["--with-parent"]])
-def test_wrong_usage_is_said(arguments: list[str], said: Callable[[], str]):
-    assert main(arguments) == 2
-    assert said() == "usage: python -m phasewise.trainer RUN.json [--with-parent]\n"
+def test_wrong_usage_is_said(said: Callable[[], str]):
+    for arguments in ([], ["--help"], ["a.json", "b.json"], ["--with-parent"]):
+        assert main(arguments) == 2
+        assert said() == "usage: python -m phasewise.trainer RUN.json [--with-parent]\n"
 
 
 def test_a_typo_ends_the_process_with_2_one_line_and_no_traceback(make_run: MakeRun, tmp_path: Path):
@@ -54,65 +55,46 @@ def test_a_typo_ends_the_process_with_2_one_line_and_no_traceback(make_run: Make
     write_json(tmp_path / "run.json", values)
     command = [sys.executable, "-m", "phasewise.trainer", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
     problems = "optimizer.adamw.weight_decay: expected a value, found none; optimizer.adamw.weight_decya: there is no such field"
-    assert done.stderr == f"trainer: {tmp_path}/run.json is not a run: {problems}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"trainer: {tmp_path}/run.json is not a run: {problems}\n")
 
 
-def spoil_verdict(run: RunConfig, judge: Judge) -> None:
-    Path(run.verdict).unlink()
+SPOILED: dict[str, Callable[[RunConfig], None]] = {
+    "has no verdict at": lambda run: Path(run.verdict).unlink(),
+    "does not pass": lambda run: write_passing_verdict(run, passes=False),
+    "was given for other bytes of books": lambda run: write_passing_verdict(run, judged=dict.fromkeys(run.caches, "0" * 64)),
+}
 
 
-def fail_verdict(run: RunConfig, judge: Judge) -> None:
-    judge(run, passes=False)
-
-
-def judge_other_bytes(run: RunConfig, judge: Judge) -> None:
-    judge(run, judged=dict.fromkeys(run.caches, "0" * 64))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [(spoil_verdict, "has no verdict at"), (fail_verdict, "does not pass"), (judge_other_bytes, "was given for other bytes of books")],
-)
-def test_without_a_verdict_nothing_is_trained_or_written(
-    make_run: MakeRun, judge: Judge, said: Callable[[], str], spoil: Callable[[RunConfig, Judge], None], message: str
-):
-    run = make_run(spoil.__name__)
-    spoil(run, judge)
+@pytest.mark.parametrize("message", SPOILED)
+def test_without_a_verdict_nothing_is_trained_or_written(make_run: MakeRun, said: Callable[[], str], message: str):
+    run = make_run(message)
+    SPOILED[message](run)
     assert execute(run) == 1
     assert message in said()
     assert {path.name for path in Path(run.output).iterdir()} <= {"run.json", "verdict.json"}
 
 
-def test_another_order_than_that_of_the_checkpoint_is_refused(make_run: MakeRun, said: Callable[[], str]):
-    run = make_run("reordered")
-    folder = Path(run.output) / "checkpoints"
-    with Checkpoints(folder, run) as checkpoints:
-        checkpoints.save(6, init_state(run), Loader(run).contract())
-    assert execute(make_run("reordered", caches={**run.caches, "books": run.caches["code"]})) == 1
-    assert "6 was trained on another data order: components changed since" in said()
-    assert [path.name for path in folder.iterdir()] == ["6"]
-
-
-def test_a_checkpoint_beyond_the_run_s_end_is_refused(make_run: MakeRun):
-    books = {"mixture": [[0, {"books": 100}]]}
-    run = make_run("shortened", **books)
-    with Checkpoints(Path(run.output) / "checkpoints", run) as checkpoints:
-        checkpoints.save(6, init_state(run), Loader(run).contract())
-    assert execute(make_run("shortened", stop_step=3, **books)) == 1
-    assert not (Path(run.output) / "result.json").exists()
+def test_another_order_than_that_of_the_checkpoint_and_one_beyond_the_run_s_end_are_refused(make_run: MakeRun, said: Callable[[], str]):
+    for name, changes in (("reordered", {}), ("shortened", {"mixture": [[0, {"books": 100}]]})):
+        run = make_run(name, **changes)
+        folder = Path(run.output) / "checkpoints"
+        with Checkpoints(folder, run) as checkpoints:
+            checkpoints.save(6, init_state(run), Loader(run).contract())
+        other = {"caches": {**run.caches, "books": run.caches["code"]}} if name == "reordered" else {"stop_step": 3, **changes}
+        assert execute(make_run(name, **other)) == 1
+        assert name == "shortened" or "6 was trained on another data order: components changed since" in said()
+        assert [path.name for path in folder.iterdir()] == ["6"]
+        assert not (Path(run.output) / "result.json").exists()
 
 
 def test_a_second_trainer_in_the_folder_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("taken")
+    at_work = f"another trainer is at work in {run.output} (process {os.getpid()}, step after step 7): wait for it, or stop it.\n"
     doing = Doing("step", 0.0, None), 7
     with only_one_trainer(Path(run.output)) as fence, heartbeat(Path(run.output), lambda: doing, token=fence.number):
         assert execute(run) == 1
-        assert said() == (
-            f"trainer: another trainer is at work in {run.output} (process {os.getpid()}, step after step 7): wait for it, or stop it.\n"
-        )
+        assert said() == f"trainer: {at_work}"
         fence.check()
     assert not (Path(run.output) / "checkpoints").exists()
 
@@ -122,16 +104,12 @@ def test_a_run_that_diverges_ends_with_3_and_says_where(make_run: MakeRun, said:
     run = make_run("diverged", learning_rate=[segment])
     assert execute(run) == 3
     assert "trainer: phase diverged: param_norm is inf at step 1. The last checkpoint before it is kept in " in said()
-    rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1]
-    assert rows[0]["param_norm"] is None
+    assert [(row["step"], row["param_norm"]) for row in read_metrics(Path(run.output) / "metrics.jsonl")] == [(1, None)]
     assert not (Path(run.output) / "result.json").exists()
 
 
 def test_a_kernel_that_cannot_run_here_is_refused(make_run: MakeRun, said: Callable[[], str]):
-    run = make_run("another kernel", execution={"attention": "splash"})
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
-    assert main([str(Path(run.output) / "run.json")]) == 2
+    assert execute(make_run("another kernel", execution={"attention": "splash"})) == 2
     assert "execution.attention = splash needs a TPU, found cpu" in said()
 
 
@@ -147,7 +125,8 @@ def test_a_phase_starts_where_its_parent_ended_and_says_what_it_did(make_run: Ma
     assert execute(parent) == 0
     result = read_json(Path(parent.output) / "result.json")
     start = {"checkpoint": result["checkpoint"], "params_digest": result["params_digest"], "fresh": []}
-    child = make_run("six", start_step=3, stop_step=6, start=start, learning_rate=[constant_from(3)])
+    rate = [{"kind": "constant", "start_step": 3, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+    child = make_run("six", start_step=3, stop_step=6, start=start, learning_rate=rate)
     assert execute(child) == 0
     found = outcome(child)
     assert [row["step"] for row in found["rows"]] == [4, 5, 6]
@@ -157,10 +136,6 @@ def test_a_phase_starts_where_its_parent_ended_and_says_what_it_did(make_run: Ma
     }.items()  # fmt: skip
     assert execute(child) == 0
     assert outcome(child) == found
-
-
-def constant_from(step: int) -> dict[str, Any]:
-    return {"kind": "constant", "start_step": step, "end_step": 24, "start": 1e-3, "end": 1e-3}
 
 
 def outcome(run: RunConfig) -> dict[str, Any]:

@@ -9,24 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from phasewise.trainer import sharding
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import Kept, Mesh, ModelConfig
 from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.model.params import param_specs
-from phasewise.trainer.sharding import (
-    MESH_AXES,
-    RULES,
-    build_mesh,
-    check_batch,
-    check_mesh,
-    constrain,
-    on_mesh,
-    partition_spec,
-    parts_here,
-    place_batch,
-    run_mesh,
-)  # fmt: skip
+from phasewise.trainer.sharding import build_mesh, check_batch, check_mesh, partition_spec, run_mesh
 from tests.trainer.conftest import MakeRun, write_documents
 from tests.trainer.eight_devices import run_on_eight_devices
 from tests.trainer.token_caches import write_conversations
@@ -53,8 +42,6 @@ ANSWERS = {"stop_step": 4, "packing": "greedy", "loss_on": "answers", "mixture":
 
 
 class Family(NamedTuple):
-    """Runs that differ only in their mesh, and train in one process."""
-
     meshes: tuple[Mesh, ...]
     run: dict[str, Any]
     model: dict[str, Any]
@@ -77,23 +64,19 @@ FAMILIES = {
 
 def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_the_mesh(model: ModelConfig):
     sparse = ModelConfig.model_validate({**model.model_dump(), **SPARSE})
-    assert {axis for of in (model, sparse) for spec in jax.tree.leaves(param_specs(of)) for axis in spec.axes} <= set(RULES)
-    named = {name for rule in RULES.values() for name in ((rule,) if isinstance(rule, str) else rule or ())}
-    assert named == set(MESH_AXES)
+    assert {axis for of in (model, sparse) for spec in jax.tree.leaves(param_specs(of)) for axis in spec.axes} <= set(sharding.RULES)
+    named = {name for rule in sharding.RULES.values() for name in ((rule,) if isinstance(rule, str) else rule or ())}
+    assert named == set(sharding.MESH_AXES)
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        (("d_model", "d_model"), "found fsdp for both d_model and d_model of"),
-        (("query_heads", "d_ff"), "found tensor for both query_heads and d_ff"),
-        (("batch", "d_model"), "found fsdp for both batch and d_model"),
-        (("d_modle",), "found none for 'd_modle'"),
-    ],
-)
-def test_two_dimensions_on_one_mesh_axis_are_refused(axes: tuple[str, ...], message: str):
-    with pytest.raises(ConfigError, match=message):
-        partition_spec(axes)
+def test_two_dimensions_on_one_mesh_axis_are_refused():
+    for axes, message in {
+        ("d_model", "d_model"): "found fsdp for both d_model and d_model of",
+        ("query_heads", "d_ff"): "found tensor for both query_heads and d_ff",
+        ("batch", "d_model"): "found fsdp for both batch and d_model", ("d_modle",): "found none for 'd_modle'",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            partition_spec(axes)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +85,7 @@ def test_two_dimensions_on_one_mesh_axis_are_refused(axes: tuple[str, ...], mess
         ({}, Mesh(fsdp=3), r"fsdp of execution.mesh must divide d_model, found 3 for 32 in the weight \['blocks'\]\['attention_norm'\]"),
         ({}, Mesh(tensor=4), r"tensor of execution.mesh must divide kv_heads, found 4 for 2 in the weight \['blocks'\]\['key'\]"),
         ({}, Mesh(expert=2), "expert of execution.mesh needs a model with experts, found replica 1 × fsdp 1 × expert 2 × tensor 1"),
-        (
-            {},
-            Mesh(context=32),
-            "2 × context of execution.mesh must divide seq_len, .* found 2 × 32 for 32 positions: take a mesh whose context",
-        ),
+        ({}, Mesh(context=32), "2 × context of execution.mesh must divide seq_len, .* found 2 × 32 for 32 positions: take a mesh whose c"),
         ({}, Mesh(fsdp=4, context=16), "fsdp × context of execution.mesh must divide d_model, found 64 for 32"),
         (SPARSE, Mesh(expert=16), r"must divide expert, found 16 for 8 in the weight \['blocks'\]\['expert_down'\]"),
         (SPARSE, Mesh(tensor=2, fsdp=3), "fsdp of execution.mesh must divide d_model, found 3 for 32"),
@@ -119,56 +98,41 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(model: ModelConfig, ch
     check_mesh(Mesh(replica=3, fsdp=16, tensor=2), model)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "platform", "message"),
-    [
+def test_kernels_that_cannot_cut_rows_are_refused(model: ModelConfig):
+    narrow = model.but(compute_dtype="bfloat16")
+    for kernel, platform, message in (
         ("cudnn", "gpu", "cudnn has no mask for queries that are a part of a row, found context 2 in execution.mesh. Take another kernel"),
-        (
-            "splash",
-            "tpu",
-            r"splash needs 2 × context parts of a row, each a multiple of 128 tokens, found 2 × 2 of 32 \(execution.mesh, seq",
-        ),
-    ],
-)
-def test_kernels_that_cannot_cut_rows_are_refused(model: ModelConfig, kernel: str, platform: str, message: str):
-    with pytest.raises(ConfigError, match=message):
-        check_kernel(kernel, platform, model.but(compute_dtype="bfloat16"), context=2)
+        ("splash", "tpu", r"splash needs 2 × context parts of a row, each a multiple of 128 tokens, found 2 × 2 of 32 \(execution.mesh, s"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_kernel(kernel, platform, narrow, context=2)
     assert check_kernel("splash", "tpu", model.but(seq_len=1024), context=4) == "splash"
-    assert check_kernel("auto", "gpu", model.but(compute_dtype="bfloat16"), context=2) == "xla"
+    assert check_kernel("auto", "gpu", narrow, context=2) == "xla"
 
 
-def test_a_batch_of_8192_over_3_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"replica × fsdp × expert of execution.mesh must divide the batch, found 1 × 3 × 1 = 3 for 8192 sequences: take"
-    ):
-        check_batch(Mesh(fsdp=3), 8192, "the batch")
+def test_batches_that_the_mesh_does_not_divide_and_a_mesh_of_another_size_than_the_devices_are_refused(make_run: MakeRun):
     check_batch(Mesh(replica=2, fsdp=4, tensor=3), 8192, "the batch")
-
-
-def test_a_run_is_refused_at_the_batch_that_its_mesh_does_not_divide(make_run: MakeRun):
-    run = make_run("over eight", batch=[[0, 8], [10, 12]], execution={"mesh": {"fsdp": 8}})
-    with pytest.raises(ConfigError, match="must divide the batch from step 10, found 1 × 8 × 1 = 8 for 12 sequences"):
-        run_mesh(run)
-    run = make_run("over eight", batch=[[0, 8]], execution={"mesh": {"fsdp": 8}, "microbatch_sequences": 4})
-    with pytest.raises(ConfigError, match=r"must divide execution.microbatch_sequences, found 1 × 8 × 1 = 8 for 4 sequences"):
-        run_mesh(run)
-
-
-def test_a_mesh_of_another_size_than_the_devices_is_refused(make_run: MakeRun):
-    with pytest.raises(
-        ConfigError, match=r"found replica 2 × fsdp 2 × expert 1 × tensor 1 = 4 places for 1 devices: change the mesh, or start on other"
+    message = r"replica × fsdp × expert of execution.mesh must divide the batch, found 1 × 3 × 1 = 3 for 8192 sequences: take"
+    with pytest.raises(ConfigError, match=message):
+        check_batch(Mesh(fsdp=3), 8192, "the batch")
+    eight: dict[str, Any] = {"mesh": {"fsdp": 8}}
+    parts = eight | {"microbatch_sequences": 4}
+    for changes, message in (
+        ({"batch": [[0, 8], [10, 12]], "execution": eight}, "must divide the batch from step 10, found 1 × 8 × 1 = 8 for 12 sequences"),
+        ({"batch": [[0, 8]], "execution": parts}, "must divide execution.microbatch_sequences, found 1 × 8 × 1 = 8 for 4 sequences"),
+        ({"execution": {"mesh": {"replica": 2, "fsdp": 2}}}, r"2 × fsdp 2 × expert 1 × tensor 1 = 4 places for 1 devices: change the mesh"),
     ):
-        run_mesh(make_run("four", execution={"mesh": {"replica": 2, "fsdp": 2}}))
+        with pytest.raises(ConfigError, match=message):
+            run_mesh(make_run("over eight", **changes))
 
 
 def test_one_device_has_no_mesh_and_nothing_is_done_to_what_runs_on_it(make_run: MakeRun):
     assert run_mesh(make_run("one")) is None
-    rows = np.zeros((4, 8), np.int32)
-    x = np.ones(3)
-    assert place_batch(rows, None) is rows
-    assert constrain(x, "batch") is x
-    assert on_mesh(len, None) is len
-    assert parts_here(None) == ((0,), 1)
+    rows, x = np.zeros((4, 8), np.int32), np.ones(3)
+    assert sharding.place_batch(rows, None) is rows
+    assert sharding.constrain(x, "batch") is x
+    assert sharding.on_mesh(len, None) is len
+    assert sharding.parts_here(None) == ((0,), 1)
 
 
 def device(number: int, *, slice_index: int) -> SimpleNamespace:
@@ -179,18 +143,14 @@ def device(number: int, *, slice_index: int) -> SimpleNamespace:
 
 
 def test_replicas_go_over_the_slices_and_fsdp_stays_within_one(monkeypatch: pytest.MonkeyPatch):
+    message = "replica must be a multiple of the number of slices, found replica 1 × fsdp 8 × expert 1 × tensor 1 for 2"
+    with pytest.raises(ConfigError, match=message):
+        build_mesh(Mesh(fsdp=8), [device(number, slice_index=number // 4) for number in range(8)])
     monkeypatch.setattr(jax.sharding, "Mesh", lambda devices, axes, **_: SimpleNamespace(devices=devices, axes=axes))
     shuffled = [device(number, slice_index=number % 2) for number in (5, 0, 3, 6, 1, 4, 7, 2)]
     places: np.ndarray = build_mesh(Mesh(replica=4, fsdp=2), shuffled).devices  # pyright: ignore[reportArgumentType]
     slices = np.vectorize(lambda place: place.slice_index)(places)
     assert slices.reshape(4, 2).tolist() in ([[0, 0], [0, 0], [1, 1], [1, 1]], [[1, 1], [1, 1], [0, 0], [0, 0]])
-
-
-def test_weights_cut_over_slices_are_refused():
-    with pytest.raises(
-        ConfigError, match="replica must be a multiple of the number of slices, found replica 1 × fsdp 8 × expert 1 × tensor 1 for 2"
-    ):
-        build_mesh(Mesh(fsdp=8), [device(number, slice_index=number // 4) for number in range(8)])
 
 
 @pytest.fixture(scope="module")

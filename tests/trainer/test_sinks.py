@@ -24,9 +24,8 @@ def rows(steps: range) -> list[Row]:
 
 
 def points(steps: range) -> dict[tuple[int, str], float]:
-    return {
-        (row["step"], name): round32(value) for row in rows(steps) for name, value in row.items() if name != "step" and value is not None
-    }
+    found = ((row["step"], name, value) for row in rows(steps) for name, value in row.items())
+    return {(step, name): round32(value) for step, name, value in found if name != "step" and value is not None}
 
 
 def round32(value: float) -> float:
@@ -41,24 +40,18 @@ def deliver(run: RunConfig, steps: range) -> None:
 
 
 class MemorySink:
-    def __init__(self, last_step: int = 0) -> None:
-        self.last_step = last_step
-        self.steps = list[int]()
+    def __init__(self, last_step: int) -> None:
+        self.last_step, self.steps = last_step, list[int]()
 
     def write(self, row: Row) -> None:
-        self.steps.append(row["step"])
         self.last_step = row["step"]
-
-    def close(self) -> None:
-        pass
+        self.steps.append(row["step"])
 
 
 def test_a_sink_gets_what_it_does_not_have():
-    ahead = MemorySink(4)
-    behind = MemorySink(1)
+    ahead, behind = MemorySink(4), MemorySink(1)
     send([ahead, behind], rows(range(1, 7)))  # pyright: ignore[reportArgumentType]  # sinks of this test
-    assert ahead.steps == [5, 6]
-    assert behind.steps == [2, 3, 4, 5, 6]
+    assert (ahead.steps, behind.steps) == ([5, 6], [2, 3, 4, 5, 6])
 
 
 @pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
@@ -112,20 +105,14 @@ def test_weights_and_biases_offline_keeps_one_run_with_every_point_once(make_run
     run = make_run("in the cloud", instrumentation={"wandb": "offline"})
     path = Path(run.output) / "run.json"
     write_json(path, run.model_dump(mode="json"))
-    for first, stop in ((1, 6), (4, 9)):
-        code = f"from tests.trainer.wandb_process import deliver; deliver({str(path)!r}, range({first}, {stop}))"
-        environment = {**os.environ, "WANDB_ERROR_REPORTING": "false", "HOME": run.output}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    environment, said = {**os.environ, "WANDB_ERROR_REPORTING": "false", "HOME": run.output}, list[str]()
+    for call in (f"deliver({str(path)!r}, range(1, 6))", f"deliver({str(path)!r}, range(4, 9))", f"show({run.output!r})"):
+        command = [sys.executable, "-c", f"from tests.trainer.wandb_process import *; {call}"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == ""
-    histories = [json.loads(line) for line in done_lines(run)]
+        said.append(done.stdout)
+    assert said[:2] == ["", ""]
+    histories = [json.loads(line) for line in said[2].splitlines()]
     assert [row["step"] for row in histories] == list(range(1, 9))
     assert {(row["step"], name): round32(value) for row in histories for name, value in row["values"].items()} == points(range(1, 9))
     assert len({row["run"] for row in histories}) == 1
-
-
-def done_lines(run: RunConfig) -> list[str]:
-    code = f"from tests.trainer.wandb_process import show; show({run.output!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()

@@ -28,9 +28,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         adam_learning_rate_scale=0.5,
     ),
 }  # fmt: skip
-LOOSE = Limit(6.0, 2)
-TIGHT = Limit(0.5, 2)
-BELOW_MEAN = Limit(-0.5, 2)  # the norms of updates fall: a limit above their mean would not bite
+LOOSE, TIGHT, BELOW_MEAN = (Limit(6.0, 2), Limit(0.5, 2), Limit(-0.5, 2))  # norms of updates fall: a limit above their mean would not bite
 SCHEDULES = [
     Scheduled(0.010, z_loss=0.0, max_grad_norm=math.inf, ema_decay=0.0, decay_scale=0.5, max_update_rms=math.inf),
     Scheduled(0.005, z_loss=0.1, max_grad_norm=0.05, ema_decay=0.5, decay_scale=1.0, max_update_rms=0.1),
@@ -127,16 +125,17 @@ def test_updates_are_those_of_the_reference(trainers: dict[str, Trainer], gradie
 def assert_windows(rolling: Rolling, reference: StepReference) -> None:
     for name in ("losses", "grad_norms", "update_norms"):
         window = getattr(rolling, name)
-        expected = getattr(reference, name)
         found = np.asarray(window.values)[: int(window.pushed)]
-        np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=2e-3, err_msg=name)
+        np.testing.assert_allclose(np.sort(found), np.sort(getattr(reference, name)), rtol=2e-3, err_msg=name)
 
 
-def test_a_switch_compiles_nothing_again(trainer: Trainer):
-    state, _ = trainer.update(trainer.state(), batch(0), SCHEDULES[0])
+def test_a_switch_compiles_nothing_again_and_the_old_state_s_memory_is_taken(trainer: Trainer):
+    state = trainer.state()
+    after, _ = trainer.update(state, batch(0), SCHEDULES[0])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
     compiled = trainer.step._cache_size()  # pyright: ignore[reportFunctionMemberAccess]  # what jit returns has it
     for scheduled in SCHEDULES:
-        state, _ = trainer.update(state, batch(0), scheduled)
+        after, _ = trainer.update(after, batch(0), scheduled)
     assert trainer.step._cache_size() == compiled  # pyright: ignore[reportFunctionMemberAccess]  # see above
 
 
@@ -165,11 +164,9 @@ def test_what_is_no_number_is_skipped_and_does_not_enter_a_window(trainer: Train
 
 
 def test_where_a_phase_has_no_interventions_nothing_is_measured_of_them(trainer: Trainer, make_run: MakeRun):
-    run = make_run("plain")
-    scheduled = Scheduled(1e-3, 0.0, 1.0, 0.9)
-    after, measured = jax.eval_shape(trainer.step, abstract_state(run, with_ema=False), batch(0), None, scheduled)
-    assert after.ema is None
-    assert after.rolling == Rolling()
+    state = abstract_state(make_run("plain"), with_ema=False)
+    after, measured = jax.eval_shape(trainer.step, state, batch(0), None, Scheduled(1e-3, 0.0, 1.0, 0.9))
+    assert (after.ema, after.rolling) == (None, Rolling())
     absent = ("rms_clip_factor", "direction_norm", "max_update_norm", "update_clip_factor", "max_loss", "max_skip_grad_norm", "skipped")
     assert {getattr(measured, name) for name in (*absent, "ema_distance")} == {None}
 
@@ -192,11 +189,10 @@ def test_padding_is_not_predicted_and_nothing_looks_at_it(trainer: Trainer, grad
     tokens = np.random.default_rng(4).integers(1, 256, (4, 32)).astype(np.int32)
     segment_ids = np.where(np.arange(32) < 20, ONE_DOCUMENT, 0)
     other = np.where(segment_ids == 0, 9, tokens).astype(np.int32)
-    found = [trainer.step(trainer.state(), rows, segment_ids, SCHEDULES[0])[1] for rows in (tokens, other)]
-    assert float(found[0].loss) == float(found[1].loss)
+    one, two = (trainer.step(trainer.state(), rows, segment_ids, SCHEDULES[0])[1] for rows in (tokens, other))
     alone, means = gradients(trainer.state().params, tokens[:, :20], 0.0)
-    assert float(found[0].loss) == pytest.approx(float(means.cross_entropy), rel=1e-5)
-    assert float(found[0].grad_norm) == pytest.approx(norm(in_numpy(alone)), rel=1e-4)
+    assert float(one.loss) == float(two.loss) == pytest.approx(float(means.cross_entropy), rel=1e-5)
+    assert float(one.grad_norm) == pytest.approx(norm(in_numpy(alone)), rel=1e-4)
 
 
 def test_with_bfloat16_products_the_state_is_float32_and_follows_small_updates(model: ModelConfig):
@@ -207,9 +203,3 @@ def test_with_bfloat16_products_the_state_is_float32_and_follows_small_updates(m
     assert {leaf.dtype.name for leaf in jax.tree.leaves(measured)} == {"float32", "bool"}
     moved = np.abs(np.asarray(state.params["final_norm"]) - 1)
     assert 0 < moved.max() < 1e-4
-
-
-def test_the_old_state_s_memory_is_taken(trainer: Trainer):
-    state = trainer.state()
-    trainer.update(state, batch(0), SCHEDULES[0])
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))

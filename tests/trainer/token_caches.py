@@ -69,19 +69,14 @@ def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], files
     lengths = np.array([len(document) for document in documents], np.int64)
     tokens = np.concatenate([np.empty(0, np.uint16), *documents]).astype(dtype)
     columns = {
-        "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()),
-        "source_file": pa.array(files, pa.string()),
-        "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
-        "length": pa.array(lengths, pa.int64()),
-    }
+        "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()), "source_file": pa.array(files, pa.string()),
+        "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()), "length": pa.array(lengths, pa.int64()),
+    }  # fmt: skip
     index = io.BytesIO()
     pq.write_table(pa.table(columns), index)
     write_atomically(folder / f"{name}.bin", tokens.tobytes())
     write_atomically(folder / f"{name}.parquet", index.getvalue())
     return Shard(
-        name=name,
-        tokens=len(tokens),
-        documents=len(documents),
-        digest=digest_of_bytes(tokens.tobytes()),
+        name=name, tokens=len(tokens), documents=len(documents), digest=digest_of_bytes(tokens.tobytes()),
         index_digest=digest_of_bytes(index.getvalue()),
-    )
+    )  # fmt: skip

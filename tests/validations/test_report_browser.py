@@ -42,16 +42,12 @@ def look(tmp_path: Path) -> Look:
         ]  # fmt: skip
         run = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
         console = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
-        return Seen(run.stdout, console, requests_of_pages(log))
+        events = [event["params"] for event in json.loads(log.read_text())["events"] if "url" in event.get("params", {})]
+        # What the browser asks for of its own has no page's origin.
+        asked = {event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"}
+        return Seen(run.stdout, console, sorted(url for url in asked if not url.startswith(("file:", "data:"))))
 
     return show
-
-
-def requests_of_pages(log: Path) -> list[str]:
-    """The addresses off this machine that pages asked for. What the browser asks for of its own has no page's origin."""
-    events = [event["params"] for event in json.loads(log.read_text())["events"] if "url" in event.get("params", {})]
-    asked = {event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"}
-    return sorted(url for url in asked if not url.startswith(("file:", "data:")))
 
 
 @pytest.fixture

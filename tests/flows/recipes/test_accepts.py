@@ -13,13 +13,9 @@ from phasewise.flows.show.describe import describe
 from phasewise.validations.waivers import AcceptedWarning, accepted_in
 
 ORDER: dict[str, Any] = {
-    "table": "order",
-    "check": "expect_order_to_mix",
-    "where": {"permutation": "linear"},
-    "phases": None,
-    "reason": "the record's order",
-    "source": "its code",
-}
+    "table": "order", "check": "expect_order_to_mix", "where": {"permutation": "linear"}, "phases": None,
+    "reason": "the record's order", "source": "its code",
+}  # fmt: skip
 
 
 def with_accepts(*accepts: dict[str, Any]) -> Recipe:

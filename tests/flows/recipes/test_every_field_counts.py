@@ -36,7 +36,6 @@ from tests.tasks.evaluation.conftest import write_prose
 Raw = dict[str, Any]
 Scale = Literal["proxy", "full"]
 Keys = dict[str, str]
-Edit = Callable[[Any], Any]
 RUN, EVALUATION, DATA, TRAINING, GATE, CACHES, NOTHING = (
     "run", "evaluation", "data verdict", "training verdict", "gate verdict", "caches", "nothing",
 )  # fmt: skip
@@ -51,21 +50,14 @@ MOVES = {
 }  # fmt: skip
 """The beginning of a field → the key that another value moves; the longest decides."""
 REFUSED = {
-    ">.kind": "expected tags",
-    "adam.kind": "Input should be 'adamw'",
-    "order.first_step": "expected order.first_step 0",
-    "schedule_goes_on": "expected a last segment from before step",
-    "renderings.answer": "must have the field other with text",
+    ">.kind": "expected tags", "adam.kind": "Input should be 'adamw'", "order.first_step": "expected order.first_step 0",
+    "schedule_goes_on": "expected a last segment from before step", "renderings.answer": "must have the field other with text",
     "<HandOff>.declares": "declares z_loss, and changes no such thing",
-    "sources.revision": "a revision belongs to a Hugging Face data set",
-    "accepts.table": "expect_order_to_mix",
-    "accepts.check": "expect_bananas",
-    "approvable.table": "expect_epochs_within_limit",
-    "full scale": "only this machine can train",
-    "proxy phases.slice": "only this machine can train",
-    "full tokenizer.components": "only a tokenizer with name null is trained",
+    "sources.revision": "a revision belongs to a Hugging Face data set", "accepts.table": "expect_order_to_mix",
+    "accepts.check": "expect_bananas", "approvable.table": "expect_epochs_within_limit", "full scale": "only this machine can train",
+    "proxy phases.slice": "only this machine can train", "full tokenizer.components": "only a tokenizer with name null is trained",
     "full tokenizer.special_tokens": "only a trained tokenizer takes special tokens",
-}
+}  # fmt: skip
 """The end of a field, behind a scale where only that one refuses → a part of the reason."""
 
 
@@ -92,79 +84,38 @@ def average_grafted(raw: Raw) -> None:
 
 
 WHOLE: dict[str, Callable[[Raw], None]] = {
-    "phases.stop_step": stop_earlier,
-    "phases.learning_rate.start_step": end_first_segment_later,
-    "phases.learning_rate.end_step": end_first_segment_later,
-    "phases.start<HandOff>.fresh": average_afresh,
+    "phases.stop_step": stop_earlier, "phases.learning_rate.start_step": end_first_segment_later,
+    "phases.learning_rate.end_step": end_first_segment_later, "phases.start<HandOff>.fresh": average_afresh,
     "phases.start<HandOff>.graft.part": average_grafted,
-}
+}  # fmt: skip
 """Fields that change together with another one."""
-EDITS: dict[str, Edit] = {
-    "name": lambda before: "other",
-    "scale": lambda before: "full" if before == "proxy" else "proxy",
-    ">.kind": lambda before: "other",
-    "adam.kind": lambda before: "other",
+EDITS: dict[str, Any] = {
+    "name": "other", ">.kind": "other", "adam.kind": "other", "scale": lambda before: "full" if before == "proxy" else "proxy",
     **dict.fromkeys(
         ("seq_len", "d_model", "num_query_heads", "head_dim", "block_sequences", "peak_learning_rate"), lambda before: 2 * before
     ),
     **dict.fromkeys(("model.vocab_size", "d_ff", "d_expert"), lambda before: before + 8),
-    "tokenizer.vocab_size": lambda before: before - 8,
-    "num_experts": lambda before: before + 4,
-    "global_attention_every": lambda before: 2,
-    "num_dense_layers": lambda before: 0,
-    "num_kv_heads": lambda before: 2 if before == 1 else 1,
+    "tokenizer.vocab_size": lambda before: before - 8, "num_experts": lambda before: before + 4,
+    "global_attention_every": 2, "num_dense_layers": 0, "num_kv_heads": lambda before: 2 if before == 1 else 1,
     "compute_dtype": lambda before: "float32" if before == "bfloat16" else "bfloat16",
-    **dict.fromkeys(("stability.max_grad_norm", "stability.max_update_rms"), lambda before: [[0, 3.0]]),
-    **dict.fromkeys(("stability.z_loss", "stability.ema_decay"), lambda before: [[0, 0.5]]),
-    "initializer_cutoff": lambda before: 2.5,
-    "action": lambda before: "ask",
-    "permutation": lambda before: "feistel",
-    "rounding": lambda before: "floor",
-    "learning_rate.kind": lambda before: "cosine",
-    "batch": lambda before: [[0, 8]],
-    "phases.mixture": lambda before: [[0, {"proofpile_2": 50.0, "starcoderdata": 50.0}]],
-    "phases.slice": lambda before: [[0, "v5p-512"]],
-    "at_steps": lambda before: [5],
-    "evaluation.benchmarks": lambda before: ["next_word"],
+    "stability.max_grad_norm": [[0, 3.0]], "stability.max_update_rms": [[0, 3.0]], "stability.z_loss": [[0, 0.5]],
+    "stability.ema_decay": [[0, 0.5]], "initializer_cutoff": 2.5, "action": "ask", "permutation": "feistel",
+    "rounding": "floor", "learning_rate.kind": "cosine",
+    "batch": [[0, 8]], "phases.mixture": [[0, {"proofpile_2": 50.0, "starcoderdata": 50.0}]], "phases.slice": [[0, "v5p-512"]],
+    "at_steps": [5], "evaluation.benchmarks": ["next_word"],
     **dict.fromkeys(("renderings.items", "renderings.reference"), lambda before: before.replace("items", "others")),
-    "renderings.prompt": lambda before: "Q: {text}",
-    "renderings.answer": lambda before: "other",
-    "renderings.left_out": lambda before: "<<.*>>",
-    "wandb": lambda before: "offline",
-    "severity": lambda before: "low",
-    "packing": lambda before: "greedy",
-    "loss_on": lambda before: "answers",
-    "<HandOff>.parent": lambda before: "third",
-    "graft.phase": lambda before: "second",
-    **dict.fromkeys(("<HandOff>.step", "graft.step"), lambda before: 50),
-    "<HandOff>.declares": lambda before: [*before, "z_loss"],
-    "first_step": lambda before: 3,
-    "revision": lambda before: "main",
-    "listing": lambda before: "LISTING",
-    "include": lambda before: ["a.jsonl"],
-    "exclude": lambda before: ["b.jsonl"],
-    "format": lambda before: "markdown",
-    "measure": lambda before: "characters",
-    "roles": lambda before: {"human": "user", "gpt": "assistant"},
-    **dict.fromkeys(("prompt", "context"), lambda before: "other"),
-    "best_by": lambda before: None,
-    "conversation.system": lambda before: None,
-    "template": lambda before: "trinity",
-    "unicode": lambda before: None,
-    "line_ends": lambda before: "keep",
-    "trailing_spaces": lambda before: "strip",
-    **dict.fromkeys(("pins.component",), lambda before: "starcoderdata"),
-    "split": lambda before: "held_out",
-    "digest": lambda before: "1" * 64,
-    **dict.fromkeys(("accepts.table", "approvable.table"), lambda before: "leakage"),
-    "accepts.check": lambda before: "expect_bananas",
-    "approvable.check": lambda before: "expect_share_error_within_limit",
-    "where": lambda before: {"permutation": "feistel"},
-    **dict.fromkeys(("accepts.phases", "approvable.phases"), lambda before: ["first"]),
-    "tokenizer.name": lambda before: "somebody/something",
-    "tokenizer.components": lambda before: ["starcoderdata"],
-}
-"""The end of a field → another valid value; the longest decides, and the kind of the value where none fits."""
+    "renderings.prompt": "Q: {text}", "renderings.answer": "other", "renderings.left_out": "<<.*>>", "wandb": "offline",
+    "severity": "low", "packing": "greedy", "loss_on": "answers", "<HandOff>.parent": "third", "graft.phase": "second",
+    **dict.fromkeys(("<HandOff>.step", "graft.step"), 50), "<HandOff>.declares": lambda before: [*before, "z_loss"], "first_step": 3,
+    "revision": "main", "listing": "LISTING", "include": ["a.jsonl"], "exclude": ["b.jsonl"], "format": "markdown",
+    "measure": "characters", "roles": {"human": "user", "gpt": "assistant"}, "prompt": "other", "context": "other",
+    **dict.fromkeys(("best_by", "conversation.system", "unicode"), lambda before: None),
+    "template": "trinity", "line_ends": "keep", "trailing_spaces": "strip", "pins.component": "starcoderdata", "split": "held_out",
+    "digest": "1" * 64, "accepts.table": "leakage", "approvable.table": "leakage", "accepts.check": "expect_bananas",
+    "approvable.check": "expect_share_error_within_limit", "where": {"permutation": "feistel"}, "accepts.phases": ["first"],
+    "approvable.phases": ["first"], "tokenizer.name": "somebody/something", "tokenizer.components": ["starcoderdata"],
+}  # fmt: skip
+"""The end of a field → another valid value, or how it is made of the present one; the longest decides, else the value's kind."""
 
 
 def another(value: Any) -> Any:
@@ -224,7 +175,8 @@ def edited(raw: Raw, path: str) -> Raw:
         else:
             holder = first_with(holder, part)[part]
     holder = first_with(holder, last)
-    holder[last] = (longest(EDITS, ends_with(path)) or another)(holder[last])
+    edit = longest(EDITS, ends_with(path))
+    holder[last] = another(holder[last]) if edit is None else edit(holder[last]) if callable(edit) else edit
     return raw
 
 
@@ -274,11 +226,9 @@ class World:
         raw = load_record("marin-32b", scale).model_dump(mode="json")
         phase = self._phase(raw["phases"][0], path)
         source: Raw = {
-            "url": str(self.root / "starcoderdata"),
-            "include": ["*.jsonl"],
-            "format": "jsonl",
+            "url": str(self.root / "starcoderdata"), "include": ["*.jsonl"], "format": "jsonl",
             "filters": [{"kind": "field", "key": "text", "keep": ["x"]}, {"kind": "text", "measure": "words", "min": 1.0, "max": 9.0}],
-        }
+        }  # fmt: skip
         if ".conversation" in path:
             asks = {"prompt": "asked"} if path.endswith((".prompt", ".context")) else {"messages": "messages"}
             answer = {"key": "answers", "content": "text", "best_by": "rating"}

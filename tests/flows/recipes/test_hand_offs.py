@@ -33,27 +33,18 @@ def edited(recipe: Recipe, edited_phase: str, **changes: Any) -> dict[str, Any]:
 
 
 CHANGES: dict[Change, dict[str, Any]] = {
-    "architecture": {"model__rms_norm_epsilon": 1e-6},
-    "rope": {"model__rope__theta": 10_000},
-    "batch": {"batch": [[0, 5]]},
+    "architecture": {"model__rms_norm_epsilon": 1e-6}, "rope": {"model__rope__theta": 10_000}, "batch": {"batch": [[0, 5]]},
     "learning_rate": {"learning_rate": [{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": 2e-5, "end": 2e-5}]},
     "schedule": {"learning_rate": [{"kind": "linear", "start_step": 1400, "end_step": 1420, "start": 1.7e-5, "end": 1.8e-5}]},
-    "optimizer": {"optimizer__weight_decay": 0.2},
-    "optimizer_state": {"start__fresh": ["optimizer"]},
-    "mixture": {"mixture": [[0, {"flan": 100}]]},
-    "order": {"order__permutation": "feistel"},
-    "coverage": {"order__seed": 7},
-    "ema": {"stability__ema_decay": [[0, 0.9]]},
-    "z_loss": {"stability__z_loss": [[0, 1e-3]]},
-    "max_grad_norm": {"stability__max_grad_norm": [[0, None]]},
-    "max_update_rms": {"stability__max_update_rms": [[0, 1.0]]},
+    "optimizer": {"optimizer__weight_decay": 0.2}, "optimizer_state": {"start__fresh": ["optimizer"]},
+    "mixture": {"mixture": [[0, {"flan": 100}]]}, "order": {"order__permutation": "feistel"}, "coverage": {"order__seed": 7},
+    "ema": {"stability__ema_decay": [[0, 0.9]]}, "z_loss": {"stability__z_loss": [[0, 1e-3]]},
+    "max_grad_norm": {"stability__max_grad_norm": [[0, None]]}, "max_update_rms": {"stability__max_update_rms": [[0, 1.0]]},
     "max_update_norm": {"stability__max_update_norm": [[0, {"window": 128, "min_samples": 64, "sigmas": 2.0}]]},
     "skip_step": {"stability__skip_step": [[0, {"window": 128, "min_samples": 64, "sigmas": 6.0}]]},
-    "slice": {"slice": [[0, "another"]]},
-    "packing": {"packing": "greedy"},
-    "loss_on": {"loss_on": "answers"},
+    "slice": {"slice": [[0, "another"]]}, "packing": {"packing": "greedy"}, "loss_on": {"loss_on": "answers"},
     "seq_len": {"model__seq_len": 256, "batch": [[0, 4]], "order__first_step": 1400},
-}
+}  # fmt: skip
 
 
 COME_TOGETHER: dict[Change, tuple[Change, ...]] = {
@@ -82,10 +73,8 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
 @pytest.mark.parametrize("change", [{"order__block_sequences": 40}, {"order__rounding": "floor"}])
 def test_other_blocks_count_otherwise_what_was_drawn_and_so_change_the_coverage(change: dict[str, Any]):
     order = DataOrder(seed=0, permutation="feistel", block_sequences=8, cut_blocks=True)
-    schedules = [
-        MixtureSchedule(batch=always(8), mixture=always({"a": 90.0, "b": 10.0}), order=one)
-        for one in (order, order.but(block_sequences=40))
-    ]
+    shares, orders = always({"a": 90.0, "b": 10.0}), (order, order.but(block_sequences=40))
+    schedules = [MixtureSchedule(batch=always(8), mixture=shares, order=one) for one in orders]
     assert [schedule.realised(0, 3)["b"] for schedule in schedules] == [3, 2]
     with pytest.raises(ValidationError, match=undeclared("starling", "deeper-starling", "coverage")):
         Recipe.model_validate(edited(PROXY, "deeper-starling", **change))
@@ -131,14 +120,9 @@ def test_a_graft_from_what_is_not_there_is_refused(phase: str, step: int, messag
 
 @pytest.mark.parametrize(("factor", "jumps"), [(1.0, False), (1.009, False), (1.02, True), (0.98, True)])
 def test_a_jump_is_more_than_one_percent(factor: float, jumps: bool):
-    rate = 1.7e-5 * factor
-    raw = edited(
-        PROXY,
-        "deeper-starling",
-        learning_rate=[{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": rate, "end": rate}],
-        start__declares=["schedule", *(["learning_rate"] if jumps else [])],
-    )
-    recipe = Recipe.model_validate(raw)
+    rates = [{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": 1.7e-5 * factor, "end": 1.7e-5 * factor}]
+    declares = ["schedule", *(["learning_rate"] if jumps else [])]
+    recipe = Recipe.model_validate(edited(PROXY, "deeper-starling", learning_rate=rates, start__declares=declares))
     assert ("learning_rate" in changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))) == jumps
 
 
@@ -200,7 +184,14 @@ def test_an_impossible_phase_is_refused(change: dict[str, Any], message: str):
         Recipe.model_validate(edited(FULL, "jellyfish", **change))
 
 
-def test_qk_norm_is_not_switched_on_without_its_weights():
+def test_weights_and_momentum_that_a_parent_has_not_are_refused():
+    with pytest.raises(ValidationError, match="has no momentum of the routers' biases: name balancing in `fresh`"):
+        two_sparse(sparse(), declares=("balancing",), balancing=SMEBU)
+    first = from_scratch(
+        name="first", stop_step=40, model=llama(num_layers=4, d_model=64, qk_norm=True), learning_rate=RATE, batch=8, mixture={"all": 100}
+    )
+    with pytest.raises(ValidationError, match="found no experts before it"):
+        two_sparse(first, declares=("architecture",))
     full = load_record("marin-32b", "full")
     message = "phase-1 → qk-norm switches QK-norm on, and phase-1 has no weights of it: name qk_norm in `fresh`"
     with pytest.raises(ValidationError, match=message):
@@ -218,13 +209,9 @@ DECLARED_ROWS = ("seq_len", "order", "mixture")
 def longer(parent: Phase = FIRST, name: str = "longer", **changes: Any) -> Phase:
     start = parent.stop_step
     settings: dict[str, Any] = {
-        "declares": DECLARED_ROWS,
-        "model": MODEL.but(seq_len=512),
-        "batch": 2,
-        "mixture": {"books": 100},
-        "order": order(first_step=start),
-        "learning_rate": wsd(stop_step=start + 20, warmup=0, decay=0, peak=1e-3),
-    }
+        "declares": DECLARED_ROWS, "model": MODEL.but(seq_len=512), "batch": 2, "mixture": {"books": 100},
+        "order": order(first_step=start), "learning_rate": wsd(stop_step=start + 20, warmup=0, decay=0, peak=1e-3),
+    }  # fmt: skip
     return continued(parent, name=name, stop_step=start + 20, **(settings | changes))
 
 
@@ -261,16 +248,13 @@ def test_text_from_before_the_order_began_is_declared_also_by_a_later_phase():
     of_rows(middle, last, after)
 
 
-def test_tokens_of_a_lineage_are_those_of_each_phase():
+def test_tokens_and_what_was_drawn_before_are_counted_in_rows_of_then():
     made = of_rows(longer(batch=4, declares=(*DECLARED_ROWS, "batch")))
     phase = made.phase("longer")
     assert made.tokens_before(phase, 0) == 0
     assert made.tokens_before(phase, 40) == FIRST.tokens == 40 * 8 * 128
     assert made.tokens_before(phase, 50) == FIRST.tokens + 10 * 4 * 512
     assert made.tokens_before(phase, 60) == FIRST.tokens + phase.tokens
-
-
-def test_what_was_drawn_before_the_order_began_is_counted_in_tokens_of_then():
     middle = longer(mixture={"web": 50, "books": 50}, declares=(*DECLARED_ROWS, "coverage"))
     last = longer(middle, name="last", declares=(), model=middle.model, order=middle.order, mixture=middle.mixture)
     made = of_rows(middle, last)
@@ -319,15 +303,12 @@ def two_sparse(first: Phase, *, declares: tuple[Any, ...] = (), fresh: tuple[Any
 @pytest.mark.parametrize(
     ("before", "after", "fresh"),
     [
-        ({}, {"balancing": SIGN.but(rate=0.002)}, ()),
-        ({}, {"balancing": None}, ()),
-        ({}, {"sequence_loss": 1e-4}, ()),
-        ({}, {"balancing": SMEBU}, ("balancing",)),
-        ({"balancing": SMEBU}, {"balancing": SIGN}, ()),
+        ({}, {"balancing": SIGN.but(rate=0.002)}, ()), ({}, {"balancing": None}, ()), ({}, {"sequence_loss": 1e-4}, ()),
+        ({}, {"balancing": SMEBU}, ("balancing",)), ({"balancing": SMEBU}, {"balancing": SIGN}, ()),
         ({"balancing": SMEBU}, {"balancing": SMEBU.but(momentum=0.4)}, ()),
         ({"balancing": SMEBU}, {"balancing": SMEBU}, ("balancing",)),
     ],
-)
+)  # fmt: skip
 def test_a_change_of_balancing_must_be_declared_as_that(before: dict[str, Any], after: dict[str, Any], fresh: tuple[str, ...]):
     first = sparse(**before)
     with pytest.raises(ValidationError, match=r"does not declare\. balancing: .* → .*Name balancing in `declares`"):
@@ -336,25 +317,12 @@ def test_a_change_of_balancing_must_be_declared_as_that(before: dict[str, Any], 
     assert set(changes_between(first, second)) == {"balancing"}
 
 
-def test_smebu_needs_momentum_that_a_parent_without_it_has_not():
-    with pytest.raises(ValidationError, match="has no momentum of the routers' biases: name balancing in `fresh`"):
-        two_sparse(sparse(), declares=("balancing",), balancing=SMEBU)
-
-
 @pytest.mark.parametrize(("field", "value"), [("num_dense_layers", 2), ("num_experts", 16), ("d_expert", 64), ("num_shared", 2)])
 def test_experts_of_another_shape_are_a_new_run(field: str, value: int):
     changed: dict[str, Any] = {field: value}
     said = rf"must keep the experts' weights, found .*{field} .* before it and .*{field} {value}.*scratch"
     with pytest.raises(ValidationError, match=said):
         two_sparse(sparse(), declares=("architecture",), **changed)
-
-
-def test_a_dense_model_does_not_become_a_sparse_one():
-    first = from_scratch(
-        name="first", stop_step=40, model=llama(num_layers=4, d_model=64, qk_norm=True), learning_rate=RATE, batch=8, mixture={"all": 100}
-    )
-    with pytest.raises(ValidationError, match="found no experts before it"):
-        two_sparse(first, declares=("architecture",))
 
 
 def going_on(*, stop_step: int = 40, end: int = 60, **fields: Any) -> Phase:

@@ -49,31 +49,24 @@ def refusal(name: str, kind: type[PhasewiseError] = RecipeError) -> str:
 @pytest.mark.parametrize(
     ("target", "parts"),
     [
-        ("mine.py", ("mine.py", None)),
-        ("mine.py/cooldown", ("mine.py", "cooldown")),
-        ("mine.py:MINE", ("mine.py:MINE", None)),
+        ("mine.py", ("mine.py", None)), ("mine.py/cooldown", ("mine.py", "cooldown")), ("mine.py:MINE", ("mine.py:MINE", None)),
         ("a/b.py/mine.py:MINE/cooldown", ("a/b.py/mine.py:MINE", "cooldown")),
-        ("/there/mine.py/cooldown/", ("/there/mine.py", "cooldown")),
-        ("./mine.json/cooldown", ("./mine.json", "cooldown")),
-        ("/there/mine.yaml", ("/there/mine.yaml", None)),
-        ("marin-8b/kestrel", ("marin-8b", "kestrel")),
+        ("/there/mine.py/cooldown/", ("/there/mine.py", "cooldown")), ("./mine.json/cooldown", ("./mine.json", "cooldown")),
+        ("/there/mine.yaml", ("/there/mine.yaml", None)), ("marin-8b/kestrel", ("marin-8b", "kestrel")),
         ("mine.pyx/kestrel", ("mine.pyx", "kestrel")),
     ],
-)
+)  # fmt: skip
 def test_a_target_is_split(target: str, parts: tuple[str, str | None]):
     assert split_target(target) == parts
 
 
-def test_the_only_recipe_of_a_file_needs_no_name(write: Write):
+def test_the_only_recipe_of_a_file_needs_no_name_and_one_of_several_does(write: Write):
     path = write()
     recipe = load(path)
     assert (recipe.name, default_scale(recipe)) == ("mine", "own")
     assert load(f"{path}:MINE") == recipe
     with allow_code():
         assert load_target(f"{path}/cooldown", "own")[1] == recipe.phase("cooldown")
-
-
-def test_one_of_several_is_named(write: Write):
     path = write(MINE + 'OTHER = Recipe.model_validate(MINE.model_dump() | {"name": "other"})\nSAME = MINE\n')
     assert load(f"{path}:OTHER").name == "other"
     said = refusal(path, ConfigError)

@@ -5,6 +5,7 @@ A change of a recipe or of a scale's rule shows here. Review `phasewise show REC
 """
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -34,8 +35,13 @@ def digests(name: str, scale: Scale) -> dict[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_phase_has_the_values_that_were_reviewed(name: str, scale: Scale):
     assert set(SCALES) == set(get_args(Scale)) - {"own"}
-    assert digests(name, scale) == json.loads(DIGESTS.read_text(encoding="utf-8"))[f"{name} {scale}"]
+    reviewed = {key.partition(" "): row for key, row in json.loads(DIGESTS.read_text(encoding="utf-8")).items()}
+    assert digests(name, scale) == {phase: row[scale] for (recipe, _, phase), row in reviewed.items() if recipe == name and scale in row}
 
 
 if __name__ == "__main__":
-    DIGESTS.write_text(json.dumps({f"{name} {scale}": digests(name, scale) for name in NAMES for scale in SCALES}, indent=1) + "\n")
+    rows: dict[str, dict[str, str]] = {}
+    for recipe, scale in product(NAMES, SCALES):
+        for phase, digest in digests(recipe, scale).items():
+            rows.setdefault(f"{recipe} {phase}", {})[scale] = digest
+    DIGESTS.write_text("{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items()) + "\n}\n")

@@ -206,14 +206,11 @@ def test_a_scale_that_is_larger_than_the_recipe_is_refused(name: str, scale: Bet
         load_record(name, scale)
 
 
-def test_a_phase_that_would_have_no_step_is_refused():
+def test_a_phase_without_a_step_and_a_recipe_that_is_not_of_full_size_have_no_scale():
     short = FULL["marin-8b"].phases[0].but(name="short", stop_step=20, branch=True, abandoned=True)
     recipe = FULL["marin-8b"].but(phases=(*FULL["marin-8b"].phases, short))
     with pytest.raises(RecipeError, match=r"no scale 130m: that has one step for 76\.6, and phase short is 20 steps long"):
         to_scale(recipe, "130m")
-
-
-def test_only_a_recipe_of_full_size_has_scales():
     own = FULL["marin-8b"].but(scale="own")
     with pytest.raises(RecipeError, match="sizes of its author"):
         at_scale(own, "370m", "mine")

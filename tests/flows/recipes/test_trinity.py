@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,35 +17,19 @@ PROXY = {name: load_record(name, "proxy") for name in TRINITY}
 TRILLION = 1e12
 
 
-def rate(name: str, step: int, scale: Any = "full") -> float:
-    phases = load_recipe(name, scale).phases
-    phase = next((one for one in phases if one.start_step <= step < one.stop_step), phases[-1])
-    return learning_rate_at(phase.learning_rate, step)
-
-
 @pytest.mark.parametrize(
-    ("name", "parameters", "active"),
+    ("name", "sizes", "trillions", "steps"),
     [
-        ("trinity-nano", 6_120_003_328, 1_023_923_968),
-        ("trinity-mini", 26_123_974_400, 3_474_732_800),
-        ("trinity-large", 398_635_286_016, 13_371_686_400),
+        ("trinity-nano", (6_120_003_328, 1_023_923_968), (7, 1.8, 1.2, 0.117), (417_233, 470_877, 506_640, 510_127)),
+        ("trinity-mini", (26_123_974_400, 3_474_732_800), (7, 1.8, 1.2, 0.117), (417_233, 470_877, 506_640, 510_127)),
+        ("trinity-large", (398_635_286_016, 13_371_686_400), (11.05, 3.4, 2.55, 0.117), (94_498, 119_830, 138_829, 139_701)),
     ],
 )
-def test_the_models_have_the_sizes_of_the_report(name: str, parameters: int, active: int):
-    for phase in FULL[name].main_line:
-        assert (count_parameters(phase.model), count_active_parameters(phase.model)) == (parameters, active)
-
-
-@pytest.mark.parametrize(
-    ("name", "trillions", "steps"),
-    [
-        ("trinity-nano", (7, 1.8, 1.2, 0.117), (417_233, 470_877, 506_640, 510_127)),
-        ("trinity-mini", (7, 1.8, 1.2, 0.117), (417_233, 470_877, 506_640, 510_127)),
-        ("trinity-large", (11.05, 3.4, 2.55, 0.117), (94_498, 119_830, 138_829, 139_701)),
-    ],
-)
-def test_phases_have_the_tokens_of_the_report(name: str, trillions: tuple[float, ...], steps: tuple[int, ...]):
+def test_phases_have_the_sizes_and_tokens_of_the_report(
+    name: str, sizes: tuple[int, int], trillions: tuple[float, ...], steps: tuple[int, ...]
+):
     main_line = FULL[name].main_line
+    assert {(count_parameters(phase.model), count_active_parameters(phase.model)) for phase in main_line} == {sizes}
     assert [phase.name for phase in main_line] == ["phase-1", "phase-2", "phase-3", "context-extension"]
     assert tuple(phase.stop_step for phase in main_line) == steps
     for phase, expected in zip(main_line, trillions, strict=True):
@@ -65,7 +48,9 @@ def test_phases_have_the_tokens_of_the_report(name: str, trillions: tuple[float,
     ],
 )  # fmt: skip
 def test_rates_at_the_ends_and_between(name: str, step: int, expected: float):
-    assert rate(name, step) == pytest.approx(expected, rel=1e-4)
+    phases = load_recipe(name, "full").phases
+    phase = next((one for one in phases if one.start_step <= step < one.stop_step), phases[-1])
+    assert learning_rate_at(phase.learning_rate, step) == pytest.approx(expected, rel=1e-4)
 
 
 def test_sources_of_one_s_own_take_the_place_of_closed_data(tmp_path: Path):

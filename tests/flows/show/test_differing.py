@@ -14,7 +14,7 @@ def fields(target: str, *names: str) -> dict[str, list[object]]:
     return {row["field"]: row["values"] for row in describe_difference(target, "full", (first, second))["fields"]}
 
 
-def test_bison_and_mantis():
+def test_bison_and_mantis_differ_and_a_phase_does_not_differ_from_itself():
     found = fields("marin-32b", "bison", "mantis")
     assert found["order.permutation"] == ["linear", "feistel_levanter"]
     assert found["mixture 1.all_math_9d507c"] == [pytest.approx(1.08, abs=0.005), None]
@@ -24,23 +24,17 @@ def test_bison_and_mantis():
     assert "mixture 2.nemotron_medium" not in found
     assert found["start.declares"] == [["optimizer", "schedule", "mixture"], ["optimizer", "schedule", "mixture", "order", "coverage"]]
     assert not [field for field in found if field.startswith(("learning_rate", "optimizer", "model", "stability", "batch"))]
-
-
-def test_a_phase_does_not_differ_from_itself():
     assert fields("marin-8b", "phoenix", "phoenix") == {}
 
 
 @pytest.mark.parametrize(
     ("path", "field"),
     [
-        (("gates", "health", "max_ema_gap"), "gates.health.max_ema_gap"),
-        (("order", "cut_blocks"), "order.cut_blocks"),
-        (("learning_rate", 1, "end"), "learning_rate 2.end"),
-        (("mixture", 1, 1, "starcoderdata"), "mixture 2.starcoderdata"),
-        (("mixture", 1, 0), "mixture 2 from step"),
-        (("checkpoints", "every_steps"), "checkpoints.every_steps"),
+        (("gates", "health", "max_ema_gap"), "gates.health.max_ema_gap"), (("order", "cut_blocks"), "order.cut_blocks"),
+        (("learning_rate", 1, "end"), "learning_rate 2.end"), (("mixture", 1, 1, "starcoderdata"), "mixture 2.starcoderdata"),
+        (("mixture", 1, 0), "mixture 2 from step"), (("checkpoints", "every_steps"), "checkpoints.every_steps"),
     ],
-)
+)  # fmt: skip
 def test_no_value_is_left_out(path: tuple[str | int, ...], field: str):
     recipe = load_record("marin-8b", "full")
     described = describe_phase(recipe, recipe.phase("phoenix"))
@@ -53,9 +47,11 @@ def test_no_value_is_left_out(path: tuple[str | int, ...], field: str):
     assert {name for name in before if before[name] != after.get(name)} == {field}
 
 
-def test_an_unknown_phase_is_refused():
+def test_an_unknown_phase_or_component_is_refused_with_those_that_are_like_it():
     with pytest.raises(ConfigError, match="has no phase 'bisno'"):
         describe_difference("marin-32b", "full", ("bisno", "mantis"))
+    with pytest.raises(ConfigError, match="Did you mean finemath_3_plus"):
+        describe_component("marin-8b", "full", "finemath-3")
 
 
 def test_the_files_and_revision_of_a_component():
@@ -65,8 +61,3 @@ def test_the_files_and_revision_of_a_component():
     shares = {phase["name"]: phase["shares"] for phase in found["phases"]}
     assert shares["starling"] == [[1_320_000, pytest.approx(3.04, abs=0.005)]]
     assert "kestrel" not in shares
-
-
-def test_an_unknown_component_is_refused_with_those_that_are_like_it():
-    with pytest.raises(ConfigError, match="Did you mean finemath_3_plus"):
-        describe_component("marin-8b", "full", "finemath-3")

@@ -1,23 +1,20 @@
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from phasewise.flows.cli import main
 from phasewise.flows.show.describe import describe
 from phasewise.trainer.base.wording import number, rounded, tokens
+from tests.flows.commands import Run
 
 
 @pytest.fixture
-def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    monkeypatch.chdir(tmp_path)
+def phasewise(phasewise: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*arguments: object) -> str:
-        result = CliRunner().invoke(main.main, [*map(str, arguments), "--scale", "full"])
+        result = phasewise(*arguments, "--scale", "full")
         assert (result.exit_code, result.stderr) == (0, "")
         return " ".join(result.stdout.split())
 
@@ -46,14 +43,11 @@ def test_every_number_of_a_phase_is_on_its_page(phasewise: Callable[..., str], t
     ("target", "step", "name", "rate", "batch", "ended"),
     [
         ("marin-8b/starling", 1_400_000, "starling", 1.7e-5, 4096, True),
-        ("marin-8b", 1_400_000, "deeper-starling", 1.7e-5, 4096, False),
-        ("marin-8b", 1_420_000, "deeper-starling", 1.7e-5, 4096, True),
-        ("marin-8b/kestrel", 660_000, "kestrel", 1e-4, 1024, True),
-        ("marin-8b", 660_000, "ocelot", 1.7e-3, 1024, False),
-        ("marin-8b/soft-raccoon", 825_000, "soft-raccoon", 9.35e-5, 3072, False),
-        ("marin-8b/sft", 1_430_228, "sft", 0.0, 128, True),
+        ("marin-8b", 1_400_000, "deeper-starling", 1.7e-5, 4096, False), ("marin-8b", 1_420_000, "deeper-starling", 1.7e-5, 4096, True),
+        ("marin-8b/kestrel", 660_000, "kestrel", 1e-4, 1024, True), ("marin-8b", 660_000, "ocelot", 1.7e-3, 1024, False),
+        ("marin-8b/soft-raccoon", 825_000, "soft-raccoon", 9.35e-5, 3072, False), ("marin-8b/sft", 1_430_228, "sft", 0.0, 128, True),
     ],
-)
+)  # fmt: skip
 def test_the_last_step_of_a_phase_and_branches(target: str, step: int, name: str, rate: float, batch: int, ended: bool):
     (phase,) = describe(target, "full", step)["phases"]
     assert (phase["name"], phase["learning_rate"], phase["batch"], phase["ended"]) == (name, rate, batch, ended)

@@ -12,11 +12,6 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.model.params import count_parameters
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
-
-
 def test_the_sums_are_those_of_the_main_line(home: Home):
     recipe = load_recipe("marin-8b", "370m")
     takes = describe_takes(recipe, None, home)
@@ -37,13 +32,10 @@ def test_a_slice_that_is_twice_as_large_takes_half_the_days(home: Home):
     assert eight["chip_hours"] == pytest.approx(8 * 24 * eight["days"], rel=1e-2), "what is added up was not rounded to nothing before"
 
 
-def test_what_does_not_fit_has_no_days_and_a_reason(home: Home):
+def test_what_does_not_fit_has_no_days_and_a_slice_that_nobody_knows_is_refused(home: Home):
     on = describe_takes(load_recipe("marin-8b", "3b"), "h100-1", home)["on"]
     assert (on["days"], on["chip_hours"]) == (None, None)
     assert on["refused"][0].startswith("kestrel: no plan fits")
-
-
-def test_a_slice_that_nobody_knows_is_refused(home: Home):
     with pytest.raises(ConfigError, match="no slice is called 'h900-8'"):
         describe_takes(load_recipe("marin-8b", "130m"), "h900-8", home)
 
@@ -53,10 +45,8 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     arguments = ["show", "marin-8b", "--scale", "370m", "--slice", "h100-8", "--home", str(tmp_path)]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
-    assert (
-        "368.1 M parameters without embedding and head (762.1 M with); 7.400 B tokens in 26,372 steps of 32 → 96 → 128 sequences"
-        in done.stdout
-    )
+    sums = "368.1 M parameters without embedding and head (762.1 M with); 7.400 B tokens in 26,372 steps of 32 → 96 → 128 sequences"
+    assert sums in done.stdout
     assert "Estimated, not compiled" in done.stdout
     shown = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
     assert shown["takes"]["on"]["slice"] == "h100-8"

@@ -63,17 +63,13 @@ def write_phase(home: Home, name: str, *, start: int = 0, stop: int = 40, parent
         write_sealed(folder / "evaluation.json", evaluation())
         for gate in ("data", "health"):
             write_verdict(home.verdict(RUN_NAME, name, gate), sample(home, name, gate))
-        write_verdict(home.verdict(RUN_NAME, name, "model"), model_verdict(home, name))
+        subject, place = f"{RECIPE}/{SCALE}/{name} model", home.verdict(RUN_NAME, name, "model")
+        write_verdict(place, judge_gate(subject, evaluation(), parent_evaluation=None, limits=LIMITS, folder=place.with_suffix("")))
     return folder
 
 
 def sample(home: Home, name: str, gate: str, **found: Any) -> Verdict:
     return judged(f"{RECIPE}/{SCALE}/{name} {gate}", evidence(**found), home.verdict(RUN_NAME, name, gate).with_suffix(""))
-
-
-def model_verdict(home: Home, name: str) -> Verdict:
-    folder = home.verdict(RUN_NAME, name, "model").with_suffix("")
-    return judge_gate(f"{RECIPE}/{SCALE}/{name} model", evaluation(), parent_evaluation=None, limits=LIMITS, folder=folder)
 
 
 def write_home(root: Path) -> Home:

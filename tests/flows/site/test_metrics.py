@@ -39,7 +39,7 @@ def test_only_what_came_since_is_read(file: Path, monkeypatch: pytest.MonkeyPatc
     assert found.columns["loss"][-1] == found.last["loss"] == 9.5
 
 
-def test_a_row_that_is_being_written_waits_until_it_is_whole(file: Path) -> None:
+def test_a_row_being_written_waits_and_a_file_that_was_written_again_is_read_again(file: Path) -> None:
     metrics = Metrics()
     whole = json.dumps(row(101)) + "\n"
     with file.open("a") as opened:
@@ -49,9 +49,6 @@ def test_a_row_that_is_being_written_waits_until_it_is_whole(file: Path) -> None
         opened.write(whole[30:])
         opened.flush()
     assert len(read(metrics, file).steps) == 101
-
-
-def test_a_file_that_was_cut_and_written_again_is_read_again(file: Path) -> None:
     metrics = Metrics()
     read(metrics, file)
     again = file.with_name("again")

@@ -14,7 +14,6 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.flows.site import export, pages
 from phasewise.flows.site.address import Links, PhaseAddress
 from phasewise.flows.site.export import MARKER, write_site
-from phasewise.flows.site.pages import phase_page
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import Site, state_of
 from phasewise.flows.site.tables import Asked
@@ -84,13 +83,16 @@ def test_every_link_of_every_page_leads_to_a_file_beside_it(written: Path) -> No
     assert count > 100
 
 
-def test_somebody_elses_folder_is_left_alone(own_home: Home, tmp_path: Path) -> None:
+def test_somebody_elses_folder_is_left_alone_and_a_home_with_nothing_in_it_is_refused(own_home: Home, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     (tmp_path / "file").write_text("x")
     for place in (tmp_path, tmp_path / "file", own_home.root):
         with pytest.raises(ConfigError, match="found other files"):
             write_site(site_of(own_home), place)
     assert (tmp_path / "letter.txt").read_text() == "dear"
+    with pytest.raises(ConfigError, match="no run and no verdict"):
+        write_site(site_of(Home(tmp_path / "none", reads_only=True)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_site_is_replaced_as_a_whole_or_not_at_all(own_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +110,6 @@ def test_a_site_is_replaced_as_a_whole_or_not_at_all(own_home: Home, tmp_path: P
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_home_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run and no verdict"):
-        write_site(site_of(Home(tmp_path / "home", reads_only=True)), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_command_says_where_it_is(phasewise: Run, own_home: Home, tmp_path: Path) -> None:
     done = phasewise("report --site out --home", own_home.root)
     assert done.exit_code == 0, done.output
@@ -124,10 +120,7 @@ def test_the_command_says_where_it_is(phasewise: Run, own_home: Home, tmp_path: 
 
 
 def files_of(home: Home, name: str) -> PhaseFiles:
-    site = site_of(home)
-    files = site.shelf.phase(zoo(site), name)
-    assert files is not None
-    return files
+    return pages.find_phase(site_of(home), PhaseAddress("zoo", "own", name))[1]
 
 
 def record(*why: str) -> PhaseRecord:
@@ -198,14 +191,10 @@ def test_what_a_person_decided_is_said_with_name_and_reason(own_home: Home, appr
 
 def ask_about_training(home: Home) -> Path:
     reason = {
-        "expectation": CHECK,
-        "severity": "critical",
-        "what": "the loss is 10.7 at step 12",
-        "found": "the loss is 10.7",
-        "limit": "mean + 3 deviations",
-        "where": "step 12 of 40",
+        "expectation": CHECK, "severity": "critical", "what": "the loss is 10.7 at step 12", "found": "the loss is 10.7",
+        "limit": "mean + 3 deviations", "where": "step 12 of 40",
         "what_to_do": "Approve to go back to step 10. <b>Reject</b> to stop the phase.",
-    }
+    }  # fmt: skip
     check = {"name": CHECK, "table": TABLE, "asks": "x", "severity": "critical", "passes": False, "outcome": "failed", "observed": "x"}
     asks = {"approvable": [{"table": TABLE, "check": CHECK}], "on_warnings": False}
     common = {"suite": TABLE, "suite_version": "1", "passes": False, "judged": {"checkpoint of step 10": "a"}, "thresholds": {"step": 12}}
@@ -219,21 +208,16 @@ def test_a_training_that_asks_waits_for_a_person_and_its_page_says_what_is_asked
     path = ask_about_training(own_home)
     state = state_of(files_of(own_home, "puma"), None)
     assert (state.kind, state.word, state.why) == ("warned", "waits for a person", "its training: the loss is 10.7 at step 12")
-    page = page_of(own_home, "puma")
+    page = phase(site_of(own_home), "puma")
     assert "Its training waits for a person: the loss is 10.7 at step 12" in page
     assert "Approve to go back to step 10. &lt;b&gt;Reject&lt;/b&gt; to stop the phase." in page
     decide(path, approves=False, reason="look first", who="Grace")
     state = state_of(files_of(own_home, "puma"), None)
     assert (state.kind, state.word, state.since) == ("failed", "rejected by a person", "Grace: look first")
-    assert "Its training was rejected by a person" in page_of(own_home, "puma")
+    assert "Its training was rejected by a person" in phase(site_of(own_home), "puma")
     decide(path, approves=True, reason="go on", who="Ada")
     assert state_of(files_of(own_home, "puma"), None).word == "half trained"
-    assert "Its training w" not in page_of(own_home, "puma")
-
-
-def page_of(home: Home, name: str) -> str:
-    site = site_of(home)
-    return phase_page(site, Links(""), zoo(site), files_of(home, name))
+    assert "Its training w" not in phase(site_of(own_home), "puma")
 
 
 TAG = re.compile(r"<(script|img|iframe|style|svg)\b[^>]*>")
@@ -244,9 +228,7 @@ def text_of(page: str) -> str:
 
 
 def phase(site: Site, name: str) -> str:
-    found = zoo(site)
-    files = site.shelf.phase(found, name)
-    assert files is not None
+    found, files = pages.find_phase(site, PhaseAddress("zoo", "own", name))
     return pages.phase_page(site, Links(str(files.address)), found, files)
 
 
@@ -255,12 +237,17 @@ def verdict(site: Site, name: str, gate: str = "data", **asked: object) -> str:
     return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, gate, Asked(**asked))  # pyright: ignore[reportArgumentType]  # as a test writes them
 
 
-def test_a_verdict_says_in_its_first_sentence_why_it_fails(site: Site) -> None:
+def test_a_phase_shows_its_numbers_and_its_verdict_says_first_why_it_fails(site: Site) -> None:
     said = text_of(verdict(site, "tiger"))
     assert "Refused: the cache of component math is stale: GSM8K/test.json is no source of it any more. And 2 more things, below." in said
     assert "Found 1 file differs Limit 0 files differ" in said
     assert "250 of 1,319 items of gsm8k are in component math" in said
     assert "✗ failed The sources are still what the cache was made of. 1 file differs 0 files differ caches" in said
+    said = text_of(phase(site, "tiger"))
+    assert "step 60 of 80" in said
+    assert "Starts from step 40 of lion" in said
+    assert "last sign of life 1970-01-01 not active" in said
+    assert "runs/zoo-own/tiger of the home" in said
 
 
 def test_evidence_is_sorted_filtered_and_cut_by_the_server(site: Site) -> None:
@@ -296,14 +283,6 @@ def test_nothing_of_the_home_becomes_markup(site: Site, name: str) -> None:
         assert "<b>x" not in page
         assert 'style="' not in page
         assert not re.search(r'\son\w+="', page)
-
-
-def test_a_phase_shows_its_numbers_its_parent_and_its_files(site: Site) -> None:
-    said = text_of(phase(site, "tiger"))
-    assert "step 60 of 80" in said
-    assert "Starts from step 40 of lion" in said
-    assert "last sign of life 1970-01-01 not active" in said
-    assert "runs/zoo-own/tiger of the home" in said
 
 
 def test_live_data_are_the_numbers_and_the_parts_of_the_page(own_home: Home) -> None:

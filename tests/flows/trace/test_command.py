@@ -9,16 +9,14 @@ from phasewise.validations.expectations.judging import Reason
 from tests.flows.trace.world import World
 
 
-@pytest.mark.parametrize(
-    ("phase", "step", "said"),
-    [
-        ("ocelot", 40, "ocelot trains steps 41 to 52 at proxy scale, found step 40. Step 40 is in kestrel."),
-        ("kestrel", 0, "kestrel trains steps 1 to 40 at proxy scale, found step 0."),
-        ("third", 61, "third trains steps 53 to 60 at proxy scale, found step 61."),
-    ],
-)
-def test_a_step_of_another_phase_says_which_has_it(world: World, phase: str, step: int, said: str):
-    assert world.invoke(f"/{phase}", "--step", str(step))[::2] == (2, f"phasewise: {said}\n")
+def test_a_step_of_another_phase_says_which_has_it(world: World):
+    for phase, first, last, step, more in (
+        ("ocelot", 41, 52, 40, " Step 40 is in kestrel."),
+        ("kestrel", 1, 40, 0, ""),
+        ("third", 53, 60, 61, ""),
+    ):
+        said = f"phasewise: {phase} trains steps {first} to {last} at proxy scale, found step {step}.{more}\n"
+        assert world.invoke(f"/{phase}", "--step", str(step))[::2] == (2, said)
 
 
 def test_without_caches_it_says_how_to_make_them(world: World, tmp_path: Path, copied: World):
@@ -40,7 +38,7 @@ def test_to_ask_makes_nothing(copied: World):
     assert {path: path.lstat().st_mtime_ns for path in copied.home.root.rglob("*")} == before
 
 
-def test_lines_for_people(world: World):
+def test_lines_for_people_have_nothing_that_a_terminal_would_obey(world: World, capsys: pytest.CaptureFixture[str]):
     code, out, err = world.invoke("/ocelot", "--step", "41", "--rows", "2")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -48,9 +46,6 @@ def test_lines_for_people(world: World):
     assert lines[1].startswith("ocelot step 41 row 0: ")
     assert lines[-1] == "… and 4 rows more: --rows 0 shows all, --json has all"
     assert world.invoke("/ocelot", "--step", "41", "--rows", "0")[1].count("ocelot step 41 row") == 6
-
-
-def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture[str], world: World):
     answer = world.ask("/ocelot", step=41)
     answer["rows"][0]["text"] = "\x1b[2Jgone\u202e [red]markup[/red]"
     command.print_answer(answer)

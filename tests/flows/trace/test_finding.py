@@ -42,24 +42,19 @@ def test_a_passage_is_found_inside_a_document_with_the_tokens_that_hold_it(world
 
 def test_a_file_of_several_documents_says_that_it_was_looked_for_as_one(world: World, tmp_path: Path):
     some = texts(world, "flan")[:3]
-    for name, content in {
-        "lines.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in some),
-        "several.txt": "\n\n".join(some),
-        "ends.txt": some[0].replace(" ", "\r\n"),
-    }.items():
+    for name, content, advice in (
+        ("lines.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in some), "its 3 lines are JSON. Put the text of one line"),
+        ("several.txt", "\n\n".join(some), "if it has several documents, or other line ends, put a passage of one line"),
+        ("ends.txt", some[0].replace(" ", "\r\n"), "or other line ends"),
+    ):
         (tmp_path / name).write_bytes(content.encode())
-    for name, advice in {
-        "lines.jsonl": "its 3 lines are JSON. Put the text of one line",
-        "several.txt": "if it has several documents, or other line ends, put a passage of one line",
-        "ends.txt": "or other line ends",
-    }.items():
         code, out, err = world.invoke("", "--text", str(tmp_path / name))
         assert (code, out) == (1, "")
         assert f"The search took {tmp_path / name} as one text: " in err
         assert advice in err
 
 
-def test_what_is_held_out_says_so_and_is_no_refusal(world: World, tmp_path: Path):
+def test_what_is_held_out_or_drawn_by_no_phase_says_so_and_is_no_refusal(world: World, tmp_path: Path):
     one = next(iter(world.documents("dolmino_stackexchange", "held_out")))
     code, out, _ = world.invoke("", "--document", one)
     assert code == 0
@@ -67,9 +62,6 @@ def test_what_is_held_out_says_so_and_is_no_refusal(world: World, tmp_path: Path
     answer = world.ask(document=one)
     assert answer["rows"] == []
     assert [document["split"] for document in answer["documents"]] == ["held_out"]
-
-
-def test_what_no_phase_draws_says_so(world: World):
     shown = {one: world.ask(document=one)["documents"][0] for one in world.documents("dolmino_stackexchange")}
     silent = [document for document in shown.values() if not document["rows"]]
     assert silent
@@ -83,11 +75,7 @@ def test_what_no_phase_draws_says_so(world: World):
     ("arguments", "code", "said"),
     [
         (["--text", "{never}"], 1, "there is no text of"),
-        (
-            ["--document", "0123456789abcdef"],
-            1,
-            "there is no document 0123456789abcdef in the caches of kestrel, ocelot, third: searched were 200",
-        ),
+        (["--document", "0123456789abcdef"], 1, "no document 0123456789abcdef in the caches of kestrel, ocelot, third: searched were 200"),
         (["--source-file", "three/text.jsonl"], 1, "Did you mean dolmino_stackexchange: one/text.jsonl or"),
         (["--source-file", "nothing.parquet"], 1, "No component was read from such a file."),
         (["--document", "0123"], 2, "at least the first 8 characters"),
@@ -111,13 +99,10 @@ def test_nothing_found_is_a_refusal_that_counts_what_was_searched(world: World, 
     assert said in found[2]
 
 
-def test_a_file_whose_documents_are_all_copies_says_so(world: World):
+def test_a_file_of_copies_and_one_with_too_many_rows_are_refused(world: World, monkeypatch: pytest.MonkeyPatch):
     code, out, err = world.invoke("", "--source-file", str(world.recipe.parent / "text/flan/two/text.jsonl"))
     assert (code, out) == (1, "")
     assert "flan read the file, and left all of it out. The component left out: 10 copy" in err
-
-
-def test_what_has_too_many_rows_is_refused_before_they_are_listed(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "MAX_ROWS", 20)
     code, out, err = world.invoke("", "--source-file", "one/text.jsonl")
     assert (code, out) == (1, "")
@@ -147,14 +132,11 @@ def test_of_more_documents_than_are_read_the_digests_name_the_shards(world: Worl
     assert "there is no document 00000000ffff" in world.invoke("", "--document", "00000000ffff")[2]
 
 
-def test_damaged_digests_are_refused(copied: World, monkeypatch: pytest.MonkeyPatch):
+def test_damaged_digests_and_tokens_that_are_not_those_of_the_index_are_refused(copied: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(document_search, "MAX_SEARCHED_DOCUMENTS", 0)
     path = next((copied.home.root / "documents/flan").glob("*/*.digests"))
     path.write_bytes(path.read_bytes()[:-36])
     assert "prepare the data again" in copied.invoke("", "--document", "00000000ffff")[2]
-
-
-def test_tokens_that_are_not_those_of_the_index_are_refused(copied: World):
     for path in (copied.home.root / "tokens").glob("*/train-*/*.bin"):
         np.zeros_like(np.fromfile(path, "<u2")).tofile(path)  # a document's first token at every place
     code, out, err = copied.invoke("/ocelot", "--step", "41")

@@ -40,7 +40,7 @@ def test_three_phases_have_every_hard_case(forward: Counter[Piece]):
     assert before & after  # an order that begins again draws again what was drawn
 
 
-def test_backward_finds_every_row_and_nothing_else(world: World, forward: Counter[Piece]):
+def test_backward_finds_every_row_and_nothing_else_and_one_row_is_that_row_of_the_step(world: World, forward: Counter[Piece]):
     documents = {
         name: [*world.documents(name), *world.documents(name, "held_out")] for name in ("medu_science_qa", "dolmino_stackexchange", "flan")
     }
@@ -51,9 +51,6 @@ def test_backward_finds_every_row_and_nothing_else(world: World, forward: Counte
             assert {found["component"] for found in answer["documents"]} == {component}
             backward.update(key(row) for row in answer["rows"])
     assert backward == forward
-
-
-def test_one_row_is_that_row_of_the_step(world: World):
     whole = world.ask("/ocelot", step=50)["rows"]
     assert [row for number in range(6) for row in world.ask("/ocelot", step=50, row=number)["rows"]] == whole
 
@@ -114,7 +111,7 @@ def forward_packed(packed: World) -> Counter[Piece]:
     return Counter(key(row) for step in STEPS for row in packed.ask("/third", step=step)["rows"])
 
 
-def test_the_tokens_of_every_packed_row_are_those_that_the_loader_gives(packed: World, forward_packed: Counter[Piece]):
+def test_the_tokens_and_utilisation_of_packed_rows_are_those_that_the_loader_gives(packed: World, forward_packed: Counter[Piece]):
     loader = Loader(run_of(packed.recipe, packed.home, "third"))
     documents = {name: packed.documents(name) for name in ("medu_science_qa", "flan", "dolmino_stackexchange")}
     batches = {step: loader.batch(step - 1) for step in STEPS}
@@ -127,6 +124,18 @@ def test_the_tokens_of_every_packed_row_are_those_that_the_loader_gives(packed: 
     for step, batch in batches.items():
         np.testing.assert_array_equal(filled[step], batch.segment_ids != 0)
     assert not all(part.all() for part in filled.values())
+    recipe = at_scale(Recipe.model_validate_json(Path(packed.recipe).read_text()), "proxy", str(packed.recipe))
+    found = utilisation_of(recipe, recipe.phases, packed.home)
+    assert list(found) == ["third"]
+    run = run_of(packed.recipe, packed.home, "third")
+    drawn = Counter(piece[3] for piece in {piece[:4] for piece in forward_packed})
+    laid = {name: ComponentRows(TokenCache.open(run.caches[name]), RowRule("greedy"), run.model.seq_len) for name in drawn}
+    used = {name: laid[name].used(np.arange(laid[name].num_rows)).mean() for name in drawn}
+    targets = {name: laid[name].targets(np.arange(laid[name].num_rows)).sum(axis=1).mean() for name in drawn}
+    for what, of_rows in (("tokens", used), ("counted", targets)):
+        expected = sum(drawn[name] * of_rows[name] for name in drawn) / (run.model.seq_len * drawn.total())
+        assert found["third"][what] == pytest.approx(expected)
+    assert found["third"]["counted"] < found["third"]["tokens"] < 1
 
 
 def test_of_each_row_it_says_how_many_tokens_are_predicted(packed: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -160,18 +169,3 @@ def _as_the_loader(asked: World) -> int:
             assert row["predicted"] == targets[row["row"], row["at"] : row["at"] + row["tokens"]].sum()
             total += row["predicted"]
     return total
-
-
-def test_the_utilisation_is_that_of_what_is_drawn(packed: World, forward_packed: Counter[Piece]):
-    recipe = at_scale(Recipe.model_validate_json(Path(packed.recipe).read_text()), "proxy", str(packed.recipe))
-    found = utilisation_of(recipe, recipe.phases, packed.home)
-    assert list(found) == ["third"]
-    run = run_of(packed.recipe, packed.home, "third")
-    drawn = Counter(piece[3] for piece in {piece[:4] for piece in forward_packed})
-    laid = {name: ComponentRows(TokenCache.open(run.caches[name]), RowRule("greedy"), run.model.seq_len) for name in drawn}
-    used = {name: laid[name].used(np.arange(laid[name].num_rows)).mean() for name in drawn}
-    targets = {name: laid[name].targets(np.arange(laid[name].num_rows)).sum(axis=1).mean() for name in drawn}
-    for what, of_rows in (("tokens", used), ("counted", targets)):
-        expected = sum(drawn[name] * of_rows[name] for name in drawn) / (run.model.seq_len * drawn.total())
-        assert found["third"][what] == pytest.approx(expected)
-    assert found["third"]["counted"] < found["third"]["tokens"] < 1

@@ -45,24 +45,17 @@ def traced_recipe(sources: Path) -> Recipe:
     first, second = raw["phases"]
     second["mixture"] = [[0, COMPONENTS], [47, OTHER_MIXTURE]]
     third: dict[str, Any] = {
-        **second,
-        "name": "third",
+        **second, "name": "third",
         "start": {"parent": "ocelot", "step": 52, "fresh": [], "graft": [], "declares": ["order", "coverage", "batch", "learning_rate"]},
-        "stop_step": 60,
-        "learning_rate": rate(52, 60),
-        "batch": [[0, 2], [40, 6], [52, 3], [56, 5]],
+        "stop_step": 60, "learning_rate": rate(52, 60), "batch": [[0, 2], [40, 6], [52, 3], [56, 5]],
         "mixture": [[0, OTHER_MIXTURE], [55, COMPONENTS]],
         "order": {**second["order"], "first_step": 52, "seed": 9, "permutation": "feistel"},
-    }
+    }  # fmt: skip
     branch: dict[str, Any] = {
-        **second,
-        "name": "side",
-        "start": {"parent": "ocelot", "step": 45, "fresh": [], "graft": [], "declares": ["mixture", "learning_rate"]},
-        "stop_step": 50,
-        "learning_rate": rate(45, 50),
-        "mixture": [[0, {"flan": 100.0}]],
-        "branch": True,
-    }
+        **second, "name": "side",
+        "start": {"parent": "ocelot", "step": 45, "fresh": [], "graft": [], "declares": ["mixture", "learning_rate"]}, "stop_step": 50,
+        "learning_rate": rate(45, 50), "mixture": [[0, {"flan": 100.0}]], "branch": True,
+    }  # fmt: skip
     buffered: dict[str, Any] = {**third, "name": "buffered", "order": {**third["order"], "buffer_documents": 3}, "branch": True}
     for phase in (second, third, branch, buffered):
         phase["order"] = dict(phase["order"]) | {"cut_blocks": True}

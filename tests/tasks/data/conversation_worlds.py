@@ -31,18 +31,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "best_answer": {"prompt": "question", "answer": AnswerColumn(key="inferences", content="completion", best_by="pass_rate")},
     "first_answer": {"prompt": "question", "answer": AnswerColumn(key="responses", content="response")},
 }  # fmt: skip
-BEYOND_ASCII: list[list[Message]] = [
+UNICODE: list[list[Message]] = [
     [Message(role="user", content=question), Message(role="assistant", content=answer)]
     for question, answer in (
-        ("Wie heißt das auf Deutsch?", "  „Grüße“ – mit Umlauten.  "),
-        ("日本語で?", "はい、そうです。🌳"),
-        ("emoji alone", "👩‍👩‍👧‍👦"),
-        ("code", "```python\nfor x in y:\n\tprint(x)\n```\n"),
-        ("combining", "\u0338cafe\u0301 and \u0338 alone"),
-        ("spaces", "a  b   c\n\n\n d"),
-        ("Looks like a tag: <|user|> <b>", "{% if x %} {{ y }} & <|nothing|>"),
+        ("Wie heißt das auf Deutsch?", "  „Grüße“ – mit Umlauten.  "), ("日本語で?", "はい、そうです。🌳"), ("emoji alone", "👩‍👩‍👧‍👦"),
+        ("code", "```python\nfor x in y:\n\tprint(x)\n```\n"), ("combining", "\u0338cafe\u0301 and \u0338 alone"),
+        ("spaces", "a  b   c\n\n\n d"), ("Looks like a tag: <|user|> <b>", "{% if x %} {{ y }} & <|nothing|>"),
     )
-]
+]  # fmt: skip
 
 
 def layout(name: str, template: str = "marin") -> Conversation:
@@ -50,9 +46,8 @@ def layout(name: str, template: str = "marin") -> Conversation:
 
 
 def made_conversations(count: int) -> list[list[Message]]:
-    root = roots()["stdlib"]
-    found = (said for path in sorted(root.glob("*.py")) for said in conversations_in(path, path.stem))
-    return list(islice(found, count))
+    paths = sorted(roots()["stdlib"].glob("*.py"))
+    return list(islice((said for path in paths for said in conversations_in(path, path.stem)), count))
 
 
 def write_records(path: Path, records: Iterable[Mapping[str, Any]], kind: FileKind = "jsonl") -> None:
@@ -63,10 +58,8 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]], kind: FileKi
         pq.write_table(pa.Table.from_pylist([dict(record) for record in records]), path)
 
 
-def write_source(
-    folder: Path, how: Conversation, conversations: Sequence[Sequence[Message]], kind: FileKind = "jsonl", **changes: Any
-) -> Source:  # fmt: skip
-    write_records(folder / f"a.{kind}", [as_record(said, how) for said in conversations], kind)
+def write_source(folder: Path, how: Conversation, made: Sequence[Sequence[Message]], kind: FileKind = "jsonl", **changes: Any) -> Source:
+    write_records(folder / f"a.{kind}", [as_record(said, how) for said in made], kind)
     return Source.model_validate({"url": folder.as_uri(), "include": ("a.*",), "format": kind, "conversation": how, **changes})
 
 

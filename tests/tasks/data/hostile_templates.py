@@ -16,23 +16,18 @@ TEXT = "{% set x = namespace(v='lol') %}{% for i in range(99) %}{% set x.v = x.v
 LONG = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"
 MACRO = "{% macro f(n) %}{% if n %}BODY{% endif %}{% endmacro %}{{ f(60) }}"
 HOSTILE = {
-    "ljust": "{{ 'x'.ljust(3000000000) }}",
-    "rjust of a message": "{{ messages[0].content.rjust(3000000000) }}",
-    "format with a width that is given": "{{ '{0:{1}}'.format('x', 3000000000) }}",
-    "percent of a fraction": "{{ '%.2000000000f' % 1.5 }}",
-    "doubled by ~": TEXT.replace("OPERATOR", "~"),
-    "repeated list": "{{ ([0] * 3000000000) | length }}",
-    "tower of powers": "{{ 9 ** (9 ** 9) }}",
-    "shared lists as JSON": NESTED + "{{ x.v | tojson }}",
+    "ljust": "{{ 'x'.ljust(3000000000) }}", "rjust of a message": "{{ messages[0].content.rjust(3000000000) }}",
+    "format with a width that is given": "{{ '{0:{1}}'.format('x', 3000000000) }}", "percent of a fraction": "{{ '%.2000000000f' % 1.5 }}",
+    "doubled by ~": TEXT.replace("OPERATOR", "~"), "repeated list": "{{ ([0] * 3000000000) | length }}",
+    "tower of powers": "{{ 9 ** (9 ** 9) }}", "shared lists as JSON": NESTED + "{{ x.v | tojson }}",
     "loops in loops that write": LONG.replace("BODY", "lol"),
     "an answer that grows": "{% generation %}{% for a in range(99999) %}{{ 'lol' * 99999 }}{% endfor %}{% endgeneration %}",
     "macros that write twice as much each": MACRO.replace("BODY", "{% set x = f(n - 1) %}{{ x }}{{ x }}{% else %}lol"),
     "a loop that calls itself": "{% for m in [[messages, messages]] * 9 recursive %}{{ loop([m, m]) }}{% endfor %}",
     "join": "{{ range(99999) | join('x' * 99999) | length }}",
     "sums of lists": "{{ ([range(999) | list] * 99999) | sum(start=[]) | length }}",
-    "brackets in brackets": "{{ " + "(" * 100_000 + ")" * 100_000 + " }}",
-    "a template without end": "{{ messages[0].content }}" * 100_000,
-}
+    "brackets in brackets": "{{ " + "(" * 100_000 + ")" * 100_000 + " }}", "a template without end": "{{ messages[0].content }}" * 100_000,
+}  # fmt: skip
 SAID = (Message(role="user", content="u"), Message(role="assistant", content="a"))
 
 

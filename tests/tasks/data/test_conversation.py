@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from phasewise.tasks.data.caches import encode_part, finish_cache
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.conversation_text import build_compose, rendered
-from phasewise.tasks.data.documents import bucket_ranges, find_copies, finish_documents, read_to_parts
+from phasewise.tasks.data.documents import read_to_parts
 from phasewise.tasks.data.filters import Normalization
 from phasewise.tasks.data.findings import Fault, Finding, LeftOut, Record, Tally, check_readable, has_text, reach, texts_in
 from phasewise.tasks.data.listing import fingerprint
@@ -17,8 +16,7 @@ from phasewise.tasks.data.prepare import make_missing_tokenizer
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import DataError
-from phasewise.trainer.data.manifest import SPLITS
-from tests.tasks.data.builds import bundles
+from tests.tasks.data.builds import bundles, write_documents
 from tests.tasks.data.conversation_worlds import VOCAB_SIZE, FileKind, layout, made_conversations, write_records, write_source
 
 SAID = [{"role": "user", "content": "Why is it so?"}, {"role": "assistant", "content": "Because it is."}]
@@ -28,14 +26,21 @@ CALL = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
 TOOLS = json.dumps([{"name": "f", "parameters": {}}], separators=(",", ":"))
 
 
-class Layout(NamedTuple):
-    """A public set's record, and what must become of each of its columns.
+def asked(prompt: str, answer: str, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "answer": AnswerColumn(key=answer), **more}
 
-    Attributes:
-        read: columns that are in the text.
-        refused: columns that must be read or left out by name.
-        reported: columns that are named when the data are prepared.
-    """
+
+KINDS: tuple[FileKind, FileKind] = ("jsonl", "parquet")
+MESSAGES = {"messages": "messages"}
+SHARE_GPT = {"messages": "conversations", "role": "from", "content": "value", "roles": ROLES}
+ALPACA = {"instruction": "Name the colour.", "input": "grass", "output": "Green.", "text": "Below is an instruction."}
+IN_HEADERS = [{**one, "header": {"agent": "Mozilla (X11)"}, "toxic": False, "language": "en"} for one in SAID]
+U, A = SAID
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, A]
+
+
+class Layout(NamedTuple):
+    """A public set's record; its columns that are in the text, that must be read or left out by name, and that are named in preparing."""
 
     how: Mapping[str, Any]
     record: Mapping[str, Any]
@@ -44,71 +49,55 @@ class Layout(NamedTuple):
     reported: str = ""
 
 
-KINDS: tuple[FileKind, FileKind] = ("jsonl", "parquet")
-Q = {"prompt": "question", "answer": AnswerColumn(key="answer")}
-ALPACA = {"instruction": "Name the colour.", "input": "grass", "output": "Green.", "text": "Below is an instruction."}
-IN_HEADERS = [{**one, "header": {"agent": "Mozilla (X11)"}, "toxic": False, "language": "en"} for one in SAID]
 LAYOUTS: dict[str, Layout] = {
-    "alpaca": Layout(
-        {"prompt": "instruction", "answer": AnswerColumn(key="output")}, ALPACA, read="instruction output", refused="input text"),
+    "alpaca": Layout(asked("instruction", "output"), ALPACA, read="instruction output", refused="input text"),
     "alpaca with its input": Layout(
-        {"prompt": "instruction", "context": "input", "answer": AnswerColumn(key="output"), "leave_out": ("text",)}, ALPACA,
-        read="instruction input output"),
+        asked("instruction", "output", context="input", leave_out=("text",)), ALPACA, read="instruction input output"),
     "dolly": Layout(
-        {"prompt": "instruction", "answer": AnswerColumn(key="response")},
+        asked("instruction", "response"),
         {"instruction": "When did it start?", "context": "It started in 1999.", "response": "1999", "category": "closed_qa"},
         read="instruction response", refused="context", reported="category"),
     "orca": Layout(
-        {"prompt": "question", "system": "system_prompt", "answer": AnswerColumn(key="response")},
+        asked("question", "response", system="system_prompt"),
         {"id": "flan.1", "system_prompt": "Be brief.", "question": "Why is it so?", "response": "Because."},
         read="system_prompt question response", reported="id"),
     "share_gpt": Layout(
-        {"messages": "conversations", "role": "from", "content": "value", "roles": ROLES},
-        {"id": "x_1", "conversations": TURNS, "system": "Be brief.", "tools": TOOLS},
+        SHARE_GPT, {"id": "x_1", "conversations": TURNS, "system": "Be brief.", "tools": TOOLS},
         read="conversations", refused="system tools", reported="id"),
     "share_gpt with its system text": Layout(
-        {"messages": "conversations", "role": "from", "content": "value", "roles": ROLES, "system": "system"},
-        {"conversations": TURNS, "system": "Be brief.", "tools": "[]", "model": "gpt-4", "hash": 7},
+        {**SHARE_GPT, "system": "system"}, {"conversations": TURNS, "system": "Be brief.", "tools": "[]", "model": "gpt-4", "hash": 7},
         read="conversations system", reported="model"),
     "openai": Layout(
-        {"messages": "messages"}, {"messages": SAID, "tools": [CALL[0]], "parallel_tool_calls": False, "functions": []},
-        read="messages", refused="tools"),
-    "tulu": Layout({"messages": "messages"}, {"id": "a_1", "messages": SAID, "source": "ai2/x"}, read="messages", reported="id source"),
+        MESSAGES, {"messages": SAID, "tools": [CALL[0]], "parallel_tool_calls": False, "functions": []}, read="messages", refused="tools"),
     "ultrachat": Layout(
-        {"messages": "messages"}, {"prompt": "Why is it so?", "prompt_id": "1f", "messages": SAID},
-        read="messages", refused="prompt", reported="prompt_id"),
+        MESSAGES, {"prompt": "Why is it so?", "prompt_id": "1", "messages": SAID}, read="messages", refused="prompt", reported="prompt_id"),
     "wildchat": Layout(
         {"messages": "conversation"}, {"conversation": IN_HEADERS, "model": "m"},
         read="conversation", refused="header", reported="model language"),
     "messages as a string": Layout(
         {"messages": "conversation"}, {"conversation": json.dumps(SAID), "source": "x"}, read="conversation", reported="source"),
     "prompt and completion": Layout(
-        {"prompt": "prompt", "answer": AnswerColumn(key="completion")},
-        {"prompt": "Why is it so?", "completion": "Because.", "meta": {"lang": "en", "licence": None}},
+        asked("prompt", "completion"), {"prompt": "Why is it so?", "completion": "Because.", "meta": {"lang": "en", "licence": None}},
         read="prompt completion", reported="meta"),
-    "gsm8k": Layout(Q, {"question": "How many?", "answer": "Two. #### 2"}, read="question answer"),
-    "squad": Layout(
-        Q, {"question": "Who?", "context": "Ada wrote it.", "answer": "Ada", "title": "Ada_Lovelace"},
-        read="question answer", refused="context", reported="title"),
     "open thoughts": Layout(
-        {"prompt": "problem", "answer": AnswerColumn(key="solution")},
+        asked("problem", "solution"),
         {"problem": "What is 1 + 1?", "reasoning": "Well", "solution": "2", "domain": "math", "test_cases": {"in": ["1 2"]}},
         read="problem solution", refused="reasoning test_cases", reported="domain"),
     "preference": Layout(
-        {"prompt": "prompt", "answer": AnswerColumn(key="chosen")},
-        {"prompt": "Why?", "chosen": "Because.", "rejected": "No", "score_chosen": 8.5}, read="prompt chosen", refused="rejected"),
+        asked("prompt", "chosen"), {"prompt": "Why?", "chosen": "Because.", "rejected": "No", "score_chosen": 8.5},
+        read="prompt chosen", refused="rejected"),
     "preference as messages": Layout(
-        {"messages": "chosen", "leave_out": ("rejected", "prompt")},
-        {"prompt": "Why is it so?", "chosen": SAID, "rejected": SAID[:1]}, read="chosen"),
+        {"messages": "chosen", "leave_out": ("rejected", "prompt")}, {"prompt": "Why is it so?", "chosen": SAID, "rejected": SAID[:1]},
+        read="chosen"),
     "text parts": Layout(
-        {"messages": "messages"},
-        {"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID], "images": []}, read="messages"),
+        MESSAGES, {"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID], "images": []},
+        read="messages"),
     "best of several": Layout(
         {"prompt": "question", "answer": AnswerColumn(key="inferences", content="completion", best_by="pass_rate")},
         {"question": "Why?", "inferences": [{"completion": "So it is.", "pass_rate": 1.0, "plan": "Say so", "model_name": "m"}]},
         read="question", refused="plan", reported="model_name"),
     "history": Layout(
-        Q, {"question": "And then?", "answer": "No.", "history": [["Hi", "Hello"]], "分类": "开放问答"},
+        asked("question", "answer"), {"question": "And then?", "answer": "No.", "history": [["Hi", "Hello"]], "分类": "开放问答"},
         read="question answer", refused="history 分类"),
     "below an object": Layout(
         {"messages": "data.messages"}, {"data": {"messages": SAID, "context": "It is about it.", "lang": "en"}, "id": "1"},
@@ -158,9 +147,6 @@ def find(how: Conversation | None, record: Mapping[str, Any]) -> Finding:
     return found
 
 
-U, A = SAID
-
-
 def system(content: Any) -> dict[str, Any]:
     return {"role": "system", "content": content}
 
@@ -169,19 +155,16 @@ def answer(content: Any) -> list[dict[str, Any]]:
     return [U, {"role": "assistant", "content": content}]
 
 
-IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, A]
 MEANINGS: dict[str, list[Any]] = {
     "text": [
-        *([system(content), U, A] for content in ("", None, " \n", [])),
-        [system(""), system(""), U, A],
-        json.dumps([U, A]),
+        *([system(content), U, A] for content in ("", None, " \n", [])), [system(""), system(""), U, A], json.dumps([U, A]),
         answer([{"type": "output_text", "text": "Because "}, {"type": "text", "text": "it is."}]),
     ],
     "empty content": [[{"role": "user", "content": ""}, A], answer([{"type": "text", "text": ""}])],
     "no messages": ["", "[]"],
     "wrong type": ["[" * 2000, "{'role': 'user'}", answer([{"text": "a"}]), answer({"text": "a"})],
     "part that is not text": [IMAGE, answer([{"type": "reasoning", "content": "t"}])],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("found", "messages"), [(found, messages) for found, many in MEANINGS.items() for messages in many])
@@ -212,37 +195,23 @@ def planned(source: Source, home: Home) -> DataPlan:
     return plan_data({"web": source}, home, vocab_size=VOCAB_SIZE)
 
 
-def build(plan: DataPlan) -> None:
-    web = plan.components["web"]
-    folder = web.documents.folder
-    records = [read_to_parts(bundle, web.part_bytes, folder) for bundle in web.bundles]
-    finish_documents("web", web.source, web.listing, records, [find_copies(folder, bucket_ranges(records)[0], 0)], folder)
-    make_missing_tokenizer(plan, VOCAB_SIZE, None)
-    for split in SPLITS:
-        encode_part(folder, 0, plan.tokenizer, {split: web.cache(split).folder})
-        finish_cache("web", split, folder, plan.tokenizer, web.cache(split).key, web.cache(split).folder)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"template": "trinity"}, {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {"content": "text"},
-        {"roles": {"user": "user", "assistant": "assistant"}}, {"system": "system"}, {"answer": {"key": "answer"}},
-        {"special_tokens": ("[INST]",)}, {"leave_out": ("name",)},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"template": "trinity"}, {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {"content": "text"},
+    {"roles": {"user": "user", "assistant": "assistant"}}, {"system": "system"}, {"answer": {"key": "answer"}},
+    {"special_tokens": ("[INST]",)}, {"leave_out": ("name",)},
+])  # fmt: skip
 def test_every_setting_of_a_conversation_is_in_the_keys(source: Source, home: Home, change: dict[str, Any]):
     assert source.conversation is not None
     others = source.but(conversation={**source.conversation.model_dump(), **change})
     web, other = (planned(one, home).components["web"] for one in (source, others))
-    assert web.documents.key != other.documents.key
-    assert web.train.key != other.train.key
+    assert (web.documents.key == other.documents.key, web.train.key == other.train.key) == (False, False)
 
 
 def test_the_tokenizer_has_the_special_tokens_of_the_template(source: Source, home: Home):
     plan = planned(source, home)
     assert plan.special_tokens == ("<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>")
-    build(plan)
+    write_documents(source, plan.components["web"].documents.folder)
+    make_missing_tokenizer(plan, VOCAB_SIZE, None)
     added = {token["content"]: token["id"] for token in json.loads(plan.tokenizer.read_text())["added_tokens"]}
     assert list(added) == ["<|begin_of_text|>", "<|end_of_text|>", *plan.special_tokens]
     assert not [token for token in json.loads(plan.tokenizer.read_text())["model"]["vocab"] if "eot" in token and token not in added]

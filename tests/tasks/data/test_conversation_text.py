@@ -11,7 +11,7 @@ from phasewise.tasks.data.conversation import Conversation, Message
 from phasewise.tasks.data.conversation_text import build_compose, rendered
 from phasewise.tasks.data.documents import read_documents_manifest, split_of, split_texts
 from phasewise.tasks.data.filters import Normalization
-from phasewise.tasks.data.findings import Finding, Record
+from phasewise.tasks.data.findings import Record
 from phasewise.tasks.data.stand_ins import as_record
 from phasewise.tasks.data.template import ChatTemplate, NotMarked
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
@@ -25,12 +25,9 @@ from tests.tasks.data.conversation_worlds import LAYOUTS, FileKind, layout, made
 BYTES = {"<|start_header_id|>": 258, "<|end_header_id|>": 259, "<|eot_id|>": 260, "<|im_start|>": 261, "<|im_end|>": 262}
 LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SAID: list[Message] = [
-    Message(role="system", content="Be brief."),
-    Message(role="user", content="Grüße?"),
-    Message(role="assistant", content="Hé 🌳"),
-    Message(role="user", content="More"),
-    Message(role="assistant", content="no"),
-]
+    Message(role="system", content="Be brief."), Message(role="user", content="Grüße?"), Message(role="assistant", content="Hé 🌳"),
+    Message(role="user", content="More"), Message(role="assistant", content="no"),
+]  # fmt: skip
 
 
 def byte_tokenizer(path: Path) -> Path:
@@ -49,13 +46,10 @@ def decoded(path: Path, tokens: np.ndarray) -> str:
     return Tokenizer.from_file(str(path)).decode(tokens.tolist(), skip_special_tokens=False)
 
 
-@pytest.mark.parametrize(
-    ("template", "turn", "answers"),
-    [
-        ("marin", "<|start_header_id|>{}<|end_header_id|>\n{}<|eot_id|>\n", ["Hé 🌳<|eot_id|>", "no<|eot_id|>"]),
-        ("trinity", "<|im_start|>{}\n{}<|im_end|>\n", ["Hé 🌳<|im_end|>", "no<|im_end|>"]),
-    ],
-)
+@pytest.mark.parametrize(("template", "turn", "answers"), [
+    ("marin", "<|start_header_id|>{}<|end_header_id|>\n{}<|eot_id|>\n", ["Hé 🌳<|eot_id|>", "no<|eot_id|>"]),
+    ("trinity", "<|im_start|>{}\n{}<|im_end|>\n", ["Hé 🌳<|im_end|>", "no<|im_end|>"]),
+])  # fmt: skip
 def test_a_conversation_s_tokens_and_those_that_count(tmp_path: Path, template: str, turn: str, answers: list[str]):
     text = BEGIN_OF_TEXT + "".join(turn.format(said["role"], said["content"]) for said in SAID) + END_OF_TEXT
     others = [[Message(role="user", content=f"Number {n}?"), Message(role="assistant", content=f"{n}!")] for n in range(40)]
@@ -103,25 +97,20 @@ def test_which_tokens_count_is_told_by_a_loop_alike():
     assert not counted_in_rows(np.empty((0, 2), np.int64), np.array([3]), 5).any()
 
 
-@pytest.fixture
-def caches(tmp_path: Path) -> Path:
+def test_a_tokenizer_that_does_not_fit_the_template_is_refused_by_name(tmp_path: Path):
     write_caches(write_source(tmp_path / "source", layout("messages"), made_conversations(60)), tmp_path)
-    return tmp_path
-
-
-def test_a_tokenizer_that_does_not_fit_the_template_is_refused_by_name(caches: Path):
-    others = write_source(caches / "others", layout("messages", "trinity"), made_conversations(60))
-    write_documents(others, caches / "other-documents")
-    path = caches / "tokenizer" / "tokenizer.json"
+    others = write_source(tmp_path / "others", layout("messages", "trinity"), made_conversations(60))
+    write_documents(others, tmp_path / "other-documents")
+    path = tmp_path / "tokenizer" / "tokenizer.json"
     with pytest.raises(DataError, match=r"must have <\|im_start\|>, <\|im_end\|> as special tokens, one token each: .* trinity"):
-        build_cache(caches / "other-documents", "train", path, caches / "other")
+        build_cache(tmp_path / "other-documents", "train", path, tmp_path / "other")
     written = json.loads(path.read_text())
     next(token for token in written["added_tokens"] if token["content"] == "<|eot_id|>")["rstrip"] = True
-    other = caches / "other tokenizer" / "tokenizer.json"
+    other = tmp_path / "other tokenizer" / "tokenizer.json"
     other.parent.mkdir()
     other.write_text(json.dumps(written))
     with pytest.raises(DataError, match=r"must leave the text beside <\|eot_id\|> as it is, and takes the space there"):
-        build_cache(caches / "documents", "train", other, caches / "other")
+        build_cache(tmp_path / "documents", "train", other, tmp_path / "other")
 
 
 def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
@@ -131,10 +120,8 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     user, assistant, system = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
     bad: dict[str, list[Any]] = {
         "empty content": [[user, {**assistant, "content": " "}], [{**user, "content": None}, assistant]],
-        "no answer": [[user], [user, {**assistant, "weight": 0}]],
-        "no messages": [[], None],
-        "unknown role": [[user, {"role": "tool", "content": "t"}, assistant]],
-        "two system texts": [[system, system, user, assistant]],
+        "no answer": [[user], [user, {**assistant, "weight": 0}]], "no messages": [[], None],
+        "unknown role": [[user, {"role": "tool", "content": "t"}, assistant]], "two system texts": [[system, system, user, assistant]],
         "call of a tool": [
             [user, {**assistant, "tool_calls": [{"name": "f"}]}],
             [user, {**assistant, "content": None, "function_call": {"name": "f"}}, assistant],
@@ -147,46 +134,36 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
         "field of a message that nothing reads": [
             [user, {**assistant, name: "a thought"}] for name in ("reasoning_content", "thinking", "train")
         ],
-        "refused by the chat template": [[user, system, assistant]],
-        "missing key": [[{"role": "user"}], "no messages at all"],
+        "refused by the chat template": [[user, system, assistant]], "missing key": [[{"role": "user"}], "no messages at all"],
         "wrong type": ["u", ["u"], [user, {**assistant, "content": ["a"]}]],
-    }
+    }  # fmt: skip
     worse = [{"message": []} if one == "no messages at all" else {"messages": one} for of_reason in bad.values() for one in of_reason]
     write_records(tmp_path / "source" / "a.jsonl", [*good, *worse])
-    source = write_source(tmp_path / "other", layout("messages", "trinity"), [], max_bad_fraction=0.5).but(
-        url=(tmp_path / "source").as_uri()
-    )
-    write_documents(source, tmp_path / "documents")
+    source = write_source(tmp_path / "other", layout("messages", "trinity"), [], max_bad_fraction=0.5)
+    write_documents(source.but(url=(tmp_path / "source").as_uri()), tmp_path / "documents")
     tally = read_documents_manifest(tmp_path / "documents").tally
     assert {**tally.left_out, **tally.bad_documents} == {reason: len(records) for reason, records in bad.items()}
     assert set(tally.left_out) == {"empty content", "no answer", "no messages"}
 
 
-def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_out_by_name():
+def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_out_and_a_weight_of_0_needs_marks():
     fields = "{{ m.reasoning_content | default('') }}:{{ m.name | default('') }}:{{ m.content }} "
     thinks = "{% for m in messages %}{% generation %}" + fields + "{% endgeneration %}{% endfor %}"
     user = {"role": "user", "content": "u", "name": "e\u0301"}
     said = [user, {"role": "assistant", "content": "a", "reasoning_content": "t", "train": None}]
 
-    def found(**changes: Any) -> Finding:
+    def found(**changes: Any) -> object:
         how = Conversation.model_validate({"messages": "messages", "template": thinks, **changes})
         taken = build_compose(how, Normalization())({"messages": said}, "row 0")
         (one,) = rendered([taken], how, lambda text, where, record: Record(text, where), "a.jsonl")
-        return one
+        return one.text if isinstance(one, Record) else one.reason
 
-    def text(**changes: Any) -> object:
-        return getattr(found(**changes), "text", None)
-
-    assert text() == ":é:u t::a "
-    assert text(template=thinks.replace("reasoning_content", "thinking")) == text(), "one field under two names, as transformers has it"
-    assert text(leave_out=("reasoning_content",)) == ":é:u ::a "
-    assert text(leave_out=("reasoning_content", "name"), template=LOOP) == "ua"
-    assert getattr(found(template=LOOP), "reason", None) == "field of a message that nothing reads"
-
-
-def test_a_weight_of_0_needs_marks_around_each_answer():
-    said: list[Message] = [*SAID[:2], Message(role="assistant", content="no", others={"weight": 0}), *SAID[3:]]
+    assert found() == ":é:u t::a "
+    assert found(template=thinks.replace("reasoning_content", "thinking")) == found(), "one field under two names, as transformers has it"
+    assert (found(leave_out=("reasoning_content",)), found(leave_out=("reasoning_content", "name"), template=LOOP)) == (":é:u ::a ", "ua")
+    assert found(template=LOOP) == "field of a message that nothing reads"
+    weighted: list[Message] = [*SAID[:2], Message(role="assistant", content="no", others={"weight": 0}), *SAID[3:]]
     marks = "{{% generation %}}{}{{% endgeneration %}}"
     for template in (LOOP, marks.format(LOOP), LOOP.replace("{{ message.content }}", marks.format("x"))):
         with pytest.raises(NotMarked):
-            ChatTemplate(template, "mine").render(said, "")
+            ChatTemplate(template, "mine").render(weighted, "")

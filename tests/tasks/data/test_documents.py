@@ -4,6 +4,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -23,11 +24,7 @@ from phasewise.trainer.data.manifest import MANIFEST_NAME
 from tests.tasks.conftest import write_lines
 from tests.tasks.data.builds import bundles, write_documents
 
-
-def write(folder: Path, files: list[list[str]], max_part_bytes: int) -> list[str]:
-    """The texts that are kept, in order: both splits, as the files have them."""
-    write_documents(component(folder / "in", *files, max_bad_fraction=1.0), folder / "out", max_part_bytes)
-    return list(splits(folder / "out"))
+TEXTS = [f"Document number {number}\nof many." for number in range(60)]
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,17 +34,14 @@ def write(folder: Path, files: list[list[str]], max_part_bytes: int) -> list[str
     max_part_bytes=st.sampled_from([1, 200, 1 << 20]),
 )
 def test_it_keeps_what_a_set_would(tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], buckets: int, max_part_bytes: int):
-    always = list(range(100, 160))  # so that neither split is empty
+    folder, always = tmp_path_factory.mktemp("texts"), list(range(100, 160))  # so that neither split is empty
     texts = [[f"Document {number}." for number in numbers] for numbers in [*files, always]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "DOCUMENTS_PER_BUCKET", 1)
         patch.setattr(documents, "MAX_BUCKETS", buckets)
-        found = write(tmp_path_factory.mktemp("texts"), texts, max_part_bytes)
+        write_documents(component(folder / "in", *texts, max_bad_fraction=1.0), folder / "out", max_part_bytes)
     expected = list(dict.fromkeys(text for file in texts for text in file))
-    assert found == sorted(expected, key=lambda text: split_of(digest_of_bytes(text.encode())) == "held_out")
-
-
-TEXTS = [f"Document number {number}\nof many." for number in range(60)]
+    assert list(splits(folder / "out")) == sorted(expected, key=lambda text: split_of(digest_of_bytes(text.encode())) == "held_out")
 
 
 def component(folder: Path, *files: list[str], max_bad_fraction: float = 0.0) -> Source:
@@ -64,15 +58,12 @@ def test_another_document_moves_none_and_copies_are_dropped_and_counted(tmp_path
     write_documents(component(tmp_path / "a", TEXTS), tmp_path / "before")
     write_documents(component(tmp_path / "b", ["A new one.", *reversed(TEXTS), "And one more."]), tmp_path / "after")
     before, after = (splits(tmp_path / name) for name in ("before", "after"))
-    assert len(after) == len(before) + 2
-    assert {text: after[text] for text in before} == before
+    assert (len(after), {text: after[text] for text in before}) == (len(before) + 2, before)
     copies = [TEXTS[3], TEXTS[5].replace("\n", "\r\n"), TEXTS[3]]
     manifest = write_documents(component(tmp_path / "a", TEXTS, [*copies, "  \n", ""]), tmp_path / "out")
     found = list(splits(tmp_path / "out").values())
-    assert (manifest.train, manifest.held_out, len(found)) == (found.count("train"), found.count("held_out"), 60)
-    assert manifest.copies == (0, 3)
-    assert manifest.tally.left_out["empty text"] == 2
-    assert sorted(splits(tmp_path / "out")) == sorted(TEXTS)
+    assert (manifest.train, manifest.held_out, len(found), manifest.copies) == (found.count("train"), found.count("held_out"), 60, (0, 3))
+    assert (manifest.tally.left_out["empty text"], sorted(splits(tmp_path / "out"))) == (2, sorted(TEXTS))
 
 
 @pytest.mark.parametrize(("texts", "found"), [(["one"], "1 documents"), (["a", "b", "a", " "], "2 documents")])
@@ -85,14 +76,10 @@ def test_an_empty_split_is_refused(tmp_path: Path, texts: list[str], found: str)
 def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = component(tmp_path / "a", TEXTS[:40], TEXTS[40:])
     write_documents(source, tmp_path / "whole")
-
-    def killed(*_: object):
-        raise KeyboardInterrupt
-
     first, second = bundles(source, fingerprint(source))
     read_to_parts(first, 1 << 20, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "write_model", killed)
+        patch.setattr(documents, "write_model", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             read_to_parts(second, 1 << 20, tmp_path / "out")
     (tmp_path / "out" / ".part-00001-0000.parquet.abc").write_bytes(b"half")
@@ -100,8 +87,7 @@ def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkey
     finished = (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns
     write_documents(source, tmp_path / "out")
     found, whole = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "whole"))
-    assert found == whole
-    assert (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns == finished
+    assert (found, (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns) == (whole, finished)
 
 
 def test_too_much_that_cannot_be_read_is_refused_with_the_counts(tmp_path: Path):
@@ -151,12 +137,6 @@ def digest_and_bytes_read(home: Home | None, path: str | Path, *, reads_all: boo
     return digest, known.bytes_read
 
 
-def test_a_second_command_reads_nothing(home: Home, file: Path):
-    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
-    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
-    assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
-
-
 @pytest.mark.parametrize("change", ["touch", "edit", "edit and set the time back", "replace"])
 def test_what_changed_in_any_way_is_read_again(home: Home, file: Path, change: str):
     content = b"before" if change == "touch" else b"edited"
@@ -168,27 +148,17 @@ def test_what_changed_in_any_way_is_read_again(home: Home, file: Path, change: s
         file.with_name("other").write_bytes(content)
         shutil.copystat(file, file.with_name("other"))
         file.with_name("other").replace(file)
-    elif change != "touch":
-        file.write_bytes(content)
-    if change == "touch":
+    elif change == "touch":
         os.utime(file)
+    else:
+        file.write_bytes(content)
     if "time" in change:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert one_command.content(file) == (6, sha256(content))
-    assert digest_and_bytes_read(home, file) == (sha256(content), 6)
+    assert (one_command.content(file), digest_and_bytes_read(home, file)) == ((6, sha256(content)), (sha256(content), 6))
     assert digest_and_bytes_read(home, file) == (sha256(content), 0)
 
 
-def test_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
-    for number in range(20):
-        content = b"%06d" % number
-        file.write_bytes(content)
-        assert digest_and_bytes_read(home, file) == (sha256(content), 6)
-        file.write_bytes(b"%06d" % (number + 1))
-        assert digest_and_bytes_read(home, file) == (sha256(b"%06d" % (number + 1)), 6)
-
-
-def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, file: Path):
+def test_wrong_memory_is_believed_until_everything_is_read_and_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
     digest_and_bytes_read(home, file)
     files = read_json(home.digests)["files"]
     files[str(file)][2] = sha256(b"edited")
@@ -196,19 +166,18 @@ def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, f
     assert digest_and_bytes_read(home, file) == (sha256(b"edited"), 0)
     assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
     assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
+    for number in range(20):
+        for content in (b"%06d" % number, b"%06d" % (number + 1)):
+            file.write_bytes(content)
+            assert digest_and_bytes_read(home, file) == (sha256(content), 6)
 
 
 def test_threads_that_ask_for_one_file_read_it_once(file: Path):
     file.write_bytes(b"x" * 10_000_000)
-    known = KnownDigests()
-    together = threading.Barrier(8)
-
-    def ask(_number: int) -> str:
-        together.wait()
-        return known.content(file).digest
-
+    known, together = KnownDigests(), threading.Barrier(8)
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(ask, range(8))) == {sha256(b"x" * 10_000_000)}
+        found = pool.map(lambda _: (together.wait(), known.content(file).digest)[1], range(8))
+        assert set(found) == {sha256(b"x" * 10_000_000)}
     assert known.bytes_read == 10_000_000
 
 

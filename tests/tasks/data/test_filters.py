@@ -25,11 +25,24 @@ from tests.tasks.data.builds import build_cache
 
 DRAWN_TEXT = st.text(st.one_of(st.sampled_from(" \t\r\n\u00a0\u0301e"), st.characters(exclude_categories=["Cs"])))
 WAYS = st.builds(
-    Normalization,
-    unicode=st.sampled_from(["NFC", None]),
-    line_ends=st.sampled_from(["lf", "keep"]),
+    Normalization, unicode=st.sampled_from(["NFC", None]), line_ends=st.sampled_from(["lf", "keep"]),
     trailing_spaces=st.sampled_from(["keep", "strip"]),
-)
+)  # fmt: skip
+TRINITY = LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)
+SOME = LengthBias(floor=0.05, ceiling=0.9, full_tokens=150)
+TEXT = st.text(
+    st.one_of(st.sampled_from("a1 .²½Ⅷ٣।़\u00a0日🌳"), st.characters(exclude_categories=["Cs"])), min_size=1, max_size=60
+)  # fmt: skip
+DOCUMENT = {"text": "x", "metadata": {"extension": "py", "deep": {"er": 3}, "none": None}, "a.b": "dotted", "a": {"b": "inner", "c": "d"}}
+SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)
+FINDINGS: list[Finding] = [
+    Record("x", "byte 0"), Fault("broken JSON", "byte 9", "{"), LeftOut("filter words", "byte 10"), LeftOut("empty text", "byte 20"),
+    LeftOut("empty text", "byte 30"), Fault("truncated", "file", "cut", whole_file=True),
+]  # fmt: skip
+FAULTS = st.builds(
+    Fault, st.sampled_from(["broken JSON", "too long"]), st.integers(0, 99).map("byte {}".format), st.just(""),
+    st.sampled_from([False] * 9 + [True]),
+)  # fmt: skip
 
 
 @settings(deadline=None)
@@ -42,49 +55,22 @@ def test_a_second_time_changes_nothing(text: str, how: Normalization):
     assert how.trailing_spaces == "keep" or not any(end in once + "\n" for end in (" \n", "\t\n", " \r", "\t\r"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, " café \n\nx\t\ny  "),
-        ({"unicode": None}, " cafe\u0301 \n\nx\t\ny  "),
-        ({"line_ends": "keep"}, " café \r\n\rx\t\ny  "),
-        ({"trailing_spaces": "strip"}, " café\n\nx\ny"),
-        ({"trailing_spaces": "strip", "line_ends": "keep"}, " café\r\n\rx\ny"),
-    ],
-)
-def test_each_part_is_chosen(changes: dict[str, str], expected: str):
-    assert normalize(" cafe\u0301 \r\n\rx\t\ny  ", Normalization.model_validate(changes)) == expected
-
-
-def test_a_long_run_of_spaces_takes_linear_time():
+def test_each_part_is_chosen_and_a_long_run_of_spaces_takes_linear_time():
+    for changes, expected in (
+        ({}, " café \n\nx\t\ny  "), ({"unicode": None}, " cafe\u0301 \n\nx\t\ny  "), ({"line_ends": "keep"}, " café \r\n\rx\t\ny  "),
+        ({"trailing_spaces": "strip"}, " café\n\nx\ny"), ({"trailing_spaces": "strip", "line_ends": "keep"}, " café\r\n\rx\ny"),
+    ):  # fmt: skip
+        assert normalize(" cafe\u0301 \r\n\rx\t\ny  ", Normalization.model_validate(changes)) == expected
     text = " " * 3_000_000 + "x"
     assert normalize(text, Normalization(trailing_spaces="strip")) == text
 
 
-TRINITY = LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)
-SOME = LengthBias(floor=0.05, ceiling=0.9, full_tokens=150)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "chance"), [(0, 0.01), (1, 0.01), (1_456, 0.01), (13_107, 0.09), (65_536, 0.45), (131_072, 0.90), (10**7, 0.90)]
-)
-def test_the_chance_rises_with_the_length_from_its_floor(tokens: int, chance: float):
-    assert TRINITY.chance(tokens) == pytest.approx(chance, rel=1e-3)
-
-
-@pytest.mark.parametrize("tokens", [10, 20_000, 65_536, 200_000])
-def test_documents_are_taken_as_often_as_their_chance_says(tokens: int):
-    taken = sum(TRINITY.takes(digest_of_bytes(str(number).encode()), tokens) for number in range(20_000))
-    chance = TRINITY.chance(tokens)
-    assert abs(taken - 20_000 * chance) < 5 * np.sqrt(20_000 * chance * (1 - chance))
-
-
-@pytest.fixture
-def own(prepared: World, tmp_path: Path) -> World:
-    """A home of its own: a cache with a bias would be found by whoever looks for the nearest one."""
-    for part in ("tokens", "documents", "tokenizers"):
-        shutil.copytree(prepared.home.root / part, tmp_path / part)
-    return type(prepared)(Home(tmp_path), prepared.sources)
+def test_the_chance_rises_with_the_length_from_its_floor_and_documents_are_taken_as_often_as_it_says():
+    chances = {0: 0.01, 1: 0.01, 1_456: 0.01, 13_107: 0.09, 65_536: 0.45, 131_072: 0.90, 10**7: 0.90}
+    assert {tokens: TRINITY.chance(tokens) for tokens in chances} == pytest.approx(chances, rel=1e-3)
+    for tokens in (10, 20_000, 65_536, 200_000):
+        taken, chance = sum(TRINITY.takes(digest_of_bytes(b"%d" % number), tokens) for number in range(20_000)), TRINITY.chance(tokens)
+        assert abs(taken - 20_000 * chance) < 5 * np.sqrt(20_000 * chance * (1 - chance))
 
 
 def plan_with(world: World, bias: LengthBias | None) -> DataPlan:
@@ -92,7 +78,10 @@ def plan_with(world: World, bias: LengthBias | None) -> DataPlan:
     return plan_data(sources, world.home, vocab_size=VOCAB_SIZE, length_bias={} if bias is None else {"web": bias})
 
 
-def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(own: World):
+def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(prepared: World, tmp_path: Path):
+    for part in ("tokens", "documents", "tokenizers"):  # a cache with a bias would be found by whoever looks for the nearest one
+        shutil.copytree(prepared.home.root / part, tmp_path / part)
+    own = type(prepared)(Home(tmp_path), prepared.sources)
     plan = plan_with(own, SOME)
     web = plan.components["web"]
     build_cache(web.documents.folder, "train", plan.tokenizer, web.train.folder, web.train.key, length_bias=web.length_bias)
@@ -102,15 +91,9 @@ def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(own
     assert 0 < len(taken) < len(everything)
     assert {one.id: one.tokens.tolist() for one in cache.documents()} == taken
     manifest = cache.manifest
-    assert manifest.left_out[REASON] == len(everything) - len(taken)
-    assert manifest.documents == len(taken)
+    assert (manifest.left_out[REASON], manifest.documents) == (len(everything) - len(taken), len(taken))
     assert manifest.text_bytes < whole.manifest.text_bytes
     assert REASON not in whole.manifest.left_out
-
-
-TEXT = st.text(
-    st.one_of(st.sampled_from("a1 .²½Ⅷ٣।़\u00a0日🌳"), st.characters(exclude_categories=["Cs"])), min_size=1, max_size=60
-)  # fmt: skip
 
 
 @settings(deadline=None)
@@ -118,8 +101,7 @@ TEXT = st.text(
 def test_shares_are_those_of_the_characters(text: str):
     digits = sum(character.isdigit() for character in text)
     special = sum(not (character.isalnum() or character.isspace()) for character in text)
-    assert measured(text, "digit_percent") == 100 * digits / len(text)
-    assert measured(text, "special_percent") == 100 * special / len(text)
+    assert (measured(text, "digit_percent"), measured(text, "special_percent")) == (100 * digits / len(text), 100 * special / len(text))
 
 
 @pytest.mark.parametrize(
@@ -137,37 +119,25 @@ def test_limits_are_within(measure: str, text: str, value: float):
     assert not any((is_taken(min=value + 0.1), is_taken(max=value - 0.1)))
 
 
-@pytest.mark.parametrize(
-    ("value", "keep", "is_taken"),
-    [
-        ("py", "py", True), (3, "3", True), (True, "true", True), (False, "false", True), (1.5, "1.5", True),
-        ("python", "py", False), (True, "1", False), (None, "None", False), (["py"], "py", False), ({"py": 1}, "py", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "keep", "is_taken"), [
+    ("py", "py", True), (3, "3", True), (True, "true", True), (False, "false", True), (1.5, "1.5", True),
+    ("python", "py", False), (True, "1", False), (None, "None", False), (["py"], "py", False), ({"py": 1}, "py", False),
+])  # fmt: skip
 def test_a_field_must_have_one_of_the_values(value: object, keep: str, is_taken: bool):
     sift = build_sift([FieldFilter(key="metadata.extension", keep=("other", keep))])
     found = sift("text", "row 0", {"metadata": {"extension": value}})
     assert found == (Record("text", "row 0") if is_taken else LeftOut("filter field metadata.extension", "row 0"))
 
 
-def test_the_first_filter_that_fails_is_the_reason_and_no_text_is_before_all():
+def test_a_dot_reaches_into_an_object_and_the_first_filter_that_fails_is_the_reason_and_no_text_is_before_all():
     sift = build_sift([TextFilter(measure="words", min=2), FieldFilter(key="lang", keep=("en",))])
     assert sift("one", "row 0", {}) == LeftOut("filter words", "row 0")
     assert sift("one two", "row 0", {}) == LeftOut("filter field lang", "row 0")
     assert sift("\u00a0\n", "row 0", {}) == sift("", "row 0", {}) == LeftOut("empty text", "row 0")
-
-
-DOCUMENT = {"text": "x", "metadata": {"extension": "py", "deep": {"er": 3}, "none": None}, "a.b": "dotted", "a": {"b": "inner", "c": "d"}}
-
-
-def test_a_dot_reaches_into_an_object():
     found = {"text": "x", "metadata.extension": "py", "metadata.deep.er": 3, "a.b": "dotted", "a.c": "d", "text.more": module.NOT_AN_OBJECT}
     for key in (*found, "missing", "metadata.missing", "metadata.none.more", "missing.more"):
         assert module.reach(DOCUMENT, key) == found.get(key), key
     assert all(module.reach(document, "text") is module.NOT_AN_OBJECT for document in (["text"], "text", 3, None))
-
-
-SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)
 
 
 def count(findings: list[Finding], name: str = "a.jsonl", start: int | None = None) -> Tally:
@@ -176,37 +146,17 @@ def count(findings: list[Finding], name: str = "a.jsonl", start: int | None = No
     return counting.tally
 
 
-FINDINGS: list[Finding] = [
-    Record("x", "byte 0"),
-    Fault("broken JSON", "byte 9", "{"),
-    LeftOut("filter words", "byte 10"),
-    LeftOut("empty text", "byte 20"),
-    LeftOut("empty text", "byte 30"),
-    Fault("truncated", "file", "cut", whole_file=True),
-]
-
-
 def test_a_piece_is_counted_by_reason():
     assert count(FINDINGS) == Tally(
-        files=1,
-        documents=5,
-        bad_documents={"broken JSON": 1},
-        bad_files={"a.jsonl": "truncated"},
+        files=1, documents=5, bad_documents={"broken JSON": 1}, bad_files={"a.jsonl": "truncated"},
         left_out={"empty text": 2, "filter words": 1},
         samples=(
             Sample(component="web", file="a.jsonl", where="byte 9", reason="broken JSON", sample="{"),
             Sample(component="web", file="a.jsonl", where="file", reason="truncated", sample="cut"),
         ),
-    )
+    )  # fmt: skip
 
 
-FAULTS = st.builds(
-    Fault,
-    st.sampled_from(["broken JSON", "too long"]),
-    st.integers(0, 99).map("byte {}".format),
-    st.just(""),
-    st.sampled_from([False] * 9 + [True]),
-)
 TALLIES = st.lists(
     st.builds(count, st.lists(FAULTS, max_size=30), st.sampled_from("abc"), st.sampled_from([0, 100])), min_size=1, max_size=5
 )
@@ -230,18 +180,14 @@ def refusal(tally: Tally) -> str:
     return str(found.value)
 
 
-def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
+def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do_and_each_reason_has_its_remedy():
     tally = count([*FINDINGS, Fault("broken JSON", "byte 70", "{")]) + count([Record("x", "byte 0")], name="b.jsonl")
     text = refusal(tally)
     for part in (
-        "component web",
-        "at most 1.0000%",
-        "found 50.0000%",
+        "component web", "at most 1.0000%", "found 50.0000%", "7 documents in 2 files of gs://bucket/web", "somewhere/quarantine.jsonl",
         "broken JSON, 2 documents, such as a.jsonl, byte 9 ('{'): repair or exclude the file",
         "truncated, 1 file, such as a.jsonl, file ('cut'): fetch the file again",
-        "7 documents in 2 files of gs://bucket/web",
-        "somewhere/quarantine.jsonl",
-    ):
+    ):  # fmt: skip
         assert part in text
     assert "leave_out" not in text
     unread = count([Fault("field of a message that nothing reads", "byte 0", "{}")])
@@ -249,8 +195,4 @@ def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
     linked = refusal(Tally(files=1, bad_files={"a": "outside the root"}))
     assert "outside the root, 1 file, such as a: the link leads out of the source's folder: name in `url` the folder" in linked
     assert "max_bad_fraction" not in linked
-
-
-def test_each_reason_has_its_own_remedy():
-    assert set(module.REMEDIES) == set(get_args(module.Reason))
-    assert set(module.EMPTY_REMEDIES) == set(get_args(module.NoText))
+    assert (set(module.REMEDIES), set(module.EMPTY_REMEDIES)) == (set(get_args(module.Reason)), set(get_args(module.NoText)))

@@ -17,6 +17,18 @@ from tests.tasks.data.builds import bundles, write_documents
 
 LINES = 1200
 NAMES = tuple(f"data/part-{number}.jsonl" for number in range(5))
+ALL = [f"document {line} of file {file}, as it was" for file in range(5) for line in range(LINES)]
+FAULTS: dict[str, Callable[[FakeHub], None]] = {
+    "nothing": lambda hub: None, "revision refused": lambda hub: hub.fails("refuse", "/api/datasets/owner/name(/revision/.*)?$", times=2),
+    "tree refused": lambda hub: hub.fails("refuse", "/tree/", times=2, status=500),
+    "second page refused": lambda hub: hub.fails("refuse", "cursor=", status=429, Retry_After="7"),
+    "file refused": lambda hub: hub.fails("refuse", "/resolve/", times=9),
+    "store refused": lambda hub: hub.fails("refuse", "/signed/", times=3, status=502),
+    "cut in the middle": lambda hub: hub.fails("cut", "/signed/", times=3),
+    "the whole file for a part": lambda hub: hub.fails("whole", "/signed/.*part-3", passes=2),
+    "a byte short": lambda hub: hub.fails("short", "/signed/", times=2),
+    "link ran out": lambda hub: hub.fails("expire", "/resolve/", times=3), "closed": lambda hub: hub.close(300),
+}  # fmt: skip
 
 
 def files(words: str = "as it was") -> dict[str, bytes]:
@@ -35,22 +47,6 @@ def texts(wanted: Source, listed: Listing | None = None) -> list[str]:
     found = [finding for piece in pieces for finding in read_piece(fixed, piece)]
     assert all(isinstance(finding, Record) for finding in found), found
     return [finding.text for finding in found if isinstance(finding, Record)]
-
-
-ALL = [f"document {line} of file {file}, as it was" for file in range(5) for line in range(LINES)]
-FAULTS: dict[str, Callable[[FakeHub], None]] = {
-    "nothing": lambda hub: None,
-    "revision refused": lambda hub: hub.fails("refuse", "/api/datasets/owner/name(/revision/.*)?$", times=2),
-    "tree refused": lambda hub: hub.fails("refuse", "/tree/", times=2, status=500),
-    "second page refused": lambda hub: hub.fails("refuse", "cursor=", status=429, Retry_After="7"),
-    "file refused": lambda hub: hub.fails("refuse", "/resolve/", times=9),
-    "store refused": lambda hub: hub.fails("refuse", "/signed/", times=3, status=502),
-    "cut in the middle": lambda hub: hub.fails("cut", "/signed/", times=3),
-    "the whole file for a part": lambda hub: hub.fails("whole", "/signed/.*part-3", passes=2),
-    "a byte short": lambda hub: hub.fails("short", "/signed/", times=2),
-    "link ran out": lambda hub: hub.fails("expire", "/resolve/", times=3),
-    "closed": lambda hub: hub.close(300),
-}
 
 
 @pytest.fixture
@@ -89,15 +85,12 @@ def test_a_retry_after_is_obeyed(hub: FakeHub):
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (("refuse", "/resolve/", 503), r"the hub is busy or out of reach \(503\)"),
-        (("cut", "/signed/", 503), r"the hub is busy or out of reach \(Remote"),
-        (("whole", "/signed/", 503), "bytes .* does not support byte ranges. Set HF_"),
-        (("refuse", "/resolve/", 418), "the hub answers 418"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "words"), [
+    (("refuse", "/resolve/", 503), r"the hub is busy or out of reach \(503\)"),
+    (("cut", "/signed/", 503), r"the hub is busy or out of reach \(Remote"),
+    (("whole", "/signed/", 503), "bytes .* does not support byte ranges. Set HF_"),
+    (("refuse", "/resolve/", 418), "the hub answers 418"),
+])  # fmt: skip
 def test_a_file_that_never_comes_is_named_with_its_commit(hub: FakeHub, fault: tuple[Any, str, int], words: str):
     commit = hub.commit(files())
     kind, path, status = fault
@@ -123,15 +116,12 @@ def test_a_moving_branch_is_read_at_its_commit_and_a_build_that_goes_on_asks_onl
     listed = fingerprint(fixed)
     second = hub.commit(files(words="as it is now"))
     assert first != second
-    assert texts(fixed, listed) == ALL
-    assert fingerprint(fixed) == listed
-    assert at_commit(source(revision="main")).revision == second
+    assert (texts(fixed, listed), fingerprint(fixed), at_commit(source(revision="main")).revision) == (ALL, listed, second)
     hub.commit(files())
     fixed = at_commit(source())
     for bundle in bundles(fixed, fingerprint(fixed))[:2]:
         read_to_parts(bundle, 1 << 20, tmp_path)
     hub.requests.clear()
     manifest = write_documents(fixed, tmp_path)
-    assert manifest.train + manifest.held_out == len(ALL)
-    assert hub.asked("/resolve/.*part-[01]") == 0
+    assert (manifest.train + manifest.held_out, hub.asked("/resolve/.*part-[01]")) == (len(ALL), 0)
     assert all(hub.asked(f"/resolve/.*part-{number}") > 0 for number in (2, 3, 4))

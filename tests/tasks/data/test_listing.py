@@ -28,30 +28,21 @@ def source(folder: Path | str, *include: str, exclude: tuple[str, ...] = ()) -> 
     return Source(url=url, include=include, exclude=exclude, format="jsonl", text_key="text")
 
 
-@pytest.mark.parametrize(
-    ("include", "exclude", "expected"),
-    [
-        (("*.jsonl",), (), "a.jsonl b.jsonl sub/c.jsonl sub/deep/d.jsonl"),
-        (("*.jsonl",), ("sub/*",), "a.jsonl b.jsonl"),
-        (("*.jsonl",), ("sub/deep/*", "a*"), "b.jsonl sub/c.jsonl"),
-        (("sub/**.jsonl", "notes.txt"), (), "notes.txt sub/c.jsonl sub/deep/d.jsonl"),
-        (("[ab].jsonl", "a.*"), (), "a.jsonl b.jsonl"),
-        (("**/*.jsonl",), ("**/d.*", "./sub/c*"), "a.jsonl b.jsonl"),
-        (("**/a.jsonl", "**/d.jsonl"), (), "a.jsonl sub/deep/d.jsonl"),
-        (("./*.jsonl",), ("**/sub/*",), "a.jsonl b.jsonl"),
-        (("./a.jsonl", "sub/c.jsonl"), (), "a.jsonl sub/c.jsonl"),
-        ((".hidden.jsonl", "sub/.part.jsonl"), (), ".hidden.jsonl sub/.part.jsonl"),
-        (("./.git/x.jsonl", "b.*"), (), ".git/x.jsonl b.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("include", "exclude", "expected"), [
+    (("*.jsonl",), (), "a.jsonl b.jsonl sub/c.jsonl sub/deep/d.jsonl"), (("*.jsonl",), ("sub/*",), "a.jsonl b.jsonl"),
+    (("*.jsonl",), ("sub/deep/*", "a*"), "b.jsonl sub/c.jsonl"),
+    (("sub/**.jsonl", "notes.txt"), (), "notes.txt sub/c.jsonl sub/deep/d.jsonl"), (("[ab].jsonl", "a.*"), (), "a.jsonl b.jsonl"),
+    (("**/*.jsonl",), ("**/d.*", "./sub/c*"), "a.jsonl b.jsonl"), (("**/a.jsonl", "**/d.jsonl"), (), "a.jsonl sub/deep/d.jsonl"),
+    (("./*.jsonl",), ("**/sub/*",), "a.jsonl b.jsonl"), (("./a.jsonl", "sub/c.jsonl"), (), "a.jsonl sub/c.jsonl"),
+    ((".hidden.jsonl", "sub/.part.jsonl"), (), ".hidden.jsonl sub/.part.jsonl"),
+    (("./.git/x.jsonl", "b.*"), (), ".git/x.jsonl b.jsonl"),
+])  # fmt: skip
 def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], expected: str):
     wanted = source(folder, *include, exclude=exclude)
     found = expand(wanted)
     assert all(selects(wanted, name) for name in found.files)
-    assert list(found.files) == expected.split()
-    assert [url.removeprefix(f"{folder}/") for url in found.files.values()] == expected.split()
-    assert found.rejected == ()
-    assert set(found.excluded) == set(expand(source(folder, *include)).files) - set(found.files)
+    assert (list(found.files), [url.removeprefix(f"{folder}/") for url in found.files.values()]) == (expected.split(), expected.split())
+    assert (found.rejected, set(found.excluded)) == ((), set(expand(source(folder, *include)).files) - set(found.files))
 
 
 def test_a_server_that_lists_nothing_is_read_by_its_listing(folder: Path, tmp_path: Path):
@@ -70,24 +61,13 @@ def test_no_file_is_refused_by_url_and_globs(folder: Path, place: str, include: 
     assert all(glob in str(refusal.value) for glob in include)
 
 
-@pytest.mark.parametrize(
-    ("include", "exclude", "idle"),
-    [
-        (("*.jsonl", "*.josnl"), (), r"\*\.josnl"),
-        (("*.jsonl", "notes.txt"), ("notes*",), r"notes\.txt"),
-        (("./gone.jsonl", "*.jsonl"), (), r"gone\.jsonl"),
-        ((".git/*", "*.jsonl"), (), r"\.git/\*"),
-    ],
-)
+@pytest.mark.parametrize(("include", "exclude", "idle"), [
+    (("*.jsonl", "*.josnl"), (), r"\*\.josnl"), (("*.jsonl", "notes.txt"), ("notes*",), r"notes\.txt"),
+    (("./gone.jsonl", "*.jsonl"), (), r"gone\.jsonl"), ((".git/*", "*.jsonl"), (), r"\.git/\*"),
+])  # fmt: skip
 def test_each_glob_must_select_a_file(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], idle: str):
     with pytest.raises(DataError, match=rf"include {idle} matches no file under .*sources that is not excluded \(1 of 2 entries\)"):
         expand(source(folder, *include, exclude=exclude))
-
-
-def test_a_revision_comes_after_the_name_of_the_data_set():
-    for folder in ("", "/folder/sub"):
-        wanted = source(f"hf://datasets/owner/name{folder}", "*").model_copy(update={"revision": "abc"})
-        assert wanted.root == f"hf://datasets/owner/name@abc{folder}"
 
 
 def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
@@ -111,7 +91,7 @@ def test_what_is_no_file_is_turned_away_unopened(folder: Path, monkeypatch: pyte
             assert rejected == dict.fromkeys(names.split(), "no regular file")
 
 
-def test_plain_names_need_no_listing():
+def test_plain_names_need_no_listing_and_a_revision_comes_after_the_name_of_the_data_set():
     class Unlisted(MemoryFileSystem):
         protocol = "unlisted"
 
@@ -126,6 +106,9 @@ def test_plain_names_need_no_listing():
         expand(source("unlisted://web", "a.jsonl", "b.jsonl"))
     with pytest.raises(DataError, match="cannot be listed"):
         expand(source("unlisted://web", "*.jsonl"))
+    for folder in ("", "/folder/sub"):
+        wanted = source(f"hf://datasets/owner/name{folder}", "*").model_copy(update={"revision": "abc"})
+        assert wanted.root == f"hf://datasets/owner/name@abc{folder}"
 
 
 class Silent(BaseHTTPRequestHandler):

@@ -1,9 +1,9 @@
 import bz2
 import gzip
-import io
 import json
 import lzma
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from fsspec.implementations.memory import MemoryFileSystem
 
 from phasewise.tasks.data import reading, tables
 from phasewise.tasks.data.documents import read_to_parts, tally_of
 from phasewise.tasks.data.findings import QUARANTINE_NAME, Tally, check_readable, left_out_of
 from phasewise.tasks.data.listing import expand, fingerprint
-from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Finding, Record, pieces_of, read_piece
+from phasewise.tasks.data.reading import PIECE_BYTES, Fault, Record, pieces_of, read_piece
 from phasewise.tasks.data.source import Piece, Source
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.data.manifest import SourceFile
 from tests.hostile_makers import arrow, parquet, tar, zipped
-from tests.tasks.data.builds import bundles, write_documents
+from tests.tasks.data.builds import Failing, FailingFileSystem, bundles, write_documents
 
 PACKED_TEXTS = ["One line.", "Grüße, 日本語", "and a third"]
+Pack = Callable[[dict[str, bytes]], bytes]
+TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot yet normalised"]
+MANY = [f"Document number {number} of many." for number in range(60)]
 
 
 def lines_of(texts: Sequence[str]) -> bytes:
@@ -33,22 +35,18 @@ def lines_of(texts: Sequence[str]) -> bytes:
 
 
 PACKED_LINES = lines_of(PACKED_TEXTS)
-Pack = Callable[[dict[str, bytes]], bytes]
+LINES = lines_of(TEXTS)
+MANY_LINES = lines_of(MANY)
 
 
 @pytest.mark.parametrize("pack", [tar, zipped])
-def test_the_members_of_an_archive_are_its_documents(tmp_path: Path, pack: Pack):
+def test_the_members_of_an_archive_are_its_documents_and_a_damaged_one_costs_no_other(tmp_path: Path, pack: Pack):
     (tmp_path / "0b5f").write_bytes(pack({"a/x.jsonl": PACKED_LINES, "y.jsonl.gz": gzip.compress(PACKED_LINES)}))
     found = read(tmp_path)
-    assert [finding.text for finding in found if isinstance(finding, Record)] == 2 * PACKED_TEXTS
-    assert found[0].where == "a/x.jsonl: byte 0"
+    assert ([finding.text for finding in found if isinstance(finding, Record)], found[0].where) == (2 * PACKED_TEXTS, "a/x.jsonl: byte 0")
     assert found[4].where == f"y.jsonl.gz: byte {PACKED_LINES.index(10) + 1}"
-
-
-@pytest.mark.parametrize("pack", [tar, zipped])
-def test_a_damaged_member_costs_no_other(tmp_path: Path, pack: Pack):
     files = {"a.gz": gzip.compress(PACKED_LINES)[:-9], "b.png": b"\x89PNG\r\n\x1a\n", "c.jsonl": PACKED_LINES}
-    (tmp_path / "x").write_bytes(pack(files))
+    (tmp_path / "0b5f").write_bytes(pack(files))
     found = read(tmp_path)
     faults = [(fault.reason, fault.where) for fault in found if isinstance(fault, Fault)]
     assert faults == [("truncated", "a.gz"), ("other format", "b.png")]
@@ -63,18 +61,14 @@ def test_packing_within_packing_has_a_bound(tmp_path: Path):
     assert [finding.text for finding in read(tmp_path) if isinstance(finding, Record)] == PACKED_TEXTS
     (tmp_path / "x").write_bytes(gzip.compress(packed))
     (fault,) = read(tmp_path)
-    assert isinstance(fault, Fault)
-    assert (fault.reason, fault.whole_file) == ("other format", True)
+    assert (type(fault), fault.reason, fault.whole_file) == (Fault, "other format", True)
 
 
-@pytest.mark.parametrize(
-    ("file_format", "content", "what"),
-    [
-        ("jsonl", parquet(), "Parquet"), ("arrow", parquet(), "Parquet"), ("parquet", PACKED_LINES, "text"),
-        ("jsonl", "{}".encode("utf-16"), "UTF-16 text"), ("text", b"%PDF-1.4", "a PDF document"),
-        ("jsonl", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file_format", "content", "what"), [
+    ("jsonl", parquet(), "Parquet"), ("arrow", parquet(), "Parquet"), ("parquet", PACKED_LINES, "text"),
+    ("jsonl", "{}".encode("utf-16"), "UTF-16 text"), ("text", b"%PDF-1.4", "a PDF document"),
+    ("jsonl", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
+])  # fmt: skip
 def test_a_file_of_another_format_is_refused_by_name_whatever_the_limit(tmp_path: Path, file_format: str, content: bytes, what: str):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "good").write_bytes(parquet() if file_format == "parquet" else PACKED_LINES)
@@ -83,12 +77,7 @@ def test_a_file_of_another_format_is_refused_by_name_whatever_the_limit(tmp_path
     with pytest.raises(DataError, match=rf"web: .*wrong \(it is {what}.* Exclude them by a glob") as refusal:
         check_readable("web", wanted, tally(wanted, tmp_path / "out"), tmp_path / "out")
     assert QUARANTINE_NAME in str(refusal.value)
-    assert fingerprint(wanted).excluded == ()
-    assert fingerprint(wanted.but(exclude=("wrong",))).excluded == ("wrong",)
-
-
-TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot yet normalised"]
-LINES = lines_of(TEXTS)
+    assert (fingerprint(wanted).excluded, fingerprint(wanted.but(exclude=("wrong",))).excluded) == ((), ("wrong",))
 
 
 def source(url: str, file_format: str = "jsonl", **changes: object) -> Source:
@@ -104,36 +93,27 @@ def tally(from_: Source, folder: Path) -> Tally:
     return tally_of([read_to_parts(bundle, 1 << 20, folder) for bundle in bundles(from_, listing)], listing)
 
 
-def read(folder: Path, **changes: Any) -> list[Finding]:
+def read(folder: Path, **changes: Any) -> list[Any]:
     read_from = source(folder.as_uri(), **changes)
     return [finding for piece in pieces_of(read_from, files(folder)) for finding in read_piece(read_from, piece)]
 
 
-@pytest.mark.parametrize(
-    ("name", "pack"),
-    [
-        ("a.jsonl", bytes), ("a.json.gzip", gzip.compress), ("a.jsonl.zst", zstandard.compress), ("a.jsonl.bz2", bz2.compress),
-        ("a.xz", lzma.compress),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "pack"), [
+    ("a.jsonl", bytes), ("a.json.gzip", gzip.compress), ("a.jsonl.zst", zstandard.compress), ("a.jsonl.bz2", bz2.compress),
+    ("a.xz", lzma.compress),
+])  # fmt: skip
 def test_packed_or_not_the_texts_come_as_they_stand(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]):
     (tmp_path / name).write_bytes(pack(LINES))
     found = read(tmp_path)
-    assert [finding.text for finding in found if isinstance(finding, Record)] == TEXTS
-    assert found[1].where == f"byte {LINES.index(10) + 1}"
+    assert ([finding.text for finding in found if isinstance(finding, Record)], found[1].where) == (TEXTS, f"byte {LINES.index(10) + 1}")
 
 
 def test_plain_lines_are_split_by_bytes_and_all_else_is_whole():
-    revised = source("hf://datasets/owner/name", revision="main")
     long = SourceFile(name="data/a.jsonl", size_bytes=2 * PIECE_BYTES + 5, digest="")
-    url = "hf://datasets/owner/name@main/data/a.jsonl"
-    assert pieces_of(revised, [long]) == (
-        Piece(name="data/a.jsonl", url=url, start=0, stop=PIECE_BYTES),
-        Piece(name="data/a.jsonl", url=url, start=PIECE_BYTES, stop=2 * PIECE_BYTES),
-        Piece(name="data/a.jsonl", url=url, start=2 * PIECE_BYTES, stop=2 * PIECE_BYTES + 5),
-    )
-    packed = SourceFile(name="a.jsonl.GZ", size_bytes=2 * PIECE_BYTES, digest="")
-    table = SourceFile(name="a.parquet", size_bytes=2 * PIECE_BYTES, digest="")
+    url, edges = "hf://datasets/owner/name@main/data/a.jsonl", (0, PIECE_BYTES, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 5)
+    pieces = tuple(Piece(name="data/a.jsonl", url=url, start=start, stop=stop) for start, stop in pairwise(edges))
+    assert pieces_of(source("hf://datasets/owner/name", revision="main"), [long]) == pieces
+    packed, table = (SourceFile(name=name, size_bytes=2 * PIECE_BYTES, digest="") for name in ("a.jsonl.GZ", "a.parquet"))
     assert pieces_of(source("gs://bucket/x/"), [packed]) == (Piece(name="a.jsonl.GZ", url="gs://bucket/x/a.jsonl.GZ"),)
     assert pieces_of(source("/x", "parquet"), [table]) == (Piece(name="a.parquet", url="/x/a.parquet"),)
 
@@ -143,72 +123,36 @@ def test_pieces_of_a_long_file_give_its_documents_once_each(tmp_path: Path, monk
     whole = read(tmp_path)
     monkeypatch.setattr(reading, "PIECE_BYTES", 777)
     assert len(pieces_of(source(str(tmp_path)), files(tmp_path))) > 10
-    assert read(tmp_path) == whole
-    assert len(whole) == 200
+    assert (read(tmp_path), len(whole)) == (whole, 200)
 
 
-@pytest.mark.parametrize("file_format", ["text", "markdown"])
-def test_a_filter_by_field_needs_fields(tmp_path: Path, file_format: str):
-    (tmp_path / "a.txt").write_bytes(LINES)
-    with pytest.raises(ConfigError, match="filters by lang need documents with fields"):
-        read(tmp_path, file_format=file_format, filters=[{"kind": "field", "key": "lang", "keep": ["en"]}])
-
-
-@pytest.mark.parametrize("file_format", ["jsonl", "parquet", "arrow", "text"])
-def test_a_file_that_is_gone_is_refused(tmp_path: Path, file_format: str):
-    piece = Piece(name="a", url=(tmp_path / "a").as_uri())
-    with pytest.raises(DataError, match="was listed as a source file and is gone"):
-        list(read_piece(source(str(tmp_path), file_format), piece))
-
-
-def test_a_file_that_shrinks_is_refused(tmp_path: Path):
+def test_a_filter_by_field_needs_fields_and_a_file_that_is_gone_or_shrinks_is_refused(tmp_path: Path):
+    for file_format in ("jsonl", "parquet", "arrow", "text"):
+        with pytest.raises(DataError, match="was listed as a source file and is gone: put it back"):
+            list(read_piece(source(str(tmp_path), file_format), Piece(name="a", url=(tmp_path / "a").as_uri())))
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (piece,) = pieces_of(source(str(tmp_path)), files(tmp_path))
     (tmp_path / "a.jsonl").write_bytes(LINES[:100])
     with pytest.raises(DataError, match=f"has 100 bytes, and {len(LINES)} were listed"):
         list(read_piece(source(str(tmp_path)), piece))
+    (tmp_path / "a.txt").write_bytes(LINES)
+    for file_format in ("text", "markdown"):
+        with pytest.raises(ConfigError, match="filters by lang need documents with fields"):
+            read(tmp_path, file_format=file_format, filters=[{"kind": "field", "key": "lang", "keep": ["en"]}])
 
 
-class Failing(io.BytesIO):
-    failure: Exception
-
-    def readinto(self, buffer: object, /) -> int:
-        if self.tell() >= 4:
-            raise self.failure
-        return super().readinto(memoryview(buffer)[:4])  # pyright: ignore[reportArgumentType]  # a buffer
-
-
-class FailingFileSystem(MemoryFileSystem):
-    protocol = "failing"
-    content = b""
-
-    def _open(self, path: str, *_: object, **__: object) -> Failing:
-        return Failing(self.content)
-
-
-@pytest.fixture
-def store() -> type[FailingFileSystem]:
+@pytest.mark.parametrize(("file_format", "name", "content"), [
+    ("jsonl", "a.jsonl", LINES), ("jsonl", "a.jsonl.gz", gzip.compress(LINES)), ("jsonl", "a.jsonl.zst", zstandard.compress(LINES)),
+    ("jsonl", "a.jsonl.xz", lzma.compress(LINES)), ("text", "a.txt", LINES),
+    ("parquet", "a.parquet", b"PAR1" + bytes(100) + b"PAR1"), ("arrow", "a.arrow", b"\xff\xff\xff\xff" + bytes(100)),
+])  # fmt: skip
+def test_a_store_that_fails_is_no_fault_of_the_data(file_format: str, name: str, content: bytes):
     fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
-    return FailingFileSystem
-
-
-@pytest.mark.parametrize(
-    ("file_format", "name", "content"),
-    [
-        ("jsonl", "a.jsonl", LINES), ("jsonl", "a.jsonl.gz", gzip.compress(LINES)), ("jsonl", "a.jsonl.zst", zstandard.compress(LINES)),
-        ("jsonl", "a.jsonl.xz", lzma.compress(LINES)), ("text", "a.txt", LINES),
-        ("parquet", "a.parquet", b"PAR1" + bytes(100) + b"PAR1"), ("arrow", "a.arrow", b"\xff\xff\xff\xff" + bytes(100)),
-    ],
-)  # fmt: skip
-def test_a_store_that_fails_is_no_fault_of_the_data(store: type[FailingFileSystem], file_format: str, name: str, content: bytes):
-    store.content = content
-    piece = Piece(name=name, url=f"failing://{name}")
-    Failing.failure = ConnectionResetError("connection lost")
-    with pytest.raises(ConnectionResetError, match="connection lost"):
-        list(read_piece(source("failing://", file_format), piece))
-    Failing.failure = PermissionError("no longer allowed")
-    with pytest.raises(DataError, match="no longer allowed"):
-        list(read_piece(source("failing://", file_format), piece))
+    FailingFileSystem.content = content
+    for failure, kind in ((ConnectionResetError("connection lost"), ConnectionResetError), (PermissionError("not allowed"), DataError)):
+        Failing.failure = failure
+        with pytest.raises(kind, match=str(failure)):
+            list(read_piece(source("failing://", file_format), Piece(name=name, url=f"failing://{name}")))
 
 
 def test_a_worker_short_of_memory_is_no_fault_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -218,27 +162,27 @@ def test_a_worker_short_of_memory_is_no_fault_of_the_data(tmp_path: Path, monkey
         read(tmp_path, file_format="parquet")
 
 
-MANY = [f"Document number {number} of many." for number in range(60)]
-MANY_LINES = lines_of(MANY)
-
-
 def texts(values: Sequence[str | None]) -> pa.Table:
     return pa.table({"text": pa.array(values, pa.string())})
 
 
 EMPTY: dict[str, tuple[str, bytes, bytes]] = {
-    "no byte": ("jsonl", MANY_LINES, b""),
-    "blank lines": ("jsonl", MANY_LINES, b"\n \r\n\n"),
-    "gzip of nothing": ("jsonl", MANY_LINES, gzip.compress(b"")),
-    "gzip of a blank line": ("jsonl", MANY_LINES, gzip.compress(b"\n")),
-    "zip of nothing": ("jsonl", MANY_LINES, zipped({})),
-    "Parquet without rows": ("parquet", parquet(texts(MANY)), parquet(texts([]))),
+    "no byte": ("jsonl", MANY_LINES, b""), "blank lines": ("jsonl", MANY_LINES, b"\n \r\n\n"),
+    "gzip of nothing": ("jsonl", MANY_LINES, gzip.compress(b"")), "gzip of a blank line": ("jsonl", MANY_LINES, gzip.compress(b"\n")),
+    "zip of nothing": ("jsonl", MANY_LINES, zipped({})), "Parquet without rows": ("parquet", parquet(texts(MANY)), parquet(texts([]))),
     "Parquet without columns": ("parquet", parquet(texts(MANY)), parquet(pa.table({}))),
     "Parquet without a byte": ("parquet", parquet(texts(MANY)), b""),
     "Arrow without rows": ("arrow", arrow(pa.ipc.new_stream, texts(MANY)), arrow(pa.ipc.new_stream, texts([]))),
     "text without a byte": ("text", "\n".join(MANY).encode(), b""),
     "paragraphs without a byte": ("paragraphs", "\n\n".join(MANY * 99).encode(), b""),
-}
+}  # fmt: skip
+NO_TEXT: dict[str, tuple[str, bytes]] = {
+    "null": ("jsonl", b'{"text": null}\n' * 40), "nothing": ("jsonl", b'{"text": ""}\n' * 40),
+    "space": ("jsonl", b'{"text": " \\n\\t"}\n' * 40), "NaN": ("jsonl", b'{"text": NaN}\n' * 40),
+    "null in Parquet": ("parquet", parquet(texts([None] * 40))), "nothing in Parquet": ("parquet", parquet(texts([""] * 40))),
+    "null in Arrow": ("arrow", arrow(pa.ipc.new_stream, texts([None] * 40))),
+    "members of an archive": ("text", zipped({str(number): b"" for number in range(40)})),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", EMPTY)
@@ -256,35 +200,19 @@ def test_a_shard_without_documents_is_left_out_and_counted(tmp_path: Path, kind:
         check_readable("web", wanted.but(max_empty_fraction=0.4), found, tmp_path)
 
 
-NO_TEXT: dict[str, tuple[str, bytes]] = {
-    "null": ("jsonl", b'{"text": null}\n' * 40),
-    "nothing": ("jsonl", b'{"text": ""}\n' * 40),
-    "space": ("jsonl", b'{"text": " \\n\\t"}\n' * 40),
-    "NaN": ("jsonl", b'{"text": NaN}\n' * 40),
-    "null in Parquet": ("parquet", parquet(texts([None] * 40))),
-    "nothing in Parquet": ("parquet", parquet(texts([""] * 40))),
-    "null in Arrow": ("arrow", arrow(pa.ipc.new_stream, texts([None] * 40))),
-    "members of an archive": ("text", zipped({str(number): b"" for number in range(40)})),
-}
-
-
 @pytest.mark.parametrize("kind", NO_TEXT)
 def test_documents_without_text_are_left_out_in_every_form(tmp_path: Path, kind: str):
     format_, content = NO_TEXT[kind]
     good = {
-        "jsonl": MANY_LINES,
-        "parquet": parquet(texts(MANY)),
-        "arrow": arrow(pa.ipc.new_stream, texts(MANY)),
+        "jsonl": MANY_LINES, "parquet": parquet(texts(MANY)), "arrow": arrow(pa.ipc.new_stream, texts(MANY)),
         "text": zipped({"a": b"A text."}),
-    }
+    }  # fmt: skip
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_bytes(good[format_])
     (tmp_path / "in" / "b").write_bytes(content)
     wanted = source(str(tmp_path / "in"), format_)
     found = tally(wanted, tmp_path / "out")
-    assert sum(found.empty.values()) == 40
-    assert (found.bad_fraction, found.empty_files) == (0, ())
-    assert found.empty_fraction == 40 / found.documents
+    assert (sum(found.empty.values()), found.bad_fraction, found.empty_files, found.empty_fraction) == (40, 0, (), 40 / found.documents)
     with pytest.raises(DataError, match=r"may be without text, found .* empty (text|file), 40 documents: "):
         check_readable("web", wanted.but(max_empty_fraction=0.3), found, tmp_path)
 
@@ -306,11 +234,9 @@ def cache(tmp_path: Path) -> Path:
 def test_links_of_a_snapshot_into_its_blobs_are_read(cache: Path, tmp_path: Path):
     (tmp_path / "mine").symlink_to(cache)
     names = {
-        cache: ["a.jsonl", "data/b.jsonl.gz"],
-        cache / "data": ["b.jsonl.gz"],
-        cache.parent: [f"{cache.name}/a.jsonl", f"{cache.name}/data/b.jsonl.gz"],
-        tmp_path / "mine": ["a.jsonl", "data/b.jsonl.gz"],
-    }
+        cache: ["a.jsonl", "data/b.jsonl.gz"], cache / "data": ["b.jsonl.gz"],
+        cache.parent: [f"{cache.name}/a.jsonl", f"{cache.name}/data/b.jsonl.gz"], tmp_path / "mine": ["a.jsonl", "data/b.jsonl.gz"],
+    }  # fmt: skip
     for number, (root, expected) in enumerate(names.items()):
         from_ = source(str(root)).but(include=("*.jsonl*",))
         found = expand(from_)
@@ -319,10 +245,9 @@ def test_links_of_a_snapshot_into_its_blobs_are_read(cache: Path, tmp_path: Path
         assert manifest.train + manifest.held_out == 60
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["../../../datasets--other--name/blobs/3f", "../../refs/main", "../../secret.jsonl", "../../blobs/folder/deep", "/etc/hostname"],
-)
+@pytest.mark.parametrize("target", [
+    "../../../datasets--other--name/blobs/3f", "../../refs/main", "../../secret.jsonl", "../../blobs/folder/deep", "/etc/hostname",
+])  # fmt: skip
 def test_a_link_that_leads_anywhere_else_is_turned_away_with_what_to_do(cache: Path, tmp_path: Path, target: str):
     for path in ("../datasets--other--name/blobs/3f", "refs/main", "secret.jsonl", "blobs/folder/deep"):
         other = cache.parent.parent / path

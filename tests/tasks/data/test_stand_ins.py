@@ -12,17 +12,6 @@ from phasewise.trainer.base.storage import read_json
 LONG = "and so it goes on for a while, with one word after another, until there are enough of them to be worth a document of its own"
 MODULE = f'''"""About rivers: {LONG}."""
 
-# A block of comments, {LONG},
-# over three lines,
-#     and indented.
-
-# Two lines
-# are no block.
-
-#! no comment
-LENGTH = 7  # and so is this
-
-
 class River:
     """A river.
 
@@ -35,10 +24,6 @@ class River:
 
         >>> River().flow()
         'whoosh'
-        >>> for i in range(2):
-        ...     print(i)
-        0
-        1
 
         {LONG}
         """
@@ -46,43 +31,32 @@ class River:
     def silent(self):
         return 1
 
-
 async def rain():
     """Rain. {LONG}"""
 '''
+TOPICS = StandIn(view="topics", where=("stdlib:pydoc_data/topics.py",), max_bytes=20_000)
+CLICK = StandIn(view="docstrings", where=("site:click/*.py",), max_bytes=20_000)
 
 
-def test_questions_ask_for_classes_and_functions():
+def test_questions_ask_for_classes_and_functions_and_a_file_that_does_not_read_gives_none(tmp_path: Path):
     found = list(stand_ins.texts_of("questions", MODULE, "nature.water"))
     assert found[0] == f"Question: What is the class nature.water.River for?\n\nAnswer: A river.\n\nIt is long: {LONG}."
     assert found[1].startswith("Question: What is the function nature.water.River.flow for?\n\nAnswer: Flow downhill, always.\n\n>>>")
-    assert found[2] == f"Question: What is the function nature.water.rain for?\n\nAnswer: Rain. {LONG}"
-    assert len(found) == 3
-
-
-@pytest.mark.parametrize("name", ["docstrings", "questions", "doctests", "topics"])
-def test_a_file_that_does_not_read_gives_none(tmp_path: Path, name: stand_ins.View):
+    assert (found[2], len(found)) == (f"Question: What is the function nature.water.rain for?\n\nAnswer: Rain. {LONG}", 3)
+    views: tuple[stand_ins.View, ...] = ("docstrings", "questions", "doctests", "topics")
     for content in (b"def broken(:\n    '''x'''\n", b"x = '\xff\xfe'\n", b"x = '\0'\n"):
         (tmp_path / "a.py").write_bytes(content * 30)
-        assert list(stand_ins.documents_in(name, tmp_path / "a.py", "a")) == []
-
-
-TOPICS = StandIn(view="topics", where=("stdlib:pydoc_data/topics.py",), max_bytes=20_000)
-CLICK = StandIn(view="docstrings", where=("site:click/*.py",), max_bytes=20_000)
+        assert [list(stand_ins.documents_in(name, tmp_path / "a.py", "a")) for name in views] == [[]] * 4
 
 
 def words(start: int, count: int) -> str:
     return " ".join(f"word{number}" for number in range(start, start + count))
 
 
-def test_whole_files_are_taken_until_there_is_enough():
+def test_whole_files_are_taken_until_there_is_enough_and_only_of_what_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     little, more = (collect(StandIn(view=CLICK.view, where=CLICK.where, max_bytes=size)) for size in (1, 20_000))
-    assert len({document["id"].partition("#")[0] for document in little}) == 1
-    assert more[: len(little)] == little
+    assert (len({document["id"].partition("#")[0] for document in little}), more[: len(little)]) == (1, little)
     assert sum(len(document["text"].encode()) for document in more) >= 20_000
-
-
-def test_what_is_installed_besides_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("dask-2026.1.0", "great_expectations-1.24", "pip-26.0", "pytest-9.0", "some_tool-1.2.dev3"):
         path = tmp_path / f"{package}.dist-info" / "METADATA"
         path.parent.mkdir()

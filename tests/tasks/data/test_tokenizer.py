@@ -12,35 +12,26 @@ from phasewise.tasks.data import tokenizer as module
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, SpecialTokens, load_tokenizer, shared_special_tokens, tokenizer_key
 from phasewise.trainer.base.errors import DataError
 
-
-@pytest.mark.parametrize(
-    ("special", "said"),
-    [
-        ((), "must have the tokens"),
-        ((BEGIN_OF_TEXT,), "must have the tokens"),
-        ((END_OF_TEXT, "<s>"), "must have the tokens"),
-        ((BEGIN_OF_TEXT, END_OF_TEXT), r"ids below the recipe's tokenizer.vocab_size of 9, found 9 \(<\|end_of_text\|>\)"),
-    ],
-)
-def test_special_tokens_must_be_there_and_within_the_vocabulary(tmp_path: Path, special: tuple[str, ...], said: str):
-    tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate("abcdefgh")}, []))
-    tokenizer.add_special_tokens(list(special))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(DataError, match=said):
-        module.check_special_tokens(tmp_path / "tokenizer.json", vocab_size=9)
-
-
-def test_all_must_have_the_same_ids():
-    ours, llama = SpecialTokens(0, 1), SpecialTokens(128_000, 128_001)
-    assert shared_special_tokens({"law": llama, "web": llama}) == llama
-    with pytest.raises(DataError, match="found the ids 0 and 1 in law, 128000 and 128001 in web"):
-        shared_special_tokens({"law": ours, "web": llama})
-
-
 TRAIN = {
     "code": ["def lighthouse(river): return river + river", "import lighthouse"] * 4,
     "web": ["The river runs past the lighthouse.", "Grüße vom Leuchtturm 🌳"] * 4,
 }
+
+
+def test_special_tokens_must_be_there_within_the_vocabulary_and_with_the_same_ids_everywhere(tmp_path: Path):
+    for special, said in (
+        ((), "must have the tokens"), ((BEGIN_OF_TEXT,), "must have the tokens"), ((END_OF_TEXT, "<s>"), "must have the tokens"),
+        ((BEGIN_OF_TEXT, END_OF_TEXT), r"ids below the recipe's tokenizer.vocab_size of 9, found 9 \(<\|end_of_text\|>\)"),
+    ):  # fmt: skip
+        tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate("abcdefgh")}, []))
+        tokenizer.add_special_tokens(list(special))
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(DataError, match=said):
+            module.check_special_tokens(tmp_path / "tokenizer.json", vocab_size=9)
+    ours, llama = SpecialTokens(0, 1), SpecialTokens(128_000, 128_001)
+    assert shared_special_tokens({"law": llama, "web": llama}) == llama
+    with pytest.raises(DataError, match="found the ids 0 and 1 in law, 128000 and 128001 in web"):
+        shared_special_tokens({"law": ours, "web": llama})
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +67,8 @@ def test_a_tokenizer_with_dropout_broken_or_with_a_pattern_without_end_is_refuse
         tokenizer.encode("a" * 40 + "!")
 
 
-@given(text=st.text())
-def test_every_text_comes_back(trained: Tokenizer, text: str):
-    ids = trained.encode(text, add_special_tokens=False).ids
-    assert trained.decode(ids) == text
-    assert all(id >= 2 for id in ids)
-
-
-@given(before=st.text(max_size=5), after=st.text(max_size=5), name=st.sampled_from([BEGIN_OF_TEXT, END_OF_TEXT]))
-def test_text_that_names_a_special_token_is_text(trained: Tokenizer, before: str, after: str, name: str):
+@given(before=st.text(), after=st.text(max_size=5), name=st.sampled_from(["", BEGIN_OF_TEXT, END_OF_TEXT]))
+def test_every_text_comes_back_and_one_that_names_a_special_token_is_text(trained: Tokenizer, before: str, after: str, name: str):
     ids = trained.encode(f"{before}{name}{after}", add_special_tokens=False).ids
     assert all(id >= 2 for id in ids)
     assert trained.decode(ids, skip_special_tokens=True) == f"{before}{name}{after}"

@@ -9,32 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from phasewise.tasks.data import tokenizer_training as module
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.prepare import make_missing_tokenizer
 from phasewise.tasks.data.tokenizer import check_tokenizer
-from phasewise.tasks.data.tokenizer_training import (
-    MAX_DIGITS,
-    MIN_VOCAB_SIZE,
-    SPLITS,
-    TRAINED_BY,
-    Fit,
-    ScriptFit,
-    SplitName,
-    TokenizerManifest,
-    build_pre_tokenizer,
-    digit_groups,
-    measure,
-    script_of,
-    train,
-    truncate,
-    white_space_tokens,
-    write_folder,
-)
+from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, SPLITS, Fit, ScriptFit, SplitName, measure, train, truncate
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_bytes
 from tests.tasks.conftest import World, write_prose
 
 FOLDER_VOCAB_SIZE = 320
+TEXTS = {
+    "numbers": [" ".join(str(7919 * number % 1_000_003) for number in range(400))],
+    "prose": [write_prose(number, 20) for number in range(8)] + ["日本語日本語 한국어한국어 Grüße 🌳"] * 5,
+}
+VOCAB_SIZE = 600
 
 
 def write(folder: Path, seed: int = 0) -> Path:
@@ -45,9 +34,9 @@ def write(folder: Path, seed: int = 0) -> Path:
     }  # fmt: skip
     manifest = {
         "tokenizer_digest": digest_of_bytes(content.encode()), "vocab_size": FOLDER_VOCAB_SIZE, "split": "trinity", "recipe": "r",
-        "max_bytes_per_component": 9, "scale": "proxy", "trained_on": (read,), "trained_by": TRAINED_BY,
+        "max_bytes_per_component": 9, "scale": "proxy", "trained_on": (read,), "trained_by": module.TRAINED_BY,
     }  # fmt: skip
-    write_folder(folder, content, TokenizerManifest.model_validate(manifest))
+    module.write_folder(folder, content, module.TokenizerManifest.model_validate(manifest))
     return folder
 
 
@@ -60,15 +49,13 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "mine")
 
 
-def test_data_are_prepared_with_it(world: World, folder: Path):
+def test_data_are_prepared_with_it_and_its_content_decides_the_caches_and_its_place_does_not(world: World, folder: Path, tmp_path: Path):
     plan = plan_of(world, str(folder))
     assert make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
     assert plan.tokenizer.read_bytes() == (folder / "tokenizer.json").read_bytes()
     check_tokenizer(plan.tokenizer)
     assert not make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
 
-
-def test_its_content_decides_the_caches_and_its_place_does_not(world: World, folder: Path, tmp_path: Path):
     def key(name: object) -> str:
         return plan_of(world, str(name)).components["web"].train.key
 
@@ -76,7 +63,7 @@ def test_its_content_decides_the_caches_and_its_place_does_not(world: World, fol
     assert len({key(folder), key(write(tmp_path / "other", seed=1)), key("somebody/mine")}) == 3
 
 
-def test_one_that_was_changed_is_refused_before_anything_is_prepared(world: World, folder: Path):
+def test_one_that_was_changed_and_what_is_no_tokenizer_are_refused_before_anything_is_prepared(world: World, folder: Path, tmp_path: Path):
     plan = plan_of(world, str(folder))
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<|begin_of_text|>", "<|begin|>"))
@@ -85,9 +72,6 @@ def test_one_that_was_changed_is_refused_before_anything_is_prepared(world: Worl
     with pytest.raises(DataError, match="was changed after it was written"):
         make_missing_tokenizer(plan, FOLDER_VOCAB_SIZE, str(folder))
     assert not plan.tokenizer.exists()
-
-
-def test_what_is_no_tokenizer_is_refused(world: World, tmp_path: Path):
     with pytest.raises(ConfigError, match=f"found none at {tmp_path}"):
         plan_of(world, str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
@@ -96,11 +80,10 @@ def test_what_is_no_tokenizer_is_refused(world: World, tmp_path: Path):
 
 
 def cut(text: str, name: SplitName = "trinity") -> list[str]:
-    """The pieces, as they are in the text."""
-    return [text[start:stop] for _, (start, stop) in build_pre_tokenizer(name).pre_tokenize_str(text)]
+    return [text[start:stop] for _, (start, stop) in module.build_pre_tokenizer(name).pre_tokenize_str(text)]
 
 
-@given(digits=st.text("0123456789", min_size=1, max_size=MAX_DIGITS))
+@given(digits=st.text("0123456789", min_size=1, max_size=module.MAX_DIGITS))
 def test_digits_are_cut_as_the_report_s_look_ahead_cuts_them(digits: str):
     assert cut(digits) == re.sub(r"(?<=\d)(?=(\d{3})+(?!\d))", "|", digits).split("|")
 
@@ -109,7 +92,7 @@ def test_digits_are_cut_as_the_report_s_look_ahead_cuts_them(digits: str):
 def test_millions_of_digits_come_to_an_end():
     digits = "".join(random.Random(0).choices("0123456789", k=3_000_000))
     tokenizer = Tokenizer(models.BPE(vocab={digit: int(digit) for digit in "0123456789"}, merges=[]))
-    tokenizer.pre_tokenizer = build_pre_tokenizer("trinity")
+    tokenizer.pre_tokenizer = module.build_pre_tokenizer("trinity")
     (found,) = tokenizer.encode_batch_fast([digits])
     assert len(found.ids) == len(digits)
 
@@ -117,13 +100,6 @@ def test_millions_of_digits_come_to_an_end():
 @given(text=st.text(), name=st.sampled_from(SPLITS))
 def test_nothing_is_lost_between_the_cuts(text: str, name: SplitName):
     assert "".join(cut(text, name)) == text
-
-
-TEXTS = {
-    "numbers": [" ".join(str(7919 * number % 1_000_003) for number in range(400))],
-    "prose": [write_prose(number, 20) for number in range(8)] + ["日本語日本語 한국어한국어 Grüße 🌳"] * 5,
-}
-VOCAB_SIZE = 600
 
 
 def content(split: SplitName = "trinity", vocab_size: int = VOCAB_SIZE) -> str:
@@ -193,17 +169,18 @@ def by_bytes(*merged: str, split: SplitName = "trinity") -> Tokenizer:
 BYTES = by_bytes()
 
 
-def test_a_small_text_by_hand():
+def test_a_small_text_by_hand_and_one_that_does_not_come_back_is_counted():
     found = measure(by_bytes(" cat"), {"a": ["a cat", " cat é"], "b": ["日本 12\n"]})
     assert found.subsets == {"a": Fit(2, 12, 11, 4, 6, 0, 2.0, 11 / 6, 1.5), "b": Fit(1, 10, 6, 2, 10, 0, 1.0, 0.6, 5.0)}
     assert (found.subsets["a"].bytes_per_token, found.subsets["a"].fertility, found.subsets["b"].characters_per_token) == (2.0, 1.5, 0.6)
     latin = ScriptFit(1 + 4 + 4 + 2, 1 + 1 + 1 + 2, 11 / 5)
     assert found.scripts == {
-        "latin": latin,
-        "white space": ScriptFit(3, 3, 1.0),
-        "cjk": ScriptFit(6, 6, 1.0),
-        "digits": ScriptFit(2, 2, 1.0),
-    }
+        "latin": latin, "white space": ScriptFit(3, 3, 1.0), "cjk": ScriptFit(6, 6, 1.0), "digits": ScriptFit(2, 2, 1.0),
+    }  # fmt: skip
+    lossy = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    lossy.normalizer = normalizers.Lowercase()
+    lossy.decoder = decoders.ByteLevel()
+    assert measure(lossy, {"a": ["ab", "aB", "ba"]}).subsets["a"].not_back == 1
 
 
 @given(texts=st.lists(st.text(min_size=1), min_size=1, max_size=4))
@@ -215,38 +192,19 @@ def test_scripts_add_up_to_the_whole(texts: list[str]):
     assert sum(fit.text_bytes for fit in found.scripts.values()) == whole.text_bytes
 
 
-def test_a_text_that_does_not_come_back_is_counted():
-    lossy = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-    lossy.normalizer = normalizers.Lowercase()
-    lossy.decoder = decoders.ByteLevel()
-    assert measure(lossy, {"a": ["ab", "aB", "ba"]}).subsets["a"].not_back == 1
-
-
-def test_scripts():
+def test_scripts_and_white_space_beside_what_it_is_between():
     scripts = {
-        "aé": "latin",
-        "ж": "cyrillic",
-        "日": "cjk",
-        "한": "hangul",
-        "ไ": "thai",
-        "7½": "digits",
-        "\n\u00a0": "white space",
+        "aé": "latin", "ж": "cyrillic", "日": "cjk", "한": "hangul", "ไ": "thai", "7½": "digits", "\n\u00a0": "white space",
         "+🌳": "punctuation and symbols",
-    }
-    assert all(script_of(character) == script for characters, script in scripts.items() for character in characters)
-
-
-@pytest.mark.parametrize(
-    ("split", "found"), [("trinity", "threes from the right"), ("llama3", "threes from the left"), ("gpt2", "no rule")]
-)
-def test_how_digits_are_cut_is_found_by_asking(split: SplitName, found: str):
-    tokenizer = Tokenizer.from_str(
-        train({"a": [" ".join(str(7919 * number % 1_000_003) for number in range(5000))]}, 1200, split=split).content
-    )
-    assert digit_groups(tokenizer) == found
-
-
-def test_white_space_is_counted_beside_what_it_is_between():
-    assert list(white_space_tokens(BYTES).values()) == [1, 2, 4, 8, 16, 2, 4, 2, 2]
-    found = white_space_tokens(by_bytes(" y"))
+    }  # fmt: skip
+    assert all(module.script_of(character) == script for characters, script in scripts.items() for character in characters)
+    assert list(module.white_space_tokens(BYTES).values()) == [1, 2, 4, 8, 16, 2, 4, 2, 2]
+    found = module.white_space_tokens(by_bytes(" y"))
     assert (found["1 space"], found["2 spaces"], found["two tabs"]) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("split", ["trinity", "llama3", "gpt2"])
+def test_how_digits_are_cut_is_found_by_asking(split: SplitName):
+    numbers = " ".join(str(7919 * number % 1_000_003) for number in range(5000))
+    found = {"trinity": "threes from the right", "llama3": "threes from the left", "gpt2": "no rule"}
+    assert module.digit_groups(Tokenizer.from_str(train({"a": [numbers]}, 1200, split=split).content)) == found[split]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -13,30 +14,28 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, SpecialTokens, special_tokens
 from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.made_benchmarks import write_benchmarks
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.config import ModelConfig, Rope
-from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from tests.compilation import compile_from_now_on
 
+HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")
-
-
 PAIRS = [(f"qu{vowel}{end}", f"{end}{vowel}x") for vowel in "aeiou" for end in ("nt", "rk", "lm", "sp")]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation() -> None:
-    """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out."""
     compile_from_now_on(quickly=True)
 
 
 def write_prose(seed: int, num_words: int) -> str:
     """Made-up words, a line break now and then, and every few words two that always come together: the second can be known."""
-    rng = random.Random(seed)
-    words: list[str] = []
+    rng, words = random.Random(seed), list[str]()
     while len(words) < num_words:
         words += ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(rng.randint(2, 6))]
         words += rng.choice(PAIRS)
@@ -44,7 +43,7 @@ def write_prose(seed: int, num_words: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def held_out_texts() -> dict[str, list[HeldOutDocument]]:
+def held_out_texts() -> HeldOut:
     return {
         component: [
             HeldOutDocument(digest_of_bytes(f"{component}-{number}".encode()), write_prose(1000 * place + number, 150 + 40 * number))
@@ -55,40 +54,23 @@ def held_out_texts() -> dict[str, list[HeldOutDocument]]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(held_out_texts: dict[str, list[HeldOutDocument]]) -> Tokenizer:
+def tokenizer(held_out_texts: HeldOut) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=[BEGIN_OF_TEXT, END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((document.text for documents in held_out_texts.values() for document in documents), trainer)
+    special, alphabet = [BEGIN_OF_TEXT, END_OF_TEXT], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator((document.text for document in chain(*held_out_texts.values())), trainer)
     return tokenizer
 
 
 @pytest.fixture(scope="session")
 def config(tokenizer: Tokenizer) -> ModelConfig:
     return ModelConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        seq_len=48,
-        num_layers=1,
-        d_model=32,
-        d_ff=48,
-        num_query_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        rope=Rope(theta=10_000.0, scaling=None),
-        rms_norm_epsilon=1e-5,
-        initializer_std=0.3,
-        compute_dtype="float32",
-        qk_norm=False,
-        tied_head=False,
-        sliding_window=None,
-        float32_attention=False,
-    )
+        vocab_size=tokenizer.get_vocab_size(), seq_len=48, num_layers=1, d_model=32, d_ff=48, num_query_heads=2, num_kv_heads=1,
+        head_dim=16, rope=Rope(theta=10_000.0, scaling=None), rms_norm_epsilon=1e-5, initializer_std=0.3, compute_dtype="float32",
+        qk_norm=False, tied_head=False, sliding_window=None, float32_attention=False,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +80,6 @@ def params(config: ModelConfig) -> Params:
 
 @pytest.fixture(scope="session")
 def broken_params(params: Params) -> Params:
-    """All NaN, as after a divergence."""
     return jax.tree.map(lambda weight: weight * np.nan, params)
 
 
@@ -127,6 +108,11 @@ def special(tokenizer: Tokenizer) -> SpecialTokens:
     return special_tokens(tokenizer)
 
 
+@pytest.fixture
+def model(params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens) -> JaxLanguageModel:
+    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
+
+
 @pytest.fixture(scope="session")
 def write_cache(tokenizer: Tokenizer) -> WriteCache:
     def write(folder: Path, documents: Sequence[HeldOutDocument], split: str = "held_out", by: Tokenizer = tokenizer) -> Path:
@@ -143,51 +129,28 @@ def write_cache(tokenizer: Tokenizer) -> WriteCache:
             "length": pa.array([len(row) for row in rows], pa.int64()),
         }
         pq.write_table(pa.Table.from_pydict(index), folder / "0.parquet")
-        shard = Shard(
-            name="0",
-            tokens=len(tokens),
-            documents=len(rows),
-            digest=digest_of_file(folder / "0.bin"),
-            index_digest=digest_of_file(folder / "0.parquet"),
-        )
-        manifest = Manifest.model_validate(
-            {
-                "format_version": FORMAT_VERSION,
-                "component": folder.name,
-                "split": split,
-                "key": "0" * 16,
-                "source": {},
-                "sources": (),
-                "reader": "made up",
-                "normalizer": "none",
-                "encoder": "none",
-                "begin_of_text": begin,
-                "end_of_text": end,
-                "left_out": {},
-                "tokenizer_digest": "none",
-                "dtype": "uint16",
-                "shards": (shard,),
-                "documents": len(rows),
-                "tokens": len(tokens),
-                "text_bytes": sum(len(document.text.encode()) for document in documents),
-            }
-        )
-        write_manifest(folder, manifest)
+        counts = {"tokens": len(tokens), "documents": len(rows)}
+        digests = {"digest": digest_of_file(folder / "0.bin"), "index_digest": digest_of_file(folder / "0.parquet")}
+        manifest = {
+            "format_version": FORMAT_VERSION, "component": folder.name, "split": split, "key": "0" * 16, "source": {}, "sources": (),
+            "reader": "made up", "normalizer": "none", "encoder": "none", "begin_of_text": begin, "end_of_text": end, "left_out": {},
+            "tokenizer_digest": "none", "dtype": "uint16", "shards": ({"name": "0", **counts, **digests},), **counts,
+            "text_bytes": sum(len(document.text.encode()) for document in documents),
+        }  # fmt: skip
+        write_manifest(folder, Manifest.model_validate(manifest))
         return folder
 
     return write
 
 
 @pytest.fixture(scope="session")
-def caches(
-    tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]
-) -> dict[str, Path]:
+def caches(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache, held_out_texts: HeldOut) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("tokens")
     return {component: write_cache(home / component, documents) for component, documents in held_out_texts.items()}
 
 
 @pytest.fixture(scope="session")
-def benchmarks(tmp_path_factory: pytest.TempPathFactory, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Path:
+def benchmarks(tmp_path_factory: pytest.TempPathFactory, held_out_texts: HeldOut) -> Path:
     folder = tmp_path_factory.mktemp("benchmarks")
     write_benchmarks(folder, held_out_texts)
     return folder
@@ -200,7 +163,6 @@ def held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[st
 
 @pytest.fixture(scope="session")
 def reading_config(config: ModelConfig) -> ModelConfig:
-    """A model as wide as its vocabulary, so that weights can be written by hand."""
     return config.but(d_model=config.vocab_size)
 
 
@@ -212,19 +174,19 @@ def _write_weights(config: ModelConfig, following: np.ndarray) -> Params:
 
 
 @pytest.fixture(scope="session")
-def reading_params(reading_config: ModelConfig, tokenizer: Tokenizer, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Params:
+def reading_params(reading_config: ModelConfig, tokenizer: Tokenizer, held_out_texts: HeldOut) -> Params:
     """A model that reads one token and has learned, from the very text, what follows it: it knows something, and not much."""
     counts = np.full((reading_config.vocab_size,) * 2, 0.01, np.float32)
-    for document in (document for documents in held_out_texts.values() for document in documents):
+    for document in chain(*held_out_texts.values()):
         ids = tokenizer.encode(document.text).ids
         np.add.at(counts, (ids[:-1], ids[1:]), 1)
     return _write_weights(reading_config, np.log(counts / counts.sum(axis=1, keepdims=True)))
 
 
 @pytest.fixture(scope="session")
-def blind_params(reading_config: ModelConfig, tokenizer: Tokenizer, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Params:
+def blind_params(reading_config: ModelConfig, tokenizer: Tokenizer, held_out_texts: HeldOut) -> Params:
     """A model that knows how common each token is and reads nothing: whatever comes before, it says the same."""
     counts = np.full(reading_config.vocab_size, 0.01, np.float32)
-    for document in (document for documents in held_out_texts.values() for document in documents):
+    for document in chain(*held_out_texts.values()):
         np.add.at(counts, tokenizer.encode(document.text).ids, 1)
     return _write_weights(reading_config, np.tile(np.log(counts / counts.sum()), (len(counts), 1)))

@@ -34,8 +34,6 @@ Answers = dict[str, list[Any]]
 
 
 class Difference(NamedTuple):
-    """The largest difference of two log-likelihoods, and how many other answers differ."""
-
     log_likelihood: float
     others: int
 
@@ -69,7 +67,6 @@ def local_requests(benchmarks: Path, items: int) -> Requests:
 
 
 def write_model(folder: Path, config: ModelConfig = MODEL) -> Path:
-    """The folder of a model with fresh weights; in bfloat16, to be small."""
     train_tokenizer([[write_prose(seed, 400) for seed in range(20)]], config.vocab_size, folder.parent / "tokenizer.json")
     tokenizer = tokenizer_files(folder.parent / "tokenizer.json", config.seq_len)
     write_folder(folder, init_params(3, config), config, tokenizer=tokenizer, dtype="bfloat16")
@@ -77,7 +74,6 @@ def write_model(folder: Path, config: ModelConfig = MODEL) -> Path:
 
 
 def ask(model: Any, requests: Requests) -> Answers:
-    """Each kind of request."""
     return {
         kind: getattr(model, kind)([Instance(kind, {}, request, number) for number, request in enumerate(asked)], disable_tqdm=True)  # pyright: ignore[reportArgumentType]  # a literal there
         for kind, asked in requests.items()
@@ -96,7 +92,6 @@ def ask_hflm(folder: Path, requests: Requests) -> Answers:
 
 
 def compare(ours: Answers, theirs: Answers) -> Difference:
-    """Both answered the same requests."""
     pairs = list(zip(ours.get("loglikelihood", []), theirs.get("loglikelihood", []), strict=True))
     values = [(one[0], other[0]) for one, other in pairs]
     values += zip(ours.get("loglikelihood_rolling", []), theirs.get("loglikelihood_rolling", []), strict=True)
@@ -106,7 +101,6 @@ def compare(ours: Answers, theirs: Answers) -> Difference:
 
 
 def golden() -> tuple[Requests, Answers]:
-    """What was asked, and what `HFLM` answered."""
     kept = read_json(GOLDEN / "answers.json")
     return {kind: [tuple(request) for request in asked] for kind, asked in kept["requests"].items()}, kept["answers"]
 

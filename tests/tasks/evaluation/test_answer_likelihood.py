@@ -1,6 +1,5 @@
-"""How likely answers are: against the model's logits, token by token, of both models; and which conversations are measured."""
-
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,22 +38,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_hand(params: Params, config: ModelConfig, tokens: np.ndarray, answers: list[int]) -> float:
-    """Minus the log-likelihood of these tokens, from logits of the whole conversation."""
     rows = jnp.asarray(tokens[None].astype(np.int32))
     found = jax.nn.log_softmax(logits(params, rows, config)[0].astype(jnp.float32), axis=-1)
     return -sum(float(found[at - 1, int(tokens[at])]) for at in answers)
 
 
-def test_only_answers_count_and_only_within_a_row(config: ModelConfig, folder: Path):
+def test_only_answers_within_a_row_count_and_conversations_are_whole(config: ModelConfig, folder: Path):
     params = init_params(0, config)
     conversations = read_conversations("talk", folder, SEQ_LEN, max_tokens=None)
     assert [int(one.is_answer.sum()) for one in conversations] == [4, 2 + 4]
     first, second = answer_nats(params, config, conversations)
     assert first == pytest.approx(by_hand(params, config, conversations[0].tokens, [3, 4, 7, 8]), rel=1e-5)
     assert second == pytest.approx(by_hand(params, config, conversations[1].tokens, [2, 3, 12, 13, 14, 15]), rel=1e-5)
-
-
-def test_whole_conversations_until_there_are_enough_tokens(folder: Path):
     assert len(read_conversations("talk", folder, SEQ_LEN, max_tokens=9)) == 1
     assert len(read_conversations("talk", folder, SEQ_LEN, max_tokens=11)) == 2
 
@@ -68,18 +63,15 @@ def test_both_models_are_measured_on_the_same(config: ModelConfig, folder: Path,
     monkeypatch.setattr(checkpoint, "saved_params_digest", lambda path: "digest")
     monkeypatch.setattr(checkpoint, "read_about", lambda path: {"run": {"model": config.model_dump()}})
     monkeypatch.setattr(checkpoint, "read_params", lambda path, model: theirs)
-    found = answers_beside_parent(run, ours, {"talk": folder}, MEASURED)
-    assert found is not None
+    found: Any = answers_beside_parent(run, ours, {"talk": folder}, MEASURED)
     assert found["against"] == "base"
     conversations = read_conversations("talk", folder, SEQ_LEN, max_tokens=None)
     assert [item["nats"] for item in found["items"]] == answer_nats(ours, config, conversations)
     assert [item["parent_nats"] for item in found["items"]] == answer_nats(theirs, config, conversations)
-    alone = answers_beside_parent(run.but(start=None), ours, {"talk": folder}, MEASURED)
-    assert alone is not None
+    alone: Any = answers_beside_parent(run.but(start=None), ours, {"talk": folder}, MEASURED)
     assert [item["parent_nats"] for item in alone["items"]] == [None, None]
     broken = jax.tree.map(lambda leaf: leaf * jnp.nan, ours)
-    measured = answers_beside_parent(run, broken, {"talk": folder}, MEASURED)
-    assert measured is not None
+    measured: Any = answers_beside_parent(run, broken, {"talk": folder}, MEASURED)
     assert all(np.isnan(item["nats"]) for item in measured["items"])
 
 

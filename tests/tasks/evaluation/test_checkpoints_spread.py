@@ -1,7 +1,6 @@
-"""The scores of a phase's last checkpoints, which a gate takes as the noise of the training."""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from phasewise.tasks.evaluation.held_out import HeldOutTokens
 from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest
 from phasewise.tasks.evaluation.settings import Measured
 from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import CheckpointError
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.state import TrainState, abstract_state, params_digest
@@ -58,30 +58,21 @@ def asked(run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str
     )  # fmt: skip
 
 
-def _keeping_ends(measure: Callable[..., Any], ends: list[Sequence[int]]) -> Callable[..., Any]:
-    def kept(model: Any, *given: Any) -> Any:
-        ends.append(model.ends)
-        return measure(model, *given)
-
-    return kept
-
-
 def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_spread(
     run: RunConfig, config: ModelConfig, tokenizer: Tokenizer, caches: Mapping[str, Path], benchmarks: Path, tmp_path: Path,
     held_out_tokens: Mapping[str, HeldOutTokens], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+):  # fmt: skip
     ends: list[Sequence[int]] = []
     monkeypatch.setattr(checkpoint, "turn_end_ids", lambda tokenizer, chats: (7,))
-    monkeypatch.setattr(checkpoint, "measure_benchmarks", _keeping_ends(checkpoint.measure_benchmarks, ends))
+    measure = checkpoint.measure_benchmarks
+    monkeypatch.setattr(checkpoint, "measure_benchmarks", lambda model, *given: (ends.append(model.ends), measure(model, *given))[1])
     written = tmp_path / "tokenizer.json"
     tokenizer.save(str(written))
     states = {step: random_state(run, step) for step in STEPS}
     folder = save(run, states)
     found = evaluate_phase(asked(run, states[40], written, caches, benchmarks))
-    scores: list[Sequence[Any]] = [
-        measure_benchmarks(open_model(state.params, config, tokenizer, held_out_tokens), benchmarks, NAMES, None)
-        for state in states.values()
-    ]
+    models = [open_model(state.params, config, tokenizer, held_out_tokens) for state in states.values()]
+    scores: list[Sequence[Any]] = [measure_benchmarks(model, benchmarks, NAMES, None) for model in models]
     assert ends == [(1, 7)] * len(STEPS), "all checkpoints end what they write alike"
     expected = [[float(of_step[place]["value"]) for of_step in scores] for place in range(len(NAMES))]
     assert [result["checkpoint_values"] for result in found["results"]] == expected
@@ -93,3 +84,40 @@ def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_sp
     assert [result.get("checkpoint_values") for result in again["results"]] == [None, None]
     assert [result["value"] for result in again["results"]] == [result["value"] for result in found["results"]]
     assert "the spread of its last checkpoints is not measured" in caplog.text
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    asked: list[int] = []
+
+    def mean(_folder: Path, _run: Any, count: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+        asked.append(count)
+        return {}, tuple(range(count))
+
+    monkeypatch.setattr(checkpoint, "average_of_last", mean)
+    monkeypatch.setattr(checkpoint, "bits_per_byte", lambda *_: SimpleNamespace(macro=2.5))
+    return asked
+
+
+def averages(monkeypatch: pytest.MonkeyPatch, kept: list[int]) -> dict[str, Any]:
+    monkeypatch.setattr(checkpoint, "kept_steps", lambda *_: kept)
+    run: Any = SimpleNamespace(keeps_average=False, phase="kestrel", model=None)
+    return checkpoint._averages(run, Path("checkpoints/40"), {})  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(("kept", "asked"), [([40], []), ([30, 40], [2]), ([10, 15, 20, 25, 30, 40], [4])])
+def test_at_most_four_of_those_that_are_kept(monkeypatch: pytest.MonkeyPatch, measured: list[int], kept: list[int], asked: list[int]):
+    found = averages(monkeypatch, kept)
+    assert measured == asked
+    assert found["mean_macro_bits_per_byte"] == (2.5 if asked else None)
+    assert len(found["mean_of_steps"]) == sum(asked)
+
+
+def test_a_damaged_one_costs_the_mean_alone(monkeypatch: pytest.MonkeyPatch, measured: list[int], caplog: pytest.LogCaptureFixture):
+    def damaged(*_: Any) -> Any:
+        raise CheckpointError("checkpoints/30 is damaged")
+
+    monkeypatch.setattr(checkpoint, "average_of_last", damaged)
+    found = averages(monkeypatch, [30, 40])
+    assert (found["mean_macro_bits_per_byte"], found["mean_of_steps"], measured) == (None, [], [])
+    assert "checkpoints/30 is damaged" in caplog.text

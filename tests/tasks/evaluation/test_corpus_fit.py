@@ -1,96 +1,85 @@
-"""Corpus fit against lm-eval's rolling log-likelihood, against a slow sum, and over all subsets."""
-
+import gzip
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation import corpus_fit
-from phasewise.tasks.evaluation.corpus_fit import Corpus, Document, TokenizedText, measure_fit, rolling_windows, tokenize
-from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens
+from phasewise.tasks.evaluation.corpus_fit import Corpus, Document, SubsetText, TokenizedText, measure_fit, rolling_windows, tokenize
+from phasewise.tasks.evaluation.held_out import HeldOutTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.tasks.evaluation.scoring import bits_per_byte
-from phasewise.trainer.base.errors import DataError, EvaluationError
-from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 from phasewise.trainer.model.params import Params
 from tests.shared_data import shared_folder
+from tests.tasks.evaluation.conftest import HeldOut, LogSoftmax
 
-LogSoftmax = Callable[[Sequence[int] | np.ndarray], np.ndarray]
-
-TOLERANCE_NATS_PER_TOKEN = 1e-5
-"""Two computations in float32 whose rows are laid out otherwise."""
+TOLERANCE_NATS_PER_TOKEN = 1e-5  # two computations in float32 whose rows are laid out otherwise
 
 
 @pytest.fixture(scope="module")
-def documents(held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> list[Document]:
+def documents(held_out_texts: HeldOut) -> list[Document]:
     """Longer and shorter than a window, of 48 tokens; bytes that are no letters; one of a single token."""
     texts = [Document(name, each.id[:6], each.text) for name, of_name in held_out_texts.items() for each in of_name[:3]]
     return [*texts, Document("law", "short", "ba ce"), Document("law", "foreign", "é — 漢字 🙂\n\n\tba"), Document("one", "token", "b")]
 
 
-def test_it_is_lm_eval_s_rolling_log_likelihood(
-    documents: list[Document], params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens
-) -> None:
-    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
+def test_it_is_lm_eval_s_rolling_log_likelihood(documents: list[Document], model: JaxLanguageModel):
     requests = [Instance("loglikelihood_rolling", {}, (document.text,), number) for number, document in enumerate(documents)]
     theirs = model.loglikelihood_rolling(requests)
     for document, expected in zip(documents, theirs, strict=True):
-        found = measure_fit({"last": params}, config, special.begin, tokenize([document], tokenizer))
+        found = measure_fit({"last": model.params}, model.config, model.begin_of_text, tokenize([document], model.tokenizer))
         fit = found.subsets[document.subset]
         nats = fit["fit"]["last"]["bits_per_byte"] * fit["text_bytes"] * math.log(2)
         assert nats == pytest.approx(-expected, abs=TOLERANCE_NATS_PER_TOKEN * fit["tokens"])
         assert fit["text_bytes"] == len(document.text.encode())
 
 
-def test_windows_predict_each_token_once_from_as_much_as_a_window_holds(
-    documents: list[Document], config: ModelConfig, tokenizer: Tokenizer
-) -> None:
-    for text in tokenize(documents, tokenizer):
-        windows = rolling_windows(text.tokens, config.seq_len, 0)
+def test_windows_predict_each_token_once_from_as_much_as_a_window_holds(documents: list[Document], model: JaxLanguageModel):
+    for text in tokenize(documents, model.tokenizer):
+        windows = rolling_windows(text.tokens, model.config.seq_len, 0)
         assert np.concatenate([window.targets for window in windows]).tolist() == text.tokens.tolist()
-        assert all(len(window.inputs) == min(config.seq_len, len(text.tokens)) for window in windows)
+        assert all(len(window.inputs) == min(model.config.seq_len, len(text.tokens)) for window in windows)
         assert windows[0].inputs[0] == 0
 
 
-def test_disjoint_windows_of_the_gate_are_the_same_but_for_the_last(
-    params: Params, config: ModelConfig, held_out_tokens: Mapping[str, HeldOutTokens], special: SpecialTokens
-) -> None:
-    """Of texts that end with a full window, or have one, both say the same; else the rolling ones see more, and their value is another."""
-
+def test_disjoint_windows_differ_by_the_last(model: JaxLanguageModel, held_out_tokens: Mapping[str, HeldOutTokens], special: SpecialTokens):
     def both(length: int) -> tuple[float, float]:
         held = {name: HeldOutTokens([one.documents[-1][:length]], 100, special) for name, one in held_out_tokens.items()}
         texts = [TokenizedText(name, name, one.documents[0], 100) for name, one in held.items()]
-        rolling = measure_fit({"last": params}, config, special.begin, texts).macro["last"]["bits_per_byte"]
-        return rolling, bits_per_byte(params, config, held).macro
+        rolling = measure_fit({"last": model.params}, model.config, model.begin_of_text, texts).macro["last"]["bits_per_byte"]
+        return rolling, bits_per_byte(model.params, model.config, held).macro
 
-    for length in (config.seq_len - 5, config.seq_len, 2 * config.seq_len):
+    for length in (model.config.seq_len - 5, model.config.seq_len, 2 * model.config.seq_len):
         rolling, disjoint = both(length)
         assert rolling == pytest.approx(disjoint, rel=1e-5)
-    rolling, disjoint = both(2 * config.seq_len - 20)
+    rolling, disjoint = both(2 * model.config.seq_len - 20)
     assert rolling != pytest.approx(disjoint, rel=1e-4)
 
 
-def test_the_sum_over_tokens_in_float64(log_softmax: LogSoftmax, params: Params, config: ModelConfig, tokenizer: Tokenizer) -> None:
+def test_the_sum_over_tokens_in_float64(log_softmax: LogSoftmax, model: JaxLanguageModel):
     document = Document("a", "a", "tovu bace dido\n")
-    [text] = tokenize([document], tokenizer)
+    [text] = tokenize([document], model.tokenizer)
     table = log_softmax([0, *text.tokens[:-1]])
     nats = -table[np.arange(len(text.tokens)), text.tokens].sum()
-    fit = measure_fit({"last": params}, config, 0, [text]).subsets["a"]["fit"]["last"]
+    fit = measure_fit({"last": model.params}, model.config, 0, [text]).subsets["a"]["fit"]["last"]
     assert fit["bits_per_byte"] == pytest.approx(nats / math.log(2) / 15, rel=1e-5)
     assert fit["perplexity_per_byte"] == pytest.approx(math.exp(nats / 15), rel=1e-5)
     assert fit["perplexity_per_token"] == pytest.approx(math.exp(nats / len(text.tokens)), rel=1e-5)
 
 
-def test_macro_counts_subsets_alike_and_micro_bytes(
-    documents: list[Document], params: Params, config: ModelConfig, tokenizer: Tokenizer
-) -> None:
-    average = jax.tree.map(lambda weight: 0.5 * weight, params)
-    found = measure_fit({"last": params, "ema": average}, config, 0, tokenize(documents, tokenizer))
+def test_macro_counts_subsets_alike_and_micro_bytes(documents: list[Document], model: JaxLanguageModel):
+    average = jax.tree.map(lambda weight: 0.5 * weight, model.params)
+    found = measure_fit({"last": model.params, "ema": average}, model.config, 0, tokenize(documents, model.tokenizer))
     for name in ("last", "ema"):
         bits = {subset: fit["fit"][name]["bits_per_byte"] for subset, fit in found.subsets.items()}
         sizes = {subset: fit["text_bytes"] for subset, fit in found.subsets.items()}
@@ -105,38 +94,155 @@ def test_macro_counts_subsets_alike_and_micro_bytes(
     assert found.macro["last"] != found.macro["ema"]
 
 
-def test_how_much_is_held_at_once_changes_nothing(
-    documents: list[Document], params: Params, config: ModelConfig, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = measure_fit({"last": params}, config, 0, tokenize(documents, tokenizer))
+def test_how_much_is_held_at_once_changes_nothing(documents: list[Document], model: JaxLanguageModel, monkeypatch: pytest.MonkeyPatch):
+    whole = measure_fit({"last": model.params}, model.config, 0, tokenize(documents, model.tokenizer))
     monkeypatch.setattr(corpus_fit, "BATCH_TOKENS", 1)
-    one_by_one = measure_fit({"last": params}, config, 0, tokenize(documents, tokenizer))
+    one_by_one = measure_fit({"last": model.params}, model.config, 0, tokenize(documents, model.tokenizer))
     assert one_by_one.subsets.keys() == whole.subsets.keys()
     assert one_by_one.micro["last"]["bits_per_byte"] == pytest.approx(whole.micro["last"]["bits_per_byte"], rel=1e-5)
 
 
-def test_weights_that_diverged_are_an_error_that_names_the_text(
-    documents: list[Document], params: Params, broken_params: Params, config: ModelConfig, tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(EvaluationError, match=rf"found nan for {documents[0].where} \(weights ema\)"):
-        measure_fit({"last": params, "ema": broken_params}, config, 0, tokenize(documents, tokenizer))
-
-
-def test_a_tokenizer_that_loses_text_is_refused() -> None:
-    tokenizer = Tokenizer(models.WordLevel({"known": 0, "?": 1}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
-    with pytest.raises(DataError, match=r"must spell it again, found others for a\.txt"):
-        list(tokenize([Document("a", "a.txt", "known unknown")], tokenizer))
-
-
-def test_no_text_is_refused(params: Params, config: ModelConfig) -> None:
+def test_no_text_lost_text_and_diverged_weights_are_errors(documents: list[Document], model: JaxLanguageModel, broken_params: Params):
     with pytest.raises(DataError, match="at least one text"):
-        measure_fit({"last": params}, config, 0, [])
+        measure_fit({"last": model.params}, model.config, 0, [])
+    with pytest.raises(EvaluationError, match=rf"found nan for {documents[0].where} \(weights ema\)"):
+        measure_fit({"last": model.params, "ema": broken_params}, model.config, 0, tokenize(documents, model.tokenizer))
+    lossy = Tokenizer(models.WordLevel({"known": 0, "?": 1}, unk_token="?"))
+    lossy.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
+    with pytest.raises(DataError, match=r"must spell it again, found others for a\.txt"):
+        list(tokenize([Document("a", "a.txt", "known unknown")], lossy))
 
 
-def test_real_text_is_read_whole(tokenizer: Tokenizer) -> None:
+def test_real_text_is_read_whole(tokenizer: Tokenizer):
     path = shared_folder("corpora") / "SOURCES.md"
     corpus = Corpus(path)
     [text] = tokenize(corpus.documents(), tokenizer)
     assert corpus.subsets[path.name].text_bytes == text.text_bytes == path.stat().st_size
     assert 0 < len(text.tokens) < text.text_bytes
+
+
+TEXTS = ["one little text\n", "and another — with a dash\n"]
+
+
+def lines_of(texts: list[str], key: str = "text") -> bytes:
+    return "".join(json.dumps({key: text}) + "\n" for text in texts).encode()
+
+
+def read(folder: Path, text_key: str = "text") -> tuple[list[Document], dict[str, SubsetText]]:
+    corpus = Corpus(folder, text_key=text_key)
+    return list(corpus.documents()), corpus.subsets
+
+
+def one(folder: Path) -> SubsetText:
+    [subset] = read(folder)[1].values()
+    return subset
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "corpus"
+    (root / "books" / "old").mkdir(parents=True)
+    (root / "plain.txt").write_text(TEXTS[0])
+    (root / "notes.md").write_text(TEXTS[1])
+    (root / "rows.jsonl").write_bytes(lines_of(TEXTS))
+    (root / "packed.jsonl.gz").write_bytes(gzip.compress(lines_of(TEXTS)))
+    pq.write_table(pa.table({"text": TEXTS}), root / "table.parquet")
+    (root / "books" / "a.txt").write_text("a book\n")
+    (root / "books" / "old" / "b.jsonl").write_bytes(lines_of(["another book\n"]))
+    return root
+
+
+def test_each_file_and_each_folder_is_a_subset(folder: Path):
+    documents, subsets = read(folder)
+    texts = {name: [document.text for document in documents if document.subset == name] for name in subsets}
+    assert texts == {
+        "books": ["a book\n", "another book\n"], "notes.md": [TEXTS[1]], "packed.jsonl.gz": TEXTS, "plain.txt": [TEXTS[0]],
+        "rows.jsonl": TEXTS, "table.parquet": TEXTS,
+    }  # fmt: skip
+    assert one(folder / "plain.txt").documents == 1
+    assert {name: (found.files, found.documents) for name, found in subsets.items()}["books"] == (2, 2)
+    assert all(found.text_bytes == sum(len(text.encode()) for text in texts[name]) for name, found in subsets.items())
+    assert subsets["rows.jsonl"].text_digest == subsets["table.parquet"].text_digest != subsets["notes.md"].text_digest
+    assert {name: found.copies for name, found in subsets.items()} == {
+        "books": 0, "notes.md": 0, "packed.jsonl.gz": 1, "plain.txt": 1, "rows.jsonl": 2, "table.parquet": 2
+    }  # fmt: skip
+
+
+def test_a_file_that_is_added_changed_or_copied_is_seen(tmp_path: Path):
+    subset = tmp_path / "corpus" / "subset"
+    subset.mkdir(parents=True)
+    (subset / "a.txt").write_text("some text")
+    before = one(subset.parent)
+    (subset / "b.txt").write_text("some text")
+    copied = one(subset.parent)
+    assert (copied.files, copied.documents, copied.copies, copied.text_bytes) == (2, 2, 1, 18)
+    assert copied.text_digest != before.text_digest
+    (subset / "b.txt").write_text("same text")
+    assert one(subset.parent).copies == 0
+    assert len({before.text_digest, copied.text_digest, one(subset.parent).text_digest}) == 3
+    (subset / "b.txt").rename(subset / "0.txt")
+    renamed = one(subset.parent)
+    (subset / "0.txt").rename(subset / "b.txt")
+    assert renamed.text_digest == one(subset.parent).text_digest, "names and order change no text"
+
+
+def test_one_text_is_one_text_however_it_is_written(tmp_path: Path):
+    plain, marked = b"caf\xc3\xa9\nbar\n", b"\xef\xbb\xbfcaf\xc3\xa9\nbar\n"  # the reader takes a byte order mark for a signature
+    for content, normalized in ((plain, 0), (marked, 0), (b"caf\xc3\xa9\r\nbar\r\n", 1), (b"cafe\xcc\x81\nbar\n", 1)):
+        (tmp_path / "a.txt").write_bytes(content)
+        [document], subsets = read(tmp_path)
+        found = subsets["a.txt"]
+        assert (document.text, found.text_bytes, found.normalized) == ("café\nbar\n", 10, normalized)
+
+
+def test_empty_documents_are_counted_and_not_measured_and_another_key_is_looked_for_where_it_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(lines_of(["", "some text", " \n\t"]))
+    found = one(tmp_path)
+    assert (found.documents, found.empty_documents, found.text_bytes) == (1, 2, 9)
+    (tmp_path / "a.jsonl").write_bytes(lines_of(TEXTS, "body"))
+    with pytest.raises(DataError, match=r"a\.jsonl, byte 0: missing key .*--text-key names another"):
+        read(tmp_path)
+    assert [document.text for document in read(tmp_path, "body")[0]] == TEXTS
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("a.txt", b"caf\xe9 au lait", r"a\.txt, file: not UTF-8"),
+    ("a.txt", b"", r"every subset must have text, found none in .*a\.txt \(1 empty"),
+    ("a.txt", "wide".encode("utf-16"), r"a\.txt, file: other format .*UTF-16"),
+    ("a.jsonl", b'{"text": "fine"}\n{"text": "broken\n', r"a\.jsonl, byte 17: broken JSON"),
+    ("a.jsonl", b'{"text": "fine"}\n{"text": 3}\n', r"a\.jsonl, byte 17: wrong type"),
+    ("a.jsonl", b'{"text": "half \\ud800"}\n', r"a\.jsonl, byte 0: half a surrogate pair"),
+    ("a.json", b'[\n {"text": "a list"}\n]\n', r"a\.json, file: other format .*one JSON array"),
+    ("a.parquet", b"PAR1 and no table", r"a\.parquet, file: "),
+    ("a.jsonl.gz", gzip.compress(lines_of(TEXTS))[:-12], r"a\.jsonl\.gz, file: truncated"),
+    ("a.txt", b" \n", r"every subset must have text, found none in .*a\.txt \(1 empty"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, name: str, content: bytes, said: str):
+    (tmp_path / "0.txt").write_text("a text that can be read")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        read(tmp_path)
+
+
+def test_hidden_files_are_counted_and_a_missing_or_empty_folder_links_and_unknown_endings_are_refused(folder: Path, tmp_path: Path):
+    (folder / ".notes.txt").write_text("hidden")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("hidden")
+    assert Corpus(folder).hidden == 2
+    assert ".notes.txt" not in Corpus(folder).subsets
+    with pytest.raises(ConfigError, match="found none at"):
+        Corpus(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="must hold a file"):
+        Corpus(tmp_path / "empty")
+    (folder / "gone.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"gone\.txt \(broken link\)"):
+        Corpus(folder)
+    (tmp_path / "gone.txt").write_text("elsewhere")
+    with pytest.raises(DataError, match=r"gone\.txt \(outside the root\)"):
+        Corpus(folder)
+    (folder / "gone.txt").unlink()
+    (folder / "books" / "c.pdf").write_bytes(b"%PDF-1.7")
+    (folder / "LICENCE").write_text("text, but who knows")
+    with pytest.raises(DataError, match=r"must end in \.txt.*found LICENCE, books/c\.pdf"):
+        Corpus(folder)

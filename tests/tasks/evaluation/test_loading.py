@@ -1,5 +1,3 @@
-"""The language model of a checkpoint, hot or averaged, and of a folder; on one device and on eight."""
-
 import json
 import shutil
 from collections.abc import Mapping
@@ -13,40 +11,33 @@ from tokenizers import Tokenizer
 
 from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.data.tokenizer import load_tokenizer
-from phasewise.tasks.evaluation import model_loading
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
-from phasewise.tasks.evaluation.model_loading import model_of_checkpoint, model_of_folder
+from phasewise.tasks.evaluation.model_loading import find_chats, model_of_checkpoint, model_of_folder
 from phasewise.tasks.report.export import tokenizer_files
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints
 from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.model.hugging_face import write_folder
 from phasewise.trainer.state import TrainState, init_state
-from tests.tasks.evaluation.hflm import GOLDEN
+from tests.shared_data import shared_folder
+from tests.tasks.conftest import tiny_run
+from tests.tasks.data.conversation_worlds import layout
+from tests.tasks.evaluation.hflm import GOLDEN, MODEL, ask, ask_hflm, compare, golden, local_requests, made_requests, write_model
 from tests.trainer.eight_devices import run_on_eight_devices
+from tests.trainer.model.families import AFMOE
+from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 
 
 @pytest.fixture(scope="module")
-def run(tokenizer: Tokenizer, config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run that keeps an average; it is not run."""
-    never: list[Any] = [[0, None]]
-    names = ("max_grad_norm", "z_loss", "max_update_rms", "max_update_norm", "skip_step")
-    return RunConfig.model_validate(
-        {
-            "recipe": "tiny", "scale": "proxy", "phase": "tiny", "start_step": 0, "stop_step": 4, "seed": 0, "model": config.model_dump(),
-            "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1},
-            "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 4, "start": 1e-3, "end": 1e-3}],
-            "stability": {**dict.fromkeys(names, never), "ema_decay": [[0, 0.9]]}, "batch": [[0, 2]], "mixture": [[0, {"a": 100}]],
-            "order": {"seed": 0, "permutation": "feistel", "block_sequences": 2}, "start": None, "caches": {"a": "none"}, "verdict": "none",
-            "checkpoints": {"every_steps": 4, "every_minutes": None, "keep_all": False}, "output": str(tmp_path_factory.mktemp("run")),
-        }
-    )  # fmt: skip
+def run(config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    made = tiny_run("tiny", 4, {"a": Path("none")}, Path("none"), tmp_path_factory.mktemp("run"), mixture=[[0, {"a": 100}]])
+    return made.but(model=config, stability={**made.stability.model_dump(), "ema_decay": [[0, 0.9]]})
 
 
 @pytest.fixture(scope="module")
 def state(run: RunConfig) -> TrainState:
-    """Weights, and an average that is another."""
     fresh = init_state(run)
     return fresh._replace(ema=jax.tree.map(lambda weight: 0.5 * weight + 0.25, fresh.params))
 
@@ -66,9 +57,7 @@ def tokenizer_path(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(("weights", "field"), [("last", "params"), ("ema", "ema")])
-def test_a_checkpoint_s_weights_or_their_average(
-    checkpoint: Path, tokenizer_path: Path, state: TrainState, config: ModelConfig, weights: model_loading.Weights, field: str
-) -> None:
+def test_weights_or_their_average(checkpoint: Path, tokenizer_path: Path, state: TrainState, config: ModelConfig, weights: Any, field: str):
     model = model_of_checkpoint(checkpoint, tokenizer_path, weights=weights)
     assert model.config == config
     assert (model.prefix_token_id, model.eot_token_id, model.begins_texts) == (0, 1, True)
@@ -76,14 +65,14 @@ def test_a_checkpoint_s_weights_or_their_average(
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_mesh_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: Path, checkpoint: Path, tokenizer_path: Path) -> None:
+def test_a_mesh_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: Path, checkpoint: Path, tokenizer_path: Path):
     with pytest.raises(ConfigError, match="must divide"):
         model_of_checkpoint(checkpoint, tokenizer_path, mesh=Mesh(tensor=3))
     with pytest.raises(CheckpointError, match="no checkpoint"):
         model_of_checkpoint(tmp_path / "none", tokenizer_path)
 
 
-def test_a_folder_s_tokenizer_says_how_a_text_begins(tmp_path: Path) -> None:
+def test_a_folder_says_how_a_text_begins_and_ends(tmp_path: Path):
     ours = model_of_folder(GOLDEN / "model")
     assert (ours.prefix_token_id, ours.eot_token_id, ours.begins_texts) == (0, 1, True)
     without = changed(tmp_path / "without", {"bos_token": None}, {"post_processor": None})
@@ -94,10 +83,6 @@ def test_a_folder_s_tokenizer_says_how_a_text_begins(tmp_path: Path) -> None:
     (tmp_path / "endless" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"must hold tokenizer\.json"):
         model_of_folder(tmp_path / "endless")
-
-
-def test_what_a_folder_ends_a_text_at_is_what_generate_of_transformers_does(tmp_path: Path) -> None:
-    """The tokenizer's end token, and the ids of `generation_config.json`; where there is none, of `config.json`."""
     assert model_of_folder(GOLDEN / "model").ends == (1,)
     for name, ids in (("generation_config.json", [1, 7, 9]), ("config.json", 7)):
         folder = tmp_path / name
@@ -112,10 +97,9 @@ def test_what_a_folder_ends_a_text_at_is_what_generate_of_transformers_does(tmp_
         model_of_folder(tmp_path / "generation_config.json")
 
 
-def test_a_checkpoint_ends_a_text_where_its_export_does(
+def test_a_checkpoint_ends_a_text_as_its_export(
     checkpoint: Path, tokenizer: Tokenizer, state: TrainState, config: ModelConfig, tmp_path: Path
-) -> None:
-    """The same weights are to give the same answers: at the end of a document, and at that of an answer of each template."""
+):
     path, turn = tmp_path / "tokenizer.json", str(tokenizer.id_to_token(9))
     path.write_text(tokenizer.to_str())
     marked = "{% generation %}{{ messages[0].content + END }}{% endgeneration %}"
@@ -127,17 +111,59 @@ def test_a_checkpoint_ends_a_text_where_its_export_does(
 
 
 def changed(folder: Path, of_config: Mapping[str, Any], of_tokenizer: Mapping[str, Any]) -> JaxLanguageModel:
-    """The golden's model with another tokenizer."""
     shutil.copytree(GOLDEN / "model", folder)
     for name, changes in (("tokenizer_config.json", of_config), ("tokenizer.json", of_tokenizer)):
         (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **changes}))
     return model_of_folder(folder)
 
 
-def test_a_mesh_changes_no_answer(tmp_path: Path) -> None:
-    """Eight devices in a process of its own; each holds its part of the weights."""
+def test_a_mesh_changes_no_answer(tmp_path: Path):
     run_on_eight_devices(Path(__file__).with_name("on_eight_devices.py"), tmp_path / "found.json")
     log_likelihood, others, share = read_json(tmp_path / "found.json")
     assert log_likelihood < 1e-3
     assert others == 0
     assert share < 0.3
+
+
+def test_a_checkpoint_s_chat_templates_are_found_in_the_home_that_it_is_in_now(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    document = np.array([BEGIN, 5, 6, END], np.uint16)
+    talk = write_conversations(tmp_path / "home" / "tokens" / "talk" / "train-1", [[(document, [(1, 3)])]])
+    how = layout("messages", "{% generation %}{{ messages[0].content + '<|end|>' }}{% endgeneration %}")
+    write_manifest(talk, read_manifest(talk).but(source={"conversation": how.model_dump(mode="json")}))
+    web = write_token_cache(tmp_path / "home" / "tokens" / "web" / "train-1", [[document]])
+    run = {"caches": {"talk": str(talk), "web": str(web)}}
+    checkpoint = tmp_path / "home" / "runs" / "recipe" / "phase" / "checkpoints" / "4"
+    assert [chat.turn_end() for chat in find_chats(checkpoint, run)] == ["<|end|>"]
+    assert caplog.text == ""
+    shutil.move(tmp_path / "home", tmp_path / "moved")
+    moved = tmp_path / "moved" / checkpoint.relative_to(tmp_path / "home")
+    assert [chat.turn_end() for chat in find_chats(moved, run)] == ["<|end|>"]
+    assert [chat.turn_end() for chat in find_chats(tmp_path / "4", run, tmp_path / "moved")] == ["<|end|>"]
+    assert caplog.text == ""
+    assert find_chats(tmp_path / "4", run) == ()
+    assert "the caches of talk, web are gone" in caplog.text
+
+
+QWEN = {"qk_norm": True, "tied_head": True, "sliding_window": 12}
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": QWEN, "afmoe": AFMOE | {"num_layers": 4}}
+
+
+def test_the_golden_is_of_these_requests_and_its_answers_are_ours():
+    assert golden()[0] == {kind: [tuple(request) for request in asked] for kind, asked in made_requests().items()}
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 150_000
+    requests, expected = golden()
+    difference = compare(ask(model_of_folder(GOLDEN / "model"), requests), expected)
+    assert difference.log_likelihood < 1e-3
+    assert difference.others == 0
+    assert len(set(expected["generate_until"])) > 8  # else equality would say little
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "llama on real items"])
+def test_answers_are_theirs(tmp_path: Path, family: str):
+    for needed in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(needed, reason=f"HFLM needs {needed}: pip install -e '.[parity]'")
+    folder = write_model(tmp_path / "model", MODEL.but(**FAMILIES.get(family, {})))
+    requests = made_requests() if family in FAMILIES else local_requests(shared_folder("benchmarks"), 5)
+    difference = compare(ask(model_of_folder(folder), requests), ask_hflm(folder, requests))
+    assert difference.log_likelihood < 1e-3
+    assert difference.others == 0

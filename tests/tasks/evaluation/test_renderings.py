@@ -1,5 +1,3 @@
-"""Test items under two renderings: the files, what decides what is read, and a real model that reads them."""
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,22 +5,18 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 
-from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.scoring import score_windows
 from phasewise.tasks.evaluation.settings import Renderings, check_renderings, measure_renderings, read_items, renderings_key
 from phasewise.trainer.base.errors import DataError, EvaluationError
-from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.model.params import Params
 
 Write = Callable[..., Renderings]
 
 
 def rows(count: int, *, first: int = 0, tag: str = "<<1+1=2>>") -> list[dict[str, Any]]:
-    return [
-        {"question": f"What is {number} + 1?", "answer": f"{number} + 1{tag} is {number + 1}"} for number in range(first, first + count)
-    ]
+    numbers = range(first, first + count)
+    return [{"question": f"What is {number} + 1?", "answer": f"{number} + 1{tag} is {number + 1}"} for number in numbers]
 
 
 @pytest.fixture
@@ -43,24 +37,21 @@ def test_an_item_has_its_prompt_and_both_answers(write: Write):
     assert len(found) == 8  # the one without a tag has one rendering
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"items": rows(7)}, r"items.jsonl must have at least 8 items whose two renderings differ, found 7"),
-        ({"reference": rows(9, first=50, tag="")}, r"reference.jsonl must have at least 8 items .* found 0: left_out .* matches nothing"),
-        ({"items": [*rows(9), "no JSON"]}, r"items.jsonl, line 10 must be a JSON object, and is not"),
-        ({"items": [*rows(9), "[1]"]}, r"line 10 must be a JSON object, found list"),
-        ({"items": [*rows(9), {"question": "What?", "answer": 4}]}, r"line 10 must have the field answer with text, found"),
-        ({"prompt": "{title} {question}"}, r"line 1 must have the field title with text"),
-        ({"reference": rows(12, first=8)}, r"1 of .*reference.jsonl are in .*items.jsonl too, such as 'Q: What is 8 \+ 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"items": rows(7)}, r"items.jsonl must have at least 8 items whose two renderings differ, found 7"),
+    ({"reference": rows(9, first=50, tag="")}, r"reference.jsonl must have at least 8 items .* found 0: left_out .* matches nothing"),
+    ({"items": [*rows(9), "no JSON"]}, r"items.jsonl, line 10 must be a JSON object, and is not"),
+    ({"items": [*rows(9), "[1]"]}, r"line 10 must be a JSON object, found list"),
+    ({"items": [*rows(9), {"question": "What?", "answer": 4}]}, r"line 10 must have the field answer with text, found"),
+    ({"prompt": "{title} {question}"}, r"line 1 must have the field title with text"),
+    ({"reference": rows(12, first=8)}, r"1 of .*reference.jsonl are in .*items.jsonl too, such as 'Q: What is 8 \+ 1"),
+])  # fmt: skip
 def test_files_that_tell_nothing_are_refused(write: Write, changed: dict[str, Any], said: str):
     with pytest.raises(DataError, match=said):
         check_renderings(write(**changed))
 
 
-def test_a_file_that_is_not_there_is_refused_by_its_name(write: Write, tmp_path: Path):
+def test_each_thing_that_decides_moves_the_key_and_a_missing_file_is_refused(write: Write, tmp_path: Path):
     renderings = write()
     (tmp_path / "reference.jsonl").unlink()
     for ask in (check_renderings, renderings_key):
@@ -68,25 +59,12 @@ def test_a_file_that_is_not_there_is_refused_by_its_name(write: Write, tmp_path:
             ask(renderings)
     with pytest.raises(ValidationError, match="left_out must be a regular expression"):
         write(left_out="<<(")
-
-
-def test_each_thing_that_decides_moves_the_key(write: Write):
-    keys = [
-        renderings_key(write(**changed))
-        for changed in (
-            {},
-            {"items": rows(10)},
-            {"reference": rows(9, first=50)},
-            {"prompt": "{question}"},
-            {"left_out": "<<"},
-            {"answer": "question"},
-        )
-    ]
+    changes: list[dict[str, Any]] = [{"items": rows(10)}, {"reference": rows(9, first=50)}, {"prompt": "{question}"}, {"left_out": "<<"}]
+    keys = [renderings_key(write(**changed)) for changed in ({}, {"answer": "question"}, *changes)]
     assert len({json.dumps(key) for key in keys}) == len(keys)
 
 
-def test_a_real_model_reads_both(write: Write, params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens):
-    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
+def test_a_real_model_reads_both(write: Write, model: JaxLanguageModel):
     long = {"question": "What is it? " * 40, "answer": "It is <<1>> much."}
     renderings = write([*rows(9), long], prompt="{question}", left_out="<<.*>>")
     read = measure_renderings(model, renderings)
@@ -94,12 +72,8 @@ def test_a_real_model_reads_both(write: Write, params: Params, config: ModelConf
     assert (read["items"]["too_long"], read["reference"]["too_long"]) == (1, 0)
     item = read_items(renderings, renderings.items)[4]
     window = model.windows_of([(item.prompt, item.second)])
-    from phasewise.tasks.evaluation.scoring import score_windows
-
-    [expected] = score_windows(model.params, config, window)
+    [expected] = score_windows(model.params, model.config, window)
     assert read["items"]["second"][4] == pytest.approx(float(expected.log_likelihoods.sum()), abs=1e-3)
     assert read["items"]["first"][4] < read["items"]["second"][4]
-    with pytest.raises(
-        EvaluationError, match=r"at least 8 items of .*items.jsonl must fit in the \d+ tokens that the model sees, found 0 of 9"
-    ):
+    with pytest.raises(EvaluationError, match=r"at least 8 items of .*items.jsonl must fit in the \d+ tokens .*, found 0 of 9"):
         measure_renderings(model, write([row | {"question": row["question"] + long["question"]} for row in rows(9)], prompt="{question}"))

@@ -13,11 +13,9 @@ from phasewise.trainer.preflight.spec import Collective, Memory, Result, Spec, S
 def result_of(peak_gib: float, *, limit_gib: float = 30.75, refused: bool = False, host_gib: float = 0.0) -> Result:
     peak = round(peak_gib * GIB)
     memory = Memory(arguments=GIB, temporaries=peak - GIB, peak=peak, host=round(host_gib * GIB))
-    collectives = (
-        Collective(kind="all-gather", axis="fsdp", link="ici", count=128, bytes=30 * 10**9),
-        Collective(kind="all-reduce", axis="fsdp", link="ici", count=64, bytes=10 * 10**9),
-        Collective(kind="all-reduce", axis="replica", link="dcn", count=64, bytes=10**8),
-    )
+    gathered = Collective(kind="all-gather", axis="fsdp", link="ici", count=128, bytes=30 * 10**9)
+    reduced = gathered.but(kind="all-reduce", count=64, bytes=10 * 10**9)
+    collectives = (gathered, reduced, reduced.but(axis="replica", link="dcn", bytes=10**8))
     return Result(
         refusal="RESOURCE_EXHAUSTED: as it says" if refused else None, memory=memory, limit_bytes=round(limit_gib * GIB),
         collectives=collectives, hbm_bytes=5 * 10**11, host_traffic_bytes=0, update_flops=0, flops_by_xla=1e16, lower_seconds=1.0,

@@ -13,6 +13,8 @@ from phasewise.trainer.sharding import check_batch, check_mesh
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
 
 TRINITY_NANO = TRINITY_NANO_RECIPE.phases[0]
+NANO = step_of(TRINITY_NANO.model, 4096).but(optimizer=TRINITY_NANO.optimizer)
+LONG = NANO.but(model=NANO.model.but(seq_len=262_144), batch_sequences=128)
 
 
 def test_why_the_record_took_7680_sequences_on_three_slices():
@@ -33,7 +35,6 @@ def test_a_batch_is_refused_exactly_where_the_chips_do_not_divide_it(batch: int,
 
 
 def check_settings(step: StepShape, where: Slice) -> list[Setting]:
-    """All settings, each once; the trainer takes each mesh with its part of the batch."""
     found = settings_for(step, where)
     assert len(set(found)) == len(found)
     for setting in {(setting.mesh, setting.parts): setting for setting in found}.values():
@@ -59,17 +60,9 @@ def test_every_setting_is_one_that_the_trainer_takes(name: str, model: object, b
         assert (spec.execution.microbatch_sequences or batch) * setting.parts == batch
 
 
-def test_heads_are_cut_only_where_every_head_is_whole():
-    """Llama's 8 kv heads: over 8 at most. A model with 3 of them is not cut."""
-    where = find_slice("v5e-256")
-    assert {mesh.tensor for mesh in module.meshes_for(LLAMA_8B, where)} == {1, 2, 4, 8}
-    assert {mesh.tensor for mesh in module.meshes_for(LLAMA_8B.but(num_query_heads=24, num_kv_heads=3), where)} == {1}
-
-
-def test_policies_are_different_and_plans_have_words():
+def test_policies_are_different_name_what_the_model_computes_and_plans_have_words():
     found = list(policies_for(LLAMA_8B))
-    assert found[:2] == ["full", "offload"]
-    assert len(set(found)) == len(found)
+    assert (found[:2], len(set(found))) == (["full", "offload"], len(found))
     assert Kept(on_device=(ATTENTION, "query", "key", "value", "output", "gate", "up")) in found
     assert Plan(remat="full").words == "blocks computed again"
     everything = (ATTENTION, "query", "key", "value", "output", "gate", "up")
@@ -79,40 +72,38 @@ def test_policies_are_different_and_plans_have_words():
     remat = Kept(on_device=("query", "gate"), on_host=(BLOCK_INPUT, "up"))
     kept = Plan(remat=remat, parts=4, mesh=Mesh(replica=8, fsdp=64, tensor=2), loss_tokens_a_chip=8192)
     assert kept.words == ("query gate kept, carries up offloaded, gradients over 4 parts, mesh 8 × 64 × 2, loss of 8,192 tokens at a time")
-
-
-@pytest.mark.parametrize("batch", [1024, 512])
-def test_logits_exist_for_2048_tokens_a_chip(batch: int):
-    execution = spec_for(step_of(LLAMA_8B, batch), find_slice("2x v5e-256"), Plan(remat="full")).execution
-    assert (execution.loss_chunk_tokens, execution.attention) == (2048 * 512, "splash")
-
-
-NANO = step_of(TRINITY_NANO.model, 4096).but(optimizer=TRINITY_NANO.optimizer)
+    assert NANO.model.experts is not None
+    for model in (NANO.model, SPARSE, NANO.model.but(experts=NANO.model.experts.but(num_shared=0, num_dense_layers=0))):
+        found = list(policies_for(model))
+        assert (found[:3], len(set(found))) == (["full", "offload", "none"], len(found))
+        for policy in found:
+            if isinstance(policy, Kept):
+                check_names(policy, model)
+    most = Kept(on_device=tuple(name for group in module.SPARSE_GROUPS for name in group))
+    assert most in list(policies_for(NANO.model))
+    assert Plan(remat=most).words == "all products but the experts', and attention kept"
 
 
 @pytest.mark.parametrize("name", ["v5p-1024", "2x tpu7x-128", "v5p-8"])
 def test_every_mesh_of_a_sparse_model_is_one_that_the_trainer_takes(name: str):
-    """Experts are dealt out in equal parts, weights and batch cut over fsdp and expert."""
     where = find_slice(name)
     found = check_settings(NANO, where)
     assert {setting.mesh.expert for setting in found} == {size for size in (1, 2, 4, 8, 16) if size <= where.devices_of_each}
 
 
-def test_experts_and_positions_are_dealt_out_only_in_equal_parts():
+def test_heads_experts_and_positions_are_dealt_out_only_in_equal_parts():
     assert NANO.model.experts is not None
     ten = NANO.model.but(experts=NANO.model.experts.but(num_experts=10))
     assert {mesh.expert for mesh in module.meshes_for(ten, find_slice("v5p-64"))} == {1, 2}
     assert {mesh.expert for mesh in module.meshes_for(LLAMA_8B, find_slice("v5p-64"))} == {1}
     where = find_slice("v5p-1024")
-    assert module.contexts_for(NANO.model, where) == [1]
-    assert module.contexts_for(LONG.model.but(seq_len=8192), where) == [1]
+    assert (module.contexts_for(NANO.model, where), module.contexts_for(LONG.model.but(seq_len=8192), where)) == ([1], [1])
     assert module.contexts_for(LONG.model.but(seq_len=65_536), where) == [1, 2, 4, 8]
     assert module.contexts_for(LONG.model.but(seq_len=65_536 + 256), where) == [1]
-    assert module.contexts_for(LONG.model, where) == [1, 2, 4, 8, 16]
-    assert module.contexts_for(LONG.model, find_slice("h200-8")) == [1]
-
-
-LONG = NANO.but(model=NANO.model.but(seq_len=262_144), batch_sequences=128)
+    assert (module.contexts_for(LONG.model, where), module.contexts_for(LONG.model, find_slice("h200-8"))) == ([1, 2, 4, 8, 16], [1])
+    where = find_slice("v5e-256")
+    assert {mesh.tensor for mesh in module.meshes_for(LLAMA_8B, where)} == {1, 2, 4, 8}
+    assert {mesh.tensor for mesh in module.meshes_for(LLAMA_8B.but(num_query_heads=24, num_kv_heads=3), where)} == {1}
 
 
 @pytest.mark.parametrize("step", [LONG, step_of(LLAMA_8B.but(seq_len=262_144), 128)], ids=["sparse", "dense"])
@@ -127,7 +118,7 @@ def test_fewer_rows_than_devices_are_cut_along_positions(step: StepShape):
     assert "positions over 4" in Plan(remat="full", mesh=Mesh(fsdp=128, context=4)).words
 
 
-def test_a_sparse_plan_names_its_kernel_and_sizes_that_no_mesh_cuts_are_said():
+def test_logits_exist_for_2048_tokens_a_chip_a_sparse_plan_names_its_kernel_and_sizes_that_no_mesh_cuts_are_said():
     odd = NANO.but(model=NANO.model.but(d_model=1001))
     where = find_slice("v5p-1024")
     assert settings_for(odd, where) == []
@@ -139,18 +130,6 @@ def test_a_sparse_plan_names_its_kernel_and_sizes_that_no_mesh_cuts_are_said():
     assert spec_for(NANO, where, plan).execution.expert_kernel == "megablox"
     assert spec_for(step_of(LLAMA_8B, 1024), where, Plan(remat="full")).execution.expert_kernel == "auto"
     assert plan.words == "everything kept, mesh 1 × 4 × 1, experts over 8"
-
-
-def test_every_policy_of_a_sparse_model_names_what_it_computes():
-    """A model without gates on attention, without dense layers or without shared experts has no such products to keep."""
-    assert NANO.model.experts is not None
-    for model in (NANO.model, SPARSE, NANO.model.but(experts=NANO.model.experts.but(num_shared=0, num_dense_layers=0))):
-        found = list(policies_for(model))
-        assert found[:3] == ["full", "offload", "none"]
-        assert len(set(found)) == len(found)
-        for policy in found:
-            if isinstance(policy, Kept):
-                check_names(policy, model)
-    most = Kept(on_device=tuple(name for group in module.SPARSE_GROUPS for name in group))
-    assert most in list(policies_for(NANO.model))
-    assert Plan(remat=most).words == "all products but the experts', and attention kept"
+    for batch in (1024, 512):
+        execution = spec_for(step_of(LLAMA_8B, batch), find_slice("2x v5e-256"), Plan(remat="full")).execution
+        assert (execution.loss_chunk_tokens, execution.attention) == (2048 * 512, "splash")

@@ -19,12 +19,14 @@ from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 
 TRINITY_NANO = TRINITY_NANO_RECIPE.phases[0]
-
 KESTREL = Setup(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
 PROMISED = {
     "phase", "slice", "chips", "hosts", "mesh", "fits", "remat", "gib_per_chip", "flops_per_step", "collective_bytes", "step_seconds",
     "tokens_per_day", "days", "chip_hours", "compile_seconds",
 }  # fmt: skip
+UNFIT = Tried(plan=Plan(remat="full"), reason="needs 40.0 GiB", gib=40.0, roofline=None)
+NOTHING = Found(plan=None, result=None, tried=(), compile_seconds=9.0, considered=900, why="none fits")
+STEP = step_of(LLAMA_8B.but(num_layers=12, d_model=1536, d_ff=5376, num_query_heads=12, num_kv_heads=3), 32)
 
 
 def fitting(remat: str = "full") -> Found:
@@ -32,13 +34,6 @@ def fitting(remat: str = "full") -> Found:
     result = result_of(6.7, limit_gib=15.75)
     plan = Plan.model_validate({"remat": remat})
     return Found(plan=plan, result=result, tried=tried, compile_seconds=5.0, considered=900, why="the fastest of 1 that fit")
-
-
-NOTHING = Found(plan=None, result=None, tried=(), compile_seconds=9.0, considered=900, why="none fits")
-
-
-def unfit(remat: str, reason: str) -> Tried:
-    return Tried(plan=Plan.model_validate({"remat": remat}), reason=reason, gib=40.0, roofline=None)
 
 
 def test_what_scripts_read_is_there():
@@ -58,48 +53,38 @@ def test_what_scripts_read_is_there():
     assert report["roofline_seconds"]["dcn"] == pytest.approx(1e8 / 3.125e9, abs=1e-3)
 
 
-def test_a_report_has_the_same_fields_and_every_reason_if_nothing_fits():
+def test_a_report_has_the_same_fields_and_every_reason_if_nothing_fits_or_cuts(tmp_path: Path):
     where = find_slice("3x v5p-512")
     setup = Setup(phase="phase-1", slice="3x v5p-512", stretches=((18_500, 21_010),), step=step_of(LLAMA_32B, 8192, window=128))
     refused = refused_report(setup, where, batch_refusal(8192, where) or "")
     nothing = report_of(KESTREL, find_slice("2x v5e-256"), NOTHING)
     assert set(refused) == set(nothing) == set(report_of(KESTREL, find_slice("2x v5e-256"), fitting()))
-    assert not refused["fits"]
-    assert "7,680" in refused["reason"]
-    assert refused["step_seconds"] is None
-    tried = (unfit("full", "needs 40.0 GiB of 30.75"), unfit("offload", "needs 31.0 GiB"))
+    assert (refused["fits"], refused["step_seconds"], "7,680" in refused["reason"]) == (False, None, True)
+    tried = (UNFIT.but(reason="needs 40.0 GiB of 30.75"), UNFIT.but(plan=Plan(remat="offload"), reason="needs 31.0 GiB"))
     report = report_of(KESTREL, find_slice("v4-2048"), NOTHING.but(tried=tried, result=result_of(31)))
     assert report["reason"].startswith("no plan fits: blocks computed again needs 40.0 GiB")
     assert "offloaded needs 31.0 GiB" in report["reason"]
     assert report["gib_per_chip"]["peak"] == 31.0
+    sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS, d_model=4095)))
+    report = preflight_setup(sparse, Home.open(str(tmp_path)))  # sizes that no mesh divides: the compiler is not asked
+    assert (report["fits"], report["step_seconds"]) == (False, None)
+    assert "no mesh cuts 4 experts, d_model 4,095" in report["reason"]
 
 
 def test_each_compiled_plan_is_there_with_its_cost_and_the_chosen_one_as_the_trainer_takes_it():
-    """What was compiled, whole: mesh, names of what is kept, parts, chunk, kernel."""
     where = find_slice("2x v5e-256")
     plan = Plan(remat=Kept(on_device=("gate",)), parts=2, mesh=Mesh(replica=4, fsdp=128), loss_tokens_a_chip=4096)
     report = report_of(KESTREL, where, fitting().but(plan=plan))
     assert Execution.model_validate(report["execution"]) == spec_for(KESTREL.step, where, plan).execution
     assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1, "expert": 1, "context": 1}
-    assert report["remat"] == report["execution"]["remat"]
-    assert report["microbatch_sequences"] == 512
-    where = find_slice("2x v5e-256")
+    assert (report["remat"], report["microbatch_sequences"]) == (report["execution"]["remat"], 512)
     plan = Plan(remat="full")
     slower = Tried(plan=plan, reason="fits, 4.13 s a step", gib=6.66, roofline=roofline_of(KESTREL.step, where, plan, result_of(6)))
-    report = report_of(KESTREL, where, fitting().but(tried=(slower, unfit("none", "needs 40.0 GiB"))))
+    report = report_of(KESTREL, where, fitting().but(tried=(slower, UNFIT)))
     first, second = report["tried"]
     assert (first["fits"], first["gib"], first["binds"]) == (True, 6.66, "compute")
     assert first["ranking_seconds"] > first["step_seconds"] > 4
     assert (second["fits"], second["step_seconds"]) == (False, None)
-
-
-def test_a_sparse_model_that_nothing_cuts_is_refused_before_anything_is_compiled(tmp_path: Path):
-    """Sizes that no mesh divides: the compiler is not asked."""
-    sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS, d_model=4095)))
-    report = preflight_setup(sparse, Home.open(str(tmp_path)))
-    assert not report["fits"]
-    assert "no mesh cuts 4 experts, d_model 4,095" in report["reason"]
-    assert report["step_seconds"] is None
 
 
 def test_a_sparse_report_has_its_parameters_and_its_exchange_by_axis():
@@ -116,21 +101,15 @@ def test_a_sparse_report_has_its_parameters_and_its_exchange_by_axis():
     assert report["all_to_all"] == {"expert": {"bytes": 171 * 10**9, "seconds": pytest.approx(171 / 200 * 16 / 7, abs=1e-3)}}
     assert report["flops_per_step_per_chip"]["update"] == 10**12
     assert report["tokens_per_second"] == pytest.approx(4096 * 4096 / report["step_seconds"], rel=1e-3)
-    assert report["execution"]["expert_kernel"] == "megablox"
-    assert report_of(setup, where, fitting())["all_to_all"] == {}
+    assert (report["execution"]["expert_kernel"], report_of(setup, where, fitting())["all_to_all"]) == ("megablox", {})
 
 
 def test_chip_hours_are_of_chips_and_mfu_of_devices():
-    """Ironwood has two devices a chip: the same step is not twice as dear, nor half as fast."""
     where = find_slice("tpu7x-128")
     report = report_of(KESTREL.but(slice="tpu7x-128"), where, fitting())
     seconds = report["step_seconds"]
-    assert (report["chips"], report["devices"]) == (64, 128)
-    assert report["chip_hours"] == pytest.approx(660_000 * seconds * 64 / 3600, rel=1e-3)
+    assert (report["chips"], report["devices"], report["chip_hours"]) == (64, 128, pytest.approx(660_000 * seconds * 64 / 3600, rel=1e-3))
     assert report["mfu"] == pytest.approx(report["flops_per_step"] / seconds / (64 * 2307e12), rel=1e-2)
-
-
-STEP = step_of(LLAMA_8B.but(num_layers=12, d_model=1536, d_ff=5376, num_query_heads=12, num_kv_heads=3), 32)
 
 
 @pytest.fixture
@@ -155,7 +134,7 @@ def test_a_gpu_is_estimated_and_the_report_says_so(name: str, home: Home):
     assert report["chip_hours"] == pytest.approx(100 * report["step_seconds"] * where.chips / 3600, rel=1e-3)
 
 
-def test_a_tpu_is_estimated_where_that_is_asked_and_what_is_too_large_does_not_fit(home: Home):
+def test_a_tpu_is_estimated_on_demand_what_is_too_large_does_not_fit_and_a_larger_batch_needs_no_less_time(home: Home):
     setup = Setup(phase="kestrel", slice="v6e-8", stretches=((0, 100),), step=STEP)
     report = preflight_setup(setup, home, estimated=True)
     assert (report["fits"], report["estimated"], report["execution"]["attention"]) == (True, True, "splash")
@@ -163,16 +142,12 @@ def test_a_tpu_is_estimated_where_that_is_asked_and_what_is_too_large_does_not_f
     assert (found.plan, found.estimated) == (None, True)
     assert "is estimated to need" in found.tried[0].reason
     assert (found.tried[0].gib or 0) > 59.7
-
-
-def test_a_larger_batch_is_never_estimated_to_need_no_more_time():
     seconds = [estimate_plan(STEP.but(batch_sequences=size), find_slice("h100-8")).roofline for size in (32, 64, 128)]
     times = [roofline.step_seconds for roofline in seconds if roofline]
-    assert times == sorted(times)
-    assert times[2] == pytest.approx(4 * times[0], rel=0.2)
+    assert (times, times[2]) == (sorted(times), pytest.approx(4 * times[0], rel=0.2))
 
 
-def test_the_kernels_are_of_the_platform():
+def test_the_kernels_are_of_the_platform_and_only_on_a_tpu_anything_goes_to_the_host():
     kernels = {("v6e-8", "bfloat16"): "splash", ("v6e-8", "float32"): "splash", ("h100-8", "bfloat16"): "cudnn"}
     for (name, dtype), attention in (kernels | {("h100-8", "float32"): "xla", ("cpu-2", "bfloat16"): "xla"}).items():
         step = STEP.but(model=STEP.model.but(compute_dtype=dtype))
@@ -180,14 +155,11 @@ def test_the_kernels_are_of_the_platform():
     step = STEP.but(model=STEP.model.but(experts=EXPERTS))
     for name, kernel in {"v6e-8": "megablox", "h100-8": "padded", "cpu-2": "padded"}.items():
         assert spec_for(step, find_slice(name), Plan(remat="none")).execution.expert_kernel == kernel
-
-
-@pytest.mark.parametrize("platform", ["gpu", "cpu"])
-def test_elsewhere_than_on_a_tpu_nothing_goes_to_the_host_and_attention_has_no_name(platform: str):
-    found = list(policies_for(LLAMA_8B, platform))  # pyright: ignore[reportArgumentType]  # of two
-    assert found[:2] == ["full", "none"]
-    assert all(isinstance(one, Kept) and not one.on_host and ATTENTION not in one.on_device for one in found[2:])
-    assert len(found) == len(set(found)) > 10
+    for platform in ("gpu", "cpu"):
+        found = list(policies_for(LLAMA_8B, platform))
+        assert found[:2] == ["full", "none"]
+        assert all(isinstance(one, Kept) and not one.on_host and ATTENTION not in one.on_device for one in found[2:])
+        assert len(found) == len(set(found)) > 10
 
 
 def test_the_slices_beside_the_record():

@@ -8,7 +8,7 @@ from phasewise.tasks.preflight.plan import GIB, Plan, policies_for, settings_for
 from phasewise.tasks.preflight.search import MAX_COMPILED, MAX_COMPILED_SPARSE, RESERVED_BYTES, find_plan, host_gib, refusal
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept
-from phasewise.trainer.preflight.spec import Result, Spec
+from phasewise.trainer.preflight.spec import Spec
 from tests.tasks.preflight.steps import compiler_of, result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
 
@@ -25,7 +25,6 @@ def table() -> Table:
 @settings(max_examples=5, deadline=None)
 @given(factors=st.lists(st.floats(0.5, 2.5), min_size=4, max_size=4), limit=st.sampled_from([20.0, 30.75, 60.0]))
 def test_the_plan_fits_and_is_nearly_the_fastest_of_all_that_fit(table: Table, factors: list[float], limit: float):
-    """The compiler's memory is not what was guessed: by up to two and a half times, each amount by its own."""
     attempt, asked = compiler_of(STEP, V4, limit, np.array(factors))
     found = find_plan(STEP, V4, attempt)
     assert len(asked) <= MAX_COMPILED
@@ -33,17 +32,16 @@ def test_the_plan_fits_and_is_nearly_the_fastest_of_all_that_fit(table: Table, f
     assert asked[0].remat in ("full", "offload")
     truth = table.known + table.amounts @ (FIRST_WEIGHTS * np.array(factors))
     fits = (truth <= limit - RESERVED_BYTES / GIB) & (table.host <= host_gib(V4))
-    if not fits.any():
-        assert found.plan is None
+    assert (found.plan is None) == (not fits.any())
+    if not found.plan:
         return
-    assert found.plan is not None
     assert found.result is not None
     assert refusal(found.result, V4) is None
     number = next(number for number in np.flatnonzero(fits) if table.plan(int(number)) == found.plan)
     assert table.terms[number, 0] <= 1.06 * table.terms[fits, 0].min()
 
 
-def test_with_room_nothing_is_computed_again():
+def test_the_search_goes_the_same_way_twice_and_with_room_nothing_is_computed_again():
     """32B on 4 × v5p-512: 95 GiB hold every product of a quarter of the batch, and the first plan computed every block again."""
     attempt, asked = compiler_of(STEP, V5P, 95.73, np.ones(4))
     found = find_plan(STEP, V5P, attempt)
@@ -57,9 +55,6 @@ def test_with_room_nothing_is_computed_again():
     assert "slower" in first.reason
     assert f"of {len(asked)} compiled" in found.why
     assert found.compile_seconds == 5.0 * len(asked)
-
-
-def test_the_search_goes_the_same_way_twice():
     ways = []
     for _ in range(2):
         attempt, asked = compiler_of(STEP, V4, 30.75, np.array([1.5, 1.2, 2.0, 0.7]))
@@ -67,7 +62,7 @@ def test_the_search_goes_the_same_way_twice():
     assert ways[0] == ways[1]
 
 
-def test_where_nothing_fits_the_plan_that_needs_least_was_compiled():
+def test_where_nothing_fits_the_plan_that_needs_least_is_compiled_and_the_compiler_is_not_asked_for_ever():
     step, where = step_of(LLAMA_8B, 1024), find_slice("2x v5e-256")
     attempt, asked = compiler_of(step, where, 0.2, np.ones(4))
     found = find_plan(step, where, attempt)
@@ -77,22 +72,13 @@ def test_where_nothing_fits_the_plan_that_needs_least_was_compiled():
     least = table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))
     assert least in asked
     assert all("GiB" in tried.reason for tried in found.tried)
-
-
-def test_a_compiler_that_refuses_everything_by_a_little_is_not_asked_for_ever():
-    asked: list[Spec] = []
-
-    def attempt(spec: Spec) -> Result:
-        asked.append(spec)
-        return result_of(30.8, refused=True)
-
-    assert find_plan(STEP, V4, attempt).plan is None
-    assert len(asked) <= MAX_COMPILED
+    refused: list[Spec] = []
+    assert find_plan(STEP, V4, lambda spec: (refused.append(spec), result_of(30.8, refused=True))[1]).plan is None
+    assert len(refused) <= MAX_COMPILED  # it refuses everything by a little
 
 
 @pytest.mark.parametrize("limit", [100.0, 0.1])
 def test_a_sparse_model_is_compiled_three_times_at_most_and_begins_with_what_promises_most(limit: float):
-    """There is no rule's plan to begin with. Where nothing fits, the last that is compiled is the plan that needs least."""
     step, where = step_of(SPARSE, 256), find_slice("v5e-16")
     attempt, asked = compiler_of(step, where, limit, np.ones(4))
     found = find_plan(step, where, attempt)

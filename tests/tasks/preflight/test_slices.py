@@ -21,6 +21,8 @@ SLICES_OF_THE_RECORD = {
     "2x v4-128": (128, 32, 2, "v4:4x4x4"), "v4-128": (64, 16, 1, "v4:4x4x4"), "4x v5p-512": (1024, 256, 4, "v5p:8x8x4"),
     "3x v5p-512": (768, 192, 3, "v5p:8x8x4"), "v5e-128": (128, 32, 1, "v5e:8x16"), "v6e-128": (128, 32, 1, "v6e:8x16"),
 }  # fmt: skip
+MANTIS = step_shape(load_recipe("marin-32b", "full").phase("mantis"), 4096)
+SETUP = Setup(phase="mantis", slice="v6e-8", stretches=((0, 100), (200, 300)), step=MANTIS)
 
 
 @pytest.mark.parametrize(("name", "expected"), SLICES_OF_THE_RECORD.items())
@@ -51,8 +53,7 @@ def test_every_slice_has_the_chips_that_its_name_says_and_a_chip_with_sources():
 def test_several_of_any_slice(count: int, name: str):
     one = find_slice(name)
     several = find_slice(f"{count}x {name}")
-    assert several.chips == count * one.chips
-    assert several.mesh == Mesh(replica=count, fsdp=one.devices)
+    assert (several.chips, several.mesh) == (count * one.chips, Mesh(replica=count, fsdp=one.devices))
 
 
 def test_other_names_are_refused_and_a_chip_of_two_devices_counts_once():
@@ -61,8 +62,7 @@ def test_other_names_are_refused_and_a_chip_of_two_devices_counts_once():
             find_slice(name)
     # Ironwood: 64 chips are 128 places of a mesh. What two devices do together is what the maker says of the chip.
     found = find_slice("2x tpu7x-128")
-    assert (found.chips, found.devices, found.hosts) == (128, 256, 32)
-    assert found.mesh == Mesh(replica=2, fsdp=128)
+    assert (found.chips, found.devices, found.hosts, found.mesh) == (128, 256, 32, Mesh(replica=2, fsdp=128))
     assert (found.topology.name, found.topology.num_slices) == ("tpu7x:4x4x4", 2)
     speeds = found.chip.speeds
     assert (2 * speeds.flops, 2 * speeds.hbm_bytes, 2 * speeds.ici_bytes) == (2307e12, 7380e9, 600e9)
@@ -70,19 +70,14 @@ def test_other_names_are_refused_and_a_chip_of_two_devices_counts_once():
     assert all(find_slice(name).devices == find_slice(name).chips for name in read_table().slices if not name.startswith("tpu7x"))
 
 
-@pytest.mark.parametrize(
-    ("found", "instead", "words"),
-    [
-        ('"v6e", torus = [2, 4]', '"v6f", torus = [2, 4]', "v6e-8 of 'v6f'"),
-        ('"v6e", torus = [2, 4]', '"v6e", torus = []', r"v6e-8\.torus"), ("hbm_gbps = 1638", "hbm_gbps = 0", r"v6e\.hbm_gbps"),
-        ('"v6e", torus = [2, 4]', '"v6e", torus = [2, 0]', r"slices\.v6e-8\.torus\.1"),
-        ('device_kind = "TPU v6e"', 'device_kind = "TPU v99"', r"v6e must have peak_flops"),
-        ('topology = "v6e"', "", r"chips\.v6e must have a topology"),
-    ],
-)  # fmt: skip
-def test_a_table_with_wrong_numbers_is_refused_by_its_entry(
-    found: str, instead: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize(("found", "instead", "words"), [
+    ('"v6e", torus = [2, 4]', '"v6f", torus = [2, 4]', "v6e-8 of 'v6f'"),
+    ('"v6e", torus = [2, 4]', '"v6e", torus = []', r"v6e-8\.torus"), ("hbm_gbps = 1638", "hbm_gbps = 0", r"v6e\.hbm_gbps"),
+    ('"v6e", torus = [2, 4]', '"v6e", torus = [2, 0]', r"slices\.v6e-8\.torus\.1"),
+    ('device_kind = "TPU v6e"', 'device_kind = "TPU v99"', r"v6e must have peak_flops"),
+    ('topology = "v6e"', "", r"chips\.v6e must have a topology"),
+])  # fmt: skip
+def test_a_table_with_wrong_numbers_is_refused(found: str, instead: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = files(PLACE).joinpath(TABLE).read_text(encoding="utf-8")
     assert found in text
     (tmp_path / TABLE).write_text(text.replace(found, instead))
@@ -91,21 +86,12 @@ def test_a_table_with_wrong_numbers_is_refused_by_its_entry(
         read_table.__wrapped__()
 
 
-SETUP = Setup(
-    phase="mantis", slice="v6e-8", stretches=((0, 100), (200, 300)), step=step_shape(load_recipe("marin-32b", "full").phase("mantis"), 4096)
-)
-
-
-@pytest.mark.parametrize(("vocab_size", "width"), [(2**16, 2), (2**16 + 1, 4)])
-def test_a_phase_reads_each_token_of_its_steps_once(vocab_size: int, width: int):
-    step = SETUP.step.but(model=SETUP.step.model.but(vocab_size=vocab_size))
-    found = reads_between(SETUP.but(step=step), "us-central1", "europe-west4")
-    assert found is not None
-    assert found.read_bytes == 200 * step.batch_sequences * step.model.seq_len * width
-    assert (found.usd_per_gib, found.usd) == (None, None)
-
-
-def test_reads_have_a_price_between_regions_and_other_names_are_refused():
+def test_a_phase_reads_each_token_once_at_a_price_between_regions_and_other_names_are_refused():
+    for vocab_size, width in ((2**16, 2), (2**16 + 1, 4)):
+        step = SETUP.step.but(model=SETUP.step.model.but(vocab_size=vocab_size))
+        found = reads_between(SETUP.but(step=step), "us-central1", "europe-west4")
+        assert found is not None
+        assert (found.read_bytes, found.usd_per_gib, found.usd) == (200 * step.batch_sequences * step.model.seq_len * width, None, None)
     assert reads_between(SETUP, "us-east5", "us-east5") is None
     for bucket, reader in (("us", "us-east5"), ("nam4", "us-central1"), ("us-east5", "africa-south1")):
         found = reads_between(SETUP, bucket, reader, 1.5)

@@ -32,6 +32,8 @@ from tests.tasks.training.conftest import STEPS, BuildRun, rows_of, short
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
 KILLED_AFTER = 35
 MOVED_STEPS, MOVED_AT = 12, 7
 
@@ -45,12 +47,17 @@ def quick() -> Iterator[None]:
         yield
 
 
-def start_instead(patch: pytest.MonkeyPatch, attempt: Callable[[Path], int]) -> None:
-    patch.setattr(attempts, "start_and_monitor", lambda _launcher, one, *_: attempt(one.run_file))
+@pytest.fixture(autouse=True)
+def all_is_logged(caplog: Log) -> None:
+    caplog.set_level("INFO")
 
 
 def ignore(rows: list[Row]) -> None:
     assert rows
+
+
+def start_instead(patch: Patch, attempt: Callable[[Path], int]) -> None:
+    patch.setattr(attempts, "start_and_monitor", lambda _launcher, one, *_: attempt(one.run_file))
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,14 @@ def trained(build_run: BuildRun) -> Trained:
     return Trained(run, result, said, time.monotonic() - started)
 
 
-def test_a_run_ends_with_its_result_and_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_ends_with_its_result_and_is_not_trained_again(trained: Trained, monkeypatch: Patch):
     output = Path(trained.run.output)
     assert trained.result == read_sealed(output / "result.json") == finished_result(trained.run)
     assert trained.result["run_digest"] == trained.run.digest
     assert [row["step"] for row in trained.said] == list(range(1, STEPS + 1))
     assert trained.said == read_metrics(output / "metrics.jsonl")
     assert trained.said[-1]["loss"] < trained.said[0]["loss"] - 0.5
-    spent = read_time_breakdown(output)
-    assert spent is not None
+    spent: Any = read_time_breakdown(output)
     assert spent.lives == 1
     assert {"process", "compile", "step", "save"} <= spent.seconds.keys()
     assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds, rel=0.01)
@@ -95,10 +101,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_another_run_sets_the_folder_aside_whole(
-    build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
+def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, monkeypatch: Patch, caplog: Log):
     folder, before, after = trained_at / "changing", build_run("changing"), build_run("changing", seed=1)
     write_json(folder / "run.json", before.model_dump(mode="json"))
     write_json(folder / "result.json", {"run_digest": before.digest})
@@ -123,8 +126,7 @@ def is_trainer(process: psutil.Process) -> bool:
     return False
 
 
-def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(build_run: BuildRun, trained: Trained, caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO")
+def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(build_run: BuildRun, trained: Trained, caplog: Log):
     killed: list[int] = []
     seen: list[int] = []
 
@@ -159,23 +161,18 @@ def stop_after(step: int, run: RunConfig) -> Callable[[], None]:
     return check
 
 
-def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(build_run: BuildRun, trained: Trained, caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO")
+def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(build_run: BuildRun, trained: Trained, caplog: Log):
     run = build_run("stopped")
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(KILLED_AFTER, run))
     stopped_at = len(rows_of(run))
-    assert KILLED_AFTER <= stopped_at < STEPS
-    assert last_saved_step(run) == stopped_at
+    assert KILLED_AFTER <= stopped_at == last_saved_step(run) < STEPS
     assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; a restart resumes there" in caplog.text
     assert launch_trainer(run, ignore)["params_digest"] == trained.result["params_digest"]
     assert f"stopped: resuming from step {stopped_at} of {STEPS}" in caplog.text
 
 
-def test_a_trainer_that_cannot_save_in_time_is_cut_off_and_what_is_lost_is_said(
-    build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
+def test_who_cannot_save_in_time_is_cut_off_and_what_is_lost_is_said(build_run: BuildRun, monkeypatch: Patch, caplog: Log):
     monkeypatch.setenv(STOP_VARIABLE, "0.2")
     run = build_run("slow")
     rows = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 41))
@@ -203,10 +200,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize(("code", "ending"), [(4, "ended stalled"), (75, "ended preempted"), (-9, "was ended by SIGKILL")])
-def test_what_may_go_on_is_started_again(
-    build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
-):
-    caplog.set_level("INFO")
+def test_what_may_go_on_is_started_again(build_run: BuildRun, monkeypatch: Patch, caplog: Log, code: int, ending: str):
     lives: list[Path] = []
 
     def end_early(run_file: Path) -> int:
@@ -221,10 +215,7 @@ def test_what_may_go_on_is_started_again(
     assert caplog.text.count(f"unlucky{code}: the trainer {ending}; resuming from its beginning") == MAX_RESTARTS
 
 
-def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(
-    build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
+def test_another_execution_goes_on_in_the_folder(build_run: BuildRun, trained_at: Path, monkeypatch: Patch, caplog: Log):
     before, folder = build_run("otherwise"), trained_at / "otherwise"
     write_json(folder / "run.json", before.model_dump(mode="json"))
     (folder / "checkpoints" / "30").mkdir(parents=True)
@@ -250,16 +241,13 @@ NO_SPACE = r"No space left on device \(the trainer ended with code 7: its log sa
 REASON = r"^fails\d+ was not trained: the reason\.$"
 
 
-@pytest.mark.parametrize(
-    ("code", "log", "kind", "message"),
-    [
-        *((code, "trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n", kind, REASON) for code, kind in (
-            (1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError))),
-        (ExitCode.NO_STORAGE, "", StorageError, NO_SPACE),
-    ],
-)  # fmt: skip
-def test_a_failure_has_its_kind_and_its_last_reason_and_no_second_try(
-    build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, code: int, log: str, kind: type[Exception], message: str
+@pytest.mark.parametrize(("code", "log", "kind", "message"), [
+    *((code, "trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n", kind, REASON) for code, kind in (
+        (1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError))),
+    (ExitCode.NO_STORAGE, "", StorageError, NO_SPACE),
+])  # fmt: skip
+def test_a_failure_has_its_kind_its_last_reason_and_no_second_try(
+    build_run: BuildRun, monkeypatch: Patch, code: int, log: str, kind: Any, message: str
 ):
     lives: list[int] = []
 
@@ -278,10 +266,7 @@ def test_a_failure_has_its_kind_and_its_last_reason_and_no_second_try(
 @pytest.mark.parametrize(
     ("name", "what"), [("state/manifest.ocdbt", "is damaged"), ("../../metrics.jsonl", "was saved with other rows than")]
 )
-def test_a_finished_phase_whose_last_checkpoint_was_damaged_goes_on_from_the_one_before(
-    trained: Trained, name: str, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
+def test_a_finished_phase_goes_on_from_before_a_damaged_checkpoint(trained: Trained, name: str, what: str, monkeypatch: Patch, caplog: Log):
     run, file = trained.run, Path(trained.result["checkpoint"]) / name
     content = file.read_bytes()
     file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
@@ -329,14 +314,13 @@ def test_a_phase_goes_on_on_another_slice_with_the_same_batches_and_says_so(buil
     lives = read_attempts(Path(run.output))
     found = [(life.slice_name, life.from_step, life.to_step, life.is_whole) for life in lives]
     assert found == [("cpu-2", 0, MOVED_AT, True), ("cpu-1", MOVED_AT, MOVED_STEPS, True)]
-    spent = read_time_breakdown(Path(run.output))
-    assert spent is not None
+    spent: Any = read_time_breakdown(Path(run.output))
     assert spent.slices == {"cpu-2": lives[0].wall_seconds, "cpu-1": lives[1].wall_seconds}
     assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds)
     assert "replay" not in spent.seconds
 
 
-def test_a_segment_whose_checkpoint_is_not_there_is_trained_again(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
+def test_a_segment_whose_checkpoint_is_not_there_is_trained_again(build_run: BuildRun, monkeypatch: Patch):
     run, lives = short(build_run("not saved"), MOVED_STEPS), list[int | None]()
 
     def end(run_file: Path) -> int:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,9 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(600)  # a guard against hanging
 @pytest.mark.parametrize("kind", ["tpu_vm", pytest.param("jobset", marks=pytest.mark.long)])
-def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_shared_folder(
-    build_run: BuildRun, tmp_path: Path, quick: None, kind: str
-):
+def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit(build_run: BuildRun, tmp_path: Path, quick: None, kind: str):
     kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/{kind}"), RUN_NAME)
     verdict = str(kept.work / "verdicts" / RUN_NAME / PHASE / "data.json")
     run = short(build_run(PHASE), 12).but(execution=ON_TWO, output=str(kept.work / "runs" / RUN_NAME / PHASE), verdict=verdict)
@@ -100,13 +98,11 @@ def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit_as_on_a_sha
 
 @dataclass
 class Launch:
-    """A launch of two hosts: the launcher's publisher, a folder of each host, and the committer of the first."""
-
     root: Path
     store: Path
     name: str = "launch-1"
     hosts: int = 2
-    committer: Any = field(default=None)
+    committer: Any = None
 
     @property
     def kept(self) -> Kept:
@@ -135,11 +131,7 @@ class Launch:
         self.publisher.__exit__(kind)
 
     def train_to(self, step: int, *, same: str = "", uploads: bool = True) -> None:
-        """What the trainers write and upload: rows, and each its shards of a checkpoint, with the list of all.
-
-        Args:
-            same: content of the first host's shard that other checkpoints have, too.
-        """
+        """What the trainers write and upload; `same` is content of the first host's shard that other checkpoints have, too."""
         folders = [self.work(host).run for host in range(self.hosts)]
         rows = b"".join(json.dumps({"step": number, "loss": 1 / number}).encode() + b"\n" for number in range(1, step + 1))
         write_atomically(folders[0].metrics, rows)
@@ -222,9 +214,7 @@ def test_hosts_that_were_shut_out_commit_nothing(gcs: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("sent", ["before the look", "after the look"])
-def test_content_that_a_host_uploads_again_is_not_deleted_with_the_checkpoint_that_had_it(
-    gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
-):
+def test_content_uploaded_again_outlives_its_old_checkpoint(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str):
     with Launch(tmp_path, gcs) as launch:
         launch.train_to(5, same="as in all")
         launch.committer.commit()
@@ -248,7 +238,7 @@ def test_content_that_a_host_uploads_again_is_not_deleted_with_the_checkpoint_th
         assert launch.is_whole_elsewhere(10)
 
 
-def test_a_host_that_comes_too_late_and_a_phase_that_rolls_back_begin_nothing(
+def test_a_late_host_and_a_phase_that_rolls_back_begin_nothing(
     gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     launch = Launch(tmp_path, gcs)

@@ -31,9 +31,8 @@ from tests.trainer.gated import gate, open_gate
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: processes that start again and again, on a machine that may be busy
 
 STEPS = 24
-STRIKES = (4, 11, 17)
-"""After which updates host 1 is preempted, then lost, then the run cancelled."""
-ON_TWO = {"mesh": {"fsdp": 2}}
+STRIKES = (4, 11, 17)  # after which updates host 1 is preempted, then lost, then the run cancelled
+MESHES = {"local": {"replica": 2, "fsdp": 2}}  # two virtual devices a process on this machine; elsewhere, one each
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,8 +51,11 @@ def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield found
 
 
+def execution_on(kind: str) -> dict[str, object]:
+    return {"mesh": MESHES.get(kind, {"fsdp": 2})}
+
+
 def pids_of(run: RunConfig) -> list[int]:
-    """Of the trainers of the newest attempt."""
     meeting = max(Path(run.output).glob(f"{ROLL_CALL_NAME}/*"), key=lambda meeting: meeting.stat().st_mtime)
     return [read_json(path)["pid"] for path in sorted(meeting.glob("*.json"))]
 
@@ -72,14 +74,7 @@ class Cancelled(BaseException):
 
 @dataclass
 class Story:
-    """One run that meets everything, and what was seen of it.
-
-    Attributes:
-        said: the rows that were passed on while it ran.
-        lives: the processes of each attempt.
-        refused: the error of a second launcher.
-        stopped: after how many updates it was cancelled.
-    """
+    """One run that meets everything, the processes of its attempts, the refusal of a second launcher, and where it was cancelled."""
 
     run: RunConfig
     machines: Machines
@@ -121,7 +116,6 @@ class Story:
 
 @pytest.fixture(scope="module")
 def alone(build_run: BuildRun) -> list[Row]:
-    """The rows of one process with one device, which is this one."""
     run = short(build_run("alone"), STEPS)
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 0
@@ -130,20 +124,12 @@ def alone(build_run: BuildRun) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def story(build_run: BuildRun, machines: Machines) -> Story:
-    found = Story(short(build_run(machines.kind), STEPS).but(execution=ON_TWO), machines)
+    found = Story(short(build_run(machines.kind), STEPS).but(execution=execution_on(machines.kind)), machines)
     found.tell()
     return found
 
 
-def test_two_by_two_virtual_devices_train_what_one_process_trains(build_run: BuildRun, alone: list[Row]):
-    run = short(build_run("two by two"), STEPS).but(stop_step=5, execution={"mesh": {"replica": 2, "fsdp": 2}})
-    launch_trainer(run, lambda rows: None, segments=[SliceSegment(run, LocalLauncher(2))])
-    rows = rows_of(run)
-    assert [row["tokens"] for row in rows] == [row["tokens"] for row in alone[:5]]
-    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone[:5]], rel=2e-4)
-
-
-def test_a_run_is_started_on_its_hosts_and_followed(story: Story, alone: list[Row]):
+def test_a_run_is_followed_through_preemption_loss_and_cancelling_and_says_why(story: Story, alone: list[Row]):
     unsaid = set(range(1, STEPS + 1)) - {row["step"] for row in story.said}
     assert unsaid <= set(range(STRIKES[2], story.stopped + 1)), "all rows but those while it was stopped"
     rows = rows_of(story.run)
@@ -152,9 +138,6 @@ def test_a_run_is_started_on_its_hosts_and_followed(story: Story, alone: list[Ro
     assert RunFolder(Path(story.run.output)).log(1).exists(), "the log of every host is in the run's folder"
     assert story.machines.are_clean()
     assert all(none_is_left(pids) for pids in story.lives)
-
-
-def test_preempted_lost_and_cancelled_it_goes_on_and_says_why(story: Story):
     preempted, restart, lost, cancelled, resumed = read_events(story.run.output)
     assert [event["kind"] for event in (preempted, restart, lost)] == ["preempted", "restart", "restart"]
     assert restart["step"] == preempted["step"] == STRIKES[0], "nothing is trained twice"
@@ -169,7 +152,7 @@ def test_preempted_lost_and_cancelled_it_goes_on_and_says_why(story: Story):
 
 
 def test_after_all_of_it_the_weights_are_the_same_bit_for_bit(story: Story, build_run: BuildRun):
-    run = short(build_run(f"undisturbed {story.machines.kind}"), STEPS).but(execution=ON_TWO)
+    run = short(build_run(f"undisturbed {story.machines.kind}"), STEPS).but(execution=execution_on(story.machines.kind))
     result = launch_trainer(run, lambda rows: None, segments=[SliceSegment(run, LocalLauncher(2))])
     assert not read_events(run.output)
     assert story.result["run_digest"] == story.run.digest

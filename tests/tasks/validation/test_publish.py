@@ -23,9 +23,7 @@ def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return sent
 
 
-def test_the_same_failures_are_on_terminal_artifact_and_report(
-    tmp_path: Path, artifacts: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
-):
+def test_failures_are_on_terminal_artifact_and_report(tmp_path: Path, artifacts: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch):
     verdict = judged("marin-32b/proxy/bison data", evidence(leaked=1319, stale=1), tmp_path)
     with caplog.at_level(logging.INFO, "phasewise"):
         task.publish(verdict, tmp_path / "marin-32b-proxy" / "bison" / "data.json")
@@ -43,9 +41,6 @@ def test_the_same_failures_are_on_terminal_artifact_and_report(
     with pytest.raises(VerdictError) as refusal:
         raise_unless_let_pass(verdict, tmp_path / "data.json", "`approve`")
     assert str(refusal.value).splitlines() == lines
-
-
-def test_a_refusal_says_where_the_page_of_its_verdict_is_where_one_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(SITE_VARIABLE, "http://127.0.0.1:4201")
     verdict = judged("marin-32b/proxy/bison data", evidence(stale=1), tmp_path)
     with pytest.raises(VerdictError) as refusal:
@@ -53,9 +48,7 @@ def test_a_refusal_says_where_the_page_of_its_verdict_is_where_one_is_served(tmp
     assert str(refusal.value).splitlines()[-1] == "  see http://127.0.0.1:4201/marin-32b/proxy/bison/data"
 
 
-def test_a_verdict_that_passes_gets_one_line_and_no_report_of_its_own(
-    tmp_path: Path, artifacts: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
-):
+def test_a_verdict_that_passes_gets_one_line_and_no_report(tmp_path: Path, artifacts: Any, caplog: pytest.LogCaptureFixture):
     verdict = judged("bison data", evidence(), tmp_path)
     with caplog.at_level(logging.INFO, "phasewise"):
         task.publish(verdict, tmp_path / "data.json")

@@ -32,18 +32,15 @@ WINDOWS = {
 
 
 class Parent(NamedTuple):
-    """What a phase left behind."""
-
     checkpoint: Path
     state: TrainState
 
     def start(self, *fresh: str, **grafts: "Parent") -> dict[str, Any]:
-        graft = [{"part": part, **other.start()} for part, other in grafts.items()]
-        for one in graft:
-            del one["fresh"], one["graft"]
-        return {
-            "checkpoint": str(self.checkpoint), "params_digest": params_digest(self.state.params), "fresh": fresh, "graft": graft
-        }  # fmt: skip
+        graft = [{"part": part, **other.weights()} for part, other in grafts.items()]
+        return {**self.weights(), "fresh": fresh, "graft": graft}
+
+    def weights(self) -> dict[str, Any]:
+        return {"checkpoint": str(self.checkpoint), "params_digest": params_digest(self.state.params)}
 
 
 Build = Callable[..., RunConfig]
@@ -53,25 +50,19 @@ Build = Callable[..., RunConfig]
 def build(make_run: MakeRun) -> Build:
     """A run with what is asked for: `qk_norm`, `optimizer` by kind, `windows`, `ema_decay`, `start`."""
     plain = make_run("hand-off").model_dump(mode="json")
+    off: dict[str, Any] = {name: [[0, None]] for name in WINDOWS}
 
-    def make(
-        optimizer: str = "adamw", *, windows: bool = True, ema_decay: float | None = 0.9, start: Any = None, **model: Any
-    ) -> RunConfig:
-        off: dict[str, Any] = {name: [[0, None]] for name in WINDOWS}
+    def make(optimizer: str = "adamw", *, windows: bool = True, ema_decay: Any = 0.9, start: Any = None, **model: Any) -> RunConfig:
         changes = {
-            "phase": "child" if start else "parent",
-            "model": {**plain["model"], **model},
-            "optimizer": OPTIMIZERS[optimizer],
-            "stability": {**plain["stability"], **(WINDOWS if windows else off), "ema_decay": [[0, ema_decay]]},
-            "start": start,
-        }
+            "phase": "child" if start else "parent", "model": {**plain["model"], **model}, "optimizer": OPTIMIZERS[optimizer],
+            "stability": {**plain["stability"], **(WINDOWS if windows else off), "ema_decay": [[0, ema_decay]]}, "start": start,
+        }  # fmt: skip
         return RunConfig.model_validate({**plain, **changes})
 
     return make
 
 
 def random_state(run: RunConfig, seed: int = 0) -> TrainState:
-    """Nothing in it is zero, one, or equal to anything else."""
     rng = np.random.default_rng(seed)
     like = abstract_state(run, with_ema=run.keeps_average)
     return jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), like)
@@ -79,7 +70,6 @@ def random_state(run: RunConfig, seed: int = 0) -> TrainState:
 
 @pytest.fixture(scope="session")
 def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..., Parent]:
-    """Saves a state of such a run."""
 
     def make(seed: int = 0, **kind: Any) -> Parent:
         run = build(**kind)

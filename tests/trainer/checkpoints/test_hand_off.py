@@ -1,5 +1,3 @@
-"""Every leaf of a phase's first state is carried, made fresh or grafted; a leaf that is none of these is refused by name."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,19 +48,15 @@ def test_a_leaf_of_the_parent_that_nothing_takes_is_refused(build: Build, llama:
 def test_other_weights_than_planned_and_a_missing_or_damaged_parent_are_refused(build: Build, leave: Callable[..., Parent], tmp_path: Path):
     parent = leave()
     found = params_digest(parent.state.params)[:12]
-    with pytest.raises(CheckpointError, match=rf"expected {'0' * 12}, found {found}\. Run the recipe again"):
-        state_to_start_from(build(start={**parent.start(), "params_digest": "0" * 64}))
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*24\. Train the phase that ends there first"):
-        state_to_start_from(build(start={**parent.start(), "checkpoint": str(tmp_path / "24")}))
-    (parent.checkpoint / "digests.json").unlink()
-    with pytest.raises(CheckpointError, match=r"24 was never committed .*Restore it from a copy, or start its phase again"):
-        state_to_start_from(build(start=parent.start()))
-
-
-def assert_owned(state: TrainState) -> None:
-    """No two leaves share memory: the step takes that of each."""
-    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
-    assert len(set(pointers)) == len(pointers)
+    for change, message in (
+        ({"params_digest": "0" * 64}, rf"expected {'0' * 12}, found {found}\. Run the recipe again"),
+        ({"checkpoint": str(tmp_path / "24")}, r"no checkpoint at .*24\. Train the phase that ends there first"),
+        ({}, r"24 was never committed .*Restore it from a copy, or start its phase again"),
+    ):
+        if not change:
+            (parent.checkpoint / "digests.json").unlink()
+        with pytest.raises(CheckpointError, match=message):
+            state_to_start_from(build(start={**parent.start(), **change}))
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamc", "nadamw"])
@@ -70,33 +64,40 @@ def test_a_hand_off_carries_everything_also_to_a_relative_of_its_optimizer(build
     assert_equal(state_to_start_from(build(kind, start=llama.start())), llama.state)
 
 
-def experts(kind: str) -> dict[str, Any]:
-    """A model with experts, balanced by SMEBU, which keeps momentum, or by sign updates, which keep none."""
-    rules = {"smebu": {"kind": "smebu", "rate": 5e-4, "sharpness": 2.0, "momentum": 0.5}, "sign": {"kind": "sign", "rate": 1e-3}}
+def experts(**balancing: Any) -> dict[str, Any]:
     shape = {"num_experts": 4, "num_active": 2, "num_shared": 1, "d_expert": 8, "route_scale": 1.0, "num_dense_layers": 1}
-    return {"experts": {**shape, "balancing": rules[kind], "sequence_loss": 0.0}}
+    return {"experts": {**shape, "balancing": balancing, "sequence_loss": 0.0}}
+
+
+SMEBU, SIGN = experts(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5), experts(kind="sign", rate=1e-3)
+"""Models with experts: SMEBU keeps momentum, sign updates keep none."""
 
 
 def test_momentum_of_balancing_is_carried_let_go_or_declared_fresh(build: Build, leave: Callable[..., Parent]):
-    smebu, sign = leave(2, **experts("smebu")), leave(3, **experts("sign"))
+    smebu, sign = leave(2, **SMEBU), leave(3, **SIGN)
     assert jax.tree.leaves(smebu.state.balancing)
-    assert_equal(state_to_start_from(build(start=smebu.start(), **experts("smebu"))), smebu.state)
-    without = state_to_start_from(build(start=smebu.start(), **experts("sign")))
+    assert_equal(state_to_start_from(build(start=smebu.start(), **SMEBU)), smebu.state)
+    without = state_to_start_from(build(start=smebu.start(), **SIGN))
     assert_equal((without.params, without.balancing), (smebu.state.params, None))
     with pytest.raises(CheckpointError, match=r"declare 'balancing' in the hand-off's `fresh`"):
-        state_to_start_from(build(start=sign.start(), **experts("smebu")))
-    begun = state_to_start_from(build(start=sign.start("balancing"), **experts("smebu")))
+        state_to_start_from(build(start=sign.start(), **SMEBU))
+    begun = state_to_start_from(build(start=sign.start("balancing"), **SMEBU))
     assert_equal(begun.params, sign.state.params)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(begun.balancing))
 
 
+def assert_owned(state: TrainState) -> None:
+    """No two leaves share memory: the step takes that of each."""
+    assert len({leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)}) == len(jax.tree.leaves(state))
+
+
 def test_from_scratch_all_is_fresh_and_so_is_what_is_declared(build: Build, llama: Parent):
-    initial, found = init_state(build()), state_to_start_from(build())
-    assert_equal(found, initial)
-    assert_owned(found)
-    found = state_to_start_from(build(start=llama.start("ema", "optimizer", "rolling")))
-    assert_equal(found, TrainState(llama.state.params, initial.optimizer, llama.state.params, initial.rolling))
-    assert_owned(found)
+    initial = init_state(build())
+    declared = TrainState(llama.state.params, initial.optimizer, llama.state.params, initial.rolling)
+    for start, expected in ((None, initial), (llama.start("ema", "optimizer", "rolling"), declared)):
+        found = state_to_start_from(build(start=start))
+        assert_equal(found, expected)
+        assert_owned(found)
 
 
 def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[..., Parent]):
@@ -125,11 +126,8 @@ def test_gains_come_from_another_checkpoint_or_are_fresh_with_their_moments_and_
     assert named["optimizer.count"] == parent["optimizer.count"] != 0
 
 
-def test_the_step_is_the_same_program_for_a_new_and_for_a_restored_state(build: Build, llama: Parent, tmp_path: Path):
-    run = build()
-    with Checkpoints(tmp_path, run) as checkpoints:
-        checkpoints.save(24, llama.state, {})
-        checkpoints.wait()
+def test_the_step_is_the_same_program_for_a_new_and_for_a_restored_state(build: Build, llama: Parent):
+    with Checkpoints(llama.checkpoint.parent, build()) as checkpoints:
         restored = checkpoints.restore(24, {})
     starts = (None, llama.start("ema", "optimizer", "rolling"), llama.start())
     states = [restored, *(state_to_start_from(build(start=start)) for start in starts)]

@@ -17,14 +17,14 @@ from phasewise.trainer.data.loader import Loader, changed_since
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.trace import TracedOrder
-from tests.trainer.conftest import MakeRun, WriteCache
+from tests.trainer.conftest import MakeRun
+from tests.trainer.token_caches import write_token_cache
 
 ORDER = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
 
 
 @pytest.fixture(scope="module")
 def run(make_run: MakeRun) -> RunConfig:
-    """Some passes over each component."""
     rate = [{"kind": "constant", "start_step": 0, "end_step": 60, "start": 1e-3, "end": 1e-3}]
     return make_run("from buffers", order=ORDER, stop_step=60, batch=[[0, 4], [10, 8]], learning_rate=rate)
 
@@ -77,8 +77,8 @@ def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run
     assert {piece[3] for piece in forward} >= {0, 1}, "more than one pass"
 
 
-def test_an_index_that_leaves_out_tokens_is_refused(write_cache: WriteCache, tmp_path: Path):
-    folder = write_cache(tmp_path / "web", [[np.arange(5), np.arange(7)], [np.arange(9), np.arange(11)]])
+def test_an_index_that_leaves_out_tokens_is_refused(tmp_path: Path):
+    folder = write_token_cache(tmp_path / "web", [[np.arange(5), np.arange(7)], [np.arange(9), np.arange(11)]])
     path = folder / "shard-00000.parquet"
     index = pq.read_table(path)
     pq.write_table(index.set_column(3, "length", pa.array([5, 6], pa.int64())), path)

@@ -19,14 +19,12 @@ from phasewise.trainer.base.storage import read_json, write_atomically
 from phasewise.trainer.data import cache as cache_module
 from phasewise.trainer.data.cache import MERGE_GAP_BYTES, TokenCache, TokenRange, fetch, sizes_in_bytes
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from tests.trainer.conftest import WriteCache
+from tests.trainer.token_caches import write_token_cache
 
 TWO_BYTES, FOUR_BYTES = np.dtype("<u2"), np.dtype("<u4")
 
 
 class Store(MemoryFileSystem):
-    """A store in memory that notes what is asked of it."""
-
     cachable = False
     store: dict[str, Any] = {}  # noqa: RUF012  # this is how fsspec keeps it, by class
 
@@ -52,28 +50,25 @@ def wanted(noted: Store, path: str, start: int, count: int) -> TokenRange:
     return TokenRange(noted, path, TWO_BYTES if path == "/a" else FOUR_BYTES, start, np.zeros(count, np.int32))
 
 
-def test_ranges_of_all_files_are_asked_for_at_once_and_neighbours_as_one(noted: Store):
+def test_ranges_of_all_files_are_asked_for_at_once_and_neighbours_as_one_and_none_twice(noted: Store):
     far = 100 + MERGE_GAP_BYTES // 2 + 1
-    ranges = [wanted(noted, "/b", 10, 5), wanted(noted, "/a", far, 3), wanted(noted, "/a", 90, 10), wanted(noted, "/a", 10, 8)]
-    fetch(ranges)
-    assert noted.asked == [[("/a", 20, 200), ("/a", 2 * far, 2 * far + 6), ("/b", 40, 60)]]
-    for ranged, first in zip(ranges, (70_010, far, 90, 10), strict=True):
-        np.testing.assert_array_equal(ranged.target, first + np.arange(len(ranged.target)))
-
-
-def test_a_range_within_another_and_the_same_one_twice_are_read_once(noted: Store):
-    ranges = [wanted(noted, "/a", 0, 40_000), wanted(noted, "/a", 5, 3), wanted(noted, "/a", 5, 3), wanted(noted, "/a", 40_010, 2)]
-    fetch(ranges)
-    assert noted.asked == [[("/a", 0, 80_024)]]
-    for ranged in ranges:
-        np.testing.assert_array_equal(ranged.target, ranged.start + np.arange(len(ranged.target)))
+    first = [wanted(noted, "/b", 10, 5), wanted(noted, "/a", far, 3), wanted(noted, "/a", 90, 10), wanted(noted, "/a", 10, 8)]
+    second = [wanted(noted, "/a", 0, 40_000), wanted(noted, "/a", 5, 3), wanted(noted, "/a", 5, 3), wanted(noted, "/a", 40_010, 2)]
+    fetch(first)
+    fetch(second)
+    assert noted.asked == [[("/a", 20, 200), ("/a", 2 * far, 2 * far + 6), ("/b", 40, 60)], [("/a", 0, 80_024)]]
+    for ranged in first + second:
+        start = ranged.start + (70_000 if ranged.path == "/b" else 0)
+        np.testing.assert_array_equal(ranged.target, start + np.arange(len(ranged.target)))
 
 
 def test_a_file_that_is_shorter_than_it_was_or_gone_is_refused(noted: Store):
-    with pytest.raises(DataError, match=r"/b must have bytes 380 to 420, found 20 of these 40: it was changed while it was read"):
-        fetch([wanted(noted, "/b", 95, 10)])
-    with pytest.raises(DataError, match=r"a shard of a cache that is being read is gone: .*/c"):
-        fetch([wanted(noted, "/c", 0, 1)])
+    for path, start, message in (
+        ("/b", 95, r"/b must have bytes 380 to 420, found 20 of these 40: it was changed while it was read"),
+        ("/c", 0, r"a shard of a cache that is being read is gone: .*/c"),
+    ):
+        with pytest.raises(DataError, match=message):
+            fetch([wanted(noted, path, start, 10)])
 
 
 def test_sizes_are_those_of_the_files_and_none_where_there_is_none(store: Path):
@@ -90,20 +85,18 @@ def numbered(*lengths: int, start: int = 0) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, write_cache: WriteCache) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Tokens 0 … 99 over shards of 30, 0, 25 and 45, none of which is a multiple of a row."""
-    shards = [numbered(10, 20), [], numbered(25, start=30), numbered(5, 40, start=55)]
-    return write_cache(tmp_path / "numbers", shards)
+    return write_token_cache(tmp_path / "numbers", [numbered(10, 20), [], numbered(25, start=30), numbered(5, 40, start=55)])
 
 
-@pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
-def test_a_shard_of_another_length_is_refused(folder: Path, change: str):
+@pytest.mark.parametrize("found", [48, 52, None])
+def test_a_shard_of_another_length_is_refused(folder: Path, found: int | None):
     shard = folder / "shard-00002.bin"
-    content = shard.read_bytes()
+    content = shard.read_bytes() + b"\0\0"
     shard.unlink()
-    if change != "gone":
-        shard.write_bytes(content[:-2] if change == "shorter" else content + b"\0\0")
-    found = {"shorter": "48", "longer": "52", "gone": "None"}[change]
+    if found:
+        shard.write_bytes(content[:found])
     with pytest.raises(DataError, match=rf"shard-00002\.bin: the manifest says 50 bytes, found {found}\. Delete .* and prepare the data"):
         TokenCache.open(folder)
 
@@ -128,20 +121,18 @@ def test_a_manifest_that_is_missing_or_does_not_read_or_says_other_counts_is_ref
 @settings(max_examples=40)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any), seq_len=st.integers(2, 50), data=st.data())
 def test_rows_across_shards_are_those_of_the_concatenation(
-    tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache, lengths: list[int], seq_len: int, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, data: st.DataObject
 ):
-    shards = [[tokens] for tokens in numbered(*lengths)]
-    cache = TokenCache.open(write_cache(tmp_path_factory.mktemp("shards") / "any", shards))
-    total = sum(lengths)
-    expected = np.arange(total // seq_len * seq_len).reshape(-1, seq_len)
+    cache = TokenCache.open(write_token_cache(tmp_path_factory.mktemp("shards") / "any", [[tokens] for tokens in numbered(*lengths)]))
+    expected = np.arange(sum(lengths) // seq_len * seq_len).reshape(-1, seq_len)
     numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=6)) if len(expected) else []
     np.testing.assert_array_equal(cache.rows(np.array(numbers, np.int64), seq_len), expected[numbers])
 
 
 @pytest.fixture
-def many(store: Path, write_cache: WriteCache) -> Path:
+def many(store: Path) -> Path:
     """Forty shards of five tokens, here or on a store."""
-    return write_cache(store / "many", [[tokens] for tokens in numbered(*[5] * 40)])
+    return write_token_cache(store / "many", [[tokens] for tokens in numbered(*[5] * 40)])
 
 
 def test_a_shard_that_goes_before_it_is_read_is_refused(folder: Path):
@@ -157,31 +148,19 @@ def test_of_many_shards_only_so_many_are_open_at_a_time(many: Path, monkeypatch:
     cache = TokenCache.open(many)
     np.testing.assert_array_equal(cache.rows(np.arange(24), 8), np.arange(192).reshape(-1, 8))
     if cache.is_local:
-        assert len(descriptors_of(many)) == 3
-        assert shards_open(many) == 3
-
-
-def descriptors_of(folder: Path) -> list[Path]:
-    """Files of the folder that this process holds open. Other threads open files of their own meanwhile."""
-    opened: list[Path] = []
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # closed by its thread meanwhile
-            opened.append(Path("/proc/self/fd", number).readlink())
-    return [path for path in opened if folder in path.parents]
-
-
-def shards_open(folder: Path) -> int:
-    """Shards of the folder that this process has mapped."""
-    return len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line})
+        opened: list[Path] = []
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # closed by another thread meanwhile
+                opened.append(Path("/proc/self/fd", number).readlink())
+        assert len([path for path in opened if many in path.parents]) == 3
+        assert len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(many) in line}) == 3
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_of_a_large_file_rows_are_read_and_not_what_lies_around_them(
-    tmp_path: Path, write_cache: WriteCache, monkeypatch: pytest.MonkeyPatch, num_shards: int
-):
+def test_of_a_large_file_rows_are_read_and_not_what_lies_around_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int):
     seq_len, in_a_shard, drawn = 4096, 2**23 // num_shards, [700, 1500, 20]
     tokens = np.arange(in_a_shard * num_shards, dtype=np.uint16)
-    folder = write_cache(tmp_path / "large", [[of_shard] for of_shard in tokens.reshape(num_shards, -1)])
+    folder = write_token_cache(tmp_path / "large", [[of_shard] for of_shard in tokens.reshape(num_shards, -1)])
     files = sorted(folder.glob("*.bin"))
     for file in files:
         forget(file)
@@ -194,7 +173,6 @@ def test_of_a_large_file_rows_are_read_and_not_what_lies_around_them(
 
 
 def forget(file: Path) -> None:
-    """Have the system drop what it holds of a file in memory."""
     with open(file, "rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -210,8 +188,8 @@ def pages_in_memory(file: Path) -> int:
     return int((held & 1).sum())
 
 
-def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch, write_cache: WriteCache):
-    folder = write_cache(many.parent / "uneven", [numbered(3, 9, 2, 0, 30, 1), [], numbered(4, 4, start=45)])
+def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_token_cache(many.parent / "uneven", [numbered(3, 9, 2, 0, 30, 1), [], numbered(4, 4, start=45)])
     monkeypatch.setattr(cache_module, "DOCUMENTS_AT_ONCE", 4)
     monkeypatch.setattr(cache_module, "TOKENS_AT_ONCE", 10)
     cache = TokenCache.open(folder)
@@ -224,8 +202,8 @@ def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.Monk
     assert all(document.tokens.base is None or document.tokens.base.size <= 30 for document in found) or cache.is_local
 
 
-def test_a_shard_that_changes_while_it_is_read_is_refused(gcs: Path, write_cache: WriteCache):
-    folder = write_cache(gcs / "numbers", [numbered(10), numbered(20, start=10)])
+def test_a_shard_that_changes_while_it_is_read_is_refused(gcs: Path):
+    folder = write_token_cache(gcs / "numbers", [numbered(10), numbered(20, start=10)])
     cache = TokenCache.open(folder)
     (folder / "shard-00001.bin").write_bytes(b"\0" * 30)
     with pytest.raises(DataError, match=r"shard-00001\.bin must have bytes 0 to 40, found 30 of these 40: it was changed while"):
@@ -240,11 +218,8 @@ def test_a_cache_of_the_format_before_conversations_is_read_as_it_is(folder: Pat
     older = manifest.but(format_version=2)
     write_manifest(folder, older)
     written = read_json(folder / "manifest.json")
-    assert "template" not in written
-    assert not {"spans", "spans_digest"} & set(written["shards"][0])
+    assert not {"spans", "spans_digest", "template"} & {*written["shards"][0], *written}
     assert written["digest"] == digest_of_json({name: value for name, value in written.items() if name != "digest"})
-    assert read_manifest(folder) == older
-    assert older.content == manifest.content
-    assert TokenCache.open(folder).spans() is None
+    assert (read_manifest(folder), older.content, TokenCache.open(folder).spans()) == (older, manifest.content, None)
     with pytest.raises(ValidationError, match="format version 2 has no conversations"):
         older.but(template="a digest")

@@ -1,4 +1,5 @@
 import itertools
+import subprocess
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -37,9 +38,7 @@ def buffer_of(lengths: Sequence[int], *, seq_len: int, low: int, key: int = 5) -
 def rows_by_hand(documents: Sequence[Sequence[int]], *, seq_len: int, low: int, choose: Choose) -> list[list[int]]:
     """The report's description, token by token; documents in the order in which they come."""
     coming = deque(deque(document) for document in documents if document)
-    live: list[deque[int]] = []
-    rows: list[list[int]] = []
-    row: list[int] = []
+    live, rows, row = list[deque[int]](), list[list[int]](), list[int]()
     while live or coming:
         if len(live) <= low:
             while coming and len(live) < 2 * low:
@@ -73,11 +72,9 @@ def test_rows_are_those_of_a_slow_buffer_of_tokens(lengths: list[int], seq_len: 
     stream = Permutation("feistel", length=len(lengths), key=derive_key("stream", key))(np.arange(len(lengths)))
     draws = itertools.count()
     expected = rows_by_hand(
-        [range(starts[document], starts[document + 1]) for document in stream],
-        seq_len=seq_len,
-        low=min(low, len(lengths)),
+        [range(starts[document], starts[document + 1]) for document in stream], seq_len=seq_len, low=min(low, len(lengths)),
         choose=lambda live: draw(derive_key("draws", key), next(draws), live),
-    )
+    )  # fmt: skip
     assert [tokens_of(buffer.row(number)) for number in range(buffer.num_rows)] == expected
     assert buffer.num_rows == sum(lengths) // seq_len
 
@@ -107,26 +104,22 @@ def test_any_row_can_be_asked_for_at_any_time(lengths: list[int], monkeypatch: p
 
 def test_the_row_of_a_token_is_found(lengths: list[int]):
     buffer = buffer_of(lengths, seq_len=32, low=16)
-    expected = np.full(sum(lengths), -1)
+    expected, found = np.full((2, sum(lengths)), -1)
     for number in range(buffer.num_rows):
         expected[tokens_of(buffer.row(number))] = number
     asked = np.random.default_rng(1).permutation(sum(lengths))
     which, pieces = buffer.pieces_of(asked, asked + 1)
-    found = np.full(len(asked), -1)
     found[which] = pieces.row
     np.testing.assert_array_equal(found, expected[asked])
     assert (expected == -1).sum() == sum(lengths) % 32
 
 
 def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overlap():
-    lengths = [17, 3, 40, 25, 9, 31]
-    buffer = buffer_of(lengths, seq_len=16, low=2)
-    first = np.array([41, 22, 24, 30, 0, 60, 50, 61])
-    stop = np.array([55, 26, 29, 30, 9, 85, 53, 64])
-    rows = [buffer.row(row) for row in range(buffer.num_rows)]
+    buffer = buffer_of([17, 3, 40, 25, 9, 31], seq_len=16, low=2)
+    first, stop = np.array([[41, 55], [22, 26], [24, 29], [30, 30], [0, 9], [60, 85], [50, 53], [61, 64]]).T
     expected = {
         (number, row, int(at), int(begin))
-        for row, pieces in enumerate(rows)
+        for row, pieces in enumerate(buffer.row(row) for row in range(buffer.num_rows))
         for at, begin, length in zip(pieces.start, pieces.first, pieces.length, strict=True)
         for number in range(len(first))
         if max(begin, first[number]) < min(begin + length, stop[number])
@@ -138,7 +131,5 @@ def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overla
 
 
 def test_a_run_without_a_buffer_does_not_import_the_compiler():
-    import subprocess
-
     asked = "import sys, trainer.data.loader; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0

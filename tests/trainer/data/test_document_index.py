@@ -16,11 +16,10 @@ from phasewise.trainer.base.identity import digest_of_bytes
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.document_index import DocumentIndex, Located
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
-from tests.trainer.conftest import WriteCache
+from tests.trainer.token_caches import write_token_cache
 
 
 def located(cache: TokenCache) -> list[Located]:
-    """Every document, by going through the cache."""
     found: list[Located] = []
     for shard in range(len(cache.manifest.shards)):
         first = int(cache.starts[shard])
@@ -31,7 +30,6 @@ def located(cache: TokenCache) -> list[Located]:
 
 
 def write_index(folder: Path, number: int, table: pa.Table, **how: object) -> None:
-    """Another index for a shard, which the manifest names."""
     content = io.BytesIO()
     pq.write_table(table, content, **how)  # pyright: ignore[reportArgumentType]
     manifest = read_manifest(folder)
@@ -79,10 +77,9 @@ def test_documents_are_found_by_id_and_by_file(groups_of_three: Path):
     assert index.of_file("file-22") == []
 
 
-def test_documents_without_tokens_are_in_no_range(tmp_path: Path, write_cache: WriteCache):
-    cache = TokenCache.open(write_cache(tmp_path / "web", [[np.arange(5), np.arange(0), np.arange(3)], [], [np.arange(4)]]))
-    pieces = DocumentIndex(cache).covering(np.array([0]), np.array([12]))
-    found = [(piece.document.id, piece.first, piece.stop) for piece in pieces]
+def test_documents_without_tokens_are_in_no_range(tmp_path: Path):
+    cache = TokenCache.open(write_token_cache(tmp_path / "web", [[np.arange(5), np.arange(0), np.arange(3)], [], [np.arange(4)]]))
+    found = [(one.document.id, one.first, one.stop) for one in DocumentIndex(cache).covering(np.array([0]), np.array([12]))]
     assert found == [("shard-00000 0", 0, 5), ("shard-00000 2", 5, 8), ("shard-00002 0", 8, 12)]
 
 
@@ -96,33 +93,31 @@ QUESTIONS: dict[str, Callable[[DocumentIndex], object]] = {
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
 def test_an_index_that_was_changed_or_is_gone_is_refused_by_every_question(caches: Mapping[str, Path], tmp_path: Path, ask: Any):
     folder = Path(shutil.copytree(caches["web"], tmp_path / "web"))
-    path = folder / "shard-00001.parquet"
+    path, cache = folder / "shard-00001.parquet", TokenCache.open(folder)
     table = pq.read_table(path)
     pq.write_table(table.set_column(1, "source_file", pa.array(["elsewhere"] * len(table), pa.string())), path)
-    cache = TokenCache.open(folder)
-    with pytest.raises(DataError, match=r"shard-00001.parquet was changed after it was written: expected the digest"):
-        ask(DocumentIndex(cache))
-    path.write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(DataError, match=r"shard-00001.parquet"):
-        ask(DocumentIndex(cache))
-    path.unlink()
-    with pytest.raises(DataError, match=r"shard-00001\.parquet was changed .* found nothing"):
-        ask(DocumentIndex(cache))
+    for spoil, message in (
+        (None, r"shard-00001.parquet was changed after it was written: expected the digest"),
+        (lambda: path.write_bytes(b"PAR1 and nothing else"), r"shard-00001.parquet"),
+        (path.unlink, r"shard-00001\.parquet was changed .* found nothing"),
+    ):
+        if spoil:
+            spoil()
+        with pytest.raises(DataError, match=message):
+            ask(DocumentIndex(cache))
 
 
 def test_an_index_that_leaves_out_a_document_is_refused(caches: Mapping[str, Path], tmp_path: Path):
     folder = Path(shutil.copytree(caches["web"], tmp_path / "web"))
     table = pq.read_table(folder / "shard-00000.parquet")
     write_index(folder, 0, pa.concat_tables([table.slice(0, 4), table.slice(5)]))
-    cache = TokenCache.open(folder)
     with pytest.raises(DataError, match="the index must name the documents of tokens 0 to 400, found documents for"):
-        DocumentIndex(cache).covering(np.array([0]), np.array([400]))
+        DocumentIndex(TokenCache.open(folder)).covering(np.array([0]), np.array([400]))
 
 
 def test_a_large_index_is_checked_where_its_footer_says_that_it_may_name_the_file(groups_of_three: Path, tmp_path: Path):
     folder = Path(shutil.copytree(groups_of_three, tmp_path / "books"))
     path = folder / "shard-00000.parquet"
     path.write_bytes(path.read_bytes().replace(b"file-0", b"file-x"))
-    index = DocumentIndex(TokenCache.open(folder))
     with pytest.raises(DataError, match=r"shard-00000\.parquet was changed after it was written"):
-        index.of_file("file-1", checks_all=False)
+        DocumentIndex(TokenCache.open(folder)).of_file("file-1", checks_all=False)

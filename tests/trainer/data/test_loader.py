@@ -18,31 +18,23 @@ from phasewise.trainer.data.loader import Batch, Loader, changed_since, compared
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from phasewise.trainer.data.mixture import MixtureSchedule
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
-from tests.trainer.conftest import MakeRun, WriteCache
+from tests.trainer.conftest import MakeRun
+from tests.trainer.token_caches import write_token_cache
 
 
 @pytest.fixture
 def copied(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path) -> RunConfig:
-    """A copied whose caches lie as in a home: a folder a component."""
     folders = {name: shutil.copytree(folder, tmp_path / "tokens" / name / "train-first") for name, folder in caches.items()}
     return make_run("contract", caches={name: str(folder) for name, folder in folders.items()})
 
 
 def prepared_again(copied: RunConfig, *, name: str = "train-second", **changes: Any) -> RunConfig:
     """The copied with its caches in other folders, as another reader made them."""
-    caches: dict[str, str] = {}
-    for component, folder in copied.caches.items():
-        copy = shutil.copytree(folder, Path(folder).with_name(name))
-        fields = read_manifest(folder).model_dump(mode="json")
+    caches = {component: shutil.copytree(folder, Path(folder).with_name(name)) for component, folder in copied.caches.items()}
+    for copy in caches.values():
+        fields = read_manifest(copy).model_dump(mode="json")
         write_manifest(copy, Manifest.model_validate({**fields, "reader": "another", **changes}))
-        caches[component] = str(copy)
-    return copied.but(caches=caches)
-
-
-def of_before(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """As contracts were once: of a cache, the manifest and the rows."""
-    components = {name: {"manifest": cache["manifest"], "rows": cache["rows"]} for name, cache in contract["components"].items()}
-    return {**contract, "components": components}
+    return copied.but(caches={component: str(copy) for component, copy in caches.items()})
 
 
 def test_other_content_and_another_component_are_a_change_and_the_same_bytes_by_other_code_are_none(copied: RunConfig):
@@ -58,7 +50,9 @@ def test_other_content_and_another_component_are_a_change_and_the_same_bytes_by_
 
 
 def test_a_contract_of_before_is_known_by_the_manifest_it_names(copied: RunConfig):
-    was, again = of_before(Loader(copied).contract()), prepared_again(copied)
+    was, again = Loader(copied).contract(), prepared_again(copied)
+    for cache in was["components"].values():
+        del cache["content"]  # contracts once had of a cache the manifest and the rows
     now = Loader(again).contract()
     assert changed_since(was, Loader(copied).contract(), copied) == []
     assert with_contents(was, again)["components"]["web"]["content"] == now["components"]["web"]["content"]
@@ -81,28 +75,22 @@ def long_run(make_run: MakeRun) -> RunConfig:
 
 
 def rows_by_hand(folder: Path, seq_len: int) -> np.ndarray:
-    """All whole rows of a cache, from its files alone."""
     tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted(folder.glob("*.bin"))]).astype(np.int32)
     return tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len)
 
 
-def batch_by_hand(run: RunConfig, caches: Mapping[str, Path], step: int) -> np.ndarray:
+@pytest.mark.parametrize("step", [0, 9, 10, 14, 23])
+def test_a_batch_is_what_mixture_permutation_and_cache_say(run: RunConfig, caches: Mapping[str, Path], step: int):
     """Each sequence for itself: its component and position from the mixture, its place from the permutation, its row from the files."""
-    schedule = MixtureSchedule.of_run(run)
+    schedule, expected = MixtureSchedule.of_run(run), list[np.ndarray]()
     rows = {name: rows_by_hand(folder, 32) for name, folder in caches.items()}
-    expected: list[np.ndarray] = []
     for number, position in zip(*schedule.draw(schedule.sequences_before(step), schedule.sequences_before(step + 1)), strict=True):
         name = schedule.components()[number]
         epoch, within = divmod(int(position), len(rows[name]))
         key = derive_key("component", run.order.seed, name, epoch)
         place = Permutation(run.order.permutation, length=len(rows[name]), key=key)(np.array([within]))[0]
         expected.append(rows[name][int(place)])
-    return np.stack(expected)
-
-
-@pytest.mark.parametrize("step", [0, 9, 10, 14, 23])
-def test_a_batch_is_what_mixture_permutation_and_cache_say(run: RunConfig, caches: Mapping[str, Path], step: int):
-    np.testing.assert_array_equal(Loader(run).batch(step).tokens, batch_by_hand(run, caches, step))
+    np.testing.assert_array_equal(Loader(run).batch(step).tokens, np.stack(expected))
 
 
 def test_a_batch_tells_documents_apart(run: RunConfig):
@@ -133,7 +121,7 @@ def test_any_split_over_hosts_gives_the_same_global_batch(long_run: RunConfig, h
     np.testing.assert_array_equal(np.concatenate(parts), Loader(long_run).batch(step).tokens)
 
 
-def test_a_host_reads_only_its_rows(run: RunConfig, monkeypatch: pytest.MonkeyPatch):
+def test_a_host_reads_only_its_rows_and_a_batch_that_hosts_cannot_share_is_refused(run: RunConfig, monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
     read_rows = loader_module.TokenCache.read_rows
 
@@ -144,9 +132,6 @@ def test_a_host_reads_only_its_rows(run: RunConfig, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(loader_module.TokenCache, "read_rows", count)
     Loader(run, host=1, hosts=4).batch(12)
     assert len(asked) == 2
-
-
-def test_a_batch_that_hosts_cannot_share_is_refused(run: RunConfig):
     with pytest.raises(ConfigError, match=r"the batch from step 0 must fall into equal parts, found 4 sequences for 8 hosts: take a batch"):
         Loader(run, host=0, hosts=8)
     for host, hosts in ((2, 2), (-1, 2), (0, 0)):
@@ -155,7 +140,6 @@ def test_a_batch_that_hosts_cannot_share_is_refused(run: RunConfig):
 
 
 def loader_threads() -> set[threading.Thread]:
-    """Those of all loaders of this process."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("loader")}
 
 
@@ -197,30 +181,24 @@ def test_an_error_comes_where_its_batch_would(long_run: RunConfig):
 
 def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, caches: Mapping[str, Path]):
     contract = Loader(run).contract()
+    manifests = {name: read_manifest(folder) for name, folder in caches.items()}
     assert contract == {
-        "seed": 11,
-        "permutation": {"kind": "feistel", "version": PERMUTATION_VERSIONS["feistel"]},
-        "packing": "chunk",
-        "block_sequences": 16,
-        "rounding": "largest_remainder",
-        "first_step": 0,
-        "seq_len": 32,
-        "batch": [[0, 4], [10, 8]],
+        "seed": 11, "permutation": {"kind": "feistel", "version": PERMUTATION_VERSIONS["feistel"]}, "packing": "chunk",
+        "block_sequences": 16, "rounding": "largest_remainder", "first_step": 0, "seq_len": 32, "batch": [[0, 4], [10, 8]],
         "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
         "components": {
-            name: {"manifest": manifest.digest, "content": manifest.content, "rows": len(rows_by_hand(caches[name], 32))}
-            for name, manifest in ((name, read_manifest(folder)) for name, folder in caches.items())
+            name: {"manifest": one.digest, "content": one.content, "rows": len(rows_by_hand(caches[name], 32))}
+            for name, one in manifests.items()
         },
-    }
+    }  # fmt: skip
     assert json.loads(json.dumps(contract)) == contract  # a checkpoint gives it back as JSON does
     assert Loader(run, host=1, hosts=2).contract() == contract
 
 
 def test_only_what_the_phase_draws_is_opened(make_run: MakeRun, caches: Mapping[str, Path]):
-    web = str(caches["web"])
-    segment = {"kind": "constant", "start_step": 14, "end_step": 24, "start": 1e-3, "end": 1e-3}
+    rate = [{"kind": "constant", "start_step": 14, "end_step": 24, "start": 1e-3, "end": 1e-3}]
     mixture = [[0, {"books": 100}], [14, {"web": 100}]]
-    run = make_run("later", start_step=14, mixture=mixture, learning_rate=[segment], caches={"web": web})
+    run = make_run("later", start_step=14, mixture=mixture, learning_rate=rate, caches={"web": str(caches["web"])})
     assert set(Loader(run).contract()["components"]) == {"web"}
     assert Loader(run).batch(14).tokens.shape == (8, 32)
 
@@ -238,14 +216,11 @@ def test_caches_here_and_on_a_store_give_equal_batches(make_run: MakeRun, caches
         np.testing.assert_array_equal(batch.segment_ids, here.batch(step).segment_ids)
 
 
-def test_a_component_shorter_than_a_row_and_caches_of_two_tokenizers_are_refused(
-    make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path, write_cache: WriteCache
-):
-    short = write_cache(tmp_path / "books", [[np.arange(31)]])
-    run = make_run("short", mixture=[[0, {"books": 100}]], caches={"books": str(short)})
+def test_a_component_shorter_than_a_row_and_two_tokenizers_are_refused(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
+    short = write_token_cache(tmp_path / "books", [[np.arange(31)]])
     with pytest.raises(DataError, match=r"component books has 31 tokens, not one row of 32"):
-        Loader(run)
-    other = write_cache(tmp_path / "code", [[np.arange(64)]], begin_of_text=2)
+        Loader(make_run("short", mixture=[[0, {"books": 100}]], caches={"books": str(short)}))
+    other = write_token_cache(tmp_path / "code", [[np.arange(64)]], begin_of_text=2)
     run = make_run("two tokenizers", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
     with pytest.raises(DataError, match=r"must start with the same token, found 0 in web, 2 in code: prepare the data with one tokenizer"):
         Loader(run)

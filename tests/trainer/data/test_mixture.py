@@ -50,15 +50,12 @@ def schedules(draw: st.DrawFn) -> tuple[MixtureSchedule, int]:
     return schedule(batch, mixture, seed=draw(st.integers(0, 9)), block=block), steps
 
 
-def schedule(
-    batch: Steps[int] | None = None, mixture: Steps[MixtureShares] | None = None, *, seed: int = 0, block: int = 64
-) -> MixtureSchedule:
+def schedule(batch: Any = None, mixture: Any = None, *, seed: int = 0, block: int = 64) -> MixtureSchedule:
     order = DataOrder(seed=seed, permutation="linear", block_sequences=block, cut_blocks=True)
     return MixtureSchedule(batch=batch or always(16), mixture=mixture or always(WEB_HEAVY), order=order)
 
 
 def drawn_names(mixture: MixtureSchedule, steps: range) -> list[str]:
-    """The component of each sequence, in order."""
     names = mixture.components()
     return [names[number] for step in steps for number in batch_of(mixture, step)[0]]
 
@@ -81,10 +78,8 @@ def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(draw
     names = drawn_names(schedule(batch=always(block), mixture=always(mixture), seed=seed, block=block), range(1))
     present = sum(1 for count in counts.values() if count)
     for name, count in counts.items():
-        found = np.cumsum([other == name for other in names])
-        error = np.abs(found - count / block * np.arange(1, block + 1))
-        share = count / block
-        assert error.max() <= (1 - share) + share * max(present - 1, 0) + 1e-9
+        share, found = count / block, np.cumsum([other == name for other in names])
+        assert np.abs(found - share * np.arange(1, block + 1)).max() <= (1 - share) + share * max(present - 1, 0) + 1e-9
 
 
 @given(schedules(), st.data())
@@ -127,9 +122,6 @@ def test_a_step_far_away_is_reached_at_once(step: int):
         np.testing.assert_array_equal(mine, counts[name] + np.arange(len(mine)))
 
 
-# ── rounding ──
-
-
 @st.composite
 def exact_shares(draw: st.DrawFn) -> MixtureShares:
     """Shares in 1024ths of a percent, which sum to 100 without a rounding."""
@@ -143,9 +135,6 @@ def test_rounded_by_floor_all_is_cut_off_and_the_largest_takes_what_is_left(mixt
     largest = min(name for name, share in mixture.items() if share == max(mixture.values()))  # ties by name
     floors = {name: int(Fraction(share) * block / 100) for name, share in mixture.items()}
     assert counts == {**floors, largest: block - sum(count for name, count in floors.items() if name != largest)}
-
-
-# ── where it begins ──
 
 
 @st.composite
@@ -189,9 +178,6 @@ def test_a_mixture_that_ended_before_an_order_begins_is_not_asked_for_its_counts
         MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=8))
 
 
-# ── in a run ──
-
-
 HALVES: MixtureShares = {"web": 50.0, "code": 50.0}
 THIRDS: MixtureShares = {"web": 200 / 3, "code": 100 / 3}
 
@@ -231,15 +217,13 @@ def test_whatever_starts_off_the_grid_is_refused_with_the_steps_that_are_on_it(
         two_stages(sizes, other, block, first_step=begins)
 
 
-@pytest.mark.parametrize(
-    ("steps", "advice"),
-    [((0, 12, 13, 20), ": start it at step 16,"), ((0, 8, 13, 16), ": start it at step 12,"), ((0, 12, 13, 16), " before it: let the .*$")],
-    ids=str,
-)
-def test_the_advice_leaves_the_stages_around_it_a_step(steps: tuple[int, ...], advice: str):
-    mixture = Steps[MixtureShares](tuple((step, (HALVES, THIRDS)[number % 2]) for number, step in enumerate(steps)))
-    with pytest.raises(ConfigError, match=rf"the mixture from step 13 .*{advice}"):
-        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
+def test_the_advice_leaves_the_stages_around_it_a_step():
+    for steps, advice in {
+        (0, 12, 13, 20): ": start it at step 16,", (0, 8, 13, 16): ": start it at step 12,", (0, 12, 13, 16): " before it: let the .*$"
+    }.items():  # fmt: skip
+        mixture = Steps[MixtureShares](tuple((step, (HALVES, THIRDS)[number % 2]) for number, step in enumerate(steps)))
+        with pytest.raises(ConfigError, match=rf"the mixture from step 13 .*{advice}"):
+            MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
 
 
 def test_a_component_that_a_block_has_no_sequence_of_is_refused_with_what_would_do():
@@ -257,26 +241,27 @@ def test_a_component_that_a_block_has_no_sequence_of_is_refused_with_what_would_
         MixtureSchedule(batch=always(64), mixture=later, order=blocks_of(64))
 
 
-UNEVEN: MixtureShares = {"web": 71.3, "code": 18.4, "law": 10.3}
-
-
 def test_a_share_that_a_block_cannot_express_is_refused_with_what_would_do():
+    uneven: MixtureShares = {"web": 71.3, "code": 18.4, "law": 10.3}
     with pytest.raises(ConfigError) as refusal:
-        check_shares(UNEVEN, blocks_of(10), step=7, max_error_points=1.0)
+        check_shares(uneven, blocks_of(10), step=7, max_error_points=1.0)
     assert str(refusal.value) == (
         "component code is 18.4 % of the mixture from step 7 and 20 % of a block of 10 sequences (2 of them), 1.6 percentage points off "
         "where the recipe allows 1: a share of 20 %, or blocks of 100 sequences, would do."
     )
-    check_shares(UNEVEN, blocks_of(100), step=7, max_error_points=1.0)
+    check_shares(uneven, blocks_of(100), step=7, max_error_points=1.0)
     check_shares({"web": 70.0, "code": 20.0, "law": 10.0}, blocks_of(10), step=7, max_error_points=0.0)
     with pytest.raises(ConfigError, match=r"a share of 20 % would do\.$"):
-        check_shares(UNEVEN, blocks_of(10), step=7, max_error_points=0.0)
+        check_shares(uneven, blocks_of(10), step=7, max_error_points=0.0)
+
+
+def shares_of(weights: list[int]) -> MixtureShares:
+    return {f"component-{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
 
 
 @given(WEIGHTS, st.integers(1, 3000), ROUNDINGS)
 def test_both_limits_are_held_to_exactly(weights: list[int], block: int, rounding: str):
-    shares: MixtureShares = {f"component-{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
-    blocks = blocks_of(block, rounding=rounding)
+    shares, blocks = shares_of(weights), blocks_of(block, rounding=rounding)
     counts = block_counts(shares, blocks)
     points = [abs(100 * counts[name] / block - share) for name, share in shares.items()]
     percents = [100 * error / share for error, share in zip(points, shares.values(), strict=True)]
@@ -291,7 +276,6 @@ ADVICE = re.compile(r"in steps (\d+) to (\d+) put it out; end them at step ([\d 
 
 
 def said_of(batch: Steps[int], step: int, block: int) -> str:
-    """Why the second of two mixtures is refused; nothing where it is not."""
     try:
         two_stages(batch, step, block)
     except ConfigError as refusal:
@@ -310,16 +294,14 @@ def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[
 
 @given(weights=WEIGHTS, times=st.integers(1, 9), rounding=ROUNDINGS)
 def test_a_block_has_the_shares_that_it_can_express(weights: list[int], times: int, rounding: str):
-    shares = {f"c{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
-    counts = block_counts(shares, blocks_of(times * sum(weights), rounding=rounding))
+    counts = block_counts(shares_of(weights), blocks_of(times * sum(weights), rounding=rounding))
     assert list(counts.values()) == [times * weight for weight in weights]
 
 
 @given(weights=st.lists(st.integers(1, 1000), min_size=2, max_size=6), block=st.integers(2, 300), points=st.floats(0.1, 20))
 def test_another_rounding_is_advised_only_where_it_helps(weights: list[int], block: int, points: float):
-    shares = {f"c{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
     try:
-        check_shares(shares, blocks_of(block, rounding="floor"), step=0, max_error_points=points)
+        check_shares(shares_of(weights), blocks_of(block, rounding="floor"), step=0, max_error_points=points)
     except ConfigError as refusal:
         if "or rounding by largest_remainder" in str(refusal):
-            check_shares(shares, blocks_of(block), step=0, max_error_points=points)
+            check_shares(shares_of(weights), blocks_of(block), step=0, max_error_points=points)

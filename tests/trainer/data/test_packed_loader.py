@@ -20,7 +20,6 @@ SHORT, LONG = (3, 14), (20, 45)
 
 
 def talk(folder: Path, lengths: tuple[int, int], count: int, *, seed: int, answers: bool = True) -> Path:
-    """Conversations whose answer is their second half."""
     rng = np.random.default_rng(seed)
     documents = [np.array([0, *rng.integers(2, 256, length), 1], np.uint16) for length in rng.integers(*lengths, count)]
     pairs = [(document, [(len(document) // 2, len(document) - 1)] if answers else []) for document in documents]
@@ -75,15 +74,11 @@ def test_a_batch_has_the_rows_that_the_mixture_and_the_permutations_say(run: Run
         assert len(found.row) == order.drawn[name]
 
 
-BUFFERED = {
-    "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8},
-    "loss_on": "all",
-}
+BUFFER = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
+SPLIT = [*({"packing": kind} for kind in ("pad", "greedy", "chunk")), {"packing": "chunk", "order": BUFFER, "loss_on": "all"}]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"packing": kind} for kind in ("pad", "greedy", "chunk")] + [{"packing": "chunk", **BUFFERED}], ids=str
-)
+@pytest.mark.parametrize("changes", SPLIT, ids=str)
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_any_split_over_hosts_gives_the_same_batch(make: MakeRun, changes: dict[str, Any], hosts: int):
     run = make("on hosts", **changes)
@@ -94,39 +89,32 @@ def test_any_split_over_hosts_gives_the_same_batch(make: MakeRun, changes: dict[
             np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
 
 
-def test_another_packing_or_another_loss_is_another_run_and_a_resume_with_it_is_refused(run: RunConfig, make: MakeRun):
+def test_another_packing_or_another_loss_is_another_run_and_a_resume_with_it_is_refused(run: RunConfig):
     contract = Loader(run).contract()
-    assert {name: contract[name] for name in ("packing", "packing_version", "loss_on")} == {
-        "packing": "greedy", "packing_version": 1, "loss_on": "answers",
-    }  # fmt: skip
+    assert (contract["packing"], contract["packing_version"], contract["loss_on"]) == ("greedy", 1, "answers")
     for changes, names in (
-        ({"loss_on": "all"}, ["loss_on"]),
-        ({"packing": "pad"}, ["components", "packing"]),
+        ({"loss_on": "all"}, ["loss_on"]), ({"packing": "pad"}, ["components", "packing"]),
         ({"packing": "chunk"}, ["components", "packing", "packing_version"]),
-    ):
+    ):  # fmt: skip
         other = run.but(**changes)
         assert other.digest != run.digest
         assert changed_since(contract, Loader(other).contract(), other) == names
 
 
-def test_a_changed_answer_is_another_cache(run: RunConfig, make: MakeRun, tmp_path: Path):
-    was, now = (TokenCache.open(talk(tmp_path / name, SHORT, 60, seed=0, answers=answers)) for name, answers in (("x", True), ("y", False)))
-    assert was.manifest.content != now.manifest.content
-    assert [shard.digest for shard in was.manifest.shards] == [shard.digest for shard in now.manifest.shards]
+def test_a_changed_answer_is_another_cache(tmp_path: Path):
+    was, now = (TokenCache.open(talk(tmp_path / str(answers), SHORT, 60, seed=0, answers=answers)).manifest for answers in (True, False))
+    assert was.content != now.content
+    assert [shard.digest for shard in was.shards] == [shard.digest for shard in now.shards]
 
 
-def test_a_batch_without_anything_to_predict_is_refused_before_training(make: MakeRun, talks: dict[str, str], tmp_path: Path):
-    silent = str(talk(tmp_path / "silent", SHORT, 60, seed=5, answers=False))
-    both = {"caches": {**talks, "b": silent}, "mixture": [[0, {"a": 50, "b": 50}]]}
+def test_a_batch_without_a_target_and_a_buffer_without_whole_rows_are_refused(make: MakeRun, talks: dict[str, str], tmp_path: Path):
+    both = {"caches": {**talks, "b": str(talk(tmp_path / "b", SHORT, 60, seed=5, answers=False))}, "mixture": [[0, {"a": 50, "b": 50}]]}
     Loader(make("some answers", batch=[[0, 4]], **both)).check_targets()
     run = make("no answers", batch=[[0, 1]], **both)
     loader = Loader(run)
     first = next(step for step in range(STEPS) if not loader.batch(step).targets.any())  # type: ignore[union-attr]
     with pytest.raises(DataError, match=rf"found none in the 1 rows of step {first + 1} of phase no answers"):
         loader.check_targets()
-
-
-def test_a_buffer_needs_whole_rows(run: RunConfig):
     for changes in ({"packing": "greedy", "loss_on": "all"}, {"packing": "chunk", "loss_on": "answers"}):
         with pytest.raises(ValidationError, match=r"order\.buffer_documents must go with packing chunk and loss_on all"):
-            run.but(order=run.order.but(buffer_documents=8), **changes)
+            run.but(order=BUFFER, **changes)

@@ -1,6 +1,5 @@
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from scipy.stats import chisquare, combine_pvalues
 
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Kind, Permutation, derive_key, map_feistel
-from phasewise.validations.evidence.order.measures import Shuffle, measure_order, take_sample
+from phasewise.validations.evidence.order.measures import measure_order, take_sample
 
 
 def permute(kind: Kind, indices: np.ndarray, *, length: int, key: int) -> np.ndarray:
@@ -29,7 +28,6 @@ ALPHA = 1e-6
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(length=st.integers(1, 100_000), key=keys)
-@example(length=4096, key=1)
 @example(length=4097, key=1)
 @example(length=2**16, key=1)
 @example(length=2**16 + 1, key=1)
@@ -86,15 +84,14 @@ def test_an_index_outside_and_what_is_no_integer_are_refused(kind: Kind):
     for other, name in ((1.0, "float64"), (True, "bool")):
         with pytest.raises(DataError, match=f"needs integers, found {name}"):
             permutation(np.array([other]))
-    for length, key in ((0, 1), (-5, 1), (2**40 + 1, 1), (10, -1), (10, 2**64)):
-        with pytest.raises(DataError, match=f"found {key if length == 10 else length}"):
+    for length, key, found in ((0, 1, 0), (-5, 1, -5), (2**40 + 1, 1, 2**40 + 1), (10, -1, -1), (10, 2**64, 2**64)):
+        with pytest.raises(DataError, match=f"found {found}"):
             Permutation(kind, length=length, key=key)
 
 
 @pytest.mark.parametrize("length", [10**9 + 7, 2**32, 2**32 + 1, 2**33 - 9, 2**39 + 23, 2**40, 12, 1])
 def test_linear_is_exact(length: int):
-    rng = np.random.default_rng(1)
-    indices = [0, 1 % length, length - 1, length // 2, *(int(i) for i in rng.integers(0, length, 2000))]
+    indices = [0, 1 % length, length - 1, length // 2, *np.random.default_rng(1).integers(0, length, 2000).tolist()]
     for key in (0, 1, 2**64 - 1):
         places = permute("linear", np.array(indices), length=length, key=key).tolist()
         offset, multiplier = places[0], (places[1] - places[0]) % length
@@ -127,22 +124,13 @@ def test_feistel_levanter_is_levanter_s(length: int):
         assert permute("feistel_levanter", indices, length=length, key=seed).tolist() == expected
 
 
-def p_values(orders: Iterable[Shuffle]) -> dict[str, list[float]]:
-    """What the measures of the data order say of some orders, by measure."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for order in orders:
-        for measure in measure_order(take_sample(order)):
-            found[measure.name].append(measure.p_value)
-    return found
-
-
-def under_keys(kind: Kind, length: int) -> list[Permutation]:
-    return [Permutation(kind, length=length, key=derive_key("probe", number)) for number in range(NUM_KEYS)]
-
-
 @pytest.mark.parametrize("length", PROBED_LENGTHS)
 def test_feistel_cannot_be_distinguished_from_random(length: int):
-    for name, found in p_values(under_keys("feistel", length)).items():
+    p_values: dict[str, list[float]] = defaultdict(list)
+    for number in range(NUM_KEYS):
+        for measure in measure_order(take_sample(Permutation("feistel", length=length, key=derive_key("probe", number)))):
+            p_values[measure.name].append(measure.p_value)
+    for name, found in p_values.items():
         _, together = np.asarray(combine_pvalues(found, method="fisher"))
         assert together > ALPHA, name
 
@@ -163,9 +151,8 @@ def test_orders_of_other_keys_and_lengths_are_unrelated(length: int):
 
 def test_keys_depend_on_every_part_and_on_where_it_ends():
     parts: list[tuple[str | int, ...]] = [("a", 1), ("a", 2), ("b", 1), ("a", "b", 1), ("ab", 1), ("a", 11), ("a", 1, 1)]
-    made = {derive_key(*part) for part in parts}
+    made = {derive_key(*part) for part in parts if 0 <= derive_key(*part) < 2**64}
     assert len(made) == len(parts)
-    assert all(0 <= key < 2**64 for key in made)
 
 
 def test_the_orders_are_those_of_their_versions():

@@ -10,14 +10,12 @@ from safetensors.numpy import load_file, save_file
 
 import phasewise.trainer.model.hugging_face as folder_module
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
-from phasewise.trainer.config import Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
 from phasewise.trainer.model.hugging_face_config import Computation, from_hugging_face, to_hugging_face
 from phasewise.trainer.model.params import Params, init_params
+from tests.trainer.preflight.models import ROPE as LLAMA3
 
-LLAMA3 = Rope(
-    theta=500_000.0, scaling=Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=8192)
-)
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama tied": {"tied_head": True, "rope": LLAMA3},
@@ -45,47 +43,47 @@ def params(model: ModelConfig) -> Params:
 
 
 @pytest.fixture
-def exported(tmp_path: Path, params: Params, model: ModelConfig) -> Path:
-    write_folder(tmp_path / "out", params, model)
+def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.fixture
+def exported(out: Path, params: Params, model: ModelConfig) -> Path:
+    write_folder(out, params, model)
+    return out
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_and_model_survive_the_way_there_and_back(tmp_path: Path, model: ModelConfig, variant: str):
+def test_weights_and_model_survive_the_way_there_and_back(out: Path, model: ModelConfig, variant: str):
     config = model.but(**VARIANTS[variant])
     params = random_params(config)
-    write_folder(tmp_path / "out", params, config)
-    found, described = read_folder(tmp_path / "out")
+    write_folder(out, params, config)
+    found, described = read_folder(out)
     assert described == config
     assert_same(found, params)
 
 
-def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+def test_large_models_are_cut_into_files_with_an_index(out: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(folder_module, "MAX_SHARD_BYTES", 20_000)
-    write_folder(tmp_path / "out", params, model)
-    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    write_folder(out, params, model)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
     names = sorted(set(index["weight_map"].values()))
     assert names == [f"model-{number:05d}-of-{len(names):05d}.safetensors" for number in range(1, len(names) + 1)]
     assert len(names) > 3
-    sizes = [sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / name).values()) for name in names]
+    sizes = [sum(tensor.nbytes for tensor in load_file(out / name).values()) for name in names]
     assert sum(sizes) == index["metadata"]["total_size"] == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    alone = params["embedding"].nbytes
-    assert all(size <= 20_000 or size == alone for size in sizes)
-    assert_same(read_folder(tmp_path / "out")[0], params)
+    assert all(size <= 20_000 or size == params["embedding"].nbytes for size in sizes)
+    assert_same(read_folder(out)[0], params)
 
 
-def test_bfloat16_is_rounded_once_and_read_without_loss(tmp_path: Path, params: Params, model: ModelConfig):
-    write_folder(tmp_path / "out", params, model, dtype="bfloat16")
-    found, _ = read_folder(tmp_path / "out")
-    assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
-    assert_same(found, jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), params))
-
-
-def test_tokenizer_files_and_the_ids_of_begin_and_end_go_along(tmp_path: Path, params: Params, model: ModelConfig):
-    write_folder(tmp_path / "out", params, model, tokenizer=TokenizerFiles({"tokenizer.json": b"{}"}, begin_of_text=3, end_of_text=4))
-    assert (tmp_path / "out/tokenizer.json").read_bytes() == b"{}"
+def test_bfloat16_is_rounded_once_and_a_tokenizer_with_the_ids_of_begin_and_end_goes_along(out: Path, params: Params, model: ModelConfig):
+    tokenizer = TokenizerFiles({"tokenizer.json": b"{}"}, begin_of_text=3, end_of_text=4)
+    write_folder(out, params, model, dtype="bfloat16", tokenizer=tokenizer)
+    assert_same(read_folder(out)[0], jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), params))
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert (out / "tokenizer.json").read_bytes() == b"{}"
     for name in ("config.json", "generation_config.json"):
-        written = json.loads((tmp_path / "out" / name).read_text())
+        written = json.loads((out / name).read_text())
         assert (written["bos_token_id"], written["eos_token_id"]) == (3, 4)
 
 
@@ -120,52 +118,47 @@ def edit(folder: Path, **tensors: np.ndarray | None) -> None:
     save_file({name: tensor for name, tensor in found.items() if tensor is not None}, path, {"format": "pt"})
 
 
-def test_missing_and_unexpected_tensors_are_refused(exported: Path):
-    edit(exported, model__norm__weight=None)
-    with pytest.raises(CheckpointError, match=r"misses tensors: model\.norm\.weight\. It must"):
-        read_folder(exported)
-    edit(exported, model__norm__weight=np.ones(32, np.float32), model__extra=np.ones(1, np.float32))
-    with pytest.raises(CheckpointError, match=r"has unexpected tensors: model\.extra\. It must"):
-        read_folder(exported)
-
-
-def test_other_shapes_and_types_are_refused(exported: Path):
-    edit(exported, lm_head__weight=np.ones((256, 31), np.float32))
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight .* shape \[256, 32\], found \[256, 31\]"):
-        read_folder(exported)
-    edit(exported, lm_head__weight=np.ones((256, 32), np.float64))
-    with pytest.raises(CheckpointError, match="found F64"):
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"model__norm__weight": None}, r"misses tensors: model\.norm\.weight\. It must"),
+        ({"model__extra": np.ones(1, np.float32)}, r"has unexpected tensors: model\.extra\. It must"),
+        ({"lm_head__weight": np.ones((256, 31), np.float32)}, r"lm_head\.weight .* shape \[256, 32\], found \[256, 31\]"),
+        ({"lm_head__weight": np.ones((256, 32), np.float64)}, "found F64"),
+    ],
+)
+def test_other_tensors_shapes_and_types_are_refused(exported: Path, tensors: dict[str, np.ndarray | None], said: str):
+    edit(exported, **tensors)
+    with pytest.raises(CheckpointError, match=said):
         read_folder(exported)
 
 
-def test_a_tied_head_may_be_there_if_it_is_the_embedding(tmp_path: Path, model: ModelConfig):
+def test_a_tied_head_may_be_there_if_it_is_the_embedding(out: Path, model: ModelConfig):
     config = model.but(tied_head=True)
     params = random_params(config)
-    write_folder(tmp_path / "out", params, config)
-    edit(tmp_path / "out", lm_head__weight=params["embedding"])
-    assert_same(read_folder(tmp_path / "out")[0], params)
-    edit(tmp_path / "out", lm_head__weight=params["embedding"] + 1)
+    write_folder(out, params, config)
+    edit(out, lm_head__weight=params["embedding"])
+    assert_same(read_folder(out)[0], params)
+    edit(out, lm_head__weight=params["embedding"] + 1)
     with pytest.raises(CheckpointError, match=r"unexpected tensors: lm_head\.weight"):
-        read_folder(tmp_path / "out")
+        read_folder(out)
 
 
 def test_what_is_no_such_folder_is_refused(tmp_path: Path, exported: Path):
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        read_folder(tmp_path)
+    def assert_refused(folder: Path, said: str) -> None:
+        with pytest.raises(CheckpointError, match=said):
+            read_folder(folder)
+
+    assert_refused(tmp_path, r"no config\.json")
     weights = exported / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1000])
-    with pytest.raises(CheckpointError, match="is damaged"):
-        read_folder(exported)
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert_refused(exported, "is damaged")
     weights.unlink()
-    with pytest.raises(CheckpointError, match="has neither"):
-        read_folder(exported)
+    assert_refused(exported, "has neither")
     (exported / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"gone\.safetensors is missing"):
-        read_folder(exported)
+    assert_refused(exported, r"gone\.safetensors is missing")
     (exported / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is no JSON"):
-        read_folder(exported)
+    assert_refused(exported, "is no JSON")
 
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -215,10 +208,10 @@ def test_other_models_are_refused(change: dict[str, Any], said: str):
 
 def test_a_window_in_some_layers_is_refused(model: ModelConfig):
     written = to_hugging_face(model.but(qk_norm=True, sliding_window=5), "float32")
-    with pytest.raises(CheckpointError, match="in 1 of 2"):
-        from_hugging_face({**written, "layer_types": ["full_attention", "sliding_attention"]}, Computation())
-    with pytest.raises(CheckpointError, match="in 1 of 2"):
-        from_hugging_face({**written, "layer_types": None, "max_window_layers": 1}, Computation())
+    some_layers = {"layer_types": ["full_attention", "sliding_attention"]}, {"layer_types": None, "max_window_layers": 1}
+    for change in some_layers:
+        with pytest.raises(CheckpointError, match="in 1 of 2"):
+            from_hugging_face({**written, **change}, Computation())
     assert from_hugging_face({**written, "use_sliding_window": False}, Computation()).sliding_window is None
 
 

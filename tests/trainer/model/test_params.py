@@ -1,3 +1,4 @@
+import itertools
 from functools import partial
 from typing import Any
 
@@ -6,26 +7,15 @@ import numpy as np
 import pytest
 
 from phasewise.flows.recipes import load_recipe
-from phasewise.trainer.config import Experts, ModelConfig
-from phasewise.trainer.model.params import (
-    LARGE,
-    Normal,
-    count_parameters,
-    cycles,
-    init_params,
-    layer_kinds,
-    param_specs,
-    stacks,
-)
-from tests.trainer.model.families import MEMBERS
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import LARGE, Normal, count_parameters, cycles, init_params, layer_kinds, param_specs, stacks
+from tests.trainer.model.families import EXPERTS, MEMBERS
 
 
 def pattern(model: ModelConfig, *, num_layers: int, num_dense_layers: int, every: int | None = 4) -> ModelConfig:
-    experts = Experts(
-        num_experts=4, num_active=2, num_shared=1, d_expert=16, route_scale=1.0, num_dense_layers=num_dense_layers, balancing=None,
-        sequence_loss=0.0,
-    )  # fmt: skip
-    return model.but(num_layers=num_layers, global_attention_every=every, sliding_window=8, experts=experts)
+    return model.but(
+        num_layers=num_layers, global_attention_every=every, sliding_window=8, experts=EXPERTS.but(num_dense_layers=num_dense_layers)
+    )
 
 
 def in_order(model: ModelConfig) -> list[int]:
@@ -38,16 +28,15 @@ def in_order(model: ModelConfig) -> list[int]:
     return order
 
 
-@pytest.mark.parametrize("num_layers", [3, 4, 7, 8, 9, 14, 56])
-@pytest.mark.parametrize("num_dense_layers", [0, 1, 2])
 @pytest.mark.parametrize("every", [None, 2, 4])
-def test_each_layer_is_run_once_in_its_place_as_what_it_is(model: ModelConfig, num_layers: int, num_dense_layers: int, every: int | None):
-    config = pattern(model, num_layers=num_layers, num_dense_layers=num_dense_layers, every=every)
-    kinds = layer_kinds(config)
-    assert in_order(config) == list(range(num_layers))
-    for stack in stacks(config):
-        assert {kinds[layer] for layer in stack.layers} == {stack.kind}
-    assert len({stack.name for stack in stacks(config)}) == len(stacks(config))
+def test_each_layer_is_run_once_in_its_place_as_what_it_is(model: ModelConfig, every: int | None):
+    for num_layers, num_dense_layers in itertools.product([3, 4, 7, 8, 9, 14, 56], [0, 1, 2]):
+        config = pattern(model, num_layers=num_layers, num_dense_layers=num_dense_layers, every=every)
+        kinds = layer_kinds(config)
+        assert in_order(config) == list(range(num_layers))
+        for stack in stacks(config):
+            assert {kinds[layer] for layer in stack.layers} == {stack.kind}
+        assert len({stack.name for stack in stacks(config)}) == len(stacks(config))
 
 
 def test_periods_that_repeat_are_one_cycle(model: ModelConfig):
@@ -62,10 +51,9 @@ def test_periods_that_repeat_are_one_cycle(model: ModelConfig):
 
 
 def test_what_a_stack_is_drawn_as_names_each_of_its_layers(model: ModelConfig):
-    one = param_specs(pattern(model, num_layers=12, num_dense_layers=1))
-    other = param_specs(pattern(model, num_layers=12, num_dense_layers=2))
-    assert one["local_4"]["query"].drawn_as == other["local_4"]["query"].drawn_as
-    assert one["global_3"]["query"].drawn_as == other["global_3"]["query"].drawn_as
+    one, other = (param_specs(pattern(model, num_layers=12, num_dense_layers=dense)) for dense in (1, 2))
+    for stack in ("local_4", "global_3"):
+        assert one[stack]["query"].drawn_as == other[stack]["query"].drawn_as
     assert len(one["local_4"]["query"].drawn_as) == 6
 
 
@@ -110,12 +98,8 @@ def test_another_layer_or_width_moves_no_weight_that_keeps_its_shape(model: Mode
         np.testing.assert_array_equal(drawn["blocks"][name], wider["blocks"][name])
 
 
-def test_the_names_that_weights_are_drawn_by_are_those_of_every_model_trained_so_far(model: ModelConfig):
-    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
-        assert spec.drawn_as == (jax.tree_util.keystr(path),)
-
-
 @pytest.mark.parametrize("fields", [{}, {"qk_norm": True}, {"tied_head": True}, {"qk_norm": True, "tied_head": True}], ids=str)
-def test_each_weight_is_in_its_group(model: ModelConfig, fields: dict[str, bool]):
+def test_each_weight_is_in_its_group_and_drawn_by_the_name_that_it_had_in_every_model_so_far(model: ModelConfig, fields: dict[str, bool]):
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model.but(**fields))):
         assert path[-1].key in MEMBERS[spec.group]
+        assert spec.drawn_as == (jax.tree_util.keystr(path),)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.trainer.config import Balancing, Experts, SignBalancing, Smebu
+from phasewise.trainer.config import Balancing, Experts, Smebu
 from phasewise.trainer.kernels.experts import Routed
 from phasewise.trainer.model import router
 from phasewise.trainer.model.router import Load, Routing, lack, measure_routing, next_bias, route
 from tests.trainer.model import expert_reference as reference
+from tests.trainer.model import families
+from tests.trainer.model.families import SIGN, SMEBU
 
-SIGN = SignBalancing(kind="sign", rate=0.001)
-SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)
 COUNTS = st.lists(st.integers(0, 10_000), min_size=7, max_size=7)
 jitted_step = jax.jit(next_bias, static_argnums=3)
 
@@ -44,11 +44,7 @@ def test_sign_in_closed_form():
     bias, momentum = next_bias(jnp.array([0.1, 0.2, 0.3, 0.4]), None, jnp.array([4, 3, 1, 8], jnp.int32), SIGN)
     assert momentum is None
     np.testing.assert_allclose(bias, np.array([0.1, 0.2, 0.3, 0.4]) + 0.001 * (np.array([0, 1, 1, -1]) - 0.25), atol=1e-8)
-
-
-def test_without_balancing_nothing_moves():
-    bias = jnp.array([0.5, -0.5])
-    assert next_bias(bias, None, jnp.array([9, 0], jnp.int32), None) == (bias, None)
+    assert next_bias(bias, None, jnp.array([4, 3, 1, 8], jnp.int32), None) == (bias, None)  # without balancing nothing moves
 
 
 @pytest.mark.parametrize("balancing", [SIGN, SMEBU])
@@ -88,10 +84,7 @@ def test_figures_of_the_balance():
 
 
 TOKENS, D_MODEL, NUM_EXPERTS, NUM_ACTIVE, ROWS = 24, 16, 8, 3, 4
-EXPERTS = Experts(
-    num_experts=NUM_EXPERTS, num_active=NUM_ACTIVE, num_shared=0, d_expert=4, route_scale=2.5, num_dense_layers=0, balancing=None,
-    sequence_loss=0.0,
-)  # fmt: skip
+EXPERTS = families.EXPERTS.but(num_experts=8, num_active=3, num_shared=0, d_expert=4, route_scale=2.5, balancing=None)
 measure_load = jax.jit(router.measure_load)
 sequence_loss = jax.jit(router.sequence_loss, static_argnums=1)
 
@@ -111,8 +104,7 @@ def routed(x: Any = X, weight: Any = WEIGHT, bias: Any = BIAS, experts: Experts 
 
 
 def test_as_in_a_loop_over_tokens():
-    found = routed()
-    expected = reference.route(X, WEIGHT, BIAS, NUM_ACTIVE, 2.5)
+    found, expected = routed(), reference.route(X, WEIGHT, BIAS, NUM_ACTIVE, 2.5)
     np.testing.assert_array_equal(found.chosen, expected.chosen)
     np.testing.assert_allclose(found.gates, expected.gates, rtol=1e-5)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
@@ -128,8 +120,7 @@ def test_ties_go_to_the_lower_number():
 
 def test_a_narrow_input_is_routed_in_float32():
     narrow = jnp.asarray(X, jnp.bfloat16)
-    found = routed(x=narrow)
-    expected = reference.route(np.asarray(narrow.astype(jnp.float32)), WEIGHT, BIAS, NUM_ACTIVE, 2.5)
+    found, expected = routed(x=narrow), reference.route(np.asarray(narrow.astype(jnp.float32)), WEIGHT, BIAS, NUM_ACTIVE, 2.5)
     np.testing.assert_array_equal(found.chosen, expected.chosen)
     np.testing.assert_allclose(found.gates, expected.gates, rtol=1e-5)
 
@@ -168,11 +159,9 @@ def test_sums_of_the_load_add_up_over_parts():
 
 
 def test_padding_has_experts_but_no_load():
-    counted = jnp.arange(TOKENS) % 6 < 4
-    found = routed()
-    load = measure_load(found, jnp.int32(0), counted)
+    counted, found = jnp.arange(TOKENS) % 6 < 4, routed()
     kept = Routed(*(array[counted] for array in found))
-    alone = measure_load(kept, jnp.int32(0))
+    load, alone = measure_load(found, jnp.int32(0), counted), measure_load(kept, jnp.int32(0))
     np.testing.assert_array_equal(load.counts, alone.counts)
     np.testing.assert_allclose(load.entropy, alone.entropy, rtol=1e-6)
     assert int(load.tokens) == int(alone.tokens) == 16

@@ -1,21 +1,31 @@
 """Pieces of modules that the compiler for TPUs wrote (libtpu 0.0.52), shortened: names and layouts are its own."""
 
-LOOP = """HloModule jit_traced
+import re
 
+
+def with_parameters(text: str) -> str:
+    """With a line for each parameter in the head of its computation."""
+
+    def declare(head: re.Match[str]) -> str:
+        parameters = re.findall(r"([\w.]+): (\w+\[[\d,]*\](?:\{[^}]*\})?)", head[1])
+        return "\n".join([head[0], *(f"  %{name} = {shape} parameter({number})" for number, (name, shape) in enumerate(parameters))])
+
+    return re.sub(r"^.*%[\w.]+ \((.*)\) -> .*\{$", declare, text, flags=re.MULTILINE)
+
+
+LOOP = """HloModule jit_traced
 %wide.cond (wide.param: (s32[], bf16[8,64])) -> pred[] {
   %constant.1 = s32[]{:T(128)} constant(63)
   %wide.param = (s32[]{:T(128)}, bf16[8,64]{1,0:T(8,128)(2,1)}) parameter(0)
   %get-tuple-element.1 = s32[]{:T(128)} get-tuple-element(%wide.param), index=0
   ROOT %compare.62 = pred[]{:T(512)} compare(%get-tuple-element.1, %constant.1), direction=LT, backend_config={"flag_configs":[]}
 }
-
 %inner.cond (inner.param: (s32[], f32[4,128])) -> pred[] {
   %constant.2 = s32[]{:T(128)} constant(16)
   %inner.param = (s32[]{:T(128)}, f32[4,128]{1,0:T(4,128)}) parameter(0)
   %get-tuple-element.2 = s32[]{:T(128)} get-tuple-element(%inner.param), index=0
   ROOT %lt.97 = pred[]{:T(512)} compare(%get-tuple-element.2, %constant.2), direction=LT
 }
-
 %inner.body (inner.param.1: (s32[], f32[4,128])) -> (s32[], f32[4,128]) {
   %inner.param.1 = (s32[]{:T(128)}, f32[4,128]{1,0:T(4,128)}) parameter(0)
   %get-tuple-element.3 = f32[4,128]{1,0:T(4,128)} get-tuple-element(%inner.param.1), index=1
@@ -23,25 +33,21 @@ LOOP = """HloModule jit_traced
   %get-tuple-element.4 = s32[]{:T(128)} get-tuple-element(%inner.param.1), index=0
   ROOT %tuple.2 = (s32[]{:T(128)}, f32[4,128]{1,0:T(4,128)}) tuple(%get-tuple-element.4, %all-reduce.1)
 }
-
 %fused_computation.start (param_0.1: bf16[2,64]) -> (bf16[2,64], bf16[8,64]) {
   %param_0.1 = bf16[2,64]{1,0:T(8,128)(2,1)} parameter(0)
   %all-gather.251 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%param_0.1), channel_id=164, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
   ROOT %custom-call.93 = (bf16[2,64]{1,0:T(8,128)(2,1)}, bf16[8,64]{1,0:T(8,128)(2,1)S(1)}, s32[2]{0:S(4)}, u32[]{:S(2)}) custom-call(%all-gather.251), custom_call_target="AsyncCollectiveStart"
 }
-
 %async_collective_fusion.532 (param_0.2: bf16[2,64]) -> (bf16[2,64], bf16[8,64]) {
   %param_0.2 = bf16[2,64]{1,0:T(8,128)(2,1)} parameter(0)
   %all-gather.239 = bf16[8,64]{1,0:T(8,128)(2,1)S(1)} all-gather(%param_0.2), channel_id=164, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
   ROOT %tuple.366 = (bf16[2,64]{1,0}, bf16[8,64]{1,0}) tuple(%param_0.2, %all-gather.239)
 }
-
 %fused_computation.done (param_0.3: bf16[2,64]) -> bf16[8,64] {
   %param_0.3 = bf16[2,64]{1,0:T(8,128)(2,1)} parameter(0)
   %all-gather.243 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%param_0.3), channel_id=164, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
   ROOT %custom-call.87 = bf16[8,64]{1,0:T(8,128)(2,1)S(1)} custom-call(%param_0.3, %all-gather.243), custom_call_target="AsyncCollectiveDone"
 }
-
 %wide.body (wide.param.1: (s32[], bf16[2,64])) -> (s32[], bf16[2,64]) {
   %wide.param.1 = (s32[]{:T(128)}, bf16[2,64]{1,0:T(8,128)(2,1)}) parameter(0)
   %get-tuple-element.5 = bf16[2,64]{1,0:T(8,128)(2,1)} get-tuple-element(%wide.param.1), index=1
@@ -51,7 +57,6 @@ LOOP = """HloModule jit_traced
   %get-tuple-element.6 = s32[]{:T(128)} get-tuple-element(%wide.param.1), index=0
   ROOT %tuple.3 = (s32[]{:T(128)}, bf16[2,64]{1,0:T(8,128)(2,1)}) tuple(%get-tuple-element.6, %get-tuple-element.5)
 }
-
 ENTRY %main.143_spmd (param.1: bf16[2,64], param.2: f32[4,128]) -> (bf16[2,64], f32[4,128]) {
   %param.1 = bf16[2,64]{1,0:T(8,128)(2,1)} parameter(0)
   %param.2 = f32[4,128]{1,0:T(4,128)} parameter(1)
@@ -70,30 +75,21 @@ ENTRY %main.143_spmd (param.1: bf16[2,64], param.2: f32[4,128]) -> (bf16[2,64], 
 }
 """  # noqa: E501  # kept as it was written
 
-UPDATE = """HloModule jit_f
-
+UPDATE = with_parameters("""HloModule jit_f
 %fused_computation.1 (param_0: f32[32,16,128], param_1: f32[32,16,128], param_2: s32[]) -> f32[32,16,128] {
-  %param_0 = f32[32,16,128]{2,1,0:T(8,128)} parameter(0)
-  %param_1 = f32[32,16,128]{2,1,0:T(8,128)} parameter(1)
-  %param_2 = s32[]{:T(128)} parameter(2)
   %constant.3 = s32[]{:T(128)} constant(0)
   %dynamic-slice.1 = f32[1,16,128]{2,1,0:T(8,128)} dynamic-slice(%param_1, %param_2, %constant.3, %constant.3)
   %negate.1 = f32[1,16,128]{2,1,0:T(8,128)} negate(%dynamic-slice.1)
   ROOT %dynamic-update-slice.1 = f32[32,16,128]{2,1,0:T(8,128)} dynamic-update-slice(%param_0, %negate.1, %param_2, %constant.3)
 }
-
-ENTRY %main (p0: f32[32,16,128], p1: f32[32,16,128], p2: s32[], p3: f32[16,128]) -> f32[32,16,128] {
-  %p0 = f32[32,16,128]{2,1,0:T(8,128)} parameter(0)
-  %p1 = f32[32,16,128]{2,1,0:T(8,128)} parameter(1)
-  %p2 = s32[]{:T(128)S(2)} parameter(2)
-  %p3 = f32[16,128]{1,0:T(8,128)} parameter(3)
+ENTRY %main (p0: f32[32,16,128], p1: f32[32,16,128], p2: s32[]{:T(128)S(2)}, p3: f32[16,128]) -> f32[32,16,128] {
   %fusion.9 = f32[32,16,128]{2,1,0:T(8,128)} fusion(%p0, %p1, %p2), kind=kLoop, calls=%fused_computation.1
   %add.1 = f32[16,128]{1,0:T(8,128)S(1)} add(%p3, %p3)
   %copy-start.1 = (f32[16,128]{1,0:T(8,128)S(5)}, f32[16,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%p3)
   %copy-done.1 = f32[16,128]{1,0:T(8,128)S(5)} copy-done(%copy-start.1)
   ROOT %bitcast.1 = f32[32,16,128]{2,1,0:T(8,128)} bitcast(%fusion.9)
 }
-"""
+""")
 
 REPORT = """Memory Space: default (color=0)
 Total bytes: 19660826624 (18.31GiB)
@@ -123,91 +119,54 @@ OLDER_REFUSAL = (
     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 39.30G of 30.75G hbm. Exceeded"
 )
 
-NESTED = """HloModule jit_traced
-
+NESTED = with_parameters("""HloModule jit_traced
 %inner.read (param_0.1: bf16[64,8,128], param_1.1: s32[]) -> bf16[8,128] {
-  %param_0.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param_1.1 = s32[]{:T(128)} parameter(1)
   %bitcast.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} bitcast(%param_0.1)
   %dynamic-slice.1 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} dynamic-slice(%bitcast.1, %param_1.1, %param_1.1, %param_1.1)
   ROOT %bitcast.2 = bf16[8,128]{1,0:T(8,128)(2,1)} bitcast(%dynamic-slice.1)
 }
-
 %outer.read (param_0.2: bf16[64,8,128], param_1.2: s32[]) -> bf16[8,128] {
-  %param_0.2 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param_1.2 = s32[]{:T(128)} parameter(1)
   ROOT %fusion.1 = bf16[8,128]{1,0:T(8,128)(2,1)} fusion(%param_0.2, %param_1.2), kind=kLoop, calls=%inner.read
 }
-
 %inner.write (param_0.3: bf16[64,8,128], param_1.3: bf16[1,8,128], param_2.3: s32[]) -> bf16[64,8,128] {
-  %param_0.3 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param_1.3 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %param_2.3 = s32[]{:T(128)} parameter(2)
   ROOT %dynamic-update-slice.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%param_0.3, %param_1.3, %param_2.3)
 }
-
 %outer.write (param_0.4: bf16[64,8,128], param_1.4: bf16[1,8,128], param_2.4: s32[]) -> bf16[64,8,128] {
-  %param_0.4 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param_1.4 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %param_2.4 = s32[]{:T(128)} parameter(2)
   ROOT %fusion.2 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} fusion(%param_0.4, %param_1.4, %param_2.4), kind=kLoop, calls=%inner.write
 }
-
 %async.slice (param_0.5: bf16[64,8,128]) -> bf16[1,8,128] {
-  %param_0.5 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
   ROOT %slice.1 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)S(1)} slice(%param_0.5), slice={[0:1], [0:8], [0:128]}
 }
-
-%async.out (param_0.6: bf16[64,8,128], param_1.6: bf16[1,8,128], param_2.6: s32[]) -> bf16[64,8,128] {
-  %param_0.6 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} parameter(0)
-  %param_1.6 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %param_2.6 = s32[]{:T(128)} parameter(2)
+%async.out (param_0.6: bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)}, param_1.6: bf16[1,8,128], param_2.6: s32[]) -> bf16[64,8,128] {
   ROOT %dynamic-update-slice.2 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} dynamic-update-slice(%param_0.6, %param_1.6, %param_2.6)
 }
-
-%async.in (param_0.7: bf16[64,8,128], param_1.7: s32[]) -> bf16[1,8,128] {
-  %param_0.7 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} parameter(0)
-  %param_1.7 = s32[]{:T(128)} parameter(1)
+%async.in (param_0.7: bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)}, param_1.7: s32[]) -> bf16[1,8,128] {
   ROOT %dynamic-slice.2 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} dynamic-slice(%param_0.7, %param_1.7, %param_1.7, %param_1.7)
 }
-
-ENTRY %main (param.1: bf16[64,8,128], param.2: bf16[1,8,128], param.3: s32[], param.4: bf16[64,8,128]) -> bf16[64,8,128] {
-  %param.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param.2 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %param.3 = s32[]{:T(128)} parameter(2)
-  %param.4 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} parameter(3)
+ENTRY %main (param.1: bf16[64,8,128], param.2: bf16[1,8,128], param.3: s32[], param.4: bf16[64,8,128]{2,1,0:S(5)}) -> bf16[64,8,128] {
   READ
   ROOT %tuple.1 = (bf16[64,8,128]{2,1,0:T(8,128)(2,1)}) tuple(%param.1)
 }
-"""
+""")
 
-TAKEN = """HloModule jit_traced
-
+TAKEN = with_parameters("""HloModule jit_traced
 %async.gather (param_0.8: bf16[512,128], param_1.8: s32[4]) -> bf16[4,128] {
-  %param_0.8 = bf16[512,128]{1,0:T(8,128)(2,1)} parameter(0)
-  %param_1.8 = s32[4]{0:T(128)} parameter(1)
   ROOT %custom-call.1 = bf16[4,128]{1,0:T(8,128)(2,1)} custom-call(%param_0.8, %param_1.8), custom_call_target="TODO(b/522284627)"
 }
-
 ENTRY %main (param.5: bf16[512,128], param.6: s32[4], param.7: bf16[640,128]) -> bf16[512,128] {
-  %param.5 = bf16[512,128]{1,0:T(8,128)(2,1)} parameter(0)
-  %param.6 = s32[4]{0:T(128)} parameter(1)
-  %param.7 = bf16[640,128]{1,0:T(8,128)(2,1)} parameter(2)
   READ
   ROOT %tuple.2 = (bf16[512,128]{1,0:T(8,128)(2,1)}) tuple(%param.5)
 }
-"""
+""")
 
 PRODUCTS = (
     """HloModule jit_traced
-
 %body.1 (param.10: (s32[], f32[16,256,256])) -> (s32[], f32[16,256,256]) {
   %param.10 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) parameter(0)
   %of.1 = f32[16,256,256]{2,1,0:T(8,128)} get-tuple-element(%param.10), index=1
   %convolution.1 = f32[16,256,256]{2,1,0:T(8,128)} convolution(%of.1, %of.1), STRIDED, NAMED_UPDATE
   ROOT %tuple.3 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) tuple(%of.1, %convolution.1)
 }
-
 ENTRY %main (param.12: (s32[], f32[16,256,256]), param.13: bf16[8,4096,1024], param.14: bf16[8,128,1024]) -> bf16[8,4096,8,128] {
   %param.12 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) parameter(0)
   %param.13 = bf16[8,4096,1024,1]{2,1,3,0:T(8,128)(2,1)} parameter(1)
@@ -223,22 +182,16 @@ ENTRY %main (param.12: (s32[], f32[16,256,256]), param.13: bf16[8,4096,1024], pa
     .replace("TRIPS", 'backend_config={"known_trip_count":{"n":"5"}}')
 )
 
-OFFLOADED = """HloModule jit_traced
-
+OFFLOADED = with_parameters("""HloModule jit_traced
 %called.1 (param_0.20: bf16[2,128,64]) -> bf16[2,128,256] {
-  %param_0.20 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
   ROOT %all-gather.1 = bf16[2,128,256]{1,2,0} all-gather(%param_0.20), channel_id=10, replica_groups=mesh['axis_0'=4] {'axis_0'}
 }, execution_thread="sparsecore"
-
 %async_computation.1 (param_0.21: bf16[2,128,64]) -> bf16[2,128,256] {
-  %param_0.21 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
   ROOT %custom-call.1 = bf16[2,128,256]{1,2,0:T(16,128)(2,1)} custom-call(%param_0.21), called_computations={%called.1}
 }, execution_thread="sparsecore"
-
 ENTRY %main (param.20: bf16[2,128,64]) -> bf16[2,128,256] {
-  %param.20 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
   %start.1 = ((), (), (s32[32768]{0:T(1024)})) async-start(), async_execution_thread="sparsecore", calls=%async_computation.1
   %update.1 = ((bf16[2,128,64]), bf16[2,128,256]{1,2,0}, ()) async-update(%start.1, %param.20)
   ROOT %done.1 = bf16[2,128,256]{1,2,0:T(16,128)(2,1)} async-done(%update.1)
 }
-"""
+""")

@@ -7,20 +7,14 @@ from tests.trainer.preflight.snippets import LOOP, NESTED, TAKEN, UPDATE
 
 def test_a_loop_runs_from_where_its_counter_starts_to_its_limit() -> None:
     """The compiler took the first of 64 passes out of the loop: its counter starts at 1, through a copy, and 63 is the limit."""
-    runs = Module(LOOP).count_runs()
-    assert runs["wide.body"] == 62
-    assert runs["inner.body"] == 16
-    assert runs["fused_computation.start"] == 62
-    assert runs["main.143_spmd"] == 1
+    expected = {"wide.body": 62, "inner.body": 16, "fused_computation.start": 62, "main.143_spmd": 1}
+    assert expected.items() <= Module(LOOP).count_runs().items()
 
 
-def test_a_trip_count_that_the_compiler_writes_down_counts() -> None:
-    text = LOOP.replace("body=%inner.body", 'body=%inner.body, backend_config={"known_trip_count":{"n":"5"}}')
-    assert Module(text).count_runs()["inner.body"] == 5
-
-
-def test_a_loop_whose_limit_is_not_seen_counts_once() -> None:
-    assert Module(LOOP.replace("s32[]{:T(128)} constant(16)", "s32[]{:T(128)} parameter(1)")).count_runs()["inner.body"] == 1
+def test_a_trip_count_that_is_written_down_counts_and_a_loop_whose_limit_is_not_seen_runs_once() -> None:
+    written = LOOP.replace("body=%inner.body", 'body=%inner.body, backend_config={"known_trip_count":{"n":"5"}}')
+    unseen = LOOP.replace("s32[]{:T(128)} constant(16)", "s32[]{:T(128)} parameter(1)")
+    assert [Module(text).count_runs()["inner.body"] for text in (written, unseen)] == [5, 1]
 
 
 @pytest.mark.parametrize(
@@ -67,15 +61,7 @@ STACKED, UPDATE_OF, INDEX, ON_HOST = "%param.1", "%param.2", "%param.3", "%param
         (f"%c.1 = (bf16[64,8,128]{{2,1,0:S(5)}}, bf16[64,8,128]{{2,1,0}}, u32[]) copy-start({STACKED})", 2 * 64 * LAYER, 64 * LAYER),
         (f"%c.2 = bf16[64,8,128]{{2,1,0}} copy({STACKED})", 2 * 64 * LAYER, 0),
     ],
-    ids=[
-        "read in a fusion in a fusion",
-        "written in one",
-        "slice begun",
-        "to the host",
-        "from the host",
-        "copied to the host",
-        "copied here",
-    ],
+    ids=["read within fusions", "written in one", "slice begun", "to the host", "from the host", "copied to the host", "copied here"],
 )
 def test_one_layer_of_a_stack_is_one_layer_however_it_is_taken(line: str, moved: int, to_host: int) -> None:
     module = Module(NESTED.replace("READ", line))

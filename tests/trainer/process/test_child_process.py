@@ -1,5 +1,3 @@
-"""A child process: what it imports, how it ends with its parent and why; and being asked to stop, by signals to this very process."""
-
 import os
 import re
 import signal
@@ -18,16 +16,13 @@ from phasewise.trainer.process.child_process import ending_with_reason, python_c
 from phasewise.trainer.process.signals import STOP_VARIABLE, positive_seconds, seconds_left_to_save, stop_requests
 from tests.shadows import write_shadows
 
-SAYS = "import atexit, gc, sys; atexit.register(lambda: print(*gc.get_threshold(), file=sys.stderr)); "
+COMMANDS = {"from phasewise.flows.cli.main import main; main(['schema'])": True, "from phasewise.trainer.run import main; main([])": False}
 
 
-@pytest.mark.parametrize(
-    ("code", "rarely"),
-    [("from phasewise.flows.cli.main import main; main(['schema'])", True), ("from phasewise.trainer.run import main; main([])", False)],
-    ids=["a command", "the trainer"],
-)
+@pytest.mark.parametrize(("code", "rarely"), COMMANDS.items(), ids=["a command", "the trainer"])
 def test_a_command_looks_rarely_for_garbage_and_the_trainer_as_python_does(code: str, rarely: bool):
-    done = subprocess.run([sys.executable, "-c", SAYS + code], capture_output=True, text=True, check=True)
+    says = "import atexit, gc, sys; atexit.register(lambda: print(*gc.get_threshold(), file=sys.stderr)); "
+    done = subprocess.run([sys.executable, "-c", says + code], capture_output=True, text=True, check=True)
     assert (done.stderr.splitlines()[-1] == "100000 50 50") is rarely
 
 

@@ -1,5 +1,3 @@
-"""Two processes of four devices each, against one of eight; what the environment says; what happens when one process is gone."""
-
 import itertools
 import os
 import signal
@@ -33,50 +31,32 @@ HEARTBEAT_SECONDS = 5
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}, ("a:1", 4, 3, 60)),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "PHASEWISE_HEARTBEAT_SECONDS": "7"}, (None, None, None, 7)),
-        ({"MEGASCALE_COORDINATOR_ADDRESS": "a"}, (None, None, None, 60)),
-    ],
-)
-def test_the_environment_says_who_this_is(environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_says_who_this_is_or_is_refused_where_it_contradicts_itself(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[Any, ...]] = []
 
     def initialize(address: str | None, *, num_processes: int | None, process_id: int | None, **seconds: int) -> None:
         asked.append((address, num_processes, process_id, seconds["heartbeat_timeout_seconds"]))
 
     monkeypatch.setattr(distributed.jax.distributed, "initialize", initialize)
-    start(environment)
-    assert asked == [expected]
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
+    start({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"})
+    start({"TPU_WORKER_HOSTNAMES": "a,b", "PHASEWISE_HEARTBEAT_SECONDS": "7"})
+    start({"MEGASCALE_COORDINATOR_ADDRESS": "a"})
+    assert asked == [("a:1", 4, 3, 60), (None, None, None, 7), (None, None, None, 60)]
+    for environment, message in (
         ({"JAX_NUM_PROCESSES": "2"}, "must be set both or not at all, found only JAX_NUM_PROCESSES"),
         ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found 2 of 2"),
         ({"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES must be a whole number, found 'two'"),
-    ],
-)
-def test_an_environment_that_contradicts_itself_is_refused(environment: dict[str, str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        start({"JAX_COORDINATOR_ADDRESS": "localhost:1", **environment})
+    ):
+        with pytest.raises(ConfigError, match=message):
+            start({"JAX_COORDINATOR_ADDRESS": "localhost:1", **environment})
+    assert len(asked) == 3
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed"), True),
-        (ValueError("UNKNOWN: Gloo AllGather failed: Read error [127.0.0.1]:50824: Connection reset by peer"), True),
-        (ValueError("the batch is UNKNOWN: look"), False),
-        (OSError("UNKNOWN: no space"), False),
-        (ConfigError("INTERNAL: no"), False),
-    ],
-)
-def test_a_collective_that_fails_is_another_process_s_end(error: Exception, expected: bool):
-    assert is_of_the_runtime(error) == expected
+def test_a_collective_that_fails_is_another_process_s_end():
+    assert is_of_the_runtime(jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed"))
+    assert is_of_the_runtime(ValueError("UNKNOWN: Gloo AllGather failed: Read error [127.0.0.1]:50824: Connection reset by peer"))
+    for error in (ValueError("the batch is UNKNOWN: look"), OSError("UNKNOWN: no space"), ConfigError("INTERNAL: no")):
+        assert not is_of_the_runtime(error)
 
 
 class Jax:
@@ -96,9 +76,7 @@ class Jax:
 
 
 @pytest.mark.parametrize("heard_before", range(5))
-@pytest.mark.parametrize(
-    "steps", [[1, 2, 3, 4, 5], [41, 42, 47, 48, 53], [41, 42, 31, 32, 37]], ids=["begins", "passes over", "rolls back"]
-)
+@pytest.mark.parametrize("steps", [[1, 2, 3, 4, 5], [41, 42, 47, 48, 53], [41, 42, 31, 32, 37]], ids=["begins", "skips", "rolls back"])
 def test_a_stop_is_agreed_on_at_the_next_update(monkeypatch: pytest.MonkeyPatch, steps: list[int], heard_before: int):
     jax = Jax()
     monkeypatch.setattr(distributed, "_stop_requests", itertools.count(1))
@@ -109,12 +87,12 @@ def test_a_stop_is_agreed_on_at_the_next_update(monkeypatch: pytest.MonkeyPatch,
         assert distributed.stop_agreed(step) == (number == heard_before)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_the_first_alone_writes_metrics(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, first: bool):
-    monkeypatch.setattr(recorder, "is_first", lambda: first)
-    run = make_run(f"first {first}")
-    with recorder.Recorder(run, restored_step=0):
-        assert (Path(run.output) / "metrics.jsonl").exists() == first
+def test_the_first_alone_writes_metrics(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
+    run = make_run("first")
+    for first in (False, True):
+        monkeypatch.setattr(recorder, "is_first", lambda first=first: first)
+        with recorder.Recorder(run, restored_step=0):
+            assert (Path(run.output) / "metrics.jsonl").exists() == first
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +143,6 @@ def assert_nearly_equal(rows: list[Row], expected: list[Row]) -> None:
 
 @pytest.fixture(scope="module")
 def straight(make_run: MakeRun, start_on: StartOn, rows_of: RowsOf) -> list[Row]:
-    """The rows of one process with eight devices, never disturbed."""
     run = run_on(make_run, "one of eight", replica=2, fsdp=4)
     assert [process.wait() for process in start_on(run, 1)] == [0], logs(run)
     return rows_of(run)

@@ -6,13 +6,10 @@ from experiments.studies.gate_noise import ABILITIES, ITEMS, Gate, ability_after
 PAIRS = 400
 
 
-def test_few_checkpoints_as_good_as_their_parent_are_refused():
+def test_few_checkpoints_as_good_as_their_parent_are_refused_but_without_a_shared_rate_too_many():
     for gate, fall in ((Gate(max_fall=0.0, max_rise=None), 0.0), (Gate(), 0.01)):
         refused = false_refusals(np.random.default_rng(1), gate, PAIRS, fall=fall)
         assert refused.share <= gate.rate + 2 * refused.error, str(refused)
-
-
-def test_without_a_shared_rate_too_many_are():
     refused = false_refusals(np.random.default_rng(1), Gate(max_fall=0.0, max_rise=None, rate=0.05 * len(ITEMS)), PAIRS)
     assert refused.share > 0.08, str(refused)
 

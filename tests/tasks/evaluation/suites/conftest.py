@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from lm_eval.api.instance import Instance
@@ -20,12 +20,7 @@ Say = Callable[[str], str]
 
 
 class ScriptedModel(LM):
-    """What a language model of ours is to a suite. It keeps what it was asked.
-
-    Args:
-        score: log-likelihood of (context, continuation).
-        say: the text behind a context.
-    """
+    """A language model that keeps its requests; `score` is the log-likelihood of (context, continuation)."""
 
     def __init__(self, params: Params, config: ModelConfig, tokenizer: Tokenizer, score: Score, say: Say) -> None:
         super().__init__()
@@ -63,9 +58,6 @@ def scripted(params: Params, config: ModelConfig, tokenizer: Tokenizer) -> Scrip
     return build
 
 
-WriteItems = Callable[[str, Sequence[Mapping[str, Any]]], Path]
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "benchmarks"
@@ -73,31 +65,26 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def write_items(folder: Path) -> WriteItems:
-    def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-        path = folder / f"{name}.jsonl"
+class Bench(NamedTuple):
+    scripted: Scripted
+    folder: Path
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+        path = self.folder / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    return write
-
-
-RunLines = Callable[..., Measured]
+    def run(self, model: Any, *labels: str, limit: int | None = None, allow_code: bool = False, **benchmarks: Path | None) -> Measured:
+        asked = tuple(Asked(benchmark=label.partition(":")[0], shots=int(label.partition(":")[2]), source="made up") for label in labels)
+        how = Options(benchmarks.get("benchmarks", self.folder), limit, allow_code)
+        suite = Suite(name="made", about="", asked=asked)
+        return run_suite(suite, model, how, place=self.folder.parent / "model", weights="last", about={})
 
 
 @pytest.fixture
-def run_lines(folder: Path, tmp_path: Path) -> RunLines:
-    """Lines of a suite, such as `piqa:0`, on a model."""
-
-    def run(model: Any, *labels: str, benchmarks: Path | None = folder, limit: int | None = None, allow_code: bool = False) -> Measured:
-        asked = tuple(Asked(benchmark=label.partition(":")[0], shots=int(label.partition(":")[2]), source="made up") for label in labels)
-        suite = Suite(name="made", about="", asked=asked)
-        how = Options(benchmarks, limit, allow_code)
-        return run_suite(suite, model, how, place=tmp_path / "model", weights="last", about={})
-
-    return run
+def bench(scripted: Scripted, folder: Path) -> Bench:
+    return Bench(scripted, folder)
 
 
 def riddles(count: int, *, answer: int = 0) -> list[dict[str, Any]]:
@@ -107,5 +94,4 @@ def riddles(count: int, *, answer: int = 0) -> list[dict[str, Any]]:
 
 
 def sums(count: int) -> list[dict[str, Any]]:
-    """Items in the form of GSM8K, each with another result."""
     return [{"question": f"What is {number} + 1?", "answer": f"It is {number} + 1.\n#### {number + 1}"} for number in range(count)]

@@ -1,5 +1,3 @@
-"""Real benchmarks in a phase's gate: asked of a model, judged beside its parent, and noticed when they change."""
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,17 +13,14 @@ from phasewise.validations.evidence.floor import measure_floor
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.limits import GateLimits
 from phasewise.validations.verdict import Verdict, judge_gate
-from tests.tasks.evaluation.suites.conftest import Score, Scripted, WriteItems, riddles, sums
+from tests.tasks.evaluation.suites.conftest import Bench, Score, riddles, sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 ITEMS = 60
-LIMITS = GateLimits(
-    max_increase_bits_per_byte=1.0, must_beat_baseline=True, floor_error_rate=0.01, false_refusal_rate=0.05, max_score_fall=0.01
-)
+CHANCE: Any = {"floor_error_rate": 0.01, "false_refusal_rate": 0.05}
+LIMITS = GateLimits(max_increase_bits_per_byte=1.0, must_beat_baseline=True, max_score_fall=0.01, **CHANCE)
 STEADY = {"end": 1.0, "peak": 1.0, "optimizer": "adamw"}
-
-
 CHOICES = ("a very old boot", "hat", "nest")
 
 
@@ -41,32 +36,23 @@ def knows(share: float) -> Score:
 
 
 def evaluation_of(results: list[BenchmarkResult], phase: str) -> dict[str, Any]:
-    """What a gate is given."""
     return {
-        "phase": phase,
-        "benchmarks": [result["benchmark"] for result in results],
-        "results": results,
-        "bits_per_byte": {"web": 1.0},
-        "macro_bits_per_byte": 1.0,
-        "measured_on": {"web": "text"},
-        "finite": True,
-        "schedule": STEADY,
-    }
+        "phase": phase, "benchmarks": [result["benchmark"] for result in results], "results": results, "bits_per_byte": {"web": 1.0},
+        "macro_bits_per_byte": 1.0, "measured_on": {"web": "text"}, "finite": True, "schedule": STEADY,
+    }  # fmt: skip
 
 
-def judge(tmp_path: Path, evaluation: Mapping[str, Any], parent: Mapping[str, Any] | None) -> Verdict:
-    return judge_gate("model", evaluation, parent_evaluation=parent, limits=LIMITS, folder=tmp_path / "evidence", accepts=())
+def judge(tmp_path: Path, evaluation: Mapping[str, Any], parent: Mapping[str, Any] | None, limits: GateLimits = LIMITS) -> Verdict:
+    return judge_gate("model", evaluation, parent_evaluation=parent, limits=limits, folder=tmp_path / "evidence", accepts=())
 
 
 def stops(verdict: Verdict) -> list[Reason]:
     return [reason for reason in verdict.reasons if reason.severity == "critical"]
 
 
-def test_a_real_benchmark_is_judged_beside_the_parents_item_by_item(
-    scripted: Scripted, write_items: WriteItems, folder: Path, tmp_path: Path
-) -> None:
-    write_items("arc_easy/test", [riddles(ITEMS, answer=number % 3)[number] for number in range(ITEMS)])
-    write_items("gsm8k/test", sums(ITEMS))
+def test_a_real_benchmark_is_judged_beside_the_parents_item_by_item(bench: Bench, folder: Path, tmp_path: Path):
+    bench.write("arc_easy/test", [riddles(ITEMS, answer=number % 3)[number] for number in range(ITEMS)])
+    bench.write("gsm8k/test", sums(ITEMS))
     labels = ("gsm8k_cot:8", "arc_easy:0")
 
     def measured(share: float, *, adds: bool = True) -> dict[str, Any]:
@@ -74,7 +60,7 @@ def test_a_real_benchmark_is_judged_beside_the_parents_item_by_item(
             number = int(context.rpartition("What is ")[2].split()[0])
             return f"The answer is {number + 1}." if adds and number % 2 else "The answer is 1000."
 
-        return evaluation_of(gate_results(cast(Any, scripted(knows(share), say)), labels, folder), f"knows {share}")
+        return evaluation_of(gate_results(cast(Any, bench.scripted(knows(share), say)), labels, folder), f"knows {share}")
 
     good, same, worse, blind = measured(0.9), measured(0.9), measured(0.6), measured(0.9, adds=False)
     riddle, sum_ = (measure_floor(result) for result in good["results"])
@@ -89,16 +75,16 @@ def test_a_real_benchmark_is_judged_beside_the_parents_item_by_item(
     assert "there are no choices whose likelihood could be compared" in reason.what
 
 
-def test_what_decides_a_real_benchmark_moves_the_key(write_items: WriteItems, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_decides_a_real_benchmark_moves_the_key(bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(BENCHMARKS_VARIABLE, str(folder))
-    write_items("arc_easy/test", riddles(3))
-    write_items("arc_easy/train", riddles(3))
+    bench.write("arc_easy/test", riddles(3))
+    bench.write("arc_easy/train", riddles(3))
     before = gate_key(["arc_easy:0", "arc_easy:2"])
     assert gate_key(["arc_easy:2", "arc_easy:0"]) == before
-    write_items("arc_easy/train", riddles(4))
+    bench.write("arc_easy/train", riddles(4))
     examples = gate_key(["arc_easy:0", "arc_easy:2"])
     assert (examples["arc_easy:0"] == before["arc_easy:0"], examples["arc_easy:2"] == before["arc_easy:2"]) == (True, False)
-    write_items("arc_easy/test", riddles(3, answer=1))
+    bench.write("arc_easy/test", riddles(3, answer=1))
     assert gate_key(["arc_easy:0"]) != {"arc_easy:0": before["arc_easy:0"]}
     with pytest.raises(ConfigError, match=r"the gate asks piqa:0, and .* lacks its files: no items: no file piqa"):
         gate_key(["piqa:0"])
@@ -107,10 +93,10 @@ def test_what_decides_a_real_benchmark_moves_the_key(write_items: WriteItems, fo
         gate_key(["arc_easy:0"])
 
 
-def test_what_a_gate_cannot_judge_is_an_error(scripted: Scripted, write_items: WriteItems, folder: Path) -> None:
-    write_items("arc_easy/test", [*riddles(2), riddles(3)[2] | {"answerKey": "Z"}])
+def test_what_a_gate_cannot_judge_is_an_error(bench: Bench, folder: Path):
+    bench.write("arc_easy/test", [*riddles(2), riddles(3)[2] | {"answerKey": "Z"}])
     with pytest.raises(EvaluationError, match=r"the gate asks arc_easy:0, which cannot be measured: .*'Z' is not in list\. Take it out"):
-        gate_results(cast(Any, scripted()), ["arc_easy:0"], folder)
+        gate_results(cast(Any, bench.scripted()), ["arc_easy:0"], folder)
     half: Any = {"id": "one", "value": 0.5, "gold": [], "log_likelihoods": []}
     row: Any = {"benchmark": "f1:0", "metric": "f1", "value": 0.5, "baseline": 0.1, "setting": {}, "stderr": None, "items": 1}
     with pytest.raises(EvaluationError, match=r"right or wrong, found the value 0.5 of one. Take f1:0 out"):

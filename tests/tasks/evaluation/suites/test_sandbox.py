@@ -1,5 +1,3 @@
-"""A program that a model wrote passes or fails, and nothing else happens."""
-
 import json
 import os
 import socket
@@ -19,36 +17,22 @@ ITEMS = Path(__file__).parents[5] / "shared" / "benchmarks" / "humaneval" / "tes
 @pytest.mark.parametrize(
     "program", ["x = 1", "import heapq, typing, collections\nassert sorted([2, 1]) == [1, 2]", "open('a', 'w').write('x')"]
 )
-def test_a_program_that_comes_to_its_end_passes(program: str) -> None:
+def test_a_program_that_comes_to_its_end_passes(program: str):
     assert run_program(program, QUICK).passed
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "assert 1 == 2",
-        "def broken(:",
-        "import os; os._exit(0)",
-        "raise SystemExit(0)",
-        "while True: pass",
-        "import time; time.sleep(60)",
-        "import os\nwhile True: os.fork()",
-        "import _posixsubprocess, os\nwhile True: os.fork()",
-        "x = ' ' * (1 << 32)",
-        "open('large', 'wb').write(b'x' * (1 << 20))",
-        "import os; os.kill(os.getppid(), 9)",
-        "import os, signal\ntry: os.kill(1, signal.SIGKILL)\nexcept BaseException: pass",
-        "import subprocess; subprocess.run(['true'])",
-        "import os; os.system('true')",
-        "import ctypes; ctypes.CDLL(None)",
-        "def f(): f()\nf()",
-    ],
-)
-def test_a_program_that_does_not_has_failed(program: str) -> None:
+@pytest.mark.parametrize("program", [
+    "assert 1 == 2", "def broken(:", "import os; os._exit(0)", "raise SystemExit(0)", "while True: pass", "import time; time.sleep(60)",
+    "import os\nwhile True: os.fork()", "import _posixsubprocess, os\nwhile True: os.fork()", "x = ' ' * (1 << 32)",
+    "open('large', 'wb').write(b'x' * (1 << 20))", "import os; os.kill(os.getppid(), 9)",
+    "import os, signal\ntry: os.kill(1, signal.SIGKILL)\nexcept BaseException: pass", "import subprocess; subprocess.run(['true'])",
+    "import os; os.system('true')", "import ctypes; ctypes.CDLL(None)", "def f(): f()\nf()",
+])  # fmt: skip
+def test_a_program_that_does_not_has_failed(program: str):
     assert not run_program(program, QUICK).passed
 
 
-def test_nothing_is_written_removed_or_reached_outside(tmp_path: Path) -> None:
+def test_nothing_is_written_removed_or_reached_outside(tmp_path: Path):
     mine = tmp_path / "mine"
     mine.write_text("mine")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -68,8 +52,7 @@ def test_nothing_is_written_removed_or_reached_outside(tmp_path: Path) -> None:
     assert (mine.read_text(), sorted(path.name for path in tmp_path.iterdir())) == ("mine", ["mine"])
 
 
-def test_the_kernel_refuses_what_python_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same without Python's audit events: what is said to be guarded is."""
+def test_the_kernel_refuses_what_python_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     child = tmp_path / "child.py"
     child.write_text(sandbox.CHILD.read_text().replace("    sys.addaudithook(watch)\n", ""))
     monkeypatch.setattr(sandbox, "CHILD", child)
@@ -88,13 +71,16 @@ def test_the_kernel_refuses_what_python_does_not_see(tmp_path: Path, monkeypatch
         pytest.skip(f"this kernel keeps only {', '.join(ran.guarded) or 'nothing'} from a program")
 
 
-def test_a_sandbox_that_runs_nothing_is_an_error_and_not_a_score_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_runs_nothing_is_an_error_and_not_a_score_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "CHILD", tmp_path / "gone.py")
     with pytest.raises(EvaluationError, match="must run a harmless program, and does not"):
         check_sandbox()
 
 
-def test_the_solutions_that_a_benchmark_gives_pass() -> None:
+def test_solutions_are_judged_by_the_tests_of_their_items():
+    item = {"test_setup_code": "two = 2", "test_list": ["assert twice(1) == two", "assert twice(2) == 4"]}
+    assert run_program(program_of("mbpp", item, "def twice(n): return 2 * n")).passed
+    assert not run_program(program_of("mbpp", item, "def twice(n): return 2")).passed
     if not ITEMS.exists():
         pytest.skip("the items of HumanEval are not here")
     items = [json.loads(line) for line in ITEMS.read_text().splitlines()][::8]
@@ -102,9 +88,3 @@ def test_the_solutions_that_a_benchmark_gives_pass() -> None:
     assert [run_program(program).passed for program in programs] == [True] * len(items)
     unsolved = [program_of("humaneval", item, "    pass\n") for item in items[:5]]
     assert not any(run_program(program).passed for program in unsolved)
-
-
-def test_an_item_of_mbpp_is_judged_by_its_tests() -> None:
-    item = {"test_setup_code": "two = 2", "test_list": ["assert twice(1) == two", "assert twice(2) == 4"]}
-    assert run_program(program_of("mbpp", item, "def twice(n): return 2 * n")).passed
-    assert not run_program(program_of("mbpp", item, "def twice(n): return 2")).passed

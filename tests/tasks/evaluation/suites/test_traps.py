@@ -10,16 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from phasewise.tasks.data.tokenizer import SpecialTokens
 from phasewise.tasks.evaluation import benchmark_definitions, harness
 from phasewise.tasks.evaluation.benchmark_definitions import Definition, Part
 from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 from phasewise.trainer.base.errors import EvaluationError
-from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.params import Params
-from tests.tasks.evaluation.suites.conftest import RunLines, Scripted, WriteItems, riddles, sums
+from tests.tasks.evaluation.suites.conftest import Bench, riddles, sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -28,99 +25,87 @@ def prefer(word: str) -> Callable[[str, str], float]:
     return lambda _context, text: 0.0 if word in text else -9.0
 
 
-def test_1_a_second_model_is_not_given_the_answers_of_the_first(
-    scripted: Scripted, run_lines: RunLines, write_items: WriteItems, params: Params
-) -> None:
-    write_items("arc_easy/test", riddles(4))
-    first = run_lines(scripted(prefer("boot")), "arc_easy:0").results[0]
-    other = scripted(prefer("hat"), weights=jax.tree.map(lambda weight: weight + 1, params))
-    second = run_lines(other, "arc_easy:0").results[0]
+def test_1_a_second_model_is_not_given_the_answers_of_the_first(bench: Bench, params: Params):
+    bench.write("arc_easy/test", riddles(4))
+    first = bench.run(bench.scripted(prefer("boot")), "arc_easy:0").results[0]
+    other = bench.scripted(prefer("hat"), weights=jax.tree.map(lambda weight: weight + 1, params))
+    second = bench.run(other, "arc_easy:0").results[0]
     assert (first["value"], second["value"]) == (1.0, 0.0)
     assert other.asked
 
 
-def test_2_a_file_that_changed_within_its_time_stamp_is_read_again(
-    scripted: Scripted, run_lines: RunLines, write_items: WriteItems
-) -> None:
-    path = write_items("arc_easy/test", riddles(4, answer=0))
+def test_2_a_file_that_changed_within_its_time_stamp_is_read_again(bench: Bench):
+    path = bench.write("arc_easy/test", riddles(4, answer=0))
     before = path.stat()
-    model = scripted(prefer("boot"))
-    assert run_lines(model, "arc_easy:0").results[0]["value"] == 1.0
-    write_items("arc_easy/test", riddles(4, answer=1))
+    model = bench.scripted(prefer("boot"))
+    assert bench.run(model, "arc_easy:0").results[0]["value"] == 1.0
+    bench.write("arc_easy/test", riddles(4, answer=1))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    assert run_lines(model, "arc_easy:0").results[0]["value"] == 0.0
+    assert bench.run(model, "arc_easy:0").results[0]["value"] == 0.0
 
 
-def test_3_a_model_that_answers_nan_has_no_score(
-    broken_params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens, run_lines: RunLines, write_items: WriteItems
-) -> None:
-    write_items("arc_easy/test", riddles(4))
-    model = JaxLanguageModel(params=broken_params, config=config, tokenizer=tokenizer, special=special)
+def test_3_a_model_that_answers_nan_has_no_score(model: JaxLanguageModel, broken_params: Params, bench: Bench):
+    bench.write("arc_easy/test", riddles(4))
+    model.params = broken_params
     with pytest.raises(EvaluationError, match="finite number, found nan"):
-        run_lines(model, "arc_easy:0")
+        bench.run(model, "arc_easy:0")
 
 
-def test_4_the_floor_is_what_a_dumb_answer_scores_on_the_items(scripted: Scripted, run_lines: RunLines, write_items: WriteItems) -> None:
-    write_items("arc_easy/test", [*riddles(6, answer=1), *riddles(2, answer=0)])
-    write_items("gsm8k/test", [*sums(3), *sums(1)])
-    riddle, sum_ = run_lines(scripted(), "arc_easy:0", "gsm8k_cot:8").results
+def test_4_the_floor_is_what_a_dumb_answer_scores_on_the_items(bench: Bench):
+    bench.write("arc_easy/test", [*riddles(6, answer=1), *riddles(2, answer=0)])
+    bench.write("gsm8k/test", [*sums(3), *sums(1)])
+    riddle, sum_ = bench.run(bench.scripted(), "arc_easy:0", "gsm8k_cot:8").results
     assert riddle["floors"] == {"random": pytest.approx(1 / 3), "constant": 0.75, "longest_choice": 0.25}
     assert riddle["baseline"] == 0.75
     assert sum_["floors"] == {"random": None, "constant": 0.5, "longest_choice": None}
 
 
-def test_5_only_the_filter_that_is_declared_counts_and_each_item_once(
-    scripted: Scripted, run_lines: RunLines, write_items: WriteItems
-) -> None:
-    write_items("gsm8k/test", sums(5))
+def test_5_only_the_filter_that_is_declared_counts_and_each_item_once(bench: Bench):
+    bench.write("gsm8k/test", sums(5))
 
     def say(context: str) -> str:
         number = int(context.rpartition("What is ")[2].partition(" ")[0])
         return f"The answer is {number + 1}." if number < 2 else f"It must be {number + 1}"
 
-    [found] = run_lines(scripted(say=say), "gsm8k_cot:8").results
+    [found] = bench.run(bench.scripted(say=say), "gsm8k_cot:8").results
     assert (found["filter"], found["items"], found["value"]) == ("strict-match", 5, 0.4)
     assert found["others"] == {"exact_match,flexible-extract": 1.0}
     assert found["stderr"] == pytest.approx(np.std([1, 1, 0, 0, 0], ddof=1) / math.sqrt(5))
 
 
-def test_6_a_limit_is_marked_and_is_no_result_of_the_whole(scripted: Scripted, run_lines: RunLines, write_items: WriteItems) -> None:
-    write_items("arc_easy/test", [*riddles(2), *riddles(4, answer=1)])
-    model = scripted(prefer("boot"))
-    some = run_lines(model, "arc_easy:0", limit=2)
+def test_6_a_limit_is_marked_and_is_no_result_of_the_whole(bench: Bench):
+    bench.write("arc_easy/test", [*riddles(2), *riddles(4, answer=1)])
+    model = bench.scripted(prefer("boot"))
+    some = bench.run(model, "arc_easy:0", limit=2)
     assert (some.results[0]["value"], some.results[0]["items"], some.results[0]["limit"]) == (1.0, 2, 2)
     assert some.results[0]["remarks"] == ["only the first 2 of 6 items"]
-    whole = run_lines(model, "arc_easy:0")
+    whole = bench.run(model, "arc_easy:0")
     assert (whole.results[0]["value"], whole.results[0]["limit"], whole.results[0]["remarks"]) == (pytest.approx(1 / 3), None, [])
     assert (whole.read, whole.path == some.path) == ((), False)
 
 
 @pytest.mark.parametrize(("name", "metric", "value", "other"), [("arc_easy", "acc", 0.0, 1.0), ("arc_challenge", "acc_norm", 1.0, 0.0)])
-def test_7_accuracy_and_that_by_length_are_not_mixed(
-    scripted: Scripted, run_lines: RunLines, write_items: WriteItems, name: str, metric: str, value: float, other: float
-) -> None:
-    write_items(f"{name}/test", riddles(3))
-    model = scripted(lambda _context, text: {"boot": -6.0, "hat": -5.0, "nest": -9.0}[text.split()[-1]])
-    [found] = run_lines(model, f"{name}:0").results
+def test_7_accuracy_and_that_by_length_are_not_mixed(bench: Bench, name: str, metric: str, value: float, other: float):
+    bench.write(f"{name}/test", riddles(3))
+    model = bench.scripted(lambda _context, text: {"boot": -6.0, "hat": -5.0, "nest": -9.0}[text.split()[-1]])
+    [found] = bench.run(model, f"{name}:0").results
     assert (found["metric"], found["value"], list(found["others"].values())) == (metric, value, [other])
 
 
-def test_8_as_many_examples_as_asked_for_are_in_the_prompt_or_there_is_no_result(
-    scripted: Scripted, run_lines: RunLines, write_items: WriteItems, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_items("arc_easy/test", riddles(2))
-    write_items("arc_easy/train", [{**row, "question": f"Example {number}?"} for number, row in enumerate(riddles(9))])
-    model = scripted()
-    measured = run_lines(model, "arc_easy:0", "arc_easy:2")
+def test_8_as_many_examples_as_asked_for_are_in_the_prompt_or_there_is_no_result(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    bench.write("arc_easy/test", riddles(2))
+    bench.write("arc_easy/train", [{**row, "question": f"Example {number}?"} for number, row in enumerate(riddles(9))])
+    model = bench.scripted()
+    measured = bench.run(model, "arc_easy:0", "arc_easy:2")
     none, two = measured.results
     assert (none["shots"], two["shots"], two["setting"] and two["setting"]["shots"]) == (0, 2, 2)
     assert {context.count("Example ") for context, _ in model.asked[:6]} == {0}
     assert {context.count("Example ") for context, _ in model.asked[6:]} == {2}
     assert len({context.rpartition("\n\n")[0] for context, _ in model.asked[6:]}) == 2  # drawn for each item
-    asked_again = scripted()
+    asked_again = bench.scripted()
     measured.path.unlink()
-    run_lines(asked_again, "arc_easy:0", "arc_easy:2")
+    bench.run(asked_again, "arc_easy:0", "arc_easy:2")
     assert asked_again.asked == model.asked  # and the same ones the next time
     load = harness.load_tasks
 
@@ -133,34 +118,27 @@ def test_8_as_many_examples_as_asked_for_are_in_the_prompt_or_there_is_no_result
     monkeypatch.setattr(harness, "load_tasks", load_without_shots)
     measured.path.unlink()
     with pytest.raises(EvaluationError, match=r"arc_easy:2 must be put with 2 shots, found \{'arc_easy': 0\}"):
-        run_lines(scripted(), "arc_easy:2")
+        bench.run(bench.scripted(), "arc_easy:2")
 
 
-def test_9_two_tasks_of_one_name_are_not_one(
-    scripted: Scripted, run_lines: RunLines, write_items: WriteItems, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_items("arc_easy/test", riddles(2))
-    write_items("arc_challenge/test", riddles(3, answer=1))
+def test_9_two_tasks_of_one_name_are_not_one(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    bench.write("arc_easy/test", riddles(2))
+    bench.write("arc_challenge/test", riddles(3, answer=1))
     parts = tuple(Part(task="arc_easy", include="arc/arc_easy.yaml", file=f"{name}/test.jsonl") for name in ("arc_easy", "arc_challenge"))
     monkeypatch.setitem(benchmark_definitions.DEFINITIONS, "both", Definition(name="both", parts=parts, metric="acc"))
     with pytest.raises(EvaluationError, match="must load the tasks arc_easy, arc_easy, found arc_easy: two have the same name"):
-        run_lines(scripted(), "both:0")
+        bench.run(bench.scripted(), "both:0")
 
 
-def test_10_nothing_depends_on_the_folder_it_is_run_in(
-    scripted: Scripted,
-    run_lines: RunLines,
-    write_items: WriteItems,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    write_items("arc_easy/test", riddles(4))
-    here = run_lines(scripted(prefer("boot")), "arc_easy:0")
+def test_10_the_working_folder_decides_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    bench.write("arc_easy/test", riddles(4))
+    here = bench.run(bench.scripted(prefer("boot")), "arc_easy:0")
     kept = json.loads(here.path.read_text())
     here.path.unlink()
     monkeypatch.chdir(tmp_path)
-    run_lines(scripted(prefer("boot")), "arc_easy:0")
+    bench.run(bench.scripted(prefer("boot")), "arc_easy:0")
     again = json.loads(here.path.read_text())
     for found in (kept, again):
         found["benchmarks"]["arc_easy:0"]["result"]["seconds"] = 0

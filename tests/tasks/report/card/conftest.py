@@ -49,7 +49,6 @@ def claims_of(card: Path) -> dict[str, Any]:
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    """Leave out XLA's optimisations, which take seconds, here and in processes of our own."""
     compile_from_now_on(quickly=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -71,7 +70,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def written(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Carded:
-    """The home and its card: to be read, not changed."""
     home = trained[1]
     card = tmp_path_factory.mktemp("card") / "card"
     write_card(home, SUBJECT, card, CardOptions())

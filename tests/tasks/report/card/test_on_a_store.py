@@ -39,7 +39,6 @@ class World(NamedTuple):
     patch: pytest.MonkeyPatch
 
     def at(self, machine: str, *, reads_only: bool = False) -> Home:
-        """The home as one machine has it. Commands run there from now on."""
         self.patch.setenv("PHASEWISE_SCRATCH", str(self.machines / machine))
         return Home.at(self.url, reads_only=reads_only)
 
@@ -48,6 +47,11 @@ class World(NamedTuple):
         target, scale = ([f"{self.recipe}/{PHASE}"], ["--scale", "proxy"]) if of_phase else ([], [])
         command, *rest = map(str, words)
         return CliRunner().invoke(main.main, [command, *target, *rest, *scale, "--home", self.url])
+
+    def done(self, *words: object, of_phase: bool = True) -> str:
+        result = self.run(*map(str, words), of_phase=of_phase)
+        assert result.exit_code == 0, result.output
+        return result.output
 
     def kept(self, machine: str) -> Kept:
         return Kept(self.at(machine).work, as_path(self.url), RUN_NAME)
@@ -95,18 +99,14 @@ def here(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
 def test_what_only_reads_brings_what_it_needs_and_takes_nothing_over(world: World, here: Path, tmp_path: Path):
     before = committed(world)
     exported, card, site = (tmp_path / name for name in ("exported", "card", "site"))
-    assert world.run("one", "export", exported).exit_code == 0
+    world.done("one", "export", exported)
     assert digest_of_file(exported / "model.safetensors") == digest_of_file(here / "model.safetensors")
-    done = world.run("two", "card", card, "--export", exported)
-    assert done.exit_code == 0, done.output
-    done = world.run("three", "verify", card, "--export", exported, of_phase=False)
-    assert done.exit_code == 0, done.output
-    assert "all was checked, and holds" in done.output
+    world.done("two", "card", card, "--export", exported)
+    assert "all was checked, and holds" in world.done("three", "verify", card, "--export", exported, of_phase=False)
     done = world.run("four", "status", "--json")
     states = {one["name"]: one["results"] for one in json.loads(done.stdout)["phases"]}
     assert next(one["holds"] for one in states[PHASE] if one["what"] == "training"), states[PHASE]
-    done = world.run("five", "report", "--site", site, "--recipe", world.recipe, of_phase=False)
-    assert done.exit_code == 0, done.output
+    world.done("five", "report", "--site", site, "--recipe", world.recipe, of_phase=False)
     digest = read_json(RunFolder(Home.at(str(world.local)).run(RUN_NAME, PHASE)).result)["params_digest"]
     assert any(digest[:12] in page.read_text() for page in site.rglob("*.html"))
     assert committed(world) == before
@@ -147,14 +147,13 @@ def waiting(world: World) -> Iterator[Path]:
 
 def test_a_decision_is_committed_beside_all_that_is_there(world: World, waiting: Path):
     number, before = committed(world)
-    done = world.run("one", "approve", "--reason", "it is chance", "--who", "Ada")
-    assert done.exit_code == 0, done.output
+    world.done("one", "approve", "--reason", "it is chance", "--who", "Ada")
     after = committed(world)
     name = decision_path(waiting).as_posix()
     assert after == (number + 1, before | {name: after[1][name]})
     decided = read_json(world.seen("two").work / name)
     assert (decided["latest"]["who"], decided["latest"]["approves"], decided["before"]) == ("Ada", True, [])
-    assert world.run("two", "approve", "--reason", "no", "--who", "Bo", "--reject", "--gate", "model").exit_code == 0
+    world.done("two", "approve", "--reason", "no", "--who", "Bo", "--reject", "--gate", "model")
     decided = read_json(world.seen("one").work / name)
     assert [one["who"] for one in (*decided["before"], decided["latest"])] == ["Ada", "Bo"]
     assert not list((world.machines / "one").rglob("checkpoints"))

@@ -55,12 +55,9 @@ IN_THE_CARD = (
     ("data:flan:where", "../../elsewhere", "data.flan.where: the card says ../../elsewhere"),
 )
 ALONE = (
-    ("lineage:0", NOTHING, "lineage: the card says"),
-    ("data:flan", NOTHING, "data.flan: the card says nothing"),
-    ("scale", "full", "training"),
-    ("phase", "kestrel", "training.settings.phase"),
-)
-"""These change what the card is about."""
+    ("lineage:0", NOTHING, "lineage: the card says"), ("data:flan", NOTHING, "data.flan: the card says nothing"),
+    ("scale", "full", "training"), ("phase", "kestrel", "training.settings.phase"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("lies", [IN_THE_CARD, *((lie,) for lie in ALONE)], ids=["many", *(paths for paths, _, _ in ALONE)])
@@ -81,7 +78,6 @@ def check_named(carded: Carded, expected: list[str]) -> None:
 
 
 def flip(carded: Carded, pattern: str) -> None:
-    """One bit of the largest file of this pattern."""
     path = max((path for path in carded.home.glob(pattern) if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -99,7 +95,6 @@ def metrics(carded: Carded) -> None:
 
 
 def whole_manifest(carded: Carded) -> None:
-    """With its own digest worked out again."""
     path = next((carded.home / "tokens/flan").glob("train-*/manifest.json"))
     content = read_json(path)
     del content["digest"]
@@ -116,7 +111,6 @@ BYTES = {
     "tokenizer.digest": "tokenizers/*/tokenizer.json",
     "evaluation.benchmarks_digest": "benchmarks/*/next_word.jsonl",
 }
-"""Fields that one bit of a file changes."""
 SEALED: tuple[dict[str, tuple[str, str, Any]], ...] = (
     {
         "mixture.at_step[0].flan: the card says 20.0, the home says 10.0": (f"{RUN}/run.json", "mixture:0:1:flan", 10.0),
@@ -132,7 +126,6 @@ SEALED: tuple[dict[str, tuple[str, str, Any]], ...] = (
         "gates.model.judged.parent's evaluation": ("runs/tiny-proxy/kestrel/evaluation.json", "macro_bits_per_byte", 0.5),
     },
 )
-"""Fields that a value of a JSON file changes, which is sealed again."""
 OTHERS: tuple[dict[str, Callable[[Carded], None]], ...] = (
     {f"digests.{VERDICTS}/data/mixture.parquet": evidence, "gates.health.judged": metrics},
     {

@@ -45,7 +45,6 @@ PHRASES = (
 
 
 def prose(seed: int) -> str:
-    """A document in which words tell the next one, and that no other seed has."""
     draw = random.Random(seed)
     return f"Note {seed}: " + ". ".join(draw.choice(PHRASES) for _ in range(draw.randint(8, 16))) + "."
 

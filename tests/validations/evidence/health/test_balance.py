@@ -11,11 +11,11 @@ from tests.validations.evidence.health.simulated import LIMITS, Scenario, eviden
 
 LIMITED = LIMITS.but(max_violation=5.0)
 UPDATES = 200
+UNBALANCED = healthy_rows(Scenario(updates=UPDATES))
 
 
 def rows_with(violations: np.ndarray) -> list[Row]:
-    rows = healthy_rows(Scenario(updates=len(violations)))
-    return [{**row, "max_violation": float(violation)} for row, violation in zip(rows, violations, strict=True)]
+    return [{**row, "max_violation": float(violation)} for row, violation in zip(UNBALANCED, violations, strict=False)]
 
 
 def found(rows: list[Row], limits: Any = LIMITED, measure: Measure = Measure.MAX_VIOLATION) -> Any:
@@ -33,10 +33,8 @@ def noise(level: float) -> np.ndarray:
 
 def test_a_run_that_loses_its_balance_is_found_where_it_is_worst():
     """As the report tells of Trinity Large's failed run: balanced at first, then 7 to 10."""
-    rising = noise(0.8) + np.where(np.arange(UPDATES) > 120, (np.arange(UPDATES) - 120) / 10, 0)
-    row = found(rows_with(rising))
-    assert row.value > 5.0
-    assert row.at_step == healthy_rows(Scenario(updates=UPDATES))[-1]["step"]
+    row = found(rows_with(noise(0.8) + np.maximum(0, (np.arange(UPDATES) - 120) / 10)))
+    assert (row.value > 5.0, row.at_step) == (True, UNBALANCED[-1]["step"])
     assert "times the tokens of the mean" in row.detail
 
 
@@ -46,71 +44,48 @@ def changed(rows: slice, level: float) -> np.ndarray:
     return violations
 
 
-@pytest.mark.parametrize(
-    ("violations", "late", "passing"),
-    [
-        (changed(slice(0), 0.0), False, False),
-        (changed(slice(60), 9.0), False, True),  # a fresh router may take time to find its balance
-        (changed(slice(80, None), 9.0), True, True),  # what is lost in the middle and stays lost
-        (changed(slice(None, None, 4), 30.0), False, False),  # single batches on few experts are no collapse
-    ],
-)
+@pytest.mark.parametrize(("violations", "late", "passing"), [
+    (changed(slice(0), 0.0), False, False),
+    (changed(slice(60), 9.0), False, True),  # a fresh router may take time to find its balance
+    (changed(slice(80, None), 9.0), True, True),  # what is lost in the middle and stays lost
+    (changed(slice(None, None, 4), 30.0), False, False),  # single batches on few experts are no collapse
+])  # fmt: skip
 def test_only_a_lasting_imbalance_is_found_in_its_half(violations: np.ndarray, late: bool, passing: bool):
     rows = rows_with(violations)
     assert (found(rows).value > 5.0, found(rows, measure=Measure.EARLY_VIOLATION).value > 5.0) == (late, passing)
 
 
-def test_what_a_recipe_limits_and_no_row_holds_stops():
-    row = found(healthy_rows(Scenario(updates=UPDATES)))
-    assert not row.has_required_numbers
-    assert row.is_unjudged
-
-
-def test_too_few_updates_are_said_to_be_unjudged():
-    row = found(rows_with(noise(0.8)[:5]))
-    assert row.is_unjudged
-    assert row.has_required_numbers
-    assert "fewer than 16 updates" in row.detail
+def test_what_a_recipe_limits_and_no_row_holds_stops_and_too_few_updates_are_said_to_be_unjudged():
+    row, few = found(UNBALANCED), found(rows_with(noise(0.8)[:5]))
+    assert (row.is_unjudged, row.has_required_numbers) == (True, False)
+    assert (few.is_unjudged, few.has_required_numbers) == (True, True)
+    assert "fewer than 16 updates" in few.detail
+    for rows in (rows_with(noise(0.8)[:5]), UNBALANCED):
+        table = evidence(rows, LIMITED)
+        unjudged = list(table["measure"][table["is_unjudged"]])
+        assert (unjudged.count(Measure.MAX_VIOLATION), unjudged.count(Measure.EARLY_VIOLATION)) == (1, 0)
 
 
 def test_a_balance_that_was_lost_and_found_again_is_told_and_does_not_stop():
     violations = changed(slice(30, 70), 8.0)
     row = early(violations)
-    assert row.value == pytest.approx(8.0)
-    assert row.value > row.limit
-    first = healthy_rows(Scenario(updates=UPDATES))[0]["step"]
+    assert row.limit < row.value == pytest.approx(8.0)
+    first = UNBALANCED[0]["step"]
     assert f"between steps {first + 30} and {first + 69}, and found again" in row.detail
     assert "9 times the tokens of the mean" in row.detail
     assert found(rows_with(violations)).value < 1.0
+    assert "and later as well" in early(changed(slice(60, None), 9.0)).detail
 
 
 @pytest.mark.parametrize("start", range(0, UPDATES - 24, 16))
 def test_no_place_of_a_lasting_imbalance_is_looked_at_by_neither(start: int):
     violations = changed(slice(start, start + 24), 8.0)
-    rows = rows_with(violations)
-    assert max(found(rows).value, early(violations).value) == pytest.approx(8.0)
-
-
-def test_what_is_not_found_again_is_said_to_be_so():
-    assert "and later as well" in early(changed(slice(60, None), 9.0)).detail
-
-
-def test_an_early_imbalance_that_could_not_be_measured_is_said_once():
-    for rows in (rows_with(noise(0.8)[:5]), healthy_rows(Scenario(updates=UPDATES))):
-        table = evidence(rows, LIMITED)
-        assert list(table["measure"][table["is_unjudged"]]).count(Measure.MAX_VIOLATION) == 1
-        assert Measure.EARLY_VIOLATION not in set(table["measure"][table["is_unjudged"]])
+    assert max(found(rows_with(violations)).value, early(violations).value) == pytest.approx(8.0)
 
 
 def test_the_check_stops_and_is_asked_only_where_there_is_a_limit():
     def asked(limits: Any) -> list[str]:
-        table = pd.DataFrame(evidence(rows_with(noise(0.8)), limits))
-        checks = [
-            check
-            for check in SUITES["health"].checks(limits.model_dump(), {"health": table})
-            if check.expectation == "ExpectExpertsToKeepTheirBalance"
-        ]
-        return [check.severity for check in checks]
+        checks = SUITES["health"].checks(limits.model_dump(), {"health": pd.DataFrame(evidence(rows_with(noise(0.8)), limits))})
+        return sorted(check.severity for check in checks if check.expectation == "ExpectExpertsToKeepTheirBalance")
 
-    assert sorted(asked(LIMITED)) == ["critical", "warning"]
-    assert asked(LIMITS) == []
+    assert (asked(LIMITED), asked(LIMITS)) == (["critical", "warning"], [])

@@ -8,7 +8,7 @@ import pytest
 from phasewise.trainer.metrics import SPARSE_GROUPS
 from phasewise.validations.evidence.health.evidence import Measure
 from tests.compilation import compile_from_now_on
-from tests.validations.evidence.health.simulated import evidence
+from tests.validations.evidence.health.simulated import evidence, flagged
 from tests.validations.evidence.health.trained import Run, cosine, counting, noise, train
 
 
@@ -37,11 +37,6 @@ PROVOKED = {
 }
 
 
-def flagged(run: Run) -> set[str]:
-    table = evidence(train(run))
-    return set(table["measure"][table["value"] > table["limit"]])
-
-
 def test_a_healthy_run_is_wholly_judged_and_silent():
     table = evidence(train(HEALTHY))
     has_none = (*OF_EXPERTS, Measure.BATCH_HET)  # no experts, and batches that are not cut into parts
@@ -53,4 +48,4 @@ def test_a_healthy_run_is_wholly_judged_and_silent():
 
 @pytest.mark.parametrize("measure", PROVOKED)
 def test_what_is_done_to_a_run_is_found(measure: Measure):
-    assert measure in flagged(PROVOKED[measure])
+    assert measure in flagged(evidence(train(PROVOKED[measure])))

@@ -19,23 +19,10 @@ from phasewise.trainer.state import TrainState
 from phasewise.trainer.step import TrainStep, build_train_step
 
 MODEL = ModelConfig(
-    vocab_size=256,
-    seq_len=32,
-    num_layers=1,
-    d_model=32,
-    d_ff=48,
-    num_query_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope=Rope(theta=10_000.0, scaling=None),
-    rms_norm_epsilon=1e-5,
-    initializer_std=0.02,
-    compute_dtype="float32",
-    qk_norm=False,
-    tied_head=False,
-    sliding_window=None,
-    float32_attention=False,
-)
+    vocab_size=256, seq_len=32, num_layers=1, d_model=32, d_ff=48, num_query_heads=4, num_kv_heads=2, head_dim=8,
+    rope=Rope(theta=10_000.0, scaling=None), rms_norm_epsilon=1e-5, initializer_std=0.02, compute_dtype="float32", qk_norm=False,
+    tied_head=False, sliding_window=None, float32_attention=False,
+)  # fmt: skip
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 EVERY = 10
 """Updates from one evaluation to the next."""
@@ -44,11 +31,7 @@ Batches = Callable[[int, np.random.Generator], np.ndarray]
 
 @dataclass(frozen=True)
 class Run:
-    """How the tiny model is trained.
-
-    Attributes:
-        learning_rate, batch, z_loss: of an update, by its number.
-    """
+    """How the tiny model is trained: the learning rate, batch and z-loss of an update, by its number."""
 
     learning_rate: Callable[[int], float]
     batch: Batches
@@ -67,7 +50,6 @@ def counting(_: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def noise(_: int, rng: np.random.Generator) -> np.ndarray:
-    """Tokens that mean nothing: what a damaged file gives."""
     return rng.integers(1, 256, (8, 32)).astype(np.int32)
 
 
@@ -85,11 +67,12 @@ def train(run: Run) -> list[Row]:
     held_out = counting(0, np.random.default_rng(2))
     rows: list[Row] = []
     for step in range(run.updates):
-        rate = run.learning_rate(step)
-        z_loss = run.z_loss(step)
+        rate, z_loss = run.learning_rate(step), run.z_loss(step)
         state, measured = train_step(state, run.batch(step, rng), None, Scheduled(rate, z_loss, run.max_grad_norm, run.ema_decay))
-        row = {"step": step + 1, **values_of(measured), "learning_rate": rate, "z_loss": z_loss, "tokens": 8 * 32}
-        rows.append({**row, "mixture_since": 0, "data_seconds": 0.0, "seconds": float(step)})
+        rows.append({
+            "step": step + 1, **values_of(measured), "learning_rate": rate, "z_loss": z_loss, "tokens": 8 * 32, "mixture_since": 0,
+            "data_seconds": 0.0, "seconds": float(step),
+        })  # fmt: skip
         if (step + 1) % EVERY == 0:
             assert state.ema is not None
             rows[-1] |= {"eval_loss": float(evaluate(state.params, held_out)), "ema_eval_loss": float(evaluate(state.ema, held_out))}

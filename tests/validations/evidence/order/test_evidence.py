@@ -3,13 +3,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from phasewise.flows.recipes import load_recipe
 from phasewise.trainer.config import DataOrder, LearningRateSegment, RunConfig, Steps
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.data.manifest import SourceFile, read_manifest, write_manifest
 from phasewise.trainer.data.permutation import Kind, Permutation, derive_key
-from phasewise.validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, order_evidence
+from phasewise.validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, find_shift, order_evidence
 from phasewise.validations.expectations.judging import judge_tables, reasons_for
 from phasewise.validations.limits import OrderLimits
 from tests.trainer.token_caches import write_token_cache
@@ -48,25 +49,12 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def make_run(caches: dict[str, str], kind: Kind, seed: int) -> RunConfig:
     """The phase draws 300 sequences before a larger batch and another mixture, and 800 after it; `few` is passed many times."""
     return RunConfig(
-        recipe="sorted",
-        scale="proxy",
-        phase="bison",
-        start_step=10,
-        stop_step=STEPS,
-        seed=0,
-        model=PHASE.model,
-        optimizer=PHASE.optimizer,
-        learning_rate=(LearningRateSegment(kind="constant", start_step=10, end_step=STEPS, start=1e-3, end=1e-3),),
-        stability=PHASE.stability,
-        batch=Steps(((0, 8), (50, 16))),
-        mixture=Steps(((0, {"code": 75.0, "few": 25.0}), (50, {"code": 87.5, "few": 12.5}))),
+        recipe="sorted", scale="proxy", phase="bison", start_step=10, stop_step=STEPS, seed=0, model=PHASE.model,
+        optimizer=PHASE.optimizer, stability=PHASE.stability, checkpoints=PHASE.checkpoints, start=None, caches=caches, verdict="",
+        learning_rate=(LearningRateSegment(kind="constant", start_step=10, end_step=STEPS, start=1e-3, end=1e-3),), output="",
+        batch=Steps(((0, 8), (50, 16))), mixture=Steps(((0, {"code": 75.0, "few": 25.0}), (50, {"code": 87.5, "few": 12.5}))),
         order=DataOrder(seed=seed, permutation=kind, block_sequences=8),
-        checkpoints=PHASE.checkpoints,
-        start=None,
-        caches=caches,
-        verdict="",
-        output="",
-    )
+    )  # fmt: skip
 
 
 def unlucky_seed() -> int:
@@ -79,12 +67,18 @@ def unlucky_seed() -> int:
 
 
 def failing(run: RunConfig, limits: OrderLimits = LIMITS) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """The tables, and the sentence of each check that fails."""
     order, shifts = order_evidence(run, limits)
     tables = {"order": order, "shifts": shifts}
     results = judge_tables(tables, order_checks(limits, tables))
     assert all(result.outcome != "broken" for result in results)
     return tables, {r.name: " ".join(reason.sentence for reason in reasons_for(r, tables)) for r in results if r.outcome == "failed"}
+
+
+def check_drawn(run: RunConfig, shifts: pd.DataFrame):
+    shift = shifts.set_index(["component", "signal"]).loc[("code", "source file")]
+    change = int(shift["change_at_step"])
+    assert np.mean(files_drawn(run, 10, change)) == pytest.approx(shift["before"], abs=0.3)
+    assert np.mean(files_drawn(run, change, STEPS)) == pytest.approx(shift["after"], abs=0.3)
 
 
 def test_bison_s_stride_shifts_sorted_data_where_the_batches_do(caches: dict[str, str]):
@@ -93,28 +87,18 @@ def test_bison_s_stride_shifts_sorted_data_where_the_batches_do(caches: dict[str
     assert set(reasons) == {"expect_order_to_mix", "expect_no_predicted_phase_shift"}
     assert 'the Marin 32B retrospective, "Shuffling: Linear vs. Feistel"' in reasons["expect_order_to_mix"]
     assert "a phase shift is predicted in component code" in reasons["expect_no_predicted_phase_shift"]
-    found = {(row["component"], row["signal"]): row for row in tables["shifts"].to_dict("records")}
-    assert {which for which, row in found.items() if row["sure_deviations"] > 0.5} == {("code", "source file"), ("code", "token mix")}
-    source = found["code", "source file"]
-    change = int(source["change_at_step"])
-    before = files_drawn(run, 10, change)
-    after = files_drawn(run, change, STEPS)
-    assert np.mean(before) == pytest.approx(source["before"], abs=0.3)
-    assert np.mean(after) == pytest.approx(source["after"], abs=0.3)
+    sure = tables["shifts"][tables["shifts"]["sure_deviations"] > 0.5]
+    assert sorted(zip(sure["component"], sure["signal"], strict=True)) == [("code", "source file"), ("code", "token mix")]
+    check_drawn(run, tables["shifts"])
 
 
 def test_of_a_document_buffer_it_says_where_each_token_is_drawn(caches: dict[str, str]):
     plain = make_run(caches, "linear", unlucky_seed())
     run = plain.but(order=plain.order.but(buffer_documents=2))
     tables, reasons = failing(run)
-    found = {(row["component"], row["signal"]): row for row in tables["shifts"].to_dict("records")}
-    shift = found["code", "source file"]
-    change = int(shift["change_at_step"])
-    assert np.mean(files_drawn(run, 10, change)) == pytest.approx(shift["before"], abs=0.3)
-    assert np.mean(files_drawn(run, change, STEPS)) == pytest.approx(shift["after"], abs=0.3)
-    mixed = run.but(order=run.order.but(permutation="feistel"))
-    assert failing(mixed)[1] == {}
+    check_drawn(run, tables["shifts"])
     assert reasons != {}
+    assert failing(run.but(order=run.order.but(permutation="feistel")))[1] == {}
 
 
 def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:
@@ -132,27 +116,45 @@ def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:
 def test_the_same_data_in_random_order_passes(caches: dict[str, str], seed: int):
     tables, reasons = failing(make_run(caches, "feistel", seed))
     assert reasons == {}
-    assert list(tables["order"]) == list(ORDER_COLUMNS)
-    assert list(tables["shifts"]) == list(SHIFT_COLUMNS)
+    assert (list(tables["order"]), list(tables["shifts"])) == (list(ORDER_COLUMNS), list(SHIFT_COLUMNS))
     assert tables["order"].groupby("component").size().to_dict() == {"code": 15, "few": 1}
     assert len(tables["shifts"]) == 6
 
 
-def test_levanter_s_order_is_recognised_but_predicts_no_shift(caches: dict[str, str]):
-    _, reasons = failing(make_run(caches, "feistel_levanter", 1))
-    assert set(reasons) == {"expect_order_to_mix"}
-
-
-def test_a_recipe_that_asks_for_no_shift_gets_none(caches: dict[str, str]):
+def test_levanter_s_order_and_a_stride_without_a_limit_of_shifts_are_recognised_but_predict_none(caches: dict[str, str]):
     limits = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=None)
     tables, reasons = failing(make_run(caches, "linear", unlucky_seed()), limits)
     assert tables["shifts"].empty
-    assert set(reasons) == {"expect_order_to_mix"}
+    assert set(reasons) == set(failing(make_run(caches, "feistel_levanter", 1))[1]) == {"expect_order_to_mix"}
 
 
 def test_without_a_whole_row_nothing_is_judged_and_that_fails(tmp_path: Path):
-    empty = {"code": tmp_path / "code", "few": tmp_path / "few"}
-    for folder in empty.values():
-        write_token_cache(folder, [])
-    _, reasons = failing(make_run({name: str(folder) for name, folder in empty.items()}, "feistel", 0))
+    caches = {name: str(write_token_cache(tmp_path / name, [])) for name in ("code", "few")}
+    _, reasons = failing(make_run(caches, "feistel", 0))
     assert "expect_table_row_count_to_be_between" in reasons
+
+
+@pytest.mark.parametrize("at", [500, 1000, 1800])
+def test_a_step_is_found_where_it_is(at: int):
+    signal = np.random.default_rng(1).normal(size=2000)
+    signal[at:] += 1.5
+    shift = find_shift(signal)
+    assert shift.p_value < 1e-9
+    assert abs(shift.at - at) < 40
+    assert shift.after - shift.before == pytest.approx(1.5, abs=0.25)
+    assert shift.deviations == pytest.approx((shift.after - shift.before) / signal.std())
+
+
+@pytest.mark.parametrize("values", [
+    np.arange(300.0), np.repeat([0.0, 1.0], [290, 10]), np.random.default_rng(0).pareto(0.5, 300), np.repeat([0.0, 1.0, 5.0], 3),
+], ids=["even", "rare", "heavy tail", "few"])  # fmt: skip
+def test_chance_is_seldom_taken_for_a_change(values: np.ndarray):
+    rng, count = np.random.default_rng(7), 2000
+    found = np.array([find_shift(rng.permutation(values)).p_value for _ in range(count)])
+    for rate in (0.05, 0.005):
+        assert binomtest(int((found <= rate).sum()), count, rate, alternative="greater").pvalue > 1e-6
+
+
+def test_what_does_not_vary_does_not_change():
+    for signal in (np.empty(0), np.ones(1), np.full(50, 3.0)):
+        assert (find_shift(signal).p_value, find_shift(signal).deviations) == (1.0, 0.0)
