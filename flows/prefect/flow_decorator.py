@@ -66,8 +66,7 @@ class RunLog(logging.Handler):
 class Ended(Abort):
     """Ends a flow run whose final state is already set, without Prefect's message and traceback.
 
-    Attributes:
-        refusal: the reason, which callers of the flow get as an exception.
+    `refusal`: the reason, which callers of the flow get as an exception.
     """
 
     def __init__(self, state: State, refusal: PhasewiseError) -> None:

@@ -145,11 +145,7 @@ def _api_at(url: str, auth: str | None) -> Iterator[None]:
 
 @dataclass
 class OwnServer:
-    """A Prefect server that this process started.
-
-    Attributes:
-        log: warnings and errors of all its processes, in order.
-    """
+    """A Prefect server that this process started. `log`: warnings and errors of all its processes, in order."""
 
     url: str
     auth: str = field(repr=False)

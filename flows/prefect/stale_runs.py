@@ -107,10 +107,8 @@ class Sweep:
     """Closes flow runs whose process died, and stops cancelled flow runs that Prefect's worker did not stop.
 
     Prefect's worker reports the end of its flow runs after a moment: a flow run is closed when two consecutive looks find no process. The
-    worker misses cancellations while the server is down: then the process gets SIGTERM from here.
-
-    Attributes:
-        asked: ids of flow runs that got SIGTERM from here and are not closed yet.
+    worker misses cancellations while the server is down: then the process gets SIGTERM from here. `asked`: ids of flow runs that got
+    SIGTERM from here and are not closed yet.
     """
 
     home: Home

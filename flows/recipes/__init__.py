@@ -36,7 +36,21 @@ def load_written(name: str) -> Recipe:
         return getattr(module, name.upper().replace("-", "_"))
     file = FILE.fullmatch(name)
     if file is None or Path(file["path"]).is_dir():
-        raise _unknown(name)
+        given = Path(name)
+        if name and given.is_dir():
+            files = sorted(str(one) for one in given.iterdir() if one.suffix in (".py", ".json"))
+            there = f" Files in it are {', '.join(files)}." if files else ""
+            raise ConfigError(f"{name} is a folder, and a recipe is a .py or a .json file.{there}")
+        if (name and given.exists()) or name.endswith(OTHER_FILES):
+            found = "" if given.exists() else ", and the file does not exist"
+            raise ConfigError(
+                f"{name} is not a recipe: a recipe is a .py or a .json file{found}. `phasewise new my_recipe.py` writes a first recipe."
+            )
+        if "/" in name or name.startswith("~"):
+            raise ConfigError(f"no such file: {name}. A recipe is a .py or a .json file, or one of {', '.join(NAMES)}.")
+        hint = near(name, NAMES)
+        alike = f" {hint.capitalize()}" if hint.endswith("?") else ""
+        raise ConfigError(f"no recipe is called {name!r}. Names are {', '.join(NAMES)}, or a .py or .json file.{alike}")
     path = Path(file["path"])
     wanted = file["of_file"][1:] if file["of_file"] else None
     if path.suffix == ".json" and wanted is not None:
@@ -131,24 +145,6 @@ def split_target(target: str) -> tuple[str, str | None]:
     if recipe not in NAMES and (looks_like_a_path or Path(target).exists() or Path(recipe).exists()):
         return target, None
     return recipe, phase or None
-
-
-def _unknown(name: str) -> ConfigError:
-    path = Path(name)
-    if name and path.is_dir():
-        files = sorted(str(file) for file in path.iterdir() if file.suffix in (".py", ".json"))
-        there = f" Files in it are {', '.join(files)}." if files else ""
-        return ConfigError(f"{name} is a folder, and a recipe is a .py or a .json file.{there}")
-    if (name and path.exists()) or name.endswith(OTHER_FILES):
-        found = "" if path.exists() else ", and the file does not exist"
-        return ConfigError(
-            f"{name} is not a recipe: a recipe is a .py or a .json file{found}. `phasewise new my_recipe.py` writes a first recipe."
-        )
-    if "/" in name or name.startswith("~"):
-        return ConfigError(f"no such file: {name}. A recipe is a .py or a .json file, or one of {', '.join(NAMES)}.")
-    hint = near(name, NAMES)
-    alike = f" {hint.capitalize()}" if hint.endswith("?") else ""
-    return ConfigError(f"no recipe is called {name!r}. Names are {', '.join(NAMES)}, or a .py or .json file.{alike}")
 
 
 def _from_json(path: Path) -> Recipe:

@@ -22,9 +22,8 @@ NEMOTRON = "contrib/Nemotron/Nemotron-CC/data-jsonl"
 class ComponentData(Frozen):
     """The text of a component at either scale.
 
-    Attributes:
-        source: None if the data are not public. At full scale, the recipe must then provide a source.
-        stand_in: the proxy data set. None if no phase draws from the component.
+    `source`: None if the data are not public. At full scale, the recipe must then provide a source. `stand_in`: the proxy data set. None if
+    no phase draws from the component.
     """
 
     source: Source | None

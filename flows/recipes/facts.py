@@ -54,10 +54,8 @@ class Reported(Frozen):
 class Provenance(Frozen):
     """The source of a value.
 
-    Attributes:
-        kind: experiment code, a library's default, a report's prose, public notes with less authority than the report, or this
-        project's choice.
-        place: file and lines, issue, section, or the reason of the choice.
+    `kind`: experiment code, a library's default, a report's prose, public notes with less authority than the report, or this project's
+    choice. `place`: file and lines, issue, section, or the reason of the choice.
     """
 
     kind: Literal["code", "default", "prose", "notes", "ours"]
@@ -82,9 +80,8 @@ class LibraryValue(Frozen):
         repository, commit: of the file itself, if the library has no version for the phase.
         name: `Class.field`, `function.parameter` or `Class`.
         evidence: `default`: a class or function has this default. `absent`: the class has no such field. `exists`: the file has this class.
-            `argument`: a call passes this argument. `literal`: the function contains this number. `never_calls`: the function,
-            the second to last
-            part of the name, does not call the last part.
+            `argument`: a call passes this argument. `literal`: the function contains this number. `never_calls`: the function, the second
+            to last part of the name, does not call the last part.
         value: the default, or the number.
         decides: the field of a phase.
         gives: the value of that field, if different from `value`. `gives_none` stands for None.
@@ -156,12 +153,14 @@ def library_values(record: str) -> LibraryValues:
 
 def with_facts(recipe: str, phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """The phases of a recipe with their discrepancies and notes."""
-
-    def rows(section: str, phase: Phase, model: type[Discrepancy] | type[Note]) -> tuple[Any, ...]:
-        found = _rows(recipe, section, f"{recipe}/{phase.name}")
-        return tuple(model.model_validate({name: value for name, value in row.items() if name != "phases"}) for row in found)
-
-    return tuple(phase.but(discrepancies=rows("discrepancies", phase, Discrepancy), notes=rows("notes", phase, Note)) for phase in phases)
+    completed: list[Phase] = []
+    for phase in phases:
+        found: dict[str, Any] = {}
+        for section, model in (("discrepancies", Discrepancy), ("notes", Note)):
+            rows = _rows(recipe, section, f"{recipe}/{phase.name}")
+            found[section] = tuple(model.model_validate({name: value for name, value in row.items() if name != "phases"}) for row in rows)
+        completed.append(phase.but(**found))
+    return tuple(completed)
 
 
 def results_of(recipe: Recipe) -> dict[str, tuple[Reported, ...]]:
@@ -183,15 +182,15 @@ def rules_of(recipe: str, phase: str) -> dict[str, Provenance]:
     """Field, or a prefix of fields → source. The phase's own sources override a library's, and these override the recipe's."""
     target = f"{recipe}/{phase}"
 
-    def named(section: str) -> dict[str, Provenance]:
+    named: dict[str, dict[str, Provenance]] = {}
+    for section in ("sources", "phase_sources"):
         rows = _rows(recipe, section, target)
-        return {field: Provenance(kind=row["kind"], place=row["place"]) for row in rows for field in row["fields"]}
-
+        named[section] = {field: Provenance(kind=row["kind"], place=row["place"]) for row in rows for field in row["fields"]}
     libraries = {
         value.decides: Provenance(kind=value.kind, place=f"{value.library} {commit}, {value.path}: {value.in_words}")
         for value, _, commit in library_values(FACTS[recipe].partition("/")[0]).of(target)
     }
-    return {**named("sources"), **libraries, **named("phase_sources")}
+    return {**named["sources"], **libraries, **named["phase_sources"]}
 
 
 def sources_of(recipe: Recipe, phase: Phase) -> dict[str, Provenance]:

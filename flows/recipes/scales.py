@@ -51,9 +51,7 @@ MAX_EVALUATION_SHARE, FORWARD_SHARE = 1 / 20, 1 / 3
 class StepAxis(NamedTuple):
     """A shorter step axis: one step for `divisor` steps of the recipe.
 
-    Attributes:
-        min_segment_steps: least steps of a warm-up or a decay.
-        min_warmup_steps: the same for a warm-up from step 0.
+    `min_segment_steps`: least steps of a warm-up or a decay. `min_warmup_steps`: the same for a warm-up from step 0.
     """
 
     divisor: float
@@ -106,9 +104,8 @@ class StepAxis(NamedTuple):
 class Rows(NamedTuple):
     """The row lengths of a phase at proxy scale, in tokens.
 
-    Attributes:
-        full, small: in the recipe and at proxy scale.
-        first, longest: first rows of the lineage and longest rows of the recipe. 0 is `full`.
+    `full`, `small`: in the recipe and at proxy scale. `first`, `longest`: first rows of the lineage and longest rows of the recipe. 0 is
+    `full`.
     """
 
     full: int
@@ -135,11 +132,7 @@ def proxy_rows(seq_len: int, first_seq_len: int, longest_seq_len: int | None = N
 
 
 class Scaling(NamedTuple):
-    """The conversions of one scale for one phase.
-
-    Attributes:
-        max_window, min_ema_steps: in steps.
-    """
+    """The conversions of one scale for one phase. `max_window`, `min_ema_steps`: in steps."""
 
     axis: StepAxis
     model: Callable[[ModelConfig], ModelConfig]

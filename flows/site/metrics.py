@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -116,10 +116,23 @@ class Metrics:
             if not tail.is_being_read:
                 tail.is_being_read = True
                 threading.Thread(target=self._read_rest, args=(tail, path), daemon=True, name="read metrics").start()
-        sample = _Tail(0)
+        # Rows from evenly spaced positions, and the last row
+        rows: dict[int, bytes] = {}
         with path.open("rb") as file:
-            for line in _sampled_lines(file, path.stat().st_size):
-                sample.take(line)
+            size = path.stat().st_size
+            for place in (size * number // SAMPLED_ROWS for number in range(SAMPLED_ROWS)):
+                file.seek(place)
+                if place:
+                    file.readline(LONGEST_ROW_BYTES)
+                begin = file.tell()
+                line = file.readline(LONGEST_ROW_BYTES)
+                if line.endswith(b"\n"):
+                    rows[begin] = line
+            file.seek(max(0, size - LONGEST_ROW_BYTES))
+            ends = [line for line in file.read().splitlines(keepends=True)[int(size > LONGEST_ROW_BYTES) :] if line.endswith(b"\n")]
+        sample = _Tail(0)
+        for line in (*(line for _, line in sorted(rows.items())), *ends[-1:]):
+            sample.take(line)
         return sample.curves(is_whole=False)
 
     def _read_new(self, tail: _Tail, path: Path, deadline: float) -> bool:
@@ -150,19 +163,3 @@ class Metrics:
             pass
         finally:
             tail.is_being_read = False
-
-
-def _sampled_lines(file: BinaryIO, size: int) -> list[bytes]:
-    """Return rows from evenly spaced positions, and the last row."""
-    found: dict[int, bytes] = {}
-    for place in (size * number // SAMPLED_ROWS for number in range(SAMPLED_ROWS)):
-        file.seek(place)
-        if place:
-            file.readline(LONGEST_ROW_BYTES)
-        begin = file.tell()
-        line = file.readline(LONGEST_ROW_BYTES)
-        if line.endswith(b"\n"):
-            found[begin] = line
-    file.seek(max(0, size - LONGEST_ROW_BYTES))
-    ends = [line for line in file.read().splitlines(keepends=True)[1 if size > LONGEST_ROW_BYTES else 0 :] if line.endswith(b"\n")]
-    return [*(line for _, line in sorted(found.items())), *ends[-1:]]

@@ -25,9 +25,8 @@ PLACES = 3
 class Plan(NamedTuple):
     """The plan of a phase.
 
-    Attributes:
-        mixture: (first step, (component, percent) pairs) of each span.
-        changes: changes of the hand-off: name, before, after, whether declared.
+    `mixture`: (first step, (component, percent) pairs) of each span. `changes`: changes of the hand-off: name, before, after, whether
+    declared.
     """
 
     main: Mapping[str, str]

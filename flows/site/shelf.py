@@ -75,9 +75,7 @@ def known(value: object) -> dict[str, Any]:
 class Set:
     """A recipe at a scale.
 
-    Attributes:
-        recipe: None for runs of a recipe that is not installed.
-        target: name on the command line, for example `marin-8b` or a file.
+    `recipe`: None for runs of a recipe that is not installed. `target`: name on the command line, for example `marin-8b` or a file.
     """
 
     name: str
@@ -101,9 +99,7 @@ class Set:
 class PhaseFiles:
     """The parsed files of a phase.
 
-    Attributes:
-        phase: None if the installed recipes lack it.
-        verdicts: gate → verdict, or the reason that it cannot be parsed.
+    `phase`: None if the installed recipes lack it. `verdicts`: gate → verdict, or the reason that it cannot be parsed.
     """
 
     address: PhaseAddress

@@ -31,11 +31,7 @@ RECHECK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class State:
-    """The state of a phase.
-
-    Attributes:
-        since: changes after an outdated verdict.
-    """
+    """The state of a phase. `since`: changes after an outdated verdict."""
 
     kind: Kind
     word: str

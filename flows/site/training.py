@@ -44,11 +44,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """Numbers and curves of a training.
-
-    Attributes:
-        share: percentage of finished steps, or None if unknown.
-    """
+    """Numbers and curves of a training. `share`: percentage of finished steps, or None if unknown."""
 
     tiles: tuple[Tile, ...]
     figures: tuple[Figure, ...]

@@ -35,9 +35,8 @@ class WouldReplace(PhasewiseError):
 class Replaced(NamedTuple):
     """A phase whose checkpoints would be replaced.
 
-    Attributes:
-        step: of the newest complete checkpoint.
-        tokens, seconds: the work of training again, at the measured speed. None without a measurement.
+    `step`: of the newest complete checkpoint. `tokens`, `seconds`: the work of training again, at the measured speed. None without a
+    measurement.
     """
 
     phase: str

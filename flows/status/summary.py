@@ -28,7 +28,6 @@ from phasewise.tasks.report.contents import (
 )
 from phasewise.tasks.report.sections import routing_of
 from phasewise.tasks.training.time_breakdown import read_time_breakdown, words_of
-from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import plural
 from phasewise.trainer.config import Component, turns_of
@@ -37,7 +36,7 @@ from phasewise.trainer.skipped_steps import read_roll_backs
 from phasewise.validations.evidence.gate import MACRO
 from phasewise.validations.expectations.judging import Reason
 from phasewise.validations.outcomes import sum_counts, verdicts_in_words
-from phasewise.validations.verdict import Verdict, unused_of
+from phasewise.validations.verdict import unused_of
 
 COMPARISONS = ("rises", "falls")
 """Evidence tables with a row per benchmark that was measured with the same settings in the parent. Both have the same difference."""
@@ -249,7 +248,16 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     gates = (("data", "data"), ("training", "health"), ("gate", "model"))
     paths = {name: home.verdict(recipe.run_name, phase.name, gate) for name, gate in gates}
     verdicts = (record.data_verdict, record.health_verdict, record.model_verdict)
-    rulings = iter(record.rulings)  # one for each verdict that is not None
+    found = [(name, verdict) for name, verdict in zip(paths, verdicts, strict=True) if verdict]
+    judged: list[VerdictReport] = []
+    for (name, verdict), ruling in zip(found, record.rulings, strict=True):
+        decided = ruling.decision.words if ruling.decision else ""
+        reasons = [f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons]
+        if decided:
+            reasons.insert(0, f"{decided[:1].upper()}{decided[1:]}.")
+        accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
+        fields = {"name": name, "counts": verdict.counts, "reasons": tuple(reasons), "accepted": accepted, "path": str(paths[name])}
+        judged.append(VerdictReport.model_validate({**fields, "ruling": ruling.state, "decided": decided}))
     spent = read_time_breakdown(home.run(recipe.run_name, phase.name))
     taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
     reads = [rows_in_words(phase.packing, phase.loss_on)]
@@ -276,11 +284,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         measured=measured_of(record, paths["gate"].with_suffix("")),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
         parent=phase.parent,
-        verdicts=tuple(
-            _verdict_report(name, verdict, next(rulings), str(path), trace)
-            for (name, path), verdict in zip(paths.items(), verdicts, strict=True)
-            if verdict
-        ),
+        verdicts=tuple(judged),
         state=record.state,
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
@@ -312,15 +316,6 @@ def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str
         drawn = schedule.realised(start, stop)
         stages.append((start, {name: 100 * count / sum(drawn.values()) for name, count in drawn.items()}))
     return tuple(stages)
-
-
-def _verdict_report(name: str, verdict: Verdict, ruling: Ruling, path: str, trace: str) -> VerdictReport:
-    decided = ruling.decision.words if ruling.decision else ""
-    reasons = tuple(f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons)
-    accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
-    first = (f"{decided[:1].upper()}{decided[1:]}.",) if decided else ()
-    fields = {"counts": verdict.counts, "reasons": (*first, *reasons), "accepted": accepted, "path": path}
-    return VerdictReport.model_validate({"name": name, **fields, "ruling": ruling.state, "decided": decided})
 
 
 def what_trained_there(reason: Reason, trace: str) -> str:

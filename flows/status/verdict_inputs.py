@@ -52,7 +52,7 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
             compared[one.name] = one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - defaults)
         drawn, earlier_order = resolved.recipe.drawn_before(phase)
         decided = {
-            "declared": _declared(resolved.recipe, phase.start),
+            "declared": [name for name in phase.start.declares if not resolved.recipe.is_scaled or name != "slice"],
             "compared": compared,
             "drawn": sorted(drawn),
             "start": run.decisive["start"],
@@ -81,11 +81,8 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> tuple[tuple[
     parent = _as_trained(recipe.phase(phase.start.parent), RunFolder(checkpoint.parents[1]).run_file)
     found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
     contract = with_contents(read_about(checkpoint)["contract"], run)
-    return _declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found}
-
-
-def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
-    return tuple(name for name in start.declares if not recipe.is_scaled or name != "slice")
+    declared = tuple(name for name in phase.start.declares if not recipe.is_scaled or name != "slice")
+    return declared, {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found}
 
 
 def _as_trained(parent: Phase, run_file: Path) -> Phase:

@@ -43,9 +43,8 @@ class FoundDocument(NamedTuple):
 class Search:
     """The result of a search.
 
-    Attributes:
-        components, documents: numbers of searched components and documents, in both splits.
-        inside: whether documents were searched for a passage. None for a search without text.
+    `components`, `documents`: numbers of searched components and documents, in both splits. `inside`: whether documents were searched for a
+    passage. None for a search without text.
     """
 
     found: tuple[FoundDocument, ...]

@@ -35,11 +35,7 @@ Trained = Literal["as traced", "otherwise", "not here"]
 
 
 class TrainedOrder(NamedTuple):
-    """The comparison of a phase's data order with the run in the home.
-
-    Attributes:
-        passed_over: updates that the run skipped with their data.
-    """
+    """The comparison of a phase's data order with the run in the home. `passed_over`: updates that the run skipped with their data."""
 
     trained: Trained
     differs: tuple[str, ...] = ()
@@ -73,8 +69,7 @@ class TracedPhase:
 class Traced:
     """The traced phases, oldest first, and their caches.
 
-    Attributes:
-        plan: caches for the current sources, settings and code. None if the sources cannot be read.
+    `plan`: caches for the current sources, settings and code. None if the sources cannot be read.
     """
 
     resolved: Resolved
@@ -195,9 +190,27 @@ def _trained(resolved: Resolved, phase: Phase, indices: Mapping[Component, Docum
     checkpoints = [RunFolder(folder).checkpoints / str(step) for step in reversed(saved_steps(RunFolder(folder).checkpoints))]
     files = (path / "about" / "metadata" for path in checkpoints if is_committed(path))
     last = next((path for path in files if path.exists()), None)
-    was = read_json(last)["contract"] if last else _contract_of_run(folder, now)
-    if was is None:
+    if last:
+        was: dict[str, Any] = read_json(last)["contract"]
+    elif (written := read_run(folder)) is None:
         return TrainedOrder("otherwise", ("the run file in its folder is invalid",))
+    else:
+        noted = noted_caches(folder, written)
+        components = {
+            name: {"manifest": written.cache_name(name), "rows": now["components"].get(name, {}).get("rows")}
+            | ({"content": noted[name]} if name in noted else {})
+            for name in written.caches
+        }
+        was = {
+            **{name: value for name, value in now.items() if name not in CONTRACT_OF_ROWS},
+            **{name: getattr(written.order, name) for name in ("seed", "block_sequences", "rounding", "first_step")},
+            "permutation": {**now["permutation"], "kind": written.order.permutation},
+            **packing_of(written),
+            "seq_len": written.model.seq_len,
+            "batch": written.batch.model_dump(mode="json"),
+            "mixture": written.mixture.model_dump(mode="json"),
+            "components": components,
+        }
     differs: list[str] = []
     for name in changed_since(was, now, run):
         if name != "components" or name not in was:
@@ -210,27 +223,3 @@ def _trained(resolved: Resolved, phase: Phase, indices: Mapping[Component, Docum
             if not fields or [pair[0][field] for field in fields] != [pair[1][field] for field in fields]:
                 differs.append(f"the cache of {one}")
     return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), read_skipped_steps(folder))
-
-
-def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | None:
-    written = read_run(folder)
-    if written is None:
-        return None
-    noted = noted_caches(folder, written)
-    components = {
-        name: {"manifest": written.cache_name(name), "rows": now["components"].get(name, {}).get("rows")}
-        | ({"content": noted[name]} if name in noted else {})
-        for name in written.caches
-    }
-    order = written.order
-    without_packing = {name: value for name, value in now.items() if name not in CONTRACT_OF_ROWS}
-    return {
-        **without_packing,
-        **{name: getattr(order, name) for name in ("seed", "block_sequences", "rounding", "first_step")},
-        "permutation": {**now["permutation"], "kind": order.permutation},
-        **packing_of(written),
-        "seq_len": written.model.seq_len,
-        "batch": written.batch.model_dump(mode="json"),
-        "mixture": written.mixture.model_dump(mode="json"),
-        "components": components,
-    }

@@ -10,7 +10,7 @@ from pydantic import Field
 from phasewise.tasks.preflight.slices import Slice
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
-from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, LANES, Execution, Kept, Mesh, ModelConfig, Remat, Steps
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, LANES, Execution, Kept, Mesh, ModelConfig, Remat
 from phasewise.trainer.preflight.spec import Platform, Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
@@ -58,19 +58,18 @@ class Setup(Frozen):
 
 def step_shape(phase: Any, batch_sequences: int) -> StepShape:
     """Select the fields of a recipe's phase or a run that decide its compiled step."""
-    stability = phase.stability
-
-    def ever(values: Steps[Any]) -> list[Any]:
-        return [value for _, value in values.within(phase.start_step, phase.stop_step) if value is not None]
-
+    ever: dict[str, list[Any]] = {}
+    for name in ("ema_decay", "max_update_rms", "max_update_norm", "skip_step"):
+        values = getattr(phase.stability, name).within(phase.start_step, phase.stop_step)
+        ever[name] = [value for _, value in values if value is not None]
     return StepShape(
         model=phase.model,
         optimizer=phase.optimizer,
         batch_sequences=batch_sequences,
-        keeps_average=bool(ever(stability.ema_decay)),
-        clips_update_rms=bool(ever(stability.max_update_rms)),
-        update_norm_window=next((limit.window for limit in ever(stability.max_update_norm)), None),
-        skip_step_window=next((limit.window for limit in ever(stability.skip_step)), None),
+        keeps_average=bool(ever["ema_decay"]),
+        clips_update_rms=bool(ever["max_update_rms"]),
+        update_norm_window=next((limit.window for limit in ever["max_update_norm"]), None),
+        skip_step_window=next((limit.window for limit in ever["skip_step"]), None),
         packing=phase.packing,
         loss_on=phase.loss_on,
     )
