@@ -1,11 +1,8 @@
 """Reaction to an update that must be rejected: stop, wait for a person, or roll back and skip the data."""
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_of, seen_of
 from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
@@ -13,8 +10,7 @@ from phasewise.trainer.base.identity import digest_of_file, digest_of_json, read
 from phasewise.trainer.base.run_folder import RunFolder, append_event
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, is_committed, saved_steps
 from phasewise.trainer.config import RunConfig, sequences_between
-from phasewise.trainer.metrics import Row
-from phasewise.trainer.skipped_steps import BY_THE_RECIPE, SkippedSteps, add_roll_back, window_of
+from phasewise.trainer.skipped_steps import BY_THE_RECIPE, SkippedSteps, read_roll_backs, window_of, write_skipped_steps
 
 TABLE, CHECK = "recovery", "expect_no_update_that_must_not_be_kept"
 
@@ -26,28 +22,6 @@ class Unstable(TrainingDiverged):
         self.kept = f"The last checkpoint before it is kept in {run.output}."
         super().__init__(f"phase {run.phase}: {finding} at step {step}. {self.kept}")
         self.step, self.finding, self.is_spike = step, finding, is_spike
-
-
-class SpikeWatch:
-    """Compares each loss with the losses before it, including the rows before a resume."""
-
-    def __init__(self, run: RunConfig, rows: Sequence[Row]) -> None:
-        self._run = run
-        self._limit = run.recovery.max_loss if run.recovery else None
-        window = self._limit.window if self._limit else 1
-        self._losses: deque[float] = deque((row["loss"] for row in rows if not row.get("skipped")), maxlen=window)
-
-    def add(self, step: int, loss: float) -> None:
-        """Check the loss of an applied update, and remember it. Raises Unstable if the loss is above the recipe's limit."""
-        if self._limit is None:
-            return
-        if len(self._losses) >= self._limit.min_samples:
-            before = np.array(self._losses)
-            most = float(before.mean() + self._limit.sigmas * before.std())
-            if loss > most:
-                finding = f"the loss is {loss:.4g}, above {most:.4g}, the limit over the {len(before)} updates before it"
-                raise Unstable(self._run, step, finding, is_spike=True)
-        self._losses.append(loss)
 
 
 def _question(run: RunConfig, found: Unstable, skipped: SkippedSteps) -> dict[str, Any]:
@@ -157,7 +131,10 @@ def decide(run: RunConfig, found: Unstable, skipped: SkippedSteps, *, write: boo
 
     if write:
         text = f"{found.finding} at step {found.step}: back to step {window.first}, {window} passed over with their data"
-        add_roll_back(folder, window, text, decided or BY_THE_RECIPE)
+        known = read_roll_backs(folder, None)
+        windows = SkippedSteps((*(one.window for one in known), window))
+        deciders = [*(one.decided_by for one in known), decided or BY_THE_RECIPE]
+        write_skipped_steps(folder, windows, [*(one.why for one in known), text], deciders)
         append_event(folder, "rolled_back", found.step, f"{text}{f'; {decided}' if decided else ''}")
     return SkippedSteps((*skipped.windows, window))
 

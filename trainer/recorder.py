@@ -11,10 +11,10 @@ import socket
 import struct
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.config import AdamC, Instrumentation, RunConfig
 from phasewise.trainer.flops import peak_flops, step_flops
-from phasewise.trainer.instability import SpikeWatch, Unstable
+from phasewise.trainer.instability import Unstable
 from phasewise.trainer.interventions import scheduled_at
 from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
 from phasewise.trainer.model.params import expert_layers
@@ -41,7 +41,7 @@ RECORD_HEADER = struct.Struct("<QI")
 RECORD_FOOTER_BYTES = 4
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Context that writes one row per update. It first drops the rows after `restored_step`, because these updates run again.
 
     `check` runs before every write, and `alone` guards the removal of rows.
@@ -69,12 +69,11 @@ class Recorder:
                 self._file = MetricsFile(path, restored_step=restored_step)
             self._sinks = open_sinks(run)
             send(self._sinks, self._file.kept)
-        self._spikes = SpikeWatch(run, [row for row in read_metrics(path) if row["step"] <= restored_step])
+        self._max_loss = run.recovery.max_loss if run.recovery else None
+        losses = (row["loss"] for row in read_metrics(path) if row["step"] <= restored_step and not row.get("skipped"))
+        self._losses: deque[float] = deque(losses, maxlen=self._max_loss.window if self._max_loss else 1)
 
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
         for sink in self._sinks:
@@ -120,8 +119,15 @@ class Recorder:
         for name in MUST_BE_FINITE if not values.get("skipped") else ("param_norm",):
             if not math.isfinite(values[name]):
                 raise Unstable(run, step, f"{name} is {values[name]}")
-        if not values.get("skipped"):
-            self._spikes.add(step, values["loss"])
+        if values.get("skipped"):
+            return
+        if self._max_loss is not None and len(self._losses) >= self._max_loss.min_samples:
+            before = np.array(self._losses)
+            most = float(before.mean() + self._max_loss.sigmas * before.std())
+            if values["loss"] > most:
+                finding = f"the loss is {values['loss']:.4g}, above {most:.4g}, the limit over the {len(before)} updates before it"
+                raise Unstable(run, step, finding, is_spike=True)
+        self._losses.append(values["loss"])
 
     def flush(self) -> str | None:
         """Sync the rows to disk before the next checkpoint, and return their digest (None in other processes than the first)."""

@@ -63,7 +63,7 @@ class SkippedSteps:
 
     def standing(self, step: int, contract: Mapping[str, Any]) -> Standing:
         """Return the standing of a checkpoint of step `step` with this contract, relative to the windows of the run."""
-        known = skipped_steps_in(contract).windows
+        known = tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ()))
         if known != self.windows[: len(known)]:
             return "foreign"
         return "given up" if any(window.first < step for window in self.windows[len(known) :]) else "valid"
@@ -79,11 +79,6 @@ class RollBack(NamedTuple):
     sequences: int | None  # None if the batch size is unknown
     why: str
     decided_by: str  # `the recipe`, or a person with date and reason
-
-
-def skipped_steps_in(contract: Mapping[str, Any]) -> SkippedSteps:
-    """Return the windows in the contract of a checkpoint."""
-    return SkippedSteps(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
 
 
 def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[RollBack]:
@@ -121,13 +116,6 @@ def write_skipped_steps(folder: Path, skipped: SkippedSteps, reasons: Iterable[s
     """Write the windows, with reason and decider of every roll-back."""
     content = {"windows": skipped.as_json(), "reasons": list(reasons), "decided_by": list(decided_by)}
     write_sealed(RunFolder(folder).passed_over, content)
-
-
-def add_roll_back(folder: Path, window: Window, why: str, decided_by: str) -> None:
-    """Append a roll-back to the list in a run's folder."""
-    known = read_roll_backs(folder, None)
-    windows = SkippedSteps((*(one.window for one in known), window))
-    write_skipped_steps(folder, windows, [*(one.why for one in known), why], [*(one.decided_by for one in known), decided_by])
 
 
 def window_of(run: RunConfig, step: int, skipped: SkippedSteps) -> Window:

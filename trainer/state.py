@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from phasewise.trainer.config import ModelConfig, RunConfig
@@ -14,7 +15,9 @@ from phasewise.trainer.metrics import PARAM_GROUPS, SPARSE_GROUPS
 from phasewise.trainer.model.params import Params, ParamSpec, abstract_params, init_params, param_specs
 from phasewise.trainer.model.router import Momentum, init_momentum
 from phasewise.trainer.optimizer import OptimizerState, build_optimizer
-from phasewise.trainer.process.distributed import pieces_on_host
+
+MAX_PIECE_BYTES = 2**28
+_slice_of_rows = jax.jit(jax.lax.dynamic_slice_in_dim, static_argnums=2)
 
 
 def slot_names(model: ModelConfig) -> tuple[str, ...]:
@@ -90,10 +93,15 @@ def abstract_state(run: RunConfig, *, with_ema: bool) -> TrainState:
 
 
 def params_digest(params: Params) -> str:
-    """Return the SHA-256 over path, type, shape and bytes of every weight."""
+    """Return the SHA-256 over path, type, shape and bytes of every weight. All processes gather a weight on several hosts in pieces."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype).str} {leaf.shape}".encode())
-        for piece in pieces_on_host(leaf):
-            digest.update(piece.tobytes())
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+            continue
+        rows = max(size for size in range(1, len(leaf) + 1) if len(leaf) % size == 0 and size * leaf.nbytes <= len(leaf) * MAX_PIECE_BYTES)
+        for first in range(0, len(leaf), rows):
+            piece = multihost_utils.process_allgather(_slice_of_rows(leaf, first, rows), tiled=True)
+            digest.update(np.ascontiguousarray(piece).tobytes())
     return digest.hexdigest()

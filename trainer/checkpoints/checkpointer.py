@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from pydantic import TypeAdapter, ValidationError
 
-from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver, refusal_of
+from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver, TrainingError, refusal_of
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, cleaning_up
@@ -52,15 +52,16 @@ from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_ra
 from phasewise.trainer.config.run import MAY_CHANGE, NOTHING, Difference, differences_between, without_fields
 from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
-from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
+from phasewise.trainer.process.distributed import START_SECONDS, coordinator_client, is_first, is_of_the_runtime
 from phasewise.trainer.process.lease import Alone
 from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
-from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, skipped_steps_in
+from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Window
 from phasewise.trainer.state import TrainState, init_state
 
 MIN_KEPT = 2
 """The newest checkpoint, and a spare one if it is damaged."""
 NONE_SAVED, NONE_WHOLE = -1, -2
+KEPT_DECISIONS = 64
 _SEGMENTS = TypeAdapter(tuple[LearningRateSegment, ...])
 
 
@@ -105,14 +106,28 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             self._writer.close()
 
     def due(self, step: int) -> bool:
-        """Return whether to save after `step` updates: by steps, or by minutes if no save is running. All processes must call this."""
+        """Return whether to save after `step` updates: by steps, or by minutes of process 0 if no save is running.
+
+        All processes must call this at the same steps. No device waits.
+        """
         policy = self._run.checkpoints
         if step % policy.every_steps == 0 or step in policy.at_steps:
             return True
         if policy.every_minutes is None:
             return False
         is_free = self._writing is None or self._writing.done()
-        return decided_by_first("save", step, is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes)
+        is_late = is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes
+        if jax.process_count() == 1:
+            return is_late
+        client, key = coordinator_client(), "phasewise/save"
+        if is_first():
+            client.key_value_set(f"{key}/{step}", str(int(is_late)))
+            client.key_value_delete(f"{key}/{step - KEPT_DECISIONS}")  # updates keep all processes closer than this
+            return is_late
+        try:
+            return client.blocking_key_value_get(f"{key}/{step}", 1000 * START_SECONDS) == "1"
+        except jax.errors.JaxRuntimeError as error:
+            raise TrainingError(f"process 0 did not say whether to save at step {step}: {error}") from error
 
     def forget_given_up(self, skipped_steps: SkippedSteps) -> None:
         """Delete the checkpoints of updates that were rolled back."""
@@ -139,7 +154,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             self._damaged.add(step)
             found = NONE_SAVED if damage == UNCOMMITTED and len(steps) == 1 else NONE_WHOLE
             _say(f"checkpoint {path} {damage}; {'the one before it is used' if step != steps[0] else 'there is none before it'}")
-        step = _agreed(found)
+        step = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
         if step == NONE_WHOLE:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole. Restore one from a copy, or move the folder away to restart the phase."
@@ -180,7 +195,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Copy the state and write the copy in the background, after the end of the previous save. A saved step is not saved again."""
         self.wait()
         path = self.folder / str(step)
-        if _agreed(int(step not in self._damaged and is_committed(path))):  # another process may see the commit of the first process or not
+        is_saved = np.int32(step not in self._damaged and is_committed(path))
+        if multihost_utils.broadcast_one_to_all(is_saved):  # another process may see the commit of the first process or not
             return
         if self._has_folder:
             with self._alone():  # of killed writers: Orbax's temporary folders, and folders without a commit
@@ -219,7 +235,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         about = read_about(path)
         check_same_run(path, about["run"], self._run)
         changed = changed_since(about["contract"], contract, self._run)
-        if skipped_steps_in(contract).standing(step, about["contract"]) != "valid":
+        known = SkippedSteps(tuple(Window(*window) for window in contract.get(CONTRACT_NAME, ())))
+        if known.standing(step, about["contract"]) != "valid":
             changed = [*changed, CONTRACT_NAME]
         if changed:
             raise CheckpointError(
@@ -266,10 +283,6 @@ def _copied(leaves: Leaves, _memory: Leaves | None) -> Leaves:
 
 def _say(text: str) -> None:
     print(f"trainer: {text}", file=sys.stderr, flush=True)
-
-
-def _agreed(value: int) -> int:
-    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
 def check_resume(run: RunConfig) -> None:

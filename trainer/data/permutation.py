@@ -65,7 +65,8 @@ class Permutation:
                 if self.length <= MAX_SHUFFLED_LENGTH:
                     mapped = _shuffled(self.length, key)[inverse][flat]
                 else:
-                    mapped = map_feistel(flat, self.length, key, inverse=inverse)
+                    network = partial(_feistel_network, tables=_feistel_tables(self.length, key), inverse=inverse)
+                    mapped = _walk(network, flat, self.length)
             case "feistel_levanter":
                 mapped = map_levanter(flat, self.length, self.key, inverse=inverse)
         return mapped.reshape(array.shape)
@@ -105,17 +106,6 @@ def _shuffled(length: int, key: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.argsort(places)
 
 
-def map_feistel(numbers: np.ndarray, length: int, key: int, *, inverse: bool) -> np.ndarray:
-    """Map int64 numbers by a Feistel network whose round functions are tables of random numbers from the key.
-
-    An index is `left · side + right` with `side` the root of the length, rounded up. A round adds to one half, modulo `side`, the table's
-    entry for the other half (a generalised Feistel network: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The walk is
-    short, as the square is hardly larger than the length. A table is as random as a function can be and costs one look-up.
-    """
-    tables = _feistel_tables(length, key)
-    return _walk(partial(_feistel_network, tables=tables, inverse=inverse), numbers, length)
-
-
 @lru_cache(maxsize=TABLES_KEPT)
 def _feistel_tables(length: int, key: int) -> np.ndarray:
     side = math.isqrt(length - 1) + 1
@@ -128,6 +118,12 @@ def _feistel_tables(length: int, key: int) -> np.ndarray:
 
 
 def _feistel_network(indices: np.ndarray, *, tables: np.ndarray, inverse: bool) -> np.ndarray:
+    """Map int64 numbers by a Feistel network whose round functions are tables of random numbers from the key.
+
+    An index is `left · side + right` with `side` the root of the length, rounded up. A round adds to one half, modulo `side`, the table's
+    entry for the other half (a generalised Feistel network: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The walk is
+    short, as the square is hardly larger than the length. A table is as random as a function can be and costs one look-up.
+    """
     side = tables.shape[1]
     left = indices // side
     halves = left.astype(np.uint32), (indices - left * side).astype(np.uint32)

@@ -165,17 +165,7 @@ def _round(
     gates: Float[Array, " m"],
     matrices: Matrices,
 ) -> Float[Array, "m d"]:
-    window = _cut_window(counts, number, passage)
-    inputs = send_rows(passage, rows, window)
-    weights = send_rows(passage, gates[:, None], window)
-    experts = counts.shape[2]
-    ordered = sort_by_expert(window.expert[:, None], experts + 1)
-    results = apply_sorted(inputs, weights, matrices, ordered._replace(counts=ordered.counts[:experts]), kernel)
-    return return_rows(passage, results, window)
-
-
-def _cut_window(counts: Counts, number: Int[Array, ""] | int, passage: Passage) -> Window:
-    """Return the rows of a round. Dense: each pair of devices has a part of the room. Ragged: senders fill the room in order."""
+    # The window of the round. Dense: each pair of devices has a part of the room. Ragged: senders fill the room in order
     devices, _, experts = counts.shape
     room = passage.room
     totals = jnp.sum(counts, axis=2)
@@ -198,7 +188,13 @@ def _cut_window(counts: Counts, number: Int[Array, ""] | int, passage: Passage) 
     run = jnp.sum(row[:, None] >= ends.reshape(-1), axis=1, dtype=jnp.int32)
     source = jnp.minimum(run // experts, len(starts) - 1)
     is_there = (run < ends.size) & (row >= starts[source])
-    return Window(begin, moved, place, jnp.where(is_there, run % experts, experts))
+    window = Window(begin, moved, place, jnp.where(is_there, run % experts, experts))
+
+    inputs = send_rows(passage, rows, window)
+    weights = send_rows(passage, gates[:, None], window)
+    ordered = sort_by_expert(window.expert[:, None], experts + 1)
+    results = apply_sorted(inputs, weights, matrices, ordered._replace(counts=ordered.counts[:experts]), kernel)
+    return return_rows(passage, results, window)
 
 
 def _send(passage: Passage, rows: Float[Array, "m d"], window: Window) -> Float[Array, "r d"]:

@@ -73,7 +73,6 @@ def examine(spec: Spec, dump: Path) -> Result:
     """
     devices, limit = _describe_devices(spec.topology)
     run = run_of(spec.step, spec.execution)
-    on_cpu = spec.topology.platform == "cpu"
 
     started = time.monotonic()
     mesh = build_mesh(run.execution.mesh, devices) if len(devices) > 1 else None
@@ -90,8 +89,25 @@ def examine(spec: Spec, dump: Path) -> Result:
     lower_seconds = time.monotonic() - started
 
     found: dict[str, Any]
-    if on_cpu:
-        found = _compile_on_cpu(spec, lowered, len(devices))
+    if spec.topology.platform == "cpu":  # the executable that the trainer will run, without a limit of memory (`deployments/slices.toml`)
+        compiled = lowered.compile()
+        compile_seconds = time.monotonic() - started - lower_seconds
+        analysis, costs = compiled.memory_analysis(), compiled.cost_analysis()
+        arguments = int(analysis.argument_size_in_bytes)
+        # results in place of arguments need no further memory
+        results = max(int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes), 0)
+        temporaries = int(analysis.temp_size_in_bytes) + results
+        module = Module(compiled.as_text()) if mesh is not None else None
+        found = {
+            "refusal": None,
+            "memory": Memory(arguments=arguments, temporaries=temporaries, peak=arguments + temporaries, host=0),
+            "collectives": read_collectives(module, spec.execution.mesh, spec.topology.num_slices) if module else (),
+            "hbm_bytes": round(costs.get("bytes accessed", 0.0)),
+            "host_traffic_bytes": 0,
+            "update_flops": 0,
+            "flops_by_xla": costs.get("flops"),
+            "compile_seconds": compile_seconds,
+        }
     else:
         from jax._src import lib  # jax has no public function that counts for absent devices
 
@@ -133,29 +149,6 @@ def _describe_devices(topology: Topology) -> tuple[list[Any], int]:
             return devices, found[1]
         raise TrainingError(f"the compiler did not report the memory of a chip: {first_line(str(error))}") from error
     raise TrainingError(f"the compiler accepted a program of {PROBE_BYTES:,} bytes for one chip: its memory is unknown.")
-
-
-def _compile_on_cpu(spec: Spec, lowered: Any, devices: int) -> dict[str, Any]:
-    """Fields of the result from the executable that the trainer will run. Its memory has no limit here (`deployments/slices.toml`)."""
-    started = time.monotonic()
-    compiled = lowered.compile()
-    seconds = time.monotonic() - started
-    analysis, costs = compiled.memory_analysis(), compiled.cost_analysis()
-    arguments = int(analysis.argument_size_in_bytes)
-    # results in place of arguments need no further memory
-    results = max(int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes), 0)
-    temporaries = int(analysis.temp_size_in_bytes) + results
-    collectives = read_collectives(Module(compiled.as_text()), spec.execution.mesh, spec.topology.num_slices) if devices > 1 else ()
-    return {
-        "refusal": None,
-        "memory": Memory(arguments=arguments, temporaries=temporaries, peak=arguments + temporaries, host=0),
-        "collectives": collectives,
-        "hbm_bytes": round(costs.get("bytes accessed", 0.0)),
-        "host_traffic_bytes": 0,
-        "update_flops": 0,
-        "flops_by_xla": costs.get("flops"),
-        "compile_seconds": seconds,
-    }
 
 
 def _compile_for_tpu(spec: Spec, lowered: Any, dump: Path) -> dict[str, Any]:

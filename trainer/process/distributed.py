@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, TrainingError
@@ -37,10 +36,7 @@ START_SECONDS = 300
 """The limit for waiting for other processes at the start and at the end."""
 ERROR_SECONDS = 10
 """The time that a failed process waits for the failure of the others."""
-KEPT_DECISIONS = 64
-_slice_of_rows = jax.jit(jax.lax.dynamic_slice_in_dim, static_argnums=2)
 _stop_requests = itertools.count(1)
-MAX_PIECE_BYTES = 2**28
 STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 """The beginning of error messages of XLA's runtime."""
 
@@ -100,37 +96,11 @@ def stop_agreed(_step: int) -> bool:
     return multihost_utils.reached_preemption_sync_point(next(_stop_requests))
 
 
-def decided_by_first(name: str, step: int, value: bool) -> bool:
-    """Return the value of process 0, for decisions by a clock. Every process calls this at the same steps. No device waits."""
-    if jax.process_count() == 1:
-        return value
-    client = coordinator_client()
-    key = f"phasewise/{name}"
-    if is_first():
-        client.key_value_set(f"{key}/{step}", str(int(value)))
-        client.key_value_delete(f"{key}/{step - KEPT_DECISIONS}")  # updates keep all processes closer than this
-        return value
-    try:
-        return client.blocking_key_value_get(f"{key}/{step}", 1000 * START_SECONDS) == "1"
-    except jax.errors.JaxRuntimeError as error:
-        raise TrainingError(f"process 0 did not say whether to {name} at step {step}: {error}") from error
-
-
 def coordinator_client() -> Any:
     """Return the client of the coordinator's key-value store."""
     from jax._src.distributed import global_state  # jax has no public API for it
 
     return global_state.client
-
-
-def pieces_on_host(array: Any) -> Iterator[np.ndarray]:
-    """Yield an array's numbers in order. All processes must gather an array on several hosts, which is yielded in pieces."""
-    if not isinstance(array, jax.Array) or array.is_fully_addressable:
-        yield np.ascontiguousarray(array)
-        return
-    rows = max(size for size in range(1, len(array) + 1) if len(array) % size == 0 and size * array.nbytes <= len(array) * MAX_PIECE_BYTES)
-    for first in range(0, len(array), rows):
-        yield np.ascontiguousarray(multihost_utils.process_allgather(_slice_of_rows(array, first, rows), tiled=True))
 
 
 @contextmanager
