@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from phasewise.trainer.config import ModelConfig
 
-FLOPS_A_PARAMETER = 6
-"""Two forward (multiply and add), four backward (with respect to input and to weight)."""
+FLOPS_A_PARAMETER = 6  # two forward (multiply and add), four backward (with respect to input and to weight)
 
 
 class StepFlops(NamedTuple):

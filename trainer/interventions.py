@@ -16,8 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from phasewise.trainer.config import AdamC, RunConfig, learning_rate_at
 from phasewise.trainer.model.params import Params
 
-MIN_STD = 1e-6
-"""Tolerance for rounding in a window of equal values, as in Levanter."""
+MIN_STD = 1e-6  # tolerance for rounding in a window of equal values, as in Levanter
 
 
 class Limit(NamedTuple):

@@ -18,8 +18,7 @@ from phasewise.trainer.base.storage import write_atomically
 Row = dict[str, Any]
 PARAM_GROUPS = ("embedding", "attention", "mlp", "norms", "lm_head")
 """Groups of weights for norms. `trainer.model.params.param_specs` assigns each weight to a group."""
-SPARSE_GROUPS = ("experts", "router")
-"""Further groups of models with experts."""
+SPARSE_GROUPS = ("experts", "router")  # further groups of models with experts
 ALL_GROUPS = (*PARAM_GROUPS, *SPARSE_GROUPS)
 
 

@@ -25,8 +25,7 @@ class MuonState(NamedTuple):
     adam: optax.ScaleByAdamState
 
 
-OptimizerState = optax.ScaleByAdamState | MuonState
-"""AdamW, AdamC and NAdamW share Adam's state, so a phase can switch between them."""
+OptimizerState = optax.ScaleByAdamState | MuonState  # AdamW, AdamC and NAdamW share Adam's state, so a phase can switch between them
 
 
 class BuiltOptimizer(NamedTuple):

@@ -20,12 +20,10 @@ from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
 from phasewise.trainer.model.params import ParamSpec, param_specs
 
 T = TypeVar("T")
-Device = Any
-"""A `jax.Device`, which jax leaves untyped."""
+Device = Any  # a `jax.Device`, which jax leaves untyped
 EXPERT_AXIS, TENSOR_AXIS, CONTEXT_AXIS = "expert", "tensor", "context"
 BATCH_AXES: tuple[str, ...] = ("replica", "fsdp", EXPERT_AXIS)
-MESH_AXES: tuple[str, ...] = (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS)
-"""Axes of every mesh, in the order of `Mesh.sizes`."""
+MESH_AXES: tuple[str, ...] = (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS)  # axes of every mesh, in the order of `Mesh.sizes`
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,

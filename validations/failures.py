@@ -29,8 +29,7 @@ STATE_WORDS = {
     "rejected": "A person rejected it: the phase is refused.",
     "fails": "The phase is refused.",
 }
-PARENT = "parent"
-"""Column with the parent's value."""
+PARENT = "parent"  # column with the parent's value
 _TOTAL = re.compile(r"\d+ more like these were found, (\d+) in total")
 _NONE_FAIL = re.compile(r"0 of (\d+) rows fail")
 _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>#|~&$"})
@@ -45,10 +44,8 @@ class Failure:
     is_broken: bool
     asks: str
     table: str
-    cases: tuple[Reason, ...]
-    """At least one case, the worst first."""
-    total: int
-    """Number of cases, including cases that the verdict does not list."""
+    cases: tuple[Reason, ...]  # at least one case, the worst first
+    total: int  # number of cases, including cases that the verdict does not list
 
     @property
     def worst(self) -> Reason:

@@ -12,19 +12,16 @@ class LeakageLimits(Frozen):
 
     min_words: int = Field(gt=0)
     """A part with at least this many words can count without other parts and with changes. A shorter part must match word for word."""
-    min_score: float = Field(gt=0, le=1)
-    """Share of a part that the text must contain, weighted by the rarity of its words."""
+    min_score: float = Field(gt=0, le=1)  # share of a part that the text must contain, weighted by the rarity of its words
     min_copy_share: float = Field(gt=0, le=1)
     """Share of an excerpt of ordinary text, such as a held-out document, that the text must contain in one run of words."""
-    max_items: int = Field(ge=0)
-    """Allowed hits per component and benchmark."""
+    max_items: int = Field(ge=0)  # allowed hits per component and benchmark
 
 
 class OrderLimits(Frozen):
     """Limits that separate a data order from a true random permutation."""
 
-    false_alarm_rate: float = Field(gt=0, lt=1)
-    """How often all measures together may flag a true random permutation."""
+    false_alarm_rate: float = Field(gt=0, lt=1)  # how often all measures together may flag a true random permutation
     max_shift_deviations: float | None = Field(gt=0)
     """Largest predicted change of a document signal's mean along the training order, in its standard deviations. None checks no signal."""
 
@@ -32,22 +29,14 @@ class OrderLimits(Frozen):
 class HealthLimits(Frozen):
     """Limits on the metrics of a training run. None turns a check off."""
 
-    spike_deviations: float = Field(gt=0)
-    """Standard deviations of its rolling window above which a value is a spike."""
-    spike_window: int = Field(gt=1)
-    """Updates in the rolling window."""
-    max_spike_percent: float = Field(ge=0)
-    """Percent of the updates that may be spikes, for the loss and for the gradient norm."""
-    max_lm_head_growth: float | None = Field(gt=1)
-    """Factor by which the norm of `lm_head` may grow within the phase."""
-    max_loss_rise: float | None = Field(gt=0)
-    """Rise of the training loss, in nats a token, while the learning rate falls."""
-    max_loss_shift: float | None = Field(gt=0)
-    """Shift of the training loss, in nats a token, that the evaluation loss does not follow."""
-    max_ema_gap: float | None = Field(gt=0)
-    """Evaluation loss of the weights minus the loss of their moving average, in nats a token."""
-    max_data_share: float | None = Field(gt=0, le=1)
-    """Share of an update's time that training spends waiting for data."""
+    spike_deviations: float = Field(gt=0)  # standard deviations of its rolling window above which a value is a spike
+    spike_window: int = Field(gt=1)  # updates in the rolling window
+    max_spike_percent: float = Field(ge=0)  # percent of the updates that may be spikes, for the loss and for the gradient norm
+    max_lm_head_growth: float | None = Field(gt=1)  # factor by which the norm of `lm_head` may grow within the phase
+    max_loss_rise: float | None = Field(gt=0)  # rise of the training loss, in nats a token, while the learning rate falls
+    max_loss_shift: float | None = Field(gt=0)  # shift of the training loss, in nats a token, that the evaluation loss does not follow
+    max_ema_gap: float | None = Field(gt=0)  # evaluation loss of the weights minus the loss of their moving average, in nats a token
+    max_data_share: float | None = Field(gt=0, le=1)  # share of an update's time that training spends waiting for data
     max_violation: float | None = Field(default=None, gt=0)
     """MaxVio of the busiest expert in the second half of a phase. A higher value in the first half only warns."""
 
@@ -55,23 +44,18 @@ class HealthLimits(Frozen):
 class PackingLimits(Frozen):
     """Limits per component on documents packed into rows. None turns a check off."""
 
-    min_counted_percent: float | None = Field(default=None, gt=0, le=100)
-    """Predicted tokens, in percent of the row tokens."""
-    max_cut_percent: float | None = Field(default=None, ge=0, le=100)
-    """Documents longer than a row, in percent of the documents."""
-    max_padding_percent: float | None = Field(default=None, ge=0, le=100)
-    """Positions without a token, in percent of the row positions."""
+    min_counted_percent: float | None = Field(default=None, gt=0, le=100)  # predicted tokens, in percent of the row tokens
+    max_cut_percent: float | None = Field(default=None, ge=0, le=100)  # documents longer than a row, in percent of the documents
+    max_padding_percent: float | None = Field(default=None, ge=0, le=100)  # positions without a token, in percent of the row positions
 
 
 class DataLimits(Frozen):
     """Limits on the data of a phase."""
 
-    max_share_error_points: float = Field(ge=0)
-    """Realised minus intended share of a component over each stage, in percentage points."""
+    max_share_error_points: float = Field(ge=0)  # realised minus intended share of a component over each stage, in percentage points
     max_share_error_percent: float | None = Field(gt=0)
     """Error of a component's share of a mixture block, in percent of its intended share. None suits blocks too small for small shares."""
-    max_epochs: float | None = Field(gt=0)
-    """Epochs of a component since step 0. None is unlimited."""
+    max_epochs: float | None = Field(gt=0)  # epochs of a component since step 0. None is unlimited
     leakage: LeakageLimits
     order: OrderLimits
     packing: PackingLimits = PackingLimits()
@@ -82,12 +66,10 @@ class DataLimits(Frozen):
 class GateLimits(Frozen):
     """Limits on a phase's last checkpoint before the next phase may start. None turns a check off."""
 
-    max_increase_bits_per_byte: float
-    """Macro bits per byte over the held-out components, above the parent's."""
+    max_increase_bits_per_byte: float  # macro bits per byte over the held-out components, above the parent's
     must_beat_baseline: bool
     """Each benchmark must show that the model is above the floor, by accuracy or by likelihoods, at the `floor_error_rate`."""
-    floor_error_rate: float | None = Field(gt=0, lt=0.5)
-    """How often a model at the floor of a benchmark may pass."""
+    floor_error_rate: float | None = Field(gt=0, lt=0.5)  # how often a model at the floor of a benchmark may pass
     false_refusal_rate: float | None = Field(default=None, gt=0, lt=0.5)
     """How often the scores may reject a checkpoint that is as good as its parent, over all benchmarks of the gate."""
     max_score_fall: float | None = Field(default=None, ge=0, lt=1)
@@ -100,8 +82,7 @@ class GateLimits(Frozen):
     """How often the likelihoods under two renderings may reject a model that never saw the test items."""
     min_answer_gain_nats: float | None = Field(default=None, allow_inf_nan=False)
     """Gain in the likelihood of held-out answers over the parent, in nats a token. Each conversation counts the same."""
-    answer_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
-    """How often a checkpoint without this gain may pass."""
+    answer_error_rate: float | None = Field(default=None, gt=0, lt=0.5)  # how often a checkpoint without this gain may pass
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -121,8 +102,7 @@ class GateLimits(Frozen):
         return self
 
 
-NEEDLE_BENCHMARKS = ("niah", "niah_written")
-"""Multiple choice among the values of all keys, and generation of the value."""
+NEEDLE_BENCHMARKS = ("niah", "niah_written")  # multiple choice among the values of all keys, and generation of the value
 
 
 def is_needle(benchmark: str) -> bool:

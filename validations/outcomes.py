@@ -20,8 +20,7 @@ KIND_WORDS: Mapping[Kind, str] = {
     "failed": "failed",
     "broken": "could not be made",
 }
-STANDINGS: tuple[Standing, ...] = ("failed", "warned", "passed")
-"""States of a verdict, the most urgent first."""
+STANDINGS: tuple[Standing, ...] = ("failed", "warned", "passed")  # states of a verdict, the most urgent first
 MARKS: Mapping[Kind, str] = {"passed": "✓", "accepted": "✓", "warned": "!", "failed": "✗", "broken": "✗"}
 """Signs, for readers who see no colours."""
 
@@ -46,13 +45,10 @@ class CheckOutcome(Frozen):
     table: str
     asks: str
     severity: Severity
-    passes: bool
-    """The check found nothing, not even accepted rows."""
-    outcome: Outcome
-    """`broken`: the check could not run. `accepted`: the check found only rows that the recipe accepts."""
+    passes: bool  # the check found nothing, not even accepted rows
+    outcome: Outcome  # `broken`: the check could not run. `accepted`: the check found only rows that the recipe accepts
     observed: str
-    accepted: tuple[AcceptedFinding, ...] = ()
-    """Accepted rows. A check may have accepted rows and still warn of other rows."""
+    accepted: tuple[AcceptedFinding, ...] = ()  # accepted rows. A check may have accepted rows and still warn of other rows
 
     @property
     def kind(self) -> Kind:

@@ -21,8 +21,7 @@ from phasewise.validations.verdict import Verdict
 MAX_ROWS = 300
 MAX_CELL_CHARACTERS = 400
 MAX_KEPT = 200
-_judged: dict[str, "JudgedAgain"] = {}
-"""Results of this process, by the digest of subject, accepted warnings, tables and checks."""
+_judged: dict[str, "JudgedAgain"] = {}  # results of this process, by the digest of subject, accepted warnings, tables and checks
 
 
 class Row(NamedTuple):
@@ -90,13 +89,10 @@ class JudgedTable:
     """The library's result on one table."""
 
     sections: tuple[Any, ...]
-    passes: bool
-    """Every check passed, including warnings."""
-    failing: Mapping[str, frozenset[int]]
-    """Expectation of a check → positions of its failing rows, without accepted rows."""
+    passes: bool  # every check passed, including warnings
+    failing: Mapping[str, frozenset[int]]  # expectation of a check → positions of its failing rows, without accepted rows
     accepted: frozenset[int]
-    is_settled: bool
-    """Every check passed or found only accepted rows."""
+    is_settled: bool  # every check passed or found only accepted rows
 
 
 class Particulars(NamedTuple):

@@ -55,27 +55,19 @@ class Verdict(Frozen):
 
     subject: str
     suite: str
-    suite_version: str
-    """Number of the suite, and a digest of the code of its checks and of its evidence."""
-    passes: bool
-    """No critical check failed and no check is broken."""
-    judged: dict[str, str]
-    """Digests of the judged objects: manifests by component, evaluations of a gate, checkpoint and metrics of a run."""
+    suite_version: str  # number of the suite, and a digest of the code of its checks and of its evidence
+    passes: bool  # no critical check failed and no check is broken
+    judged: dict[str, str]  # digests of the judged objects: manifests by component, evaluations of a gate, checkpoint and metrics of a run
     decided_by: dict[str, str] = Field(default={})
     """Digests of other inputs of the evidence, such as the order of the rows and the test items."""
     thresholds: dict[str, Any]
-    accepts: tuple[AcceptedWarning, ...] = ()
-    """Warnings of this suite that the recipe accepts in this phase."""
+    accepts: tuple[AcceptedWarning, ...] = ()  # warnings of this suite that the recipe accepts in this phase
     asks_people: AsksPeople = NOBODY
-    reasons: tuple[Reason, ...]
-    """Failures and warnings, critical reasons first. Accepted findings are in `checks`."""
+    reasons: tuple[Reason, ...]  # failures and warnings, critical reasons first. Accepted findings are in `checks`
     checks: tuple[CheckOutcome, ...]
-    evidence: str
-    """Folder of the evidence tables."""
-    tables: dict[str, str] = Field(default={})
-    """Name of a table → digest of its file."""
-    notes: tuple[str, ...] = ()
-    """Remarks for readers. The notes of a gate name the smallest effects that its tests can detect."""
+    evidence: str  # folder of the evidence tables
+    tables: dict[str, str] = Field(default={})  # name of a table → digest of its file
+    notes: tuple[str, ...] = ()  # remarks for readers. The notes of a gate name the smallest effects that its tests can detect
 
     @property
     def counts(self) -> CheckCounts:

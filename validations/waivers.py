@@ -14,12 +14,9 @@ class AcceptedWarning(Frozen):
     """A warning that the recipe expects, for the table rows that match its cells."""
 
     table: str
-    check: str
-    """Name of the check in verdicts, such as `expect_order_to_mix`."""
-    where: dict[str, Cell] = Field(min_length=1)
-    """Column → cell. The check defines the columns to name."""
-    phases: tuple[str, ...] | None = Field(min_length=1)
-    """None is every phase."""
+    check: str  # name of the check in verdicts, such as `expect_order_to_mix`
+    where: dict[str, Cell] = Field(min_length=1)  # column → cell. The check defines the columns to name
+    phases: tuple[str, ...] | None = Field(min_length=1)  # None is every phase
     reason: str = Field(pattern=r"\S")
     source: str = Field(pattern=r"\S")
 
@@ -37,18 +34,15 @@ class ApprovableCheck(Frozen):
     """A check whose failure a person may let pass. A new failure needs a new approval."""
 
     table: str
-    check: str
-    """Name of the check in verdicts, such as `expect_no_fall_below_the_parent`."""
-    phases: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """None is every phase."""
+    check: str  # name of the check in verdicts, such as `expect_no_fall_below_the_parent`
+    phases: tuple[str, ...] | None = Field(default=None, min_length=1)  # None is every phase
 
 
 class AsksPeople(Frozen):
     """Decisions of a verdict that a person makes."""
 
     approvable: tuple[ApprovableCheck, ...] = ()
-    on_warnings: bool = False
-    """A person decides on a verdict with warnings. If False, warnings are only shown."""
+    on_warnings: bool = False  # a person decides on a verdict with warnings. If False, warnings are only shown
 
 
 NOBODY = AsksPeople()

@@ -17,8 +17,7 @@ from phasewise.trainer.base.storage import as_path
 Need = Literal["nobody", "a person", "mending"]
 """A verdict passes as it is; a person may waive it; or only other data or another model can pass."""
 State = Literal["passes", "approved", "waits", "rejected", "fails"]
-UNSEEN = ("evidence", "tables", SEAL)
-"""Fields with the location or the digest of evidence, and no finding."""
+UNSEEN = ("evidence", "tables", SEAL)  # fields with the location or the digest of evidence, and no finding
 
 
 class Decision(Frozen):

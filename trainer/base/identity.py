@@ -17,8 +17,7 @@ from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.storage import as_path, read_json, store_entry, write_json
 
 READ_BYTES = 2**22
-SEAL = "digest"
-"""The field of a sealed file that holds the digest of the others."""
+SEAL = "digest"  # the field of a sealed file that holds the digest of the others
 DIGITS = 8
 NOT_CODE = {"kind", "type_comment", "type_ignores"}
 HOUSE = Path(__file__).parents[2]

@@ -29,11 +29,9 @@ EVALUATION_NAME = "evaluation.json"
 TAKE_OVER_NAME = "lock.take-over"
 WRITING_NAME = "lock.writing"
 COMPILED_NAME = "compilation-cache"
-ORBAX_WRITES = ".orbax-checkpoint-tmp"
-"""In the name of a checkpoint that is still written."""
+ORBAX_WRITES = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is still written
 OF_ONE_MACHINE = frozenset({HEARTBEAT_NAME, TOKEN_NAME, LOCK_NAME, TAKE_OVER_NAME, WRITING_NAME, OWNER_NAME, ROLL_CALL_NAME, COMPILED_NAME})
-SUPERSEDED = ".superseded-"
-"""Between a phase's name and the digest of the archived run."""
+SUPERSEDED = ".superseded-"  # between a phase's name and the digest of the archived run
 EventKind = Literal[
     "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved"
 ]

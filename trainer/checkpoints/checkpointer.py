@@ -58,8 +58,7 @@ from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
 from phasewise.trainer.skipped_steps import CONTRACT_NAME, SkippedSteps, Window
 from phasewise.trainer.state import TrainState, init_state
 
-MIN_KEPT = 2
-"""The newest checkpoint, and a spare one if it is damaged."""
+MIN_KEPT = 2  # the newest checkpoint, and a spare one if it is damaged
 NONE_SAVED, NONE_WHOLE = -1, -2
 KEPT_DECISIONS = 64
 _SEGMENTS = TypeAdapter(tuple[LearningRateSegment, ...])

@@ -15,8 +15,7 @@ from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_s
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
 DIGESTING_THREADS = 8
-Digests = Mapping[str, tuple[int, str]]
-"""Name of a file below the checkpoint → its size in bytes and its SHA-256."""
+Digests = Mapping[str, tuple[int, str]]  # name of a file below the checkpoint → its size in bytes and its SHA-256
 
 
 def saved_steps(folder: Path) -> list[int]:

@@ -20,10 +20,8 @@ from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import DIGESTING_THREADS, Digests, digests_here
 from phasewise.trainer.process.distributed import coordinator_client
 
-STATE, ARRAY_NAME = "state", ".zarray"
-"""Orbax writes the shape of a leaf next to its shards, on the first host only."""
-EXCHANGE_SECONDS = 300
-"""The limit for waiting until the slowest host has uploaded its files."""
+STATE, ARRAY_NAME = "state", ".zarray"  # Orbax writes the shape of a leaf next to its shards, on the first host only
+EXCHANGE_SECONDS = 300  # the limit for waiting until the slowest host has uploaded its files
 MAX_NAMED = 3
 _exchanges = itertools.count()
 

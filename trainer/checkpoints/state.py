@@ -20,12 +20,9 @@ from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.model.params import Params, abstract_params
 from phasewise.trainer.state import params_digest
 
-STATE, ABOUT = "state", "about"
-"""The two items of a checkpoint in Orbax, which are folders."""
-Leaves = dict[str, Any]
-"""Name → array, or its shape and type."""
-LeafTypes = dict[str, dict[str, Any]]
-"""Name → `shape` and `dtype`, as JSON."""
+STATE, ABOUT = "state", "about"  # the two items of a checkpoint in Orbax, which are folders
+Leaves = dict[str, Any]  # name → array, or its shape and type
+LeafTypes = dict[str, dict[str, Any]]  # name → `shape` and `dtype`, as JSON
 MAX_NAMED = 3
 
 

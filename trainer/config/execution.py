@@ -8,8 +8,7 @@ from phasewise.trainer.base.frozen import Frozen
 
 BLOCK_INPUT, ATTENTION = "block_input", "attention"
 """Names for `Kept` in addition to weights: the input of a block, and the residuals of attention's kernel."""
-LANES = 128
-"""Splash needs block lengths that are multiples of this number of positions."""
+LANES = 128  # Splash needs block lengths that are multiples of this number of positions
 AttentionKernel = Literal["auto", "xla", "splash", "cudnn"]
 ExpertKernel = Literal["auto", "padded", "ragged", "megablox"]
 DECIDES_BITS = ("mesh", "remat", "attention", "expert_kernel", "microbatch_sequences", "loss_chunk_tokens")

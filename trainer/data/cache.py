@@ -23,8 +23,7 @@ from phasewise.trainer.base.storage import as_path, file_system_of
 from phasewise.trainer.data.manifest import SPAN, SPAN_BYTES, Manifest, read_manifest
 
 MAX_OPEN_SHARDS = 4096
-MERGE_GAP_BYTES = 2**16
-"""Two byte ranges of a file with a smaller gap are requested as one."""
+MERGE_GAP_BYTES = 2**16  # two byte ranges of a file with a smaller gap are requested as one
 READ_AROUND_BYTES = 64 * 2**20
 """Rows of a larger mapped file are announced before they are read. A smaller file is soon in memory as a whole."""
 DOCUMENTS_AT_ONCE = 1024
@@ -79,12 +78,10 @@ class TokenCache:
 
     folder: Path
     manifest: Manifest
-    starts: np.ndarray
-    """Token offset at which each shard starts, and the total at the end."""
+    starts: np.ndarray  # token offset at which each shard starts, and the total at the end
     maps: ShardMaps
     store: AbstractFileSystem | None
-    files: tuple[str, ...]
-    """The shards' files: paths on this machine, or names on the store."""
+    files: tuple[str, ...]  # the shards' files: paths on this machine, or names on the store
     dtype: np.dtype
 
     @classmethod

@@ -24,11 +24,9 @@ from phasewise.trainer.data.permutation import Permutation, derive_key
 
 BUFFER_VERSION = 1
 PASSES_KEPT = 2
-WINDOW_ROWS = 256
-"""Number of rows that are simulated together."""
+WINDOW_ROWS = 256  # number of rows that are simulated together
 WINDOWS_KEPT = 32
-MAX_STATES = 8
-"""States kept of one pass. If there are more, every second one is dropped."""
+MAX_STATES = 8  # states kept of one pass. If there are more, every second one is dropped
 PIECES_AT_ONCE = 8192
 LIVE, TAKEN, DRAWS, ROW, FILLED = range(5)
 

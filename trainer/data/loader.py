@@ -27,11 +27,9 @@ from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation
 from phasewise.trainer.skipped_steps import CONTRACT_NAME
 
 Contract = Mapping[str, Any]
-SPAN_SEQUENCES = 2048
-"""The order is computed and cached in spans of so many sequences."""
+SPAN_SEQUENCES = 2048  # the order is computed and cached in spans of so many sequences
 SPANS_KEPT = 16
-CONTRACT_OF_ROWS = ("packing", "packing_version", "loss_on", "buffer")
-"""All fields that `packing_of` can have."""
+CONTRACT_OF_ROWS = ("packing", "packing_version", "loss_on", "buffer")  # all fields that `packing_of` can have
 
 
 @dataclass(frozen=True, eq=False)

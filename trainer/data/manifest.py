@@ -15,8 +15,7 @@ from phasewise.trainer.base.storage import as_path, read_json
 SPAN = np.dtype("<i8")
 SPAN_BYTES = 2 * SPAN.itemsize
 FORMAT_VERSION = 3
-PLAIN_VERSION = 2
-"""The format before conversations. It lacks only fields that a cache of plain text does not have."""
+PLAIN_VERSION = 2  # the format before conversations. It lacks only fields that a cache of plain text does not have
 MANIFEST_NAME = "manifest.json"
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")

@@ -16,8 +16,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Component, DataOrder, MixtureShares, RunConfig, Steps, sequences_between
 from phasewise.trainer.data.permutation import derive_key
 
-ROUNDING_ERROR = 1e-9
-"""The largest error of floating point in a whole count."""
+ROUNDING_ERROR = 1e-9  # the largest error of floating point in a whole count
 
 
 def block_counts(shares: MixtureShares, order: DataOrder) -> dict[Component, int]:

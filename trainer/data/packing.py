@@ -16,8 +16,7 @@ from phasewise.trainer.data.cache import TokenCache, TokenRange
 from phasewise.trainer.data.document_index import DocumentIndex
 from phasewise.trainer.data.manifest import answers_of, counted_in_rows
 
-PACKING_VERSION = 1
-"""To be raised when a plan changes for the same documents."""
+PACKING_VERSION = 1  # to be raised when a plan changes for the same documents
 Numbers = Int[np.ndarray, " n"]
 
 
@@ -28,8 +27,7 @@ class RowRule(NamedTuple):
     loss_on: LossOn = "all"
 
 
-PLAIN = RowRule()
-"""Full rows, and every token after the first of a row is predicted."""
+PLAIN = RowRule()  # full rows, and every token after the first of a row is predicted
 
 
 class DrawnRows(NamedTuple):

@@ -15,12 +15,10 @@ Kind = Literal["linear", "feistel", "feistel_levanter"]
 PERMUTATION_VERSIONS: dict[Kind, int] = {"linear": 1, "feistel": 2, "feistel_levanter": 1}
 MAX_LENGTH = 2**40
 MAX_SHUFFLED_LENGTH = 4096
-ROUNDS = 8
-"""Twice as many as the probes of randomness need."""
+ROUNDS = 8  # twice as many as the probes of randomness need
 LEVANTER_ROUNDS = 5
 LEVANTER_MULTIPLIER = 2654435761
-CHUNK_INDICES = 16_384
-"""A chunk stays in the processor's cache."""
+CHUNK_INDICES = 16_384  # a chunk stays in the processor's cache
 TABLES_KEPT = 64
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

@@ -22,15 +22,11 @@ from phasewise.trainer.kernels import xla
 from phasewise.trainer.kernels.xla import Ids, Keys, Query
 from phasewise.trainer.sharding import CONTEXT_AXIS, activation_spec, context_parts, map_shards
 
-KERNELS = ("splash", "cudnn", "xla")
-"""By speed, the fastest first."""
+KERNELS = ("splash", "cudnn", "xla")  # by speed, the fastest first
 CUDNN_DTYPES = ("bfloat16", "float16")
-CUDNN_MAX_HEAD_DIM = 256
-"""On Hopper and later. On earlier GPUs cuDNN itself rejects more than 128."""
-MAX_ROUNDED = 512
-"""Splash's largest block. The number of keys from the device before is a multiple of it, if it divides a device's part."""
-NO_DOCUMENT = -1
-"""The document of keys before a row's first key. No query has it."""
+CUDNN_MAX_HEAD_DIM = 256  # on Hopper and later. On earlier GPUs cuDNN itself rejects more than 128
+MAX_ROUNDED = 512  # Splash's largest block. The number of keys from the device before is a multiple of it, if it divides a device's part
+NO_DOCUMENT = -1  # the document of keys before a row's first key. No query has it
 PerDevice = Callable[..., Query]
 
 

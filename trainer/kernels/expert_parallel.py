@@ -36,8 +36,7 @@ FURTHER_ROUNDS = "further_rounds"
 """Name of the rounds in a compiled program that a balanced load does not need. Preflight does not count them."""
 Way = Literal["dense", "ragged"]
 """`jax.lax.all_to_all` moves the whole room. `jax.lax.ragged_all_to_all`, which XLA has for TPUs, moves only the rows."""
-Counts = Int[Array, "e e y"]
-"""Rows of each device for each device's experts: the same array on all devices."""
+Counts = Int[Array, "e e y"]  # rows of each device for each device's experts: the same array on all devices
 
 
 class Passage(NamedTuple):

@@ -21,8 +21,7 @@ TILING = (TILE_ROWS, 512, 512)
 """Rows, inputs and outputs of a tile. With 1024 instead of 512 columns, the weights' gradients exceed v5e's fast memory."""
 BLOCKS_OF_MEAN = 4
 """Number of blocks for the mean load of an expert. Fewer blocks have more padding, and more blocks are not faster (docs/lab/trainer.md)."""
-MIN_ROWS = 64
-"""Smaller blocks only read an expert's matrices more often."""
+MIN_ROWS = 64  # smaller blocks only read an expert's matrices more often
 CAPACITY = 1.25
 """An expert overflows beyond this multiple of the mean load. A kernel with a fixed capacity would drop the overflow, which is counted."""
 

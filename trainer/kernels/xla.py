@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 Query = Float[Array, "b t h e"]
-Keys = Float[Array, "b s k e"]
-"""Keys or values."""
+Keys = Float[Array, "b s k e"]  # keys or values
 Ids = Int[Array, "b t"] | None
 MASKED = -1e30
-MIN_BLOCK, MAX_BLOCKS = 64, 8
-"""Products of shorter blocks are slow on a CPU. More blocks save little, and compile longer."""
+MIN_BLOCK, MAX_BLOCKS = 64, 8  # products of shorter blocks are slow on a CPU. More blocks save little, and compile longer
 
 
 class Block(NamedTuple):

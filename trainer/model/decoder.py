@@ -24,13 +24,11 @@ from phasewise.trainer.sharding import constrain, constrain_activation, join_row
 
 Tokens = Int[Array, "b t"]
 Hidden = Float[Array, "b t d"]
-Mask = Bool[Array, "b t"] | None
-"""False for padding, which does not count for the balance of experts. None counts all tokens."""
+Mask = Bool[Array, "b t"] | None  # False for padding, which does not count for the balance of experts. None counts all tokens
 PLAIN = Execution()
 MAX_UNROLLED_LAYERS = 4
 """A model with at most so many layers is compiled layer by layer. That compiles as fast, and stacks nothing for the backward pass."""
-strictly_typed = jax.numpy_dtype_promotion("strict")
-"""Implicit type promotion is an error."""
+strictly_typed = jax.numpy_dtype_promotion("strict")  # implicit type promotion is an error
 Rotation = tuple[Float[Array, "*b t e2"], Float[Array, "*b t e2"]]
 """Cosines and sines of every position and plane, float32, optionally for each row of a batch."""
 Attend = Callable[[LayerKind, Params, Array, Array, Array], tuple[Array, Any]]

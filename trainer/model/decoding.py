@@ -18,8 +18,7 @@ from phasewise.trainer.sharding import constrain_activation, map_shards
 BLOCK_SLOTS = 256
 MAX_MULTIPLIED_QUERIES = 8
 """Up to so many queries of a kv head are multiplied and summed. A matrix product is faster for more (measured on a CPU)."""
-LAYER_NUMBER = "layer_number"
-"""Key of a layer's number among its weights, so that loops over layers pass it on."""
+LAYER_NUMBER = "layer_number"  # key of a layer's number among its weights, so that loops over layers pass it on
 
 
 class Cache(NamedTuple):

@@ -28,8 +28,7 @@ from phasewise.trainer.model.params import EXPERT, LAYER, Params, count_paramete
 EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
 SINGLE_NAME, INDEX_NAME, CONFIG_NAME = "model.safetensors", "model.safetensors.index.json", "config.json"
 MAX_SHARD_BYTES = 5_000_000_000
-FLOAT_TYPES = {"F32", "F16", "BF16"}
-"""Types that convert to float32 without loss."""
+FLOAT_TYPES = {"F32", "F16", "BF16"}  # types that convert to float32 without loss
 SHOWN_NAMES = 3
 
 

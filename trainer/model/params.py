@@ -13,19 +13,14 @@ from jaxtyping import Array, Float
 
 from phasewise.trainer.config import ModelConfig
 
-Params = dict[str, Any]
-"""A nested dictionary of float32 arrays. The layers of a stack are stacked along the first axis."""
-Sizes = dict[str, int]
-"""The axes of a weight in order: logical axis → size."""
+Params = dict[str, Any]  # a nested dictionary of float32 arrays. The layers of a stack are stacked along the first axis
+Sizes = dict[str, int]  # the axes of a weight in order: logical axis → size
 Group = Literal["embedding", "attention", "mlp", "experts", "router", "norms", "lm_head"]
 UpdatedBy = Literal["muon", "adam", "balancing"]
 LAYER, EXPERT = "layer", "expert"
-STACKING_AXES = (LAYER, EXPERT)
-"""Axes that count matrices, before the axes of the matrix."""
-ONLY_STACK = "blocks"
-"""The stack of a model with one kind of layer."""
-MIN_DRAWN, LARGE = 2**12, 2**20
-"""Weights of sizes between them are drawn in lengths that are powers of two."""
+STACKING_AXES = (LAYER, EXPERT)  # axes that count matrices, before the axes of the matrix
+ONLY_STACK = "blocks"  # the stack of a model with one kind of layer
+MIN_DRAWN, LARGE = 2**12, 2**20  # weights of sizes between them are drawn in lengths that are powers of two
 
 
 class LayerKind(NamedTuple):

@@ -15,10 +15,8 @@ from phasewise.trainer.model.params import EXPERT, Params, param_specs
 PRODUCTS = ("dot_general", "ragged_dot_general")
 PASSED_ON = ("convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "sharding_constraint", "copy")
 """After these operations a weight is still the same weight."""
-INLINED = ("jit", "closed_call")
-"""Calls whose equations count as the block's equations. Other calls, such as kernels, are not opened."""
-Named = tuple[Any, str | None]
-"""A value, and the name of the weight that it is."""
+INLINED = ("jit", "closed_call")  # calls whose equations count as the block's equations. Other calls, such as kernels, are not opened
+Named = tuple[Any, str | None]  # a value, and the name of the weight that it is
 Block = Callable[[Array, Params], tuple[Array, Any]]
 """From the residual stream and one layer's weights to the residual stream after it, and the layer's measurements."""
 

@@ -17,8 +17,7 @@ from phasewise.trainer.model.params import Params, expert_layers, stacks
 from phasewise.trainer.sharding import constrain, join_rows, map_shards
 
 BIAS = "router_bias"
-EPSILON = 1e-20
-"""Keeps the gates finite if all scores of a token underflow (as in AFMoE of transformers)."""
+EPSILON = 1e-20  # keeps the gates finite if all scores of a token underflow (as in AFMoE of transformers)
 Bias = Float[Array, "*layer x"]
 Momentum = dict[str, dict[str, Float[Array, "layer x"]]]
 """SMEBU's average of the steps of each bias, in the weights' tree with only the biases."""

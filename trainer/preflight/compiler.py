@@ -24,8 +24,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 REFUSED = re.compile(r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", re.DOTALL)
 USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 MODULE, REPORT, BUFFERS = "after_optimizations_after_buffer_assignment", "memory-usage-report", "buffer-assignment"
-LAST = "debug_options"
-"""The last file that the compiler writes before machine code."""
+LAST = "debug_options"  # the last file that the compiler writes before machine code
 POLL_SECONDS = 0.1
 PROBE_BYTES = 2**40
 

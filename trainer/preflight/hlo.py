@@ -17,10 +17,8 @@ SPACE = re.compile(r"S\((\d+)\)")
 FURTHER = re.compile(rf'op_name="[^"]*{FURTHER_ROUNDS}/while"')
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 OFFLOADED = re.compile(r"called_computations=\{%([\w.\-]+)\}")
-HBM, HOST = 0, 5
-"""Memory spaces `S(n)` of a layout. HBM is the default. The others are small, fast memories on the chip."""
-RAGGED = "ragged-all-to-all"
-"""Exchange of rows into a larger buffer. The traffic is the rows, counted as an all-to-all."""
+HBM, HOST = 0, 5  # memory spaces `S(n)` of a layout. HBM is the default. The others are small, fast memories on the chip
+RAGGED = "ragged-all-to-all"  # exchange of rows into a larger buffer. The traffic is the rows, counted as an all-to-all
 TYPE_BYTES = {"pred": 1, "token": 0, "opaque": 0}
 
 

@@ -23,10 +23,8 @@ have 0.4 to 0.6."""
 EXPOSED = 0.1
 """Assumed share of memory and network time without overlap, only in the comparison of plans: of two plans with equal compute, the plan with
 less traffic wins."""
-WRITES_BLOCK = ("d_model", "expert_d_model")
-"""Last axis of a weight that writes to the residual stream."""
-CUT_BY_TENSOR = ("query_heads", "kv_heads", "d_ff")
-"""Axes of a weight that `tensor` cuts (`trainer.sharding.RULES`)."""
+WRITES_BLOCK = ("d_model", "expert_d_model")  # last axis of a weight that writes to the residual stream
+CUT_BY_TENSOR = ("query_heads", "kv_heads", "d_ff")  # axes of a weight that `tensor` cuts (`trainer.sharding.RULES`)
 NAMED = frozenset(
     ("query", "key", "value", "attention_gate", "output", "gate", "up", "down", "router", "shared_gate", "shared_up", "shared_down")
 )

@@ -21,8 +21,7 @@ from phasewise.trainer.config import (
 )
 
 Platform = Literal["tpu", "gpu", "cpu"]
-Link = Literal["ici", "dcn"]
-"""Links between the chips of a slice, or the data-centre network between slices."""
+Link = Literal["ici", "dcn"]  # links between the chips of a slice, or the data-centre network between slices
 NO_DATA = "none"
 
 

@@ -32,10 +32,8 @@ from phasewise.trainer.process.environment import check_environment
 from phasewise.trainer.process.rendezvous import meet
 
 DEFAULT_HEARTBEAT_SECONDS = 60
-START_SECONDS = 300
-"""The limit for waiting for other processes at the start and at the end."""
-ERROR_SECONDS = 10
-"""The time that a failed process waits for the failure of the others."""
+START_SECONDS = 300  # the limit for waiting for other processes at the start and at the end
+ERROR_SECONDS = 10  # the time that a failed process waits for the failure of the others
 _stop_requests = itertools.count(1)
 STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 """The beginning of error messages of XLA's runtime."""

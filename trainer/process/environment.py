@@ -36,8 +36,7 @@ USUAL = {
 """The defaults of jax. Other values change the initial weights or the types of a run, but not its digest."""
 TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off", "")
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
-DECIDING = ("JAX_", "XLA_", "LIBTPU_", "NCCL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
-"""Prefixes of the variables that may change bits."""
+DECIDING = ("JAX_", "XLA_", "LIBTPU_", "NCCL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")  # prefixes of the variables that may change bits
 OF_PLACE = frozenset(
     f"JAX_{name}"
     for name in (
@@ -47,8 +46,7 @@ OF_PLACE = frozenset(
 )  # fmt: skip
 """Variables about the location and number of processes. Platform, processes and mesh are recorded instead."""
 FLAGS, FLAGS_OF_PLACE = "XLA_FLAGS", ("--xla_force_host_platform_device_count", "--xla_dump_")
-GOOGLE = "0x1ae0"
-"""The vendor of TPUs on the PCI bus."""
+GOOGLE = "0x1ae0"  # the vendor of TPUs on the PCI bus
 DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
 TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
 

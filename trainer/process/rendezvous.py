@@ -31,8 +31,7 @@ from phasewise.trainer.process.signals import positive_seconds
 JOIN_VARIABLE, RENDEZVOUS_VARIABLE = "PHASEWISE_JOIN_SECONDS", "PHASEWISE_RENDEZVOUS"
 CHECKPOINT_STORE_VARIABLE = "PHASEWISE_CHECKPOINT_STORE"
 DEFAULT_JOIN_SECONDS = 50.0
-NAMED_AFTER_SECONDS = 45.0
-"""The time after which a waiting host prints the missing hosts."""
+NAMED_AFTER_SECONDS = 45.0  # the time after which a waiting host prints the missing hosts
 LOOK_SECONDS = 0.1
 PREFIXES = (
     *DECIDING, "MEGASCALE_", "PHASEWISE_STALL", "PHASEWISE_STOP", "PHASEWISE_HEARTBEAT", "PHASEWISE_SLICES", CHECKPOINT_STORE_VARIABLE,

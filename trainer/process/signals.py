@@ -19,8 +19,7 @@ STOP_VARIABLE = "PHASEWISE_STOP_SECONDS"
 DEFAULT_STOP_SECONDS = 30.0
 Default = TypeVar("Default", float, None)
 
-_deadlines: list[float] = []
-"""The times by which this process must have saved, one per signal."""
+_deadlines: list[float] = []  # the times by which this process must have saved, one per signal
 
 
 def positive_seconds(environment: Mapping[str, str], name: str, default: Default) -> float | Default:

@@ -36,12 +36,10 @@ FIELD_OF: Mapping[Work, str] = {
     **dict.fromkeys(("step", "data", "barrier"), "step_stall_seconds"),
 }
 """Work → the field of `execution` with its limit."""
-NAMED: tuple[Work, ...] = ("compile", "restore", "save", "step")
-"""The names in the variable, one per field."""
+NAMED: tuple[Work, ...] = ("compile", "restore", "save", "step")  # the names in the variable, one per field
 CHECKS_A_LIMIT = 4
 MAX_CHECK_SECONDS = 1.0
-STOPPED_SECONDS = 5.0
-"""If a check is this late, the whole process was stopped, and the limits restart."""
+STOPPED_SECONDS = 5.0  # if a check is this late, the whole process was stopped, and the limits restart
 
 
 def stall_limits(execution: Execution, environment: Mapping[str, str] = os.environ) -> dict[Work, float | None]:

@@ -11,8 +11,7 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.data.manifest import read_manifest
 
 TEST_LIKE = re.compile(r"(?<![a-z])(tests?|testing|dev|val|valid|validation|eval|evaluation|held[-_]?out)(?![a-z])", re.IGNORECASE)
-FILES = " (files)"
-"""Suffix of a manifest's reasons that count files instead of documents."""
+FILES = " (files)"  # suffix of a manifest's reasons that count files instead of documents
 CACHE_COLUMNS = (
     "component", "manifest_component", "split", "documents", "tokens", "shards", "left_out_percent", "left_out", "files_like_tests",
     "names_like_tests", "manifest_digest", "folder",

@@ -19,8 +19,7 @@ from phasewise.validations.evidence.proportions import holm
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 
-RESAMPLES, SEED = 9_999, 0
-"""The smallest p-value is one in ten thousand. If the groups have fewer exchanges, all exchanges are counted."""
+RESAMPLES, SEED = 9_999, 0  # the smallest p-value is one in ten thousand. If the groups have fewer exchanges, all exchanges are counted
 MIN_ITEMS = 8
 MEASURED_COLUMNS = ("measure", "items", "reference_items", "difference_nats", "p_value", "adjusted_p_value")
 COLUMNS = (*MEASURED_COLUMNS, "against", "since", "why_not")

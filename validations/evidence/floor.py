@@ -18,14 +18,10 @@ from scipy.special import bdtr, bdtrc, ndtr
 
 from phasewise.trainer.base.errors import DataError
 
-NUM_TESTS = 2
-"""Accuracy and likelihood: either test may pass a model, so each has half of the error rate."""
-TIE_NATS = 1e-4
-"""Differences in a word's log-likelihood that float32 cannot resolve."""
-MAX_EXACT_UNITS = 500
-"""Up to this number of units, the sum of ranks is exact. Above, a normal distribution is as good."""
-MAX_GROUP_ITEMS = 7
-"""A group of seven items has 5,040 assignments of answers."""
+NUM_TESTS = 2  # accuracy and likelihood: either test may pass a model, so each has half of the error rate
+TIE_NATS = 1e-4  # differences in a word's log-likelihood that float32 cannot resolve
+MAX_EXACT_UNITS = 500  # up to this number of units, the sum of ranks is exact. Above, a normal distribution is as good
+MAX_GROUP_ITEMS = 7  # a group of seven items has 5,040 assignments of answers
 BINOMIAL, PAIRED = "exact binomial", "exact paired"
 
 
@@ -34,14 +30,10 @@ class Floor(NamedTuple):
 
     items: int
     right: int
-    accuracy_test: str
-    """`exact binomial` against a guessing baseline, `exact paired` against a baseline with an answer per item."""
-    accuracy_p_value: float
-    """Chance that a model as accurate as the baseline does at least as well."""
-    below_p_value: float
-    """Chance that such a model does at most as well."""
-    likelihood_p_value: float
-    """Chance that a model at the floor ranks the right answers at least as high. 1 if items have no choices."""
+    accuracy_test: str  # `exact binomial` against a guessing baseline, `exact paired` against a baseline with an answer per item
+    accuracy_p_value: float  # chance that a model as accurate as the baseline does at least as well
+    below_p_value: float  # chance that such a model does at most as well
+    likelihood_p_value: float  # chance that a model at the floor ranks the right answers at least as high. 1 if items have no choices
     mean_margin_nats: float
     """Log-likelihood of the right answer minus the mean of the item's other answers, mean over the items. NaN without choices."""
 

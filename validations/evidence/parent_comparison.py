@@ -29,8 +29,7 @@ LIKELIHOOD_COLUMNS = ("name", "against", "items", "difference", "low", "high", "
 NOT_ASKED = "the recipe does not ask for it (false_refusal_rate)"
 STEADY_SHARE, ANNEALED_SHARE = 0.5, 0.1
 """A phase is steady if it ends at this share of the peak learning rate or more, and annealed if it ends at the second share or less."""
-ALIKE_FACTOR = 2.0
-"""Two phases in mid-decay are at the same point if their rates differ by at most this factor."""
+ALIKE_FACTOR = 2.0  # two phases in mid-decay are at the same point if their rates differ by at most this factor
 ROUNDING = 1e-9
 SETTING_WORDS: Mapping[str, str] = {
     "version": "version of the benchmark",
@@ -52,16 +51,12 @@ class Comparison(NamedTuple):
     """How the gate compares a benchmark of a checkpoint with the parent's."""
 
     name: str
-    against: str | None
-    """Parent phase. None if the phase starts from scratch."""
-    limited: str = ""
-    """Why the score covers only some items of the benchmark, which fails the gate."""
-    differs: str = ""
-    """Why the two scores are not comparable, which fails the gate."""
+    against: str | None  # parent phase. None if the phase starts from scratch
+    limited: str = ""  # why the score covers only some items of the benchmark, which fails the gate
+    differs: str = ""  # why the two scores are not comparable, which fails the gate
     asks_fall: bool = False
     asks_rise: bool = False
-    why_not: str = ""
-    """Why the gate does not check a fall, or a rise, or both."""
+    why_not: str = ""  # why the gate does not check a fall, or a rise, or both
 
 
 def compare(name: str, result: Result, evaluation: Evaluation, parent: Evaluation | None) -> Comparison:

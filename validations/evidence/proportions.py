@@ -12,16 +12,12 @@ from scipy.special import bdtrc, ndtr, ndtri
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 
-CONFIDENCE = 0.95
-"""Confidence of every interval."""
-HALF_AN_ITEM = 0.5
-"""Continuity correction of an excess of items against the normal distribution."""
-POWER = 0.8
-"""A difference is detectable if the test detects it in this share of random draws of the items."""
+CONFIDENCE = 0.95  # confidence of every interval
+HALF_AN_ITEM = 0.5  # continuity correction of an excess of items against the normal distribution
+POWER = 0.8  # a difference is detectable if the test detects it in this share of random draws of the items
 PLANNED_POWER = 0.82
 """Power to plan falls with: the rate of disagreements is only estimated from one pair of models, which costs up to 0.02."""
-MANY_ITEMS = 3000
-"""Above this number of items, numbers of disagreements with a probability below 10⁻¹² are left out."""
+MANY_ITEMS = 3000  # above this number of items, numbers of disagreements with a probability below 10⁻¹² are left out
 _BESIDE = 1e-9
 """Distance from the observed difference at which the search for an end of the interval begins: without disagreements the statistic is 0
 only at the observed difference."""

@@ -40,14 +40,11 @@ class CheckResult:
     """Result of one check."""
 
     check: Check
-    name: str
-    """Expectation in snake case."""
+    name: str  # expectation in snake case
     outcome: Outcome
     """`broken`: the check could not run, so the data was not judged. `accepted`: the check failed only on rows that the recipe accepts."""
-    observed: str
-    """The measured value, or the error of a broken check."""
-    failing_rows: tuple[int, ...]
-    """Positions of failing rows, without accepted rows."""
+    observed: str  # the measured value, or the error of a broken check
+    failing_rows: tuple[int, ...]  # positions of failing rows, without accepted rows
     accepted: tuple[AcceptedRows, ...] = ()
 
 

@@ -21,8 +21,7 @@ DATA_SUITE, HEALTH_SUITE, GATE_SUITE = "data", "health", "gate"
 SUITE_FILE = Path(__file__).with_name("suites.yaml")
 SUITE_DATA: Mapping[str, Any] = yaml.load(SUITE_FILE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 OBSERVED = "observed"
-BY_GROUP = "by_group"
-"""Rule of `suites.yaml` for all measures per group of weights."""
+BY_GROUP = "by_group"  # rule of `suites.yaml` for all measures per group of weights
 OF_GROUPS = {f"{measure}/{group}" for measure in GROUP_MEASURES for group in ALL_GROUPS}
 _VALUE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
@@ -59,23 +58,18 @@ class Check:
     """An expectation on one evidence table."""
 
     table: str
-    expectation: str
-    """Class in `domain` or in Great Expectations."""
+    expectation: str  # class in `domain` or in Great Expectations
     arguments: Mapping[str, Any]
     severity: Severity
-    asks: str
-    """Sentence for Data Docs."""
-    what: str
-    """This text and the next four are format strings over the failing row. A failure of the whole table has only `{observed}`."""
+    asks: str  # sentence for Data Docs
+    what: str  # this text and the next four are format strings over the failing row. A failure of the whole table has only `{observed}`
     found: str
     limit: str
     where: str
     what_to_do: str
     details: Details | None = None
-    accept_by: tuple[str, ...] = ()
-    """Columns that a recipe must name to accept a warning. Without columns, no warning can be accepted."""
-    narrow_by: tuple[str, ...] = ()
-    """Columns that a recipe may name as well."""
+    accept_by: tuple[str, ...] = ()  # columns that a recipe must name to accept a warning. Without columns, no warning can be accepted
+    narrow_by: tuple[str, ...] = ()  # columns that a recipe may name as well
     speaks_for: SpeaksFor | None = None
 
     @property
@@ -111,13 +105,10 @@ class Suite:
     """Expectations of one kind of verdict."""
 
     name: str
-    number: int
-    """Raised by hand when the suite's expectations change. `version_of` detects every edit."""
+    number: int  # raised by hand when the suite's expectations change. `version_of` detects every edit
     tables: tuple[str, ...]
-    checks: Callable[[Mapping[str, Any], Tables], tuple[Check, ...]]
-    """Builds the checks from thresholds and tables."""
-    evidence: tuple[str, ...] = ()
-    """Globs below `validations/evidence` of the modules that make the tables."""
+    checks: Callable[[Mapping[str, Any], Tables], tuple[Check, ...]]  # builds the checks from thresholds and tables
+    evidence: tuple[str, ...] = ()  # globs below `validations/evidence` of the modules that make the tables
 
 
 def _data_checks(thresholds: Mapping[str, Any], tables: Tables) -> tuple[Check, ...]:

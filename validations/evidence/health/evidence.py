@@ -35,16 +35,13 @@ GROUP_MEASURES = ("grad_norm_spikes_percent", "param_norm_jumps_percent")
 LM_HEAD = "lm_head"
 REQUIRED = ("loss", "grad_norm", "update_norm", "param_norm", "learning_rate", "data_seconds", "seconds")
 """Columns that a verdict needs from every run."""
-REQUIRED_OF_GROUPS = ("grad_norm", "update_norm", "param_norm")
-"""Columns that a verdict needs for each group of weights of the model."""
+REQUIRED_OF_GROUPS = ("grad_norm", "update_norm", "param_norm")  # columns that a verdict needs for each group of weights of the model
 MAX_RATIO_OF_AN_AVERAGE = 1.0
 """By the definition of an average over several updates, an update is shorter than the weights' distance from the average."""
 BALANCE_WINDOW, MIN_UPDATES = 32, 16
 """Updates of a median, because one batch on few experts is not a collapse, and the minimum number of updates to judge."""
-SETTLING_SHARE = 0.25
-"""Fresh weights are small and grow at first: from scratch, growth counts after this share of the run."""
-NORM_RESOLUTION = 1e-6
-"""Relative difference of two norms that float32 resolves."""
+SETTLING_SHARE = 0.25  # fresh weights are small and grow at first: from scratch, growth counts after this share of the run
+NORM_RESOLUTION = 1e-6  # relative difference of two norms that float32 resolves
 
 
 class Measure(StrEnum):
@@ -111,8 +108,7 @@ class _Finding:
     has_required_numbers: bool = True
 
 
-_Outcome = tuple[float, int, str] | str
-"""Value, step and detail, or the reason for a missing value."""
+_Outcome = tuple[float, int, str] | str  # value, step and detail, or the reason for a missing value
 
 
 def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Sequence[str]) -> pd.DataFrame:

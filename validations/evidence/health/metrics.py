@@ -17,19 +17,14 @@ Floats = NDArray[np.float64]
 Range = tuple[int, int]
 MIN_JUMP_SHARE, MIN_JUMP_FACTOR = 0.05, 1.25
 """A learning rate jumps if one update changes it by this share of the run's highest rate, and by this factor."""
-MIN_WINDOW = 32
-"""A value with fewer values before it, since the run's start or its last change of data, is not scored."""
-LEAD_UPDATES = 16
-"""Updates before a loss spike within which a rise of the update norm leads the spike."""
-MIN_LEAD_RISE = 1.25
-"""Minimum factor of a rise of the update norm."""
+MIN_WINDOW = 32  # a value with fewer values before it, since the run's start or its last change of data, is not scored
+LEAD_UPDATES = 16  # updates before a loss spike within which a rise of the update norm leads the spike
+MIN_LEAD_RISE = 1.25  # minimum factor of a rise of the update norm
 MAX_BLOCKS, MIN_BLOCKS, MIN_BLOCK_UPDATES = 64, 12, 5
-CERTAINTY = 5.0
-"""Standard errors. The number is high because many pairs of windows are tried, and the noise is an estimate."""
+CERTAINTY = 5.0  # standard errors. The number is high because many pairs of windows are tried, and the noise is an estimate
 MAX_RATE_SHARE = 0.9
 """The learning rate has fallen once it is at most this share of its start. Just before, the loss may still follow a warm-up."""
-WIDTHS = (0.5, 0.25, 0.125)
-"""Widths of the compared windows, as shares of the stretch."""
+WIDTHS = (0.5, 0.25, 0.125)  # widths of the compared windows, as shares of the stretch
 
 
 @dataclass(frozen=True)
@@ -37,10 +32,8 @@ class Metrics:
     """Measurements of a run in the order of its updates."""
 
     steps: NDArray[np.int64]
-    columns: Mapping[str, Floats]
-    """Name → values, NaN if a row does not hold a finite number."""
-    non_finite: tuple[tuple[int, str], ...]
-    """(step, name) of values that are null, infinite, NaN or not numbers."""
+    columns: Mapping[str, Floats]  # name → values, NaN if a row does not hold a finite number
+    non_finite: tuple[tuple[int, str], ...]  # (step, name) of values that are null, infinite, NaN or not numbers
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name] if name in self.columns else np.full(len(self.steps), np.nan)
@@ -126,11 +119,9 @@ def _ranges(changes: NDArray[np.bool_]) -> list[Range]:
 class Spikes:
     """Scores and spikes, one entry a row."""
 
-    deviations: Floats
-    """Distance above the mean of the window, in the window's standard deviations. NaN if the value is not scored."""
+    deviations: Floats  # distance above the mean of the window, in the window's standard deviations. NaN if the value is not scored
     is_spike: NDArray[np.bool_]
-    scored: int
-    """Number of scored values."""
+    scored: int  # number of scored values
 
 
 class _Before(BaseIndexer):
@@ -206,15 +197,11 @@ def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, windo
 class Change(NamedTuple):
     """A change of the training loss in nats a token."""
 
-    certain: float
-    """Lower end of the change, `CERTAINTY` standard errors below the estimate. 0 if the change may be noise."""
+    certain: float  # lower end of the change, `CERTAINTY` standard errors below the estimate. 0 if the change may be noise
     estimate: float
-    step: int
-    """First step of the change."""
-    resolution: float
-    """Largest change that may still be noise."""
-    evaluation: float = 0.0
-    """Move of the evaluation loss during the change. 0 if the evaluation is ignored."""
+    step: int  # first step of the change
+    resolution: float  # largest change that may still be noise
+    evaluation: float = 0.0  # move of the evaluation loss during the change. 0 if the evaluation is ignored
 
     def __str__(self) -> str:
         return f"{self.estimate:+.2g} nats ({self.certain:.2g} of it certain)"
@@ -227,8 +214,7 @@ class _Levels:
     values: Floats
     noise: float
     rows: NDArray[np.int64]
-    widths: list[int]
-    """Widths of the compared windows in blocks."""
+    widths: list[int]  # widths of the compared windows in blocks
 
 
 def _levels_of(losses: Floats, start: int, stop: int) -> _Levels | None:

@@ -32,8 +32,7 @@ TAGS = (
 FORUM_TAGS = "b i u s quote code url img size color list center font"
 TABLE_SIZE = 0x20000
 SEPARATOR, DROPPED = 0, 1
-LETTER, DIGIT, WORD = 1, 2, 3
-"""Kinds of code point: words are runs of letters or of digits. An ideograph or kana is a word."""
+LETTER, DIGIT, WORD = 1, 2, 3  # kinds of code point: words are runs of letters or of digits. An ideograph or kana is a word
 KIND_SHIFT = 24
 MAX_EXPANSION = 8
 UNASSIGNED = {"Cn", "Co", "Cs"}
@@ -292,8 +291,7 @@ class Fold(NamedTuple):
 
     codes: Int32[np.ndarray, "131072"]
     """Code point → 0 (separates words), 1 (dropped), kind << 24 | code point, or minus the row in `expansions`."""
-    expansions: Int32[np.ndarray, "e 8"]
-    """Codes of code points that become several."""
+    expansions: Int32[np.ndarray, "e 8"]  # codes of code points that become several
 
 
 @cache

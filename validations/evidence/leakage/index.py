@@ -37,29 +37,24 @@ COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
 """A run is rare in up to this number of items. If all runs are common, the index takes this number of the rarest runs from each half of a
 segment, so that a half without the other half is found, and from the ends of choices."""
 MAX_COUNTED = 1000
-MIN_DISTINCT_CHOICES = 8
-"""Distinct words other than signs that identify choices in any order."""
+MIN_DISTINCT_CHOICES = 8  # distinct words other than signs that identify choices in any order
 OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
 CODE = (fold, items, segments, words, sys.modules[__name__])
-_Runs = tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]
-"""Hash, item and first word of runs."""
+_Runs = tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]  # hash, item and first word of runs
 
 
 @dataclass(frozen=True, eq=False)
 class LeakageIndex:
     """All items as one sequence of words. A part is a segment of the sequence, an item a range of segments."""
 
-    names: tuple[tuple[str, str], ...]
-    """(benchmark, id) of each item."""
+    names: tuple[tuple[str, str], ...]  # (benchmark, id) of each item
     digest: str
     hashes: UInt64[np.ndarray, "w"]
-    weights: Float32[np.ndarray, "w"]
-    """Weights of words. A word in fewer items weighs more. The average word weighs 1."""
-    grams: UInt64[np.ndarray, "w"]
-    """Hash of each word and the next, or of a segment's only word, else 0."""
+    weights: Float32[np.ndarray, "w"]  # weights of words. A word in fewer items weighs more. The average word weighs 1
+    grams: UInt64[np.ndarray, "w"]  # hash of each word and the next, or of a segment's only word, else 0
     marks: UInt8[np.ndarray, "w"]
     """`OWN_GRAM`: few items of the task hold the gram. `OWN_RUN`: the same for a longer run, in parts with few own grams.
     `TELLING_NUMBER`: the first occurrence in its part of a number above two."""
@@ -69,23 +64,17 @@ class LeakageIndex:
     item_of_word: Int32[np.ndarray, "w"]
     is_excerpt: Bool[np.ndarray, "i"]
     is_example: Bool[np.ndarray, "i"]
-    is_reading: Bool[np.ndarray, "i"]
-    """Copies of items without punctuation."""
+    is_reading: Bool[np.ndarray, "i"]  # copies of items without punctuation
     shared_choices: UInt8[np.ndarray, "i"]
-    part_words: Int32[np.ndarray, "i 5"]
-    """This array and the next four are explained in `PartSizes`."""
+    part_words: Int32[np.ndarray, "i 5"]  # this array and the next four are explained in `PartSizes`
     distinct_words: Int32[np.ndarray, "i 5"]
     telling_words: Int32[np.ndarray, "i 5"]
     telling_words_with_question: Int32[np.ndarray, "i 5"]
     part_weights: Float32[np.ndarray, "i 5"]
-    seed_hashes: UInt64[np.ndarray, "g"]
-    """Rare four-word runs, sorted by hash."""
-    seed_words: Int32[np.ndarray, "g"]
-    """First word of each run."""
-    seed_buckets: Int32[np.ndarray, "b+1"]
-    """First run with each value of the hash's first bits."""
-    seed_filter: UInt8[np.ndarray, "f"]
-    """Bit set of the hashes."""
+    seed_hashes: UInt64[np.ndarray, "g"]  # rare four-word runs, sorted by hash
+    seed_words: Int32[np.ndarray, "g"]  # first word of each run
+    seed_buckets: Int32[np.ndarray, "b+1"]  # first run with each value of the hash's first bits
+    seed_filter: UInt8[np.ndarray, "f"]  # bit set of the hashes
 
     @cached_property
     def items_per_benchmark(self) -> dict[str, int]:

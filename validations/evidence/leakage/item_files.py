@@ -25,8 +25,7 @@ from phasewise.validations.evidence.leakage.items import (
 LINES, LIST = (".jsonl", ".jsonl.gz"), (".json", ".json.gz")
 TEST, VALIDATION = {"test", "tests"}, {"validation", "valid", "val"}
 EXAMPLES = {"train", "training", "dev", "prompt", "prompts", "fewshot", "shot", "shots"}
-DEV_FOR_EVALUATION = "dev rand"
-"""CommonsenseQA's name of its evaluated split."""
+DEV_FOR_EVALUATION = "dev rand"  # CommonsenseQA's name of its evaluated split
 MAX_EXAMPLES = 20_000
 WORD = re.compile(r"[a-z0-9]+")
 SHARD_NUMBER = re.compile(r"\d+|of|part")

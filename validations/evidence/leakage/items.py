@@ -32,12 +32,9 @@ QUESTIONS = tuple(
     )
 )
 """Fields that together hold the question. The first shape with all its fields applies."""
-BLANKED = "sentence"
-"""In this field, an underscore between spaces is a blank for one of two options."""
-SOURCES = ("article", "document", "paragraph", "support", "abstract", "story", "contexts")
-"""Published text that a question is about."""
-BACKGROUNDS = ("passage", "context", "background", "scenario")
-"""Text that may be published or written for the test."""
+BLANKED = "sentence"  # in this field, an underscore between spaces is a blank for one of two options
+SOURCES = ("article", "document", "paragraph", "support", "abstract", "story", "contexts")  # published text that a question is about
+BACKGROUNDS = ("passage", "context", "background", "scenario")  # text that may be published or written for the test
 CHOICES = _names("choices options endings answerchoices answeroptions candidates candidateanswers possibleanswers alternatives mc1targets")
 CHOICE_COLUMN = r"(choice|option|opt|op|sol|solution|ending|answer|ans|candidate|sentencequiz|randomsentencequiz|)([a-j]|[0-9]{1,2})"
 """A column per choice: `option1`, `opa`, `ending0`, `answerA`, `sentence_quiz1`, or only `A`."""
@@ -55,20 +52,15 @@ SOLUTIONS = _names(
     "canonicalsolution referencecode code solution solutions rationale reasoning cotcontent cot chainofthought explanation exp longanswer"
 )
 IDS = _names("id taskid questionid problemid uniqueid exampleid qid uid guid key idx index ind")
-NESTED = ("raw", "row", "doc")
-"""Fields that may hold the row itself."""
-INNER_TEXTS = _names("text texts value content spans number stem choices contexts")
-"""Fields with the text of a value that is a row."""
+NESTED = ("raw", "row", "doc")  # fields that may hold the row itself
+INNER_TEXTS = _names("text texts value content spans number stem choices contexts")  # fields with the text of a value that is a row
 MAX_JOINED_SHARE = 0.1
-MIN_SOURCE_WORDS = 200
-"""A longer text next to a question with choices was published. Logic puzzles of exams are shorter."""
-MAX_ANSWER_WORDS = 20
-"""A longer answer is a worked solution."""
+MIN_SOURCE_WORDS = 200  # a longer text next to a question with choices was published. Logic puzzles of exams are shorter
+MAX_ANSWER_WORDS = 20  # a longer answer is a worked solution
 PUNCTUATION = re.compile(r"[^\w\s]|_")
 BLANK = re.compile(r"(?<!\w)_(?!\w)")
 FINAL_ANSWER = "####"
-HELD_OUT = "held-out "
-"""Prefix of the benchmark of held-out documents, before the component."""
+HELD_OUT = "held-out "  # prefix of the benchmark of held-out documents, before the component
 Fields = Mapping[str, object]
 _QUESTION_SHAPES = tuple((names, frozenset(names)) for names in QUESTIONS)
 
@@ -77,22 +69,14 @@ class BenchmarkItem(NamedTuple):
     """One test item."""
 
     benchmark: str
-    task: str
-    """Group of items with one template, such as a subject. Equal to `benchmark` if the benchmark has one group."""
-    id: str
-    """The item's id, or its file and line. Unique within a benchmark."""
-    question: str
-    """Question without frames such as "Question:" and without options."""
-    choices: tuple[str, ...] = ()
-    """Options without letters."""
-    answer: str = ""
-    """Text of the right choice, or the final answer."""
-    solutions: tuple[str, ...] = ()
-    """Worked solutions and code."""
-    passage: str = ""
-    """Published source text, which never counts without the question."""
-    is_excerpt: bool = False
-    """Part of ordinary text, such as a held-out document. Only a copy counts, not its turns of phrase."""
+    task: str  # group of items with one template, such as a subject. Equal to `benchmark` if the benchmark has one group
+    id: str  # the item's id, or its file and line. Unique within a benchmark
+    question: str  # question without frames such as "Question:" and without options
+    choices: tuple[str, ...] = ()  # options without letters
+    answer: str = ""  # text of the right choice, or the final answer
+    solutions: tuple[str, ...] = ()  # worked solutions and code
+    passage: str = ""  # published source text, which never counts without the question
+    is_excerpt: bool = False  # part of ordinary text, such as a held-out document. Only a copy counts, not its turns of phrase
     is_example: bool = False
     """Item of a split without evaluation, such as train. Prevents that its copies are taken for edited copies of a similar test item."""
 
@@ -253,8 +237,7 @@ class ParsedRow(NamedTuple):
     solutions: tuple[str, ...]
     passage: str
     id: str
-    completions: tuple[str, ...] = ()
-    """The question with each choice filled in, if the choices are part of the question."""
+    completions: tuple[str, ...] = ()  # the question with each choice filled in, if the choices are part of the question
 
 
 def parse_row(row: Fields) -> ParsedRow | None:

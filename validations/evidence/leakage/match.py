@@ -55,8 +55,7 @@ from phasewise.validations.evidence.leakage.rules import COUNTS, JOINED_EXTRA, c
 from phasewise.validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
 
 SAME_LINE_WORDS = 4
-MIN_COMPLEMENT = 0.1
-"""Share of the words found in two documents that each document must add."""
+MIN_COMPLEMENT = 0.1  # share of the words found in two documents that each document must add
 
 
 class IndexWords(NamedTuple):

@@ -18,8 +18,7 @@ FOUND, NUMBER_THERE, GRAM_FOUND, RUN_FOUND = np.uint8(1), np.uint8(2), np.uint8(
 NEAR_WORDS = 4
 LOW, HIGH, STAMP, LAST_SLOT, LOOK, STATES = range(6)
 """State of a table: its stretch of text, its number, its last slot, and the number of the current anchor."""
-_ENTRIES = 4
-"""Entries in `following` per word: the pair, the word, and the run that begin there."""
+_ENTRIES = 4  # entries in `following` per word: the pair, the word, and the run that begin there
 SKETCH_SIZE, SKETCH_SHIFT = 4096, np.uint64(52)
 _NONE = np.uint64(0)
 _NOTHING = np.uint8(0)
@@ -29,18 +28,12 @@ class Table(NamedTuple):
     """Hash table from pairs, words and runs to their places in a stretch of text."""
 
     keys: np.ndarray
-    ends: np.ndarray
-    """First and last entry of each slot."""
-    stamps: np.ndarray
-    """Number of the table that each slot belongs to."""
-    following: np.ndarray
-    """Next entry with the same key."""
-    places: np.ndarray
-    """Place of each slot nearest to the anchor."""
-    looks: np.ndarray
-    """Anchor of each place."""
-    sketch: np.ndarray
-    """First bits of the pairs."""
+    ends: np.ndarray  # first and last entry of each slot
+    stamps: np.ndarray  # number of the table that each slot belongs to
+    following: np.ndarray  # next entry with the same key
+    places: np.ndarray  # place of each slot nearest to the anchor
+    looks: np.ndarray  # anchor of each place
+    sketch: np.ndarray  # first bits of the pairs
     state: np.ndarray
 
 

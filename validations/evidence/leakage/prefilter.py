@@ -23,10 +23,8 @@ ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
 """Possible outcomes of an item in a document: it counts, it counts together with the document before, the next document needs its words, it
 may extend beyond the document (nothing is known), it has enough rare runs."""
 SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
-MIN_HELD_SHARE = 0.2
-"""Minimum share of a part to be kept for the next document."""
-MAX_TABLE_WORDS = 1024
-"""Longer documents are matched window by window."""
+MIN_HELD_SHARE = 0.2  # minimum share of a part to be kept for the next document
+MAX_TABLE_WORDS = 1024  # longer documents are matched window by window
 _ALL = FOUND | GRAM_FOUND
 _WORDS, _PAIRS = 0, 1
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)

@@ -49,19 +49,16 @@ LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED = 6.0, 15.0, 0.85
 LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 0.85
 """Weight of a part, in average words, up to which nearly all of it is required, and from which `min_score` is enough. Solutions need more:
 programs share the same few phrases."""
-MIN_OWN_OF_CHOICES = 0.25
-"""Own grams per word that identify choices in any order: `I and II only` has none."""
+MIN_OWN_OF_CHOICES = 0.25  # own grams per word that identify choices in any order: `I and II only` has none
 MIN_CHOICES_NEEDED, MIN_EACH, MIN_ALL, MIN_VERBATIM_SCORE = 0.8, 0.4, 0.97, 0.999
 MIN_SEEDS_IN_LINE, MAX_SEEDS_IN_LINE = 6, 10
 """Consecutive rare runs that prove the order of choices: one per three words, within these bounds."""
 MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
-OTHER_NUMBERS_EXTRA = 0.1
-"""Addition to the required score if at most half of the telling numbers are found."""
+OTHER_NUMBERS_EXTRA = 0.1  # addition to the required score if at most half of the telling numbers are found
 MIN_OWN_SHARE, MIN_OWN_RUNS_SHARE, MIN_OWN_FOUND = 0.5, 0.05, 2.0
 """Required shares of a part's own grams, and of the own runs of a part with few own grams, with a minimum number of runs."""
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
-JOINED_EXTRA = 0.1
-"""Addition to the required score of two halves from neighbouring documents."""
+JOINED_EXTRA = 0.1  # addition to the required score of two halves from neighbouring documents
 ROUNDING = 1e-6
 WEIGHT, WORDS, NUMBERS, OWN, TELLING, RUNS, COUNTS = 0, 2, 4, 6, 8, 10, 12
 """Columns of a part's counts: the found amount. The next column has the total."""
@@ -76,16 +73,11 @@ class Rules(NamedTuple):
     together: UInt8[np.ndarray, "i 5"]
     alone_scores: Float32[np.ndarray, "i 5"]
     together_scores: Float32[np.ndarray, "i 5"]
-    seeds: UInt8[np.ndarray, "i"]
-    """Neighbouring rare runs that make an item a candidate."""
-    runs: Float32[np.ndarray, "i 5"]
-    """Share of a segment of each kind that counts as one run."""
-    has_runs: Bool[np.ndarray, "i"]
-    """Items with a rule about runs."""
-    in_line: Int32[np.ndarray, "i"]
-    """Consecutive rare runs that prove the order of choices, 0 if the order does not matter."""
-    has_solutions: Bool[np.ndarray, "i"]
-    """Items with several solutions."""
+    seeds: UInt8[np.ndarray, "i"]  # neighbouring rare runs that make an item a candidate
+    runs: Float32[np.ndarray, "i 5"]  # share of a segment of each kind that counts as one run
+    has_runs: Bool[np.ndarray, "i"]  # items with a rule about runs
+    in_line: Int32[np.ndarray, "i"]  # consecutive rare runs that prove the order of choices, 0 if the order does not matter
+    has_solutions: Bool[np.ndarray, "i"]  # items with several solutions
 
     @property
     def out_of_reach(self) -> Bool[np.ndarray, "i"]:

@@ -63,19 +63,14 @@ class Hit:
     """A part of an item in a document. Not a validated model: a text full of items has hundreds of thousands of hits."""
 
     file: str
-    document: int
-    """Position in the file, or in the token cache, from 0."""
+    document: int  # position in the file, or in the token cache, from 0
     id: str
-    tokens: int
-    """Tokens of the whole document, if it is from a token cache."""
+    tokens: int  # tokens of the whole document, if it is from a token cache
     benchmark: str
     item: str
-    part: str
-    """`question`, `choices`, `answer` (also a solution), or `item`: the question with another part."""
-    score: float
-    """Found share of the part, by weight."""
-    start: int
-    """Byte range of the part in the document's text."""
+    part: str  # `question`, `choices`, `answer` (also a solution), or `item`: the question with another part
+    score: float  # found share of the part, by weight
+    start: int  # byte range of the part in the document's text
     end: int
     excerpt: str
 

@@ -15,14 +15,12 @@ from phasewise.validations.evidence.leakage.words import is_sign, split_words
 
 QUESTION, CHOICE, ANSWER, SOLUTION, PASSAGE = range(5)
 NUM_KINDS = 5
-MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
-"""An item's own words may be in this number of items of its task, or in this share of them."""
+MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005  # an item's own words may be in this number of items of its task, or in this share of them
 SHARED_WORDS, MAX_SHARED_ITEMS, MAX_CHOICE_ITEMS = 4, 9, 4
 """A run of this length in more items of any benchmark is no evidence, nor are its pairs, nor is a shorter choice in more items."""
 RUN_WORDS, MAX_RUN_ITEMS = 8, 6
 """Length of the runs that identify parts with few own pairs, and the items that may share a run: several questions on one paragraph."""
-MIN_OWN_GRAMS = 3
-"""A part with fewer own pairs is identified by longer runs, such as a puzzle made of the same sentences as its neighbours."""
+MIN_OWN_GRAMS = 3  # a part with fewer own pairs is identified by longer runs, such as a puzzle made of the same sentences as its neighbours
 COMMON_CHOICES, SAME_CHOICES = np.uint8(1), np.uint8(2)
 MAX_ITEM_WORDS = 20_000
 MIN_WEIGHT, MAX_SIGN_WEIGHT = 0.02, 0.4
@@ -192,8 +190,7 @@ class PartSizes(NamedTuple):
 
     words: Int32[np.ndarray, "i 5"]
     distinct: Int32[np.ndarray, "i 5"]
-    telling: Int32[np.ndarray, "i 5"]
-    """Distinct words without numbers and single letters."""
+    telling: Int32[np.ndarray, "i 5"]  # distinct words without numbers and single letters
     telling_with_question: Int32[np.ndarray, "i 5"]
     weights: Float32[np.ndarray, "i 5"]
 

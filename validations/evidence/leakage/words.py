@@ -156,8 +156,7 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
 
 FULLWIDTH_BACKSLASH = 0xFF3C
 LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")
-MAX_WORDS_PER_BYTE = 2
-"""The square kilometre of Japanese has three bytes and six words."""
+MAX_WORDS_PER_BYTE = 2  # the square kilometre of Japanese has three bytes and six words
 
 
 class Words(NamedTuple):

@@ -22,8 +22,7 @@ from phasewise.validations.evidence.order.measures import cusum, measure_order, 
 from phasewise.validations.evidence.order.null import BROWNIAN_BRIDGE, Measure, most_surprising
 from phasewise.validations.limits import OrderLimits
 
-MAX_EPOCHS = 8
-"""Judged epochs of a component, from the first epoch of the phase."""
+MAX_EPOCHS = 8  # judged epochs of a component, from the first epoch of the phase
 ORDER_COLUMNS = (
     "component", "rows", "drawn", "permutation", "measure", "value", "limit", "bound", "p_value", "passes", "detail",
     "judged_p_value", "components", "components_failing",

@@ -19,21 +19,16 @@ from phasewise.validations.evidence.order.null import (
     poisson_most,
 )
 
-STRETCH = 2**16
-"""Ranges up to this length are measured as a whole."""
+STRETCH = 2**16  # ranges up to this length are measured as a whole
 SAMPLED = 2**14
-MIN_LENGTH = 16
-"""Shorter permutations have too few orders for surprises. The only requirement is that each place is taken once."""
+MIN_LENGTH = 16  # shorter permutations have too few orders for surprises. The only requirement is that each place is taken once
 MAX_LAG_POWER = 15
 MAX_CLASSES = 64
-MIN_EXPECTED = 4
-"""Mean number of a class's indices in a window. With fewer, the tails exceed the chi-square's."""
+MIN_EXPECTED = 4  # mean number of a class's indices in a window. With fewer, the tails exceed the chi-square's
 RESIDUES = (2, 3, 4, 5, 7, 8, 10, 16, 32, 64)
 MAX_BATCH = 256
-BATCHES_A_PAIR = 8
-"""The distance of close places is such that one in eight batches of equal places has a close pair at a given place."""
-MAX_IMBALANCE = 0.8
-"""Bits set in fewer than a tenth, or more than nine tenths, of the indices carry little information and skew the tail."""
+BATCHES_A_PAIR = 8  # the distance of close places is such that one in eight batches of equal places has a close pair at a given place
+MAX_IMBALANCE = 0.8  # bits set in fewer than a tenth, or more than nine tenths, of the indices carry little information and skew the tail
 
 
 class Shuffle(Protocol):
@@ -58,14 +53,10 @@ class Sample:
     """Places of a permutation."""
 
     length: int
-    stretch: np.ndarray
-    """Places of consecutive indices, from a multiple of `STRETCH`."""
-    indices: np.ndarray
-    """All indices if the stretch is the whole range, else sorted random indices."""
-    places: np.ndarray
-    """Places of `indices`."""
-    misses: int = 0
-    """Places outside the range, places that the inverse does not map back, or shared places."""
+    stretch: np.ndarray  # places of consecutive indices, from a multiple of `STRETCH`
+    indices: np.ndarray  # all indices if the stretch is the whole range, else sorted random indices
+    places: np.ndarray  # places of `indices`
+    misses: int = 0  # places outside the range, places that the inverse does not map back, or shared places
 
     @property
     def is_whole(self) -> bool:

@@ -18,12 +18,9 @@ MIN_RATE = 1e-300
 class Null:
     """Distribution of a measure over true random permutations."""
 
-    bound: Literal["max", "min"]
-    """Large (`max`) or small (`min`) values alarm."""
-    chance: Callable[[float], float]
-    """Probability, or its upper bound, of a value at least as extreme."""
-    limit: Callable[[float], float]
-    """Value beyond which the probability is below a rate."""
+    bound: Literal["max", "min"]  # large (`max`) or small (`min`) values alarm
+    chance: Callable[[float], float]  # probability, or its upper bound, of a value at least as extreme
+    limit: Callable[[float], float]  # value beyond which the probability is below a rate
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,7 @@ def most_surprising(measures: Iterable[Measure]) -> Measure:
     return Measure(worst.name, worst.value, worst.null, sum(measure.tries for measure in found), worst.detail)
 
 
-IMPOSSIBLE = Null("max", lambda value: float(value <= 0), lambda _: 0.0)
-"""Any value above 0 alarms."""
+IMPOSSIBLE = Null("max", lambda value: float(value <= 0), lambda _: 0.0)  # any value above 0 alarms
 BROWNIAN_BRIDGE = Null("max", lambda value: float(kolmogorov(value)), lambda rate: float(kolmogi(rate)))
 """Largest distance of a random walk that returns to its start, divided by the root of its length (Kolmogorov's distribution)."""
 
