@@ -1,7 +1,7 @@
 """The loop around the train step: batches in, metrics and checkpoints out."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -213,33 +213,15 @@ class _Training:
         watchdog.begin("start", step)
         note_conditions(run, None if restored is None else step, alone=self.guards.alone)
         with Recorder(run, restored_step=step, check=self.guards.check, alone=self.guards.alone) as recorder:
-            return self._update(state, self._batches(step, skipped), recorder, contract)
-
-    def _batches(self, first_step: int, skipped: SkippedSteps) -> Iterator[tuple[int, Any, Any, tuple[Any, ...], float]]:
-        watchdog, mesh, last_step = self.guards.watchdog, self.mesh, self.run.last_step
-        batches = self.loader.batches(first_step, last_step, left_out=skipped)
-        shapes: set[tuple[int, ...]] = set()
-        for step in range(first_step, last_step):
-            if step in skipped:
-                continue
-            watchdog.begin("data", step)
-            started = time.monotonic()
-            batch = next(batches)
-            data_seconds = time.monotonic() - started
-            watchdog.begin("step" if batch.tokens.shape in shapes else "compile", step)
-            shapes.add(batch.tokens.shape)
-            targets = () if batch.targets is None else (place_batch(batch.targets, mesh),)
-            yield step, place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh), targets, data_seconds
+            return self._update(state, step, skipped, recorder, contract)
 
     def _update(
-        self,
-        state: TrainState,
-        batches: Iterator[tuple[int, Any, Any, tuple[Any, ...], float]],
-        recorder: Recorder,
-        contract: dict[str, Any],
+        self, state: TrainState, first_step: int, skipped: SkippedSteps, recorder: Recorder, contract: dict[str, Any]
     ) -> TrainState:
-        run, watchdog, checkpoints = self.run, self.guards.watchdog, self.checkpoints
-        train_step = build_train_step(run.model, run.optimizer, run.execution, self.mesh)
+        run, mesh, watchdog, checkpoints = self.run, self.mesh, self.guards.watchdog, self.checkpoints
+        train_step = build_train_step(run.model, run.optimizer, run.execution, mesh)
+        batches = self.loader.batches(first_step, run.last_step, left_out=skipped)
+        shapes: set[tuple[int, ...]] = set()
         waiting: tuple[int, StepMetrics, Row] | None = None
         recorded = 0
 
@@ -251,7 +233,17 @@ class _Training:
                 recorded += 1
                 watchdog.begin("step", update[0])
 
-        for step, tokens, segment_ids, targets, data_seconds in batches:
+        for step in range(first_step, run.last_step):
+            if step in skipped:
+                continue
+            watchdog.begin("data", step)
+            started = time.monotonic()
+            batch = next(batches)
+            data_seconds = time.monotonic() - started
+            watchdog.begin("step" if batch.tokens.shape in shapes else "compile", step)
+            shapes.add(batch.tokens.shape)
+            targets = () if batch.targets is None else (place_batch(batch.targets, mesh),)
+            tokens, segment_ids = place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh)
             state, measured = train_step(state, tokens, segment_ids, scheduled_at(run, step), *targets)
             record(waiting)
             waiting = (step + 1, measured, {"data_seconds": data_seconds})

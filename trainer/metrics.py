@@ -7,9 +7,7 @@ import errno
 import hashlib
 import json
 import os
-import re
 from collections.abc import Container, Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,21 +108,7 @@ TABLE: tuple[Metric, ...] = (
 )
 
 
-@cache
-def metric_of(name: str) -> Metric | None:
-    """Return the metric of a name, or None."""
-    words = {"GROUP": "|".join(ALL_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "EXPERT": r"\d+", "COMPONENT": ".+"}
-    for metric in TABLE:
-        parts = re.split("(GROUP|WEIGHT|LAYER|EXPERT|COMPONENT)", metric.name)
-        if re.fullmatch("".join(f"({words[part]})" if part in words else re.escape(part) for part in parts), name):
-            return metric
-    return None
-
-
-def of_the_clock(name: str) -> bool:
-    """Whether the value of a name differs between equal runs."""
-    metric = metric_of(name)
-    return metric is not None and metric.of_the_clock
+OF_THE_CLOCK = frozenset(metric.name for metric in TABLE if metric.of_the_clock)
 
 
 def as_markdown() -> str:

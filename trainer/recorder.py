@@ -3,7 +3,6 @@
 Every copy has one point per step, also in a resumed run.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -20,9 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
-from phasewise.trainer.config import AdamC, Instrumentation, RunConfig
+from phasewise.trainer.config import AdamC, RunConfig
 from phasewise.trainer.flops import peak_flops, step_flops
 from phasewise.trainer.instability import Unstable
 from phasewise.trainer.interventions import scheduled_at
@@ -35,7 +34,6 @@ from phasewise.trainer.state import groups, slot_names
 from phasewise.trainer.step import StepMetrics
 
 MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
-MODULE_OF_EXTRA = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 EVENTS_PREFIX = "events.out.tfevents"
 RECORD_HEADER = struct.Struct("<QI")
 RECORD_FOOTER_BYTES = 4
@@ -294,17 +292,6 @@ class WandbSink:
 
 
 Sink = TensorBoardSink | WandbSink
-
-
-def check_sinks(instrumentation: Instrumentation) -> None:
-    """Raise `ConfigError` for a sink whose library is not installed."""
-    wanted = {"tensorboard": instrumentation.tensorboard, "wandb": instrumentation.wandb != "off"}
-    for extra, is_wanted in wanted.items():
-        if is_wanted and importlib.util.find_spec(MODULE_OF_EXTRA[extra]) is None:
-            raise ConfigError(
-                f"instrumentation.{extra} needs the package {MODULE_OF_EXTRA[extra]}, which is not installed here: "
-                f"pip install 'phasewise[{extra}]', or turn it off."
-            )
 
 
 def open_sinks(run: RunConfig) -> list[Sink]:

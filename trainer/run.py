@@ -3,6 +3,7 @@
 import os
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, chec
 from phasewise.trainer.process.signals import seconds_left_to_save
 from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.trainer.process.watchdog import Watchdog, end_stalled, heartbeat, stall_limits
-from phasewise.trainer.recorder import check_sinks
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +80,16 @@ def execute(run: RunConfig) -> dict[str, Any]:
     """Check the verdict, train, and write `result.json`."""
     if os.environ.get(CHECKPOINT_STORE_VARIABLE):
         check_without_shared_folder(run)
-    check_sinks(run.instrumentation)
+    instrumentation = run.instrumentation
+    for extra, module, is_wanted in (
+        ("tensorboard", "tensorboardX", instrumentation.tensorboard),
+        ("wandb", "wandb", instrumentation.wandb != "off"),
+    ):
+        if is_wanted and find_spec(module) is None:
+            raise ConfigError(
+                f"instrumentation.{extra} needs the package {module}, which is not installed here: "
+                f"pip install 'phasewise[{extra}]', or turn it off."
+            )
     check_kernel(run.execution.attention, jax.default_backend(), run.model, context=run.execution.mesh.context)
     check_verdict(run)
     check_resume(run)

@@ -105,9 +105,6 @@ class CheckCounts(Frozen):
         accepted = f", {plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
         return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{accepted}"
 
-    def __add__(self, other: "CheckCounts") -> "CheckCounts":
-        return CheckCounts(**{name: getattr(self, name) + getattr(other, name) for name in CheckCounts.model_fields})
-
 
 def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
     """Count the checks of one verdict per outcome."""
@@ -126,4 +123,5 @@ def verdicts_in_words(verdicts: Sequence[CheckCounts]) -> str:
 
 def sum_counts(verdicts: Iterable[CheckCounts]) -> CheckCounts:
     """Add up the checks of several verdicts."""
-    return sum(verdicts, CheckCounts())
+    every = list(verdicts)
+    return CheckCounts(**{name: sum(getattr(verdict, name) for verdict in every) for name in CheckCounts.model_fields})

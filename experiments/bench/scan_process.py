@@ -50,7 +50,8 @@ def build(folder: Path, benchmarks: Path | None) -> Built:
     built = time.perf_counter()
     index.save(folder)
     items_of = f"all of {benchmarks.parent.name}/{benchmarks.name}" if benchmarks else "made items"
-    return Built(items_of, sum(index.items_per_benchmark.values()), index.num_bytes, read - start, built - read, peak_of_this_process())
+    num_bytes = sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray))
+    return Built(items_of, sum(index.items_per_benchmark.values()), num_bytes, read - start, built - read, peak_of_this_process())
 
 
 def scan(index: Path, files: Path) -> Scanned:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from phasewise.trainer.base.run_folder import ORBAX_WRITES, SUPERSEDED
-from phasewise.trainer.metrics import of_the_clock
+from phasewise.trainer.metrics import OF_THE_CLOCK
 from tests.tasks.evaluation.conftest import write_prose
 
 ROOT = Path(__file__).parents[2]
@@ -309,7 +309,7 @@ def outcome(home: Path, said: Path) -> dict[str, Any]:
     phases = json.loads(said.read_text())["phases"]
     rows = {
         phase: [
-            {name: value for name, value in json.loads(line).items() if not of_the_clock(name)}
+            {name: value for name, value in json.loads(line).items() if name not in OF_THE_CLOCK}
             for line in (_run(home, phase) / "metrics.jsonl").read_text().splitlines()
         ]
         for phase in PHASES

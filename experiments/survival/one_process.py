@@ -26,7 +26,7 @@ from phasewise.trainer.checkpoints.files import find_damage
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.interventions import scheduled_at
-from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.metrics import OF_THE_CLOCK, Row, read_metrics
 from phasewise.trainer.process import lease
 from phasewise.trainer.run import main
 from phasewise.trainer.sharding import run_mesh
@@ -188,7 +188,7 @@ def plain_loop(run: RunConfig, variant: str) -> str:
 
 def rows_of(folder: Path) -> list[Row]:
     """The rows without the clock's values."""
-    return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in read_metrics(folder / METRICS_NAME)]
+    return [{name: value for name, value in row.items() if name not in OF_THE_CLOCK} for row in read_metrics(folder / METRICS_NAME)]
 
 
 def check_result(world: World, variant: str, meshes: set[int], result: dict[str, Any], expected: Expected) -> None:

@@ -1,6 +1,7 @@
 """A small world for the trainer: token caches written by hand, a tiny model, a run over them, and the trainer as a process."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from hypothesis import settings
 
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.config import Execution, ModelConfig, Optimizer, Rope, RunConfig
-from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.metrics import ALL_GROUPS, OF_THE_CLOCK, TABLE, Metric, Row, read_metrics
 from phasewise.trainer.step import TrainStep
 from phasewise.trainer.step import build_train_step as build
 from tests.compilation import compile_from_now_on
@@ -23,6 +24,15 @@ from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_
 
 Alike = tuple[str, str, str, jax.sharding.Mesh | None]
 _built: dict[Alike, TrainStep] = {}
+
+
+def metric_of(name: str) -> Metric | None:
+    words = {"GROUP": "|".join(ALL_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "EXPERT": r"\d+", "COMPONENT": ".+"}
+    for metric in TABLE:
+        parts = re.split("(GROUP|WEIGHT|LAYER|EXPERT|COMPONENT)", metric.name)
+        if re.fullmatch("".join(f"({words[part]})" if part in words else re.escape(part) for part in parts), name):
+            return metric
+    return None
 
 
 def build_train_step(
@@ -192,6 +202,6 @@ def rows_of() -> RowsOf:
 
     def rows(run: RunConfig) -> list[Row]:
         found = read_metrics(Path(run.output) / "metrics.jsonl")
-        return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in found]
+        return [{name: value for name, value in row.items() if name not in OF_THE_CLOCK} for row in found]
 
     return rows

@@ -7,11 +7,11 @@ import pytest
 
 from phasewise.trainer import recorder as module
 from phasewise.trainer.base.errors import TrainingDiverged
-from phasewise.trainer.metrics import PARAM_GROUPS, TABLE, MetricsFile, Row, as_markdown, metric_of, read_metrics
+from phasewise.trainer.metrics import PARAM_GROUPS, TABLE, MetricsFile, Row, as_markdown, read_metrics
 from phasewise.trainer.recorder import Recorder, scheduled_row, values_of
 from phasewise.trainer.state import slot_names
 from phasewise.trainer.step import StepMetrics
-from tests.trainer.conftest import MakeRun
+from tests.trainer.conftest import MakeRun, metric_of
 
 
 def append(path: Path, steps: range, *, restored_step: int) -> None:

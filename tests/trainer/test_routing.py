@@ -7,13 +7,12 @@ import pytest
 
 from phasewise.trainer.config import Execution, ModelConfig, RunConfig
 from phasewise.trainer.interventions import scheduled_at
-from phasewise.trainer.metrics import metric_of
 from phasewise.trainer.model.params import expert_layers, param_specs, stacks
 from phasewise.trainer.model.router import BIAS
 from phasewise.trainer.recorder import routing_values
 from phasewise.trainer.state import TrainState, init_state
 from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
-from tests.trainer.conftest import MakeRun
+from tests.trainer.conftest import MakeRun, metric_of
 from tests.trainer.model.families import SMEBU, SPARSE
 
 ROWS = np.random.default_rng(5).integers(2, 256, (4, 32)).astype(np.int32)

@@ -34,7 +34,7 @@ CONTRACT_OF_ROWS = ("packing", "packing_version", "loss_on", "buffer")  # all fi
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One host's rows of a batch. Segment ids and positions are computed on first use."""
+    """One host's rows of a batch. Segment ids are computed on first use."""
 
     tokens: Int[np.ndarray, "b t"]
     begin_of_text: int
@@ -57,17 +57,6 @@ class Batch:
         ids = np.cumsum(begins, axis=1, dtype=np.int32)
         ids += ~begins[:, :1]
         return ids
-
-    @cached_property
-    def positions(self) -> Int[np.ndarray, "b t"]:
-        """The token's position in its document, 0 for padding, as int32."""
-        ids = self.segment_ids
-        place = np.arange(ids.shape[1], dtype=np.int32)
-        begins = np.ones(ids.shape, bool)
-        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        within = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
-        within[ids == 0] = 0
-        return within
 
 
 class Order:

@@ -39,12 +39,38 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
     evidence = gate_evidence(others, parent, floor_error_rate=limits.floor_error_rate if limits.must_beat_baseline else None)
     measured = {result["benchmark"] for result in evaluation["results"]}
     asked = [{"name": name, "measured": name in measured} for name in evaluation["benchmarks"]]
+    needles: list[dict[str, object]] = []  # whose scores need no floor and ignore schedules
+    for result in evaluation["results"]:
+        if not is_needle(result["benchmark"]):
+            continue
+        floor, found = measure_floor(result), compare(name_of(result), result, evaluation, parent)
+        why_not = "; ".join(filter(None, (found.limited, found.differs)))
+        theirs = next((one for one in parent["results"] if name_of(one) == found.name), None) if parent else None
+        row: dict[str, object] = {
+            "name": name_of(result),
+            "against": found.against or "",
+            **dict.fromkeys(("parent", "difference", "low", "high"), math.nan),
+            "why_not": why_not or found.why_not,
+            "value": float(result["value"]),
+            "stderr": float(result["stderr"]),
+            "baseline": float(result["baseline"]),
+            "items": floor.items,
+            "right": floor.right,
+            "accuracy_p_value": floor.accuracy_p_value,
+            "likelihoods": floor.likelihoods,
+            "floor_p_value": floor.p_value,
+        }
+        if theirs is not None and not why_not:
+            pairs = pair_items(result, theirs)
+            low, high = difference_interval(pairs)
+            row |= {"parent": float(theirs["value"]), "difference": pairs.difference, "low": low, "high": high, "why_not": ""}
+        needles.append(row)
     return {
         "asked": pd.DataFrame(asked, columns=["name", "measured"]),
         "benchmarks": evidence[evidence["kind"] == "benchmark"].reset_index(drop=True),
         "bits_per_byte": evidence[evidence["kind"] == "bits_per_byte"].reset_index(drop=True),
         **against_parent(others, parent, limits),
-        "needles": _needle_table(evaluation, parent),
+        "needles": pd.DataFrame(needles, columns=list(NEEDLE_COLUMNS)),
         "exposure": exposure_table(evaluation, parent),
         "answers": answers_table(evaluation, limits),
     }
@@ -134,37 +160,6 @@ def _macro_row(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: 
         "components": ", ".join(components),
         "finite": is_finite and math.isfinite(value) and all(map(math.isfinite, every)),
     }
-
-
-def _needle_table(evaluation: Evaluation, parent: Evaluation | None) -> pd.DataFrame:
-    """Build a row per benchmark of needles in a haystack (`niah`), whose scores need no floor and ignore schedules."""
-    rows: list[dict[str, object]] = []
-    for result in evaluation["results"]:
-        if not is_needle(result["benchmark"]):
-            continue
-        floor, found = measure_floor(result), compare(name_of(result), result, evaluation, parent)
-        why_not = "; ".join(filter(None, (found.limited, found.differs)))
-        theirs = next((one for one in parent["results"] if name_of(one) == found.name), None) if parent else None
-        row: dict[str, object] = {
-            "name": name_of(result),
-            "against": found.against or "",
-            **dict.fromkeys(("parent", "difference", "low", "high"), math.nan),
-            "why_not": why_not or found.why_not,
-            "value": float(result["value"]),
-            "stderr": float(result["stderr"]),
-            "baseline": float(result["baseline"]),
-            "items": floor.items,
-            "right": floor.right,
-            "accuracy_p_value": floor.accuracy_p_value,
-            "likelihoods": floor.likelihoods,
-            "floor_p_value": floor.p_value,
-        }
-        if theirs is not None and not why_not:
-            pairs = pair_items(result, theirs)
-            low, high = difference_interval(pairs)
-            row |= {"parent": float(theirs["value"]), "difference": pairs.difference, "low": low, "high": high, "why_not": ""}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=list(NEEDLE_COLUMNS))
 
 
 def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:

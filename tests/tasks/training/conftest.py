@@ -14,7 +14,7 @@ from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.identity import HOUSE, write_sealed
 from phasewise.trainer.config import Execution, RunConfig
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.metrics import OF_THE_CLOCK, Row, read_metrics
 from tests.tasks.conftest import tiny_run
 
 STEPS, SAVED_EVERY = 90, 30
@@ -48,7 +48,7 @@ def short(run: RunConfig, steps: int = 24) -> RunConfig:
 
 def rows_of(run: RunConfig) -> list[Row]:
     rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in rows]
+    return [{name: value for name, value in row.items() if name not in OF_THE_CLOCK} for row in rows]
 
 
 def until(holds: Callable[[], Any]) -> None:

@@ -95,11 +95,11 @@ def test_a_batch_is_what_mixture_permutation_and_cache_say(run: RunConfig, cache
 
 def test_a_batch_tells_documents_apart(run: RunConfig):
     batch = Loader(run).batch(12)
-    for tokens, segments, positions in zip(batch.tokens, batch.segment_ids, batch.positions, strict=True):
-        segment, position = (0 if tokens[0] == 0 else 1), -1
+    for tokens, segments in zip(batch.tokens, batch.segment_ids, strict=True):
+        segment = 0 if tokens[0] == 0 else 1
         for place, token in enumerate(tokens):
-            segment, position = (segment + 1, 0) if token == 0 else (segment, position + 1)
-            assert (segments[place], positions[place]) == (segment, position)
+            segment += token == 0
+            assert segments[place] == segment
     assert batch.segment_ids is batch.segment_ids
 
 

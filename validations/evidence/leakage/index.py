@@ -89,11 +89,6 @@ class LeakageIndex:
         """Mark the test items."""
         return ~(self.is_example | self.is_reading)
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the arrays in memory."""
-        return sum(getattr(self, name).nbytes for name in _ARRAYS)
-
     @classmethod
     def build(cls, items: Sequence[BenchmarkItem]) -> "LeakageIndex":
         """Index the items, and readings of items whose words join without punctuation."""

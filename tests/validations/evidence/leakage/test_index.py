@@ -38,7 +38,7 @@ def test_a_saved_index_comes_back_whole(tmp_path: Path) -> None:
             np.testing.assert_array_equal(built, read)
         else:
             assert built == read
-    assert (loaded.items_per_benchmark, loaded.num_bytes) == ({"birds": 1, "ponds": 1}, index.num_bytes)
+    assert loaded.items_per_benchmark == {"birds": 1, "ponds": 1}
     documents = [Document("f", number, str(number), item.question.encode()) for number, item in enumerate((FROG, WREN))]
     found = scan_documents(documents, index, LIMITS)
     assert [hit.item for hit in found.hits] == ["frog", "wren"]
