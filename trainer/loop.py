@@ -256,23 +256,22 @@ class _Training:
                 continue
             watchdog.begin("step" if recorded else "first step")
             jax.block_until_ready(measured.loss)
-            recorder.stop_clock()
-            if self.evaluate is not None and is_to_evaluate:
-                watchdog.begin("evaluation")
-                started = time.monotonic()
-                row = self.evaluate(state.params, state.ema)
-                waiting[2].update({**row, "evaluation_seconds": time.monotonic() - started})
-            record(waiting)
-            waiting = None
-            if is_to_save:
-                watchdog.begin("save")
-                checkpoints.save(step + 1, state, contract, rows=recorder.flush())
-                if is_first():
-                    seal_new(RunFolder(run.output).compilation_cache)
-                if is_to_stop:
-                    checkpoints.wait()
-                    raise Preempted
-            recorder.start_clock()
+            with recorder.stopped_clock():
+                if self.evaluate is not None and is_to_evaluate:
+                    watchdog.begin("evaluation")
+                    started = time.monotonic()
+                    row = self.evaluate(state.params, state.ema)
+                    waiting[2].update({**row, "evaluation_seconds": time.monotonic() - started})
+                record(waiting)
+                waiting = None
+                if is_to_save:
+                    watchdog.begin("save")
+                    checkpoints.save(step + 1, state, contract, rows=recorder.flush())
+                    if is_first():
+                        seal_new(RunFolder(run.output).compilation_cache)
+                    if is_to_stop:
+                        checkpoints.wait()
+                        raise Preempted
         record(waiting)
         watchdog.begin("save")
         checkpoints.save(run.last_step, state, contract, rows=recorder.flush())

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,12 @@ class Recorder(AbstractContextManager["Recorder"]):
         for sink in self._sinks:
             sink.close()
 
-    def stop_clock(self) -> None:
-        """End the time of the last update, before evaluation and saving."""
+    @contextmanager
+    def stopped_clock(self) -> Iterator[None]:
+        """Leave evaluation and saving out of the time of the updates before and after."""
         self._until = self._clock()
-
-    def start_clock(self) -> None:
-        """Start the time of the next update."""
-        self._since = self._clock()
-        self._until = None
+        yield
+        self._since, self._until = self._clock(), None
 
     def write(self, step: int, measured: StepMetrics, more: Row) -> None:
         """Write the row of the update that made step `step`.

@@ -222,13 +222,11 @@ def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) ->
     return jax.make_array_from_callback((size * of, *rows.shape[1:]), named_sharding(mesh, "batch", "position"), part)
 
 
-def constrain_activation(x: T, letters: str) -> T:
-    """Cut an activation by its shape letters. Otherwise the compiler may cut d_model, and keep the whole batch on every device."""
-    return constrain(x, *(ACTIVATION_AXES.get(letter) for letter in letters))
-
-
 def constrain(x: T, *axes: str | None) -> T:
-    """Cut `x` by its logical axes inside `on_mesh`. A dimension that its mesh axes don't divide stays whole (few held-out rows)."""
+    """Cut `x` by its logical axes inside `on_mesh`. A dimension that its mesh axes don't divide stays whole (few held-out rows).
+
+    Otherwise the compiler may cut d_model of an activation, and keep the whole batch on every device.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, _fitting_spec(cast(jax.Array, x).shape, axes))

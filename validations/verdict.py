@@ -20,7 +20,7 @@ from phasewise.trainer.base.storage import as_path, write_atomically
 from phasewise.validations.evidence.gate import gate_notes, gate_tables
 from phasewise.validations.evidence.parent_comparison import Evaluation
 from phasewise.validations.expectations.judging import CheckResult, Reason, judge_tables, reasons_for
-from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, HEALTH_SUITE, SUITES, version_of
+from phasewise.validations.expectations.suites import DATA_SUITE, GATE_SUITE, SUITES, version_of
 from phasewise.validations.expectations.waiver_rules import accept, asked_of_suite, told_rows
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 from phasewise.validations.outcomes import AcceptedFinding, CheckCounts, CheckOutcome, count_checks
@@ -116,22 +116,8 @@ def judge_data(
     caches, judged = evidence.caches, dict[str, str]()
     if {"component", "manifest_digest"} <= set(caches):
         judged = dict(zip(caches["component"], caches["manifest_digest"], strict=True))
-    verdict = _judge(DATA_SUITE, subject, tables, limits, accepts, asks_people, judged=judged, folder=folder)
+    verdict = judge_suite(DATA_SUITE, subject, tables, limits, accepts, asks_people, judged=judged, folder=folder)
     return verdict.model_copy(update={"decided_by": dict(decided_by)})
-
-
-def judge_health(
-    subject: str,
-    table: pd.DataFrame,
-    *,
-    limits: HealthLimits,
-    judged: dict[str, str],
-    folder: str | Path,
-    accepts: Sequence[AcceptedWarning] = (),
-    asks_people: AsksPeople = NOBODY,
-) -> Verdict:
-    """Judge the training of a phase by its health table. `judged`: checkpoint and metrics file → digest."""
-    return _judge(HEALTH_SUITE, subject, {"health": table}, limits, accepts, asks_people, judged=judged, folder=folder)
 
 
 def judge_gate(
@@ -147,11 +133,11 @@ def judge_gate(
     """Judge the evaluation of a phase's last checkpoint, against the parent's if the phase has a parent."""
     tables = gate_tables(evaluation, parent_evaluation, limits)
     judged = judged_by_gate(evaluation, parent_evaluation)
-    verdict = _judge(GATE_SUITE, subject, tables, limits, accepts, asks_people, judged=judged, folder=folder)
+    verdict = judge_suite(GATE_SUITE, subject, tables, limits, accepts, asks_people, judged=judged, folder=folder)
     return verdict.model_copy(update={"notes": gate_notes(tables, asks_floor=limits.must_beat_baseline)})
 
 
-def _judge(
+def judge_suite(
     name: str,
     subject: str,
     tables: Mapping[str, pd.DataFrame],
@@ -162,6 +148,7 @@ def _judge(
     judged: dict[str, str],
     folder: str | Path,
 ) -> Verdict:
+    """Judge the tables of a suite, and write them to the folder. `judged`: judged object, such as a metrics file → digest."""
     digests, suite, thresholds = write_tables(folder, tables), SUITES[name], limits.model_dump(mode="json")
     accepts = accepted_by(name, accepts)
     results = [accept(result, tables, accepts) for result in judge_tables(tables, suite.checks(thresholds, tables))]

@@ -18,7 +18,7 @@ from phasewise.trainer.config import ModelConfig
 from phasewise.trainer.model.decoder import project
 from phasewise.trainer.model.decoding import Branches, hidden_states_of_branches
 from phasewise.trainer.model.params import Params
-from phasewise.trainer.sharding import constrain_activation, named_sharding, on_mesh, parts_here
+from phasewise.trainer.sharding import constrain, named_sharding, on_mesh, parts_here
 
 MIN_LONGEST_ROW_TOKENS, MIN_ROW_TOKENS = 512, 256
 STEPS_BETWEEN_ROWS = 4
@@ -162,7 +162,7 @@ def _score(
 
     def score_some(number: Int[Array, ""], found: tuple[Array, Array]) -> tuple[Array, Array]:
         at, wanted = (jax.lax.dynamic_slice_in_dim(part, number * size, size, axis=1)[..., None] for part in (slots, targets))
-        z = constrain_activation(project(params, jnp.take_along_axis(hidden, at, axis=1), config), "btv")
+        z = constrain(project(params, jnp.take_along_axis(hidden, at, axis=1), config), "batch", "position", "vocab")
         log_likelihoods = jnp.take_along_axis(z, wanted, axis=-1)[..., 0] - jax.nn.logsumexp(z, axis=-1)
         is_greedy = jnp.argmax(z, axis=-1) == wanted[..., 0]
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=number * size, axis=1)

@@ -26,8 +26,9 @@ from phasewise.validations.evidence.health.evidence import health_evidence
 from phasewise.validations.evidence.leakage.scan import leakage_evidence, leaked_items
 from phasewise.validations.evidence.mixture import mixture_evidence, packing_evidence
 from phasewise.validations.evidence.order.evidence import order_evidence
+from phasewise.validations.expectations.suites import HEALTH_SUITE
 from phasewise.validations.limits import DataLimits, HealthLimits
-from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, judge_health, write_verdict
+from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, judge_suite, write_verdict
 from phasewise.validations.waivers import NOBODY, AcceptedWarning, AsksPeople
 
 DAMAGED = "shard damaged"
@@ -95,15 +96,9 @@ def judge_phase_health(
 
     metrics = RunFolder(run.output).metrics
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
-    verdict = judge_health(
-        f"{run.recipe}/{run.scale}/{run.phase} training",
-        health_evidence(read_metrics(metrics), limits, groups=groups(run.model)),
-        limits=limits,
-        judged={str(metrics): digest_of_file(metrics)},
-        folder=path.with_suffix(""),
-        accepts=accepts,
-        asks_people=asks_people,
-    )
+    tables = {"health": health_evidence(read_metrics(metrics), limits, groups=groups(run.model))}
+    subject, judged = f"{run.recipe}/{run.scale}/{run.phase} training", {str(metrics): digest_of_file(metrics)}
+    verdict = judge_suite(HEALTH_SUITE, subject, tables, limits, accepts, asks_people, judged=judged, folder=path.with_suffix(""))
     write_verdict(path, verdict)
     return verdict
 

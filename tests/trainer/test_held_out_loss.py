@@ -14,10 +14,10 @@ from phasewise.trainer.data.loader import Batch
 from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from phasewise.trainer.loop import build_evaluate, read_held_out
 from phasewise.trainer.metrics import TABLE, Row, read_metrics
-from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.run import execute
 from tests.trainer.conftest import MakeRun, metric_of
+from tests.trainer.model.families import logits
 from tests.trainer.token_caches import write_token_cache
 
 ROWS, SHORT = 5, 20

@@ -116,11 +116,10 @@ def test_the_time_of_an_update_is_without_saving_and_evaluation(make_run: MakeRu
         time.now += 2
         recorder.write(1, measured(), {"data_seconds": 0.25})
         time.now += 1
-        recorder.stop_clock()
-        time.now += 50  # evaluation
-        recorder.write(2, measured(), {"data_seconds": 0.25})
-        time.now += 30  # saving
-        recorder.start_clock()
+        with recorder.stopped_clock():
+            time.now += 50  # evaluation
+            recorder.write(2, measured(), {"data_seconds": 0.25})
+            time.now += 30  # saving
         time.now += 4
         recorder.write(3, measured(), {"data_seconds": 0.25})
     rows, names = read_metrics(Path(run.output) / "metrics.jsonl"), ("step_seconds", "tokens_per_second", "seconds", "data_seconds")

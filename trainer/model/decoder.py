@@ -20,7 +20,7 @@ from phasewise.trainer.kernels.xla import Ids, Query
 from phasewise.trainer.model.params import Cycle, LayerKind, Params, Stack, cycles
 from phasewise.trainer.model.remat import Block, check_names, remat
 from phasewise.trainer.model.router import Routing, mix_experts
-from phasewise.trainer.sharding import constrain, constrain_activation, join_rows
+from phasewise.trainer.sharding import constrain, join_rows
 
 Tokens = Int[Array, "b t"]
 Hidden = Float[Array, "b t d"]
@@ -70,13 +70,6 @@ def rotate(x: Query, rotation: Rotation) -> Query:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.astype(x.dtype)
-
-
-def logits(
-    params: Params, tokens: Tokens, config: ModelConfig, *, segment_ids: Ids = None, execution: Execution = PLAIN
-) -> Float[Array, "b t v"]:
-    """Return next-token logits. A position sees itself and earlier positions of its document."""
-    return project(params, run_layers(params, tokens, config, segment_ids=segment_ids, execution=execution)[0], config)
 
 
 @strictly_typed
@@ -139,7 +132,7 @@ def run_stacks(
         looked_up = config.embedding_scale * looked_up
     looked_up = constrain(looked_up.astype(config.compute_dtype), "looked_up_batch", None, "d_model")
     looked_up = constrain(looked_up, "looked_up_batch", "position", "looked_up_d_model")
-    x = constrain_activation(looked_up, "btd")
+    x = constrain(looked_up, "batch", "position", None)
     measured: dict[tuple[int, ...], Measured] = {}
     for cycle in cycles(config):
         layers = {stack: remat(partial(layer, stack.kind), execution.remat) for stack, _ in cycle.runs}

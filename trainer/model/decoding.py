@@ -13,11 +13,12 @@ from phasewise.trainer.config import Execution, ModelConfig
 from phasewise.trainer.kernels.xla import MASKED, Keys, Query, blocks, from_rows, mix, to_rows
 from phasewise.trainer.model.decoder import PLAIN, Hidden, Tokens, rotations, run_stacks, strictly_typed
 from phasewise.trainer.model.params import Params, stacks
-from phasewise.trainer.sharding import constrain_activation, map_shards
+from phasewise.trainer.sharding import constrain, map_shards
 
 BLOCK_SLOTS = 256
 MAX_MULTIPLIED_QUERIES = 8
 """Up to so many queries of a kv head are multiplied and summed. A matrix product is faster for more (measured on a CPU)."""
+KEY_AXES, VALUE_AXES = (None, "batch", "kv_heads", None, "position"), (None, "batch", "kv_heads", "position", None)
 LAYER_NUMBER = "layer_number"  # key of a layer's number among its weights, so that loops over layers pass it on
 
 
@@ -163,7 +164,7 @@ def empty_cache(config: ModelConfig, starts: Int[Array, " b"], slots: int) -> Ca
     of_all = (config.num_layers, starts.shape[0], config.num_kv_heads)
     keys = jnp.zeros((*of_all, config.head_dim, room), dtype)
     values = jnp.zeros((*of_all, room, config.head_dim), dtype)
-    return Cache(constrain_activation(keys, "lbkes"), constrain_activation(values, "lbkse"), starts, jnp.int32(0))
+    return Cache(constrain(keys, *KEY_AXES), constrain(values, *VALUE_AXES), starts, jnp.int32(0))
 
 
 @strictly_typed
@@ -196,5 +197,4 @@ def extend(params: Params, tokens: Tokens, config: ModelConfig, cache: Cache, *,
     at = cache.length + (hidden.ravel()[0] > jnp.inf).astype(jnp.int32)  # waits for the layers, which read the cache
     keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, key.transpose(0, 1, 3, 4, 2), at, axis=4)
     values = jax.lax.dynamic_update_slice_in_dim(cache.values, value.swapaxes(2, 3), at, axis=3)
-    keys, values = constrain_activation(keys, "lbkes"), constrain_activation(values, "lbkse")
-    return hidden, Cache(keys, values, cache.starts, cache.length + tokens.shape[1])
+    return hidden, Cache(constrain(keys, *KEY_AXES), constrain(values, *VALUE_AXES), cache.starts, cache.length + tokens.shape[1])

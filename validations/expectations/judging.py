@@ -4,7 +4,7 @@ import os
 import string
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -163,7 +163,29 @@ def reasons_for(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> list
             what_to_do="This is a defect of the check or of its table, not of the data: repair it and judge again.",
         )
         return [reason]
-    reasons = list(dict.fromkeys(_find_reasons(result, tables)))
+    # of the failing rows, or of their details if a row has few. The worst value against a limit or floor comes first
+    found: list[Reason] = []
+    details, rows = check.details, tables[table]
+    if not result.failing_rows and (check.expectation == "ExpectTableRowCountToBeBetween" or len(rows)):
+        found.append(_reason(result, {OBSERVED: result.observed}))
+    failing = rows.iloc[list(result.failing_rows)]
+    if len(failing) and ("limit" in check.arguments or "floor" in check.arguments):
+        is_floor = "floor" in check.arguments
+        failing = failing.sort_values(check.arguments["column"], ascending=is_floor, kind="stable", na_position="first")
+    for cells in failing.to_dict("records"):
+        row = {str(name): value for name, value in cells.items()}
+        if details is None:
+            found.append(_reason(result, row))
+            continue
+        of_row = np.logical_and.reduce([tables[details.table][key] == row[key] for key in details.keys])
+        sharing = tables[details.table][of_row].sort_values(details.order_by, ascending=False, kind="stable")
+        particulars: list[dict[Any, Any]] = sharing.head(details.at_most + 1).to_dict("records")
+        if 0 < len(particulars) <= details.at_most:
+            found += [_reason(result, {**row, **particular}, what=details.what, where=details.where) for particular in particulars]
+        else:
+            found.append(_reason(result, {**(particulars or [{}])[0], **row}))
+
+    reasons = list(dict.fromkeys(found))
     more = len(reasons) - MAX_REASONS_PER_CHECK
     if more <= 0:
         return reasons
@@ -177,33 +199,6 @@ def reasons_for(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> list
         what_to_do=f"See all of them in {table}.parquet, in the verdict's evidence folder.",
     )
     return [*reasons[:MAX_REASONS_PER_CHECK], summary]
-
-
-def _find_reasons(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> Iterator[Reason]:
-    """Yield the reasons of the failing rows, or of their details if a row has few. The worst value against a limit or floor comes first."""
-    check, details = result.check, result.check.details
-    table = tables[check.table]
-    if not result.failing_rows:
-        if check.expectation == "ExpectTableRowCountToBeBetween" or len(table):
-            yield _reason(result, {OBSERVED: result.observed})
-        return
-    failing = table.iloc[list(result.failing_rows)]
-    if "limit" in check.arguments or "floor" in check.arguments:
-        is_floor = "floor" in check.arguments
-        failing = failing.sort_values(check.arguments["column"], ascending=is_floor, kind="stable", na_position="first")
-    for cells in failing.to_dict("records"):
-        row = {str(name): value for name, value in cells.items()}
-        if details is None:
-            yield _reason(result, row)
-            continue
-        of_row = np.logical_and.reduce([tables[details.table][key] == row[key] for key in details.keys])
-        found = tables[details.table][of_row].sort_values(details.order_by, ascending=False, kind="stable")
-        particulars: list[dict[Any, Any]] = found.head(details.at_most + 1).to_dict("records")
-        if 0 < len(particulars) <= details.at_most:
-            for particular in particulars:
-                yield _reason(result, {**row, **particular}, what=details.what, where=details.where)
-        else:
-            yield _reason(result, {**(particulars or [{}])[0], **row})
 
 
 def _reason(result: CheckResult, cells: Mapping[str, Any], *, what: str | None = None, where: str | None = None) -> Reason:

@@ -19,9 +19,9 @@ from phasewise.tasks.evaluation.made_benchmarks import write_benchmarks
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
 from phasewise.trainer.config import ModelConfig, Rope
 from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
-from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from tests.compilation import compile_from_now_on
+from tests.trainer.model.families import logits
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")

@@ -11,9 +11,9 @@ from phasewise.tasks.evaluation.checkpoint import answer_nats, answers_beside_pa
 from phasewise.tasks.evaluation.settings import Measured
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.config import Execution, ModelConfig, StartFrom
-from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, init_params
 from phasewise.trainer.preflight.spec import run_of
+from tests.trainer.model.families import logits
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 

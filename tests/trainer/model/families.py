@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from phasewise.trainer.config import Experts, SignBalancing, Smebu
+import jax
+
+from phasewise.trainer.config import Experts, ModelConfig, SignBalancing, Smebu
+from phasewise.trainer.model.decoder import project, run_layers
+from phasewise.trainer.model.params import Params
 
 MEMBERS: dict[str, tuple[str, ...]] = {
     "embedding": ("embedding",),
@@ -26,3 +30,8 @@ AFMOE: dict[str, Any] = {
 SPARSE: dict[str, Any] = {"experts": EXPERTS}
 """Layers that are all alike, with experts: one stack, quick to compile."""
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}, "afmoe": AFMOE}
+
+
+def logits(params: Params, tokens: Any, config: ModelConfig, **options: Any) -> jax.Array:
+    """A position sees itself and earlier positions of its document."""
+    return project(params, run_layers(params, tokens, config, **options)[0], config)

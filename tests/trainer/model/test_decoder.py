@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import Execution, Llama3RopeScaling, ModelConfig, Rope
-from phasewise.trainer.model.decoder import logits, run_layers
+from phasewise.trainer.model.decoder import run_layers
 from phasewise.trainer.model.params import Params, init_params
-from tests.trainer.model.families import FAMILIES
+from tests.trainer.model.families import FAMILIES, logits
 
 compiled_logits = jax.jit(logits, static_argnames=("config", "execution"))
 of_llama = pytest.mark.parametrize("config", ["llama"], indirect=True)

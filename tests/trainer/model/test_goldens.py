@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.hugging_face import places, read_folder, to_tensor
 from phasewise.trainer.model.params import Params
+from tests.trainer.model.families import logits
 
 GOLDENS = Path(__file__).with_name("goldens")
 NAMES = ("llama", "llama-tied", "qwen3", "qwen3-window", "afmoe")

@@ -8,10 +8,10 @@ import pytest
 
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, ModelConfig, Remat
-from phasewise.trainer.model.decoder import logits
 from phasewise.trainer.model.params import Params, abstract_params, init_params
 from phasewise.trainer.model.remat import name_products
 from phasewise.trainer.preflight.roofline import kept_names, products
+from tests.trainer.model.families import logits
 
 WEIGHTS = {"a": jnp.ones((4, 2, 3)), "inner": {"b": jnp.full((6, 4), 0.5)}, "gain": jnp.ones(4)}
 X = jnp.arange(20.0).reshape(5, 4)

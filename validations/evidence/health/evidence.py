@@ -220,24 +220,21 @@ def _spikes(metrics: Metrics, limits: HealthLimits, groups: Sequence[str]) -> li
         findings.append(_Finding(measure, 100 * len(rows) / spikes.scored, maximum, int(metrics.steps[worst]), detail))
     assert of_loss is not None
     missing = metrics.lacks("loss", "update_norm", "learning_rate")
-    return [*findings, _judged(Measure.LED_SPIKES, 0, missing, lambda: _led(metrics, of_loss, limits))]
+    if missing or not of_loss.scored:
+        return [*findings, _not_measured(Measure.LED_SPIKES, 0, missing, why="no loss could be scored as a spike or none")]
 
-
-def _led(metrics: Metrics, spikes: Spikes, limits: HealthLimits) -> _Outcome:
-    if not spikes.scored:
-        return "no loss could be scored as a spike or none"
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        lengths = metrics["update_norm"] / metrics["learning_rate"]
+        lengths = metrics["update_norm"] / rates
     lengths = np.where(np.isfinite(lengths), lengths, np.nan)
-    leads = find_leads(spikes, lengths, deviations=limits.spike_deviations, window=limits.spike_window)
-    if not leads:
-        return 0, NOWHERE, f"the update norm rises in the {LEAD_UPDATES} updates before no loss spike"
-    first = leads[0]
-    detail = (
-        f"the update norm rose before {len(leads)} loss spikes; before the one at step {metrics.steps[first.row]} "
-        f"it was at {first.factor:.2g} times its usual value, {first.updates} updates earlier"
-    )
-    return len(leads), int(metrics.steps[first.row]), detail
+    leads = find_leads(of_loss, lengths, deviations=limits.spike_deviations, window=window)
+    step, detail = NOWHERE, f"the update norm rises in the {LEAD_UPDATES} updates before no loss spike"
+    if leads:
+        step = int(metrics.steps[leads[0].row])
+        detail = (
+            f"the update norm rose before {len(leads)} loss spikes; before the one at step {step} "
+            f"it was at {leads[0].factor:.2g} times its usual value, {leads[0].updates} updates earlier"
+        )
+    return [*findings, _Finding(Measure.LED_SPIKES, len(leads), 0, step, detail)]
 
 
 def _rise(metrics: Metrics) -> _Outcome:
