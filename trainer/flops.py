@@ -27,9 +27,8 @@ class StepFlops(NamedTuple):
 def step_flops(model: ModelConfig, sequences: int, *, causal: bool = True) -> StepFlops:
     """Return the FLOPs of one update on `sequences` rows.
 
-    Args:
-        causal: count only visible pairs of positions, windows included, otherwise all t² of a row, as PaLM does. Documents within a row
-            count as one document, because a shape does not show the documents' mask.
+    `causal`: count only visible pairs of positions, windows included, otherwise all t² of a row, as PaLM does. Documents within a row count
+    as one document, because a shape does not show the documents' mask.
     """
     from phasewise.trainer.model.params import count_active_parameters, layer_kinds  # imports jax
 

@@ -167,11 +167,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def whole_through(rows: Iterable[Row], first_step: int, left_out: Container[int] = ()) -> int:
-    """Return the last step of the rows without gaps after `first_step`.
-
-    Args:
-        left_out: updates without rows, counted from 0.
-    """
+    """Return the last step of the rows without gaps after `first_step`. `left_out`: updates without rows, counted from 0."""
     reached = first_step
     for row in rows:
         step = reached + 1

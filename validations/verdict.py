@@ -217,11 +217,7 @@ def write_verdict(path: str | Path, verdict: Verdict) -> None:
 
 
 def read_verdict(path: str | Path) -> Verdict:
-    """Read a sealed verdict.
-
-    Raises:
-        VerdictError: the file is missing, invalid, or changed after it was written.
-    """
+    """Read a sealed verdict. Raises VerdictError if the file is missing, invalid, or changed after it was written."""
     try:
         return Verdict.model_validate(read_sealed(path))
     except FileNotFoundError:

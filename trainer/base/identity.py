@@ -74,8 +74,7 @@ def write_sealed(url: str | Path, value: Mapping[str, Any]) -> None:
 def read_sealed(url: str | Path, *, may_lack_seal: bool = False) -> dict[str, Any]:
     """Return the fields of a sealed file, without the seal. Raises NotAsWritten if the file was changed, or has no seal.
 
-    Args:
-        may_lack_seal: earlier versions wrote such files without a seal.
+    `may_lack_seal`: earlier versions wrote such files without a seal.
     """
     try:
         content = read_json(url)

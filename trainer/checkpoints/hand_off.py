@@ -43,10 +43,8 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     """Return the first state of a phase, with these shardings or on the first device.
 
     A parent's moving average, windows or momentum of balancing that the phase does not keep are dropped. The recipe must declare their end
-    as a change of `ema`, `max_update_norm`, `skip_step` or `balancing`.
-
-    Raises:
-        CheckpointError: a checkpoint is missing, damaged or of other weights than planned, or a leaf is not carried or declared.
+    as a change of `ema`, `max_update_norm`, `skip_step` or `balancing`. Raises CheckpointError if a checkpoint is missing, damaged or of
+    other weights than planned, or a leaf is not carried or declared.
     """
     if run.start is None and shardings is None:
         # on the device like a restored state: else a restart compiles another program for the step

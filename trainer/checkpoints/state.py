@@ -170,11 +170,9 @@ def last_steps(folder: Path, run: RunConfig, count: int) -> tuple[int, ...]:
 def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, tuple[int, ...]]:
     """Return the mean of the weights of the run's last `count` checkpoints, and their steps, oldest first.
 
-    Late updates oscillate around the optimum, and their mean is closer to it (Izmailov et al., "Averaging Weights Leads to Wider Optima
-    and Better Generalization", 2018). Sums are in float64 on the host, one checkpoint at a time. The mean has the types of the weights.
-
-    Raises:
-        CheckpointError: a checkpoint is missing, damaged, or of another run or model.
+    Late updates oscillate around the optimum, and their mean is closer to it (Izmailov et al., "Averaging Weights Leads to Wider Optima and
+    Better Generalization", 2018). Sums are in float64 on the host, one checkpoint at a time. The mean has the types of the weights. Raises
+    CheckpointError if a checkpoint is missing, damaged, or of another run or model.
     """
     chosen = last_steps(folder, run, count)
     total: Any = None

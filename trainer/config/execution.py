@@ -48,9 +48,8 @@ class Mesh(Frozen):
 class Kept(Frozen):
     """Named activations of a block to store. The backward pass recomputes the others.
 
-    Attributes:
-        on_device, on_host: names of products (like their weights: `query`, `gate`), `block_input`, or `attention` (Splash only). Without
-            `block_input` in `on_host`, the block input is stored on the device.
+    `on_device`, `on_host`: names of products (like their weights: `query`, `gate`), `block_input`, or `attention` (Splash only). Without
+    `block_input` in `on_host`, the block input is stored on the device.
     """
 
     on_device: tuple[str, ...] = ()

@@ -91,8 +91,7 @@ class TracedOrder:
     ) -> tuple[Int[np.ndarray, " p"], Draws, Runs]:
         """Return every draw of a row that a document buffer filled with tokens of these ranges `[first, stop)` of the cache.
 
-        Returns:
-            The number of the range, the draw, and the tokens of the range in its row, with an entry for each piece.
+        Returns the number of the range, the draw, and the tokens of the range in its row, with an entry for each piece.
         """
         begin, end, passes = self._positions_drawn(component)
         which, positions, found = [EMPTY], [EMPTY], [np.empty((3, 0), np.int64)]

@@ -115,8 +115,7 @@ def run_stacks(
 ) -> tuple[Hidden, dict[tuple[int, ...], Measured]]:
     """Return the decoder's output before the head, for any attention, and the results of each stack of layers by the layers' numbers.
 
-    Args:
-        attend: attention. Its weights are all weights of the layer, to which a caller may add more.
+    `attend`: attention. Its weights are all weights of the layer, to which a caller may add more.
     """
     if isinstance(execution.remat, Kept):
         check_names(execution.remat, config)

@@ -84,8 +84,7 @@ class Watchdog:
 
     It can't run during a call that holds the interpreter's lock for ever. Then the heartbeat stops, which the launcher sees.
 
-    Attributes:
-        step: the number of applied updates.
+    `step`: the number of applied updates.
     """
 
     def __init__(

@@ -71,8 +71,7 @@ def name_some(names: Iterable[str], max_named: int = 5) -> str:
 def differences_evidence(rows: Mapping[str, Sequence[Mapping[str, str]]], caches: Mapping[str, str | Path]) -> pd.DataFrame:
     """Build a row per difference that `phasewise data verify` found, and a row of kind `none` per component without differences.
 
-    Args:
-        rows: component → differences with `what`, `file`, `expected`, `found` and `remedy`. Missing components were not verified.
+    `rows`: component → differences with `what`, `file`, `expected`, `found` and `remedy`. Missing components were not verified.
     """
     no_difference = {"what": "none", "kind": "none", "file": "", "expected": "", "found": "", "what_to_do": ""}
     table: list[dict[str, str]] = []

@@ -59,8 +59,7 @@ class Floor(NamedTuple):
 def measure_floor(result: Mapping[str, Any]) -> Floor:
     """Run both tests on a `tasks.evaluation.evaluate.BenchmarkResult`.
 
-    Raises:
-        DataError: answers are missing, or contradict each other, the value or the baseline.
+    Raises DataError if answers are missing, or contradict each other, the value or the baseline.
     """
     answers: list[Mapping[str, Any]] = result.get("answers") or []
     _require(result, len({answer["id"] for answer in answers}) == len(answers) == result["items"] > 0, "an answer to each of its items")
@@ -127,8 +126,7 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
     assignment, each rank is equally likely. Ranks are added instead of scores, so that no single item can decide. The distribution of the
     sum is exact up to `MAX_EXACT_UNITS` units. Above, it is normal with the same mean and variance, less half a step.
 
-    Args:
-        units: log-likelihoods in nats. Scores that differ by less than `TIE_NATS` share a rank.
+    `units`: log-likelihoods in nats. Scores that differ by less than `TIE_NATS` share a rank.
     """
     if not units:
         return 1.0

@@ -82,10 +82,8 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
     `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite`: the value and every
     response of the model are finite. A model of NaNs still scores on a multiple-choice benchmark. The columns from `items` to `decided_by`
     are the fields of `floor.Floor`. `components`: components of the macro, compared with the parent only on equal held-out text. With a
-    `floor_error_rate`, `smallest_margin` is the accuracy margin that the test detects in 8 of 10 cases.
-
-    Raises:
-        DataError: a benchmark lacks a baseline or answers, or parent and checkpoint share no held-out text.
+    `floor_error_rate`, `smallest_margin` is the accuracy margin that the test detects in 8 of 10 cases. Raises DataError if a benchmark
+    lacks a baseline or answers, or parent and checkpoint share no held-out text.
     """
     is_finite = bool(evaluation["finite"])
     parent_values = {name_of(result): _number(result["value"]) for result in parent["results"]} if parent else {}
@@ -170,8 +168,7 @@ def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:
     * `judged_p_value`: `rise_p_value` in the first row, 0 in the other rows, because the gate tests once.
     * `fall_p_value`: The chance of such low gains if the true gain is 0, over all components (Holm). 1 in the first row.
 
-    Raises:
-        DataError: a conversation is listed twice, or was measured with only one model.
+    Raises DataError if a conversation is listed twice, or was measured with only one model.
     """
     measured = evaluation.get("answers")
     if not measured:
