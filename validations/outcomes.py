@@ -32,11 +32,6 @@ class AcceptedFinding(Frozen):
     rows: int = Field(gt=0)
     worst: Reason
 
-    @property
-    def sentence(self) -> str:
-        """The finding and the reason to accept it."""
-        return f"{self.worst.what}. Accepted: {self.warning.reason} ({self.warning.source})"
-
 
 class CheckOutcome(Frozen):
     """An expectation and its outcome."""

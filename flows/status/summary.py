@@ -255,7 +255,8 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         reasons = [f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons]
         if decided:
             reasons.insert(0, f"{decided[:1].upper()}{decided[1:]}.")
-        accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
+        findings = [finding for check in verdict.checks for finding in check.accepted]
+        accepted = tuple(f"{one.worst.what}. Accepted: {one.warning.reason} ({one.warning.source})" for one in findings)
         fields = {"name": name, "counts": verdict.counts, "reasons": tuple(reasons), "accepted": accepted, "path": str(paths[name])}
         judged.append(VerdictReport.model_validate({**fields, "ruling": ruling.state, "decided": decided}))
     spent = read_time_breakdown(home.run(recipe.run_name, phase.name))
