@@ -10,6 +10,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from experiments.bench.memory import peak_of_this_process
 from experiments.leakage_recall.made_items import made_items
 from phasewise.tasks.validation.index_store import open_index

@@ -58,7 +58,7 @@ def test_a_sink_gets_what_it_does_not_have():
 def test_a_missing_extra_is_refused_before_any_work(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str
 ):
-    monkeypatch.setattr("phasewise.trainer.recorder.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("phasewise.trainer.run.find_spec", lambda name: None)
     run = make_run(f"without {extra}", instrumentation={extra: "offline" if extra == "wandb" else True})
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
     assert main([str(Path(run.output) / "run.json")]) == 2
