@@ -124,12 +124,12 @@ def _rows_of_documents(traced: Traced, search: Search) -> list[list[Trained]]:
         if one.split == "train":
             by_component.setdefault(one.component, []).append(number)
     found = [search.found[number] for numbers in by_component.values() for number in numbers]
-    seq_len = min(phase.seq_len for phase in traced.phases)
+    seq_len = min(phase.phase.model.seq_len for phase in traced.phases)
     estimate = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
     if estimate > MAX_ROWS:
         raise DataError(
             f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(found):,} documents have about {estimate:,}: ask for one, "
-            f"such as --document {found[0].document.id[:ID_SHOWN]}."
+            f"such as --document {found[0].asked.document.id[:ID_SHOWN]}."
         )
     for component, numbers in by_component.items():
         of_asked = {search.found[number].asked: number for number in numbers}
@@ -161,13 +161,14 @@ def _rows(traced: Traced, found: Sequence[Trained]) -> list[dict[str, Any]]:
 
 
 def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) -> dict[str, Any]:
-    asked, length = one.asked.stop - one.asked.first, one.document.length
+    document, asked = one.asked.document, one.asked.stop - one.asked.first
+    length = document.length
     count = tokens_trained(trained)
     is_predicted = any(predicted(traced, trained))
     if one.split == "held_out":
         told = "held out, never trains"
     else:
-        told = f"{asked:,} tokens" if one.is_whole else f"{asked:,} of its {length:,} tokens hold the text, which"
+        told = f"{asked:,} tokens" if asked == length else f"{asked:,} of its {length:,} tokens hold the text, which"
         if trained:
             times = Counter(row.phase for row in trained)
             named = ", ".join(f"{phase} in {rows:,} {'row' if rows == 1 else 'rows'}" for phase, rows in times.items())
@@ -183,16 +184,16 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
     if trained and not is_predicted:
         told += "; read, and never predicted"
     return {
-        "document": one.document.id,
+        "document": document.id,
         "component": one.component,
         "split": one.split,
-        "file": one.document.file,
+        "file": document.file,
         "tokens": length,
-        "offset": one.asked.first - one.document.first,
+        "offset": one.asked.first - document.first,
         "tokens_asked": asked,
         "tokens_trained": count,
         "predicted": is_predicted,
-        "is_whole": one.is_whole,
+        "is_whole": asked == length,
         "rows": len(trained),
         "told": told,
     }

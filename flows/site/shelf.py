@@ -99,16 +99,22 @@ class Set:
 class PhaseFiles:
     """The parsed files of a phase.
 
-    `phase`: None if the installed recipes lack it. `verdicts`: gate → verdict, or the reason that it cannot be parsed.
+    `phase`: None if the installed recipes lack it. `verdicts`: gate → verdict, or the reason that it cannot be parsed. `judged`: gates with
+    a readable verdict.
     """
 
     address: PhaseAddress
     phase: Phase | None
+    parent: str | None
+    start_step: int | None
+    stop_step: int | None
     home: Home
+    folder: Path
     run: Mapping[str, Any]
     result: Mapping[str, Any]
     evaluation: Mapping[str, Any]
     verdicts: Mapping[Gate, Verdict | Damaged]
+    judged: tuple[tuple[Gate, Verdict], ...]
     rulings: Mapping[Gate, Ruling]
     events: tuple[Mapping[str, Any], ...]
     question: Verdict | Damaged | None
@@ -118,37 +124,9 @@ class PhaseFiles:
     damaged: tuple[str, ...]
     last_sign: float | None
 
-    @property
-    def folder(self) -> Path:
-        """Folder of the run."""
-        return self.home.run(self.address.run_name, self.address.phase)
-
     def evidence(self, gate: Gate) -> Path:
         """Folder of a verdict's evidence."""
         return self.home.verdict(self.address.run_name, self.address.phase, gate).with_suffix("")
-
-    @property
-    def parent(self) -> str | None:
-        """Parent phase. Without a recipe, it comes from the path of the run's first checkpoint."""
-        if self.phase:
-            return self.phase.parent
-        parts = Path(str(known(self.run.get("start")).get("checkpoint", ""))).parts
-        return parts[-3] if len(parts) > 3 else None
-
-    @property
-    def start_step(self) -> int | None:
-        """First step."""
-        return self.phase.start_step if self.phase else self.run.get("start_step")
-
-    @property
-    def stop_step(self) -> int | None:
-        """Last step."""
-        return self.phase.stop_step if self.phase else self.run.get("stop_step")
-
-    @property
-    def judged(self) -> tuple[tuple[Gate, Verdict], ...]:
-        """Gates with a readable verdict."""
-        return tuple((gate, verdict) for gate, verdict in self.verdicts.items() if isinstance(verdict, Verdict))
 
     def is_alive(self, now: float) -> bool:
         """Return whether recent files show an active training."""
@@ -245,14 +223,23 @@ class Shelf:
                 times.append(path.stat().st_mtime)
             except OSError:
                 continue
+        phase = next((phase for phase in found.recipe.phases if phase.name == name), None) if found.recipe else None
+        start_step, stop_step = (known(run).get(step) for step in ("start_step", "stop_step"))
+        above = Path(str(known(known(run).get("start")).get("checkpoint", ""))).parts  # …/PHASE/checkpoints/STEP
+        of_gates: dict[Gate, Verdict | Damaged] = {gate: verdicts[gate] for gate in GATES if gate in verdicts}
         return PhaseFiles(
             address=PhaseAddress(found.name, found.scale, name),
-            phase=next((phase for phase in found.recipe.phases if phase.name == name), None) if found.recipe else None,
+            phase=phase,
+            parent=phase.parent if phase else above[-3] if len(above) > 3 else None,
+            start_step=phase.start_step if phase else start_step,
+            stop_step=phase.stop_step if phase else stop_step,
             home=self.home,
+            folder=folder.path,
             run=known(run),
             result=known(result),
             evaluation=known(evaluation),
-            verdicts={gate: verdicts[gate] for gate in GATES if gate in verdicts},
+            verdicts=of_gates,
+            judged=tuple((gate, verdict) for gate, verdict in of_gates.items() if isinstance(verdict, Verdict)),
             rulings={gate: rulings[gate] for gate in GATES if gate in rulings},
             events=events if isinstance(events, tuple) else (),
             question=verdicts.get(QUESTION),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phasewise.flows.trace.trace_context import Traced
-from phasewise.flows.trace.trace_query import Asked, whole
+from phasewise.flows.trace.trace_query import Asked
 from phasewise.tasks.data.caches import ids_of_text, normalized, shards_with
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.storage import parse_json
@@ -27,16 +27,6 @@ class FoundDocument(NamedTuple):
     component: Component
     split: Split
     asked: Asked
-
-    @property
-    def document(self) -> Located:
-        """The document."""
-        return self.asked.document
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all tokens of the document are requested."""
-        return self.asked == whole(self.document)
 
 
 @dataclass(frozen=True)
@@ -99,8 +89,8 @@ def find_by_text(traced: Traced, path: Path, *, inside: bool) -> Search:
     found = _each(traced, lambda component, index: _named(traced, component, index, ids_of_text(text, index.cache.manifest)))
     tokens = sum(index.cache.manifest.tokens for split in SPLITS for index in traced.indices[split].values())
     if inside or tokens <= MAX_TOKENS_INSIDE:
-        whole_ones = {(one.component, one.document.id) for one in found}
-        found += [one for one in _holding(traced, text) if (one.component, one.document.id) not in whole_ones]
+        whole_ones = {(one.component, one.asked.document.id) for one in found}
+        found += [one for one in _holding(traced, text) if (one.component, one.asked.document.id) not in whole_ones]
         if not found:
             raise DataError(f"{_nothing(traced, f'text of {path}')} {_as_one_text(path, text)}")
         return _search(traced, found, inside=True)
@@ -125,7 +115,7 @@ def _as_one_text(path: Path, text: str) -> str:
 
 def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Located]]) -> list[FoundDocument]:
     return [
-        FoundDocument(component, split, whole(document))
+        FoundDocument(component, split, Asked(document, document.first, document.first + document.length))
         for component in traced.components
         for split in SPLITS
         for document in find(component, traced.indices[split][component])

@@ -52,11 +52,6 @@ class TracedPhase:
     trained: TrainedOrder
     rows: Mapping[Component, ComponentRows]
 
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a row."""
-        return self.phase.model.seq_len
-
     def runs_of(self, component: Component, draws: Draws) -> Runs:
         """The tokens of draws of one component, row by row."""
         if not self.order.from_caches:
@@ -74,15 +69,11 @@ class Traced:
 
     resolved: Resolved
     phases: tuple[TracedPhase, ...]
+    components: tuple[Component, ...]
     indices: Mapping[Split, Mapping[Component, DocumentIndex]]
     plan: DataPlan | None
     remarks: tuple[str, ...]
     _texts: dict[str, TokenText | None] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """The components of the phases, sorted."""
-        return tuple(sorted(self.indices["train"]))
 
     def text_of(self, component: Component) -> TokenText | None:
         """The decoder of a component's tokens. None if the tokenizer is not in the home."""
@@ -148,7 +139,7 @@ def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool
         if names and other != recipe.scale:
             here = f"This home has {', '.join(names)} trained at {other} scale, and this is {recipe.scale} scale"
             remarks.append(f"{here}: --scale {other} traces that run.")
-    return Traced(resolved, phases, indices, plan, tuple(remarks))
+    return Traced(resolved, phases, tuple(sorted(indices["train"])), indices, plan, tuple(remarks))
 
 
 def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | None:

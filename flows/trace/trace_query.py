@@ -69,11 +69,6 @@ class Asked(NamedTuple):
     stop: int
 
 
-def whole(document: Located) -> Asked:
-    """All tokens of a document."""
-    return Asked(document, document.first, document.first + document.length)
-
-
 def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -> list[Trained]:
     """The training data of the update to `step`, row by row, or of one row. Empty for a skipped update."""
     first, last = phase.phase.start_step + 1, phase.stop_step

@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Self
@@ -89,52 +90,21 @@ class Table(Frozen):
         return self
 
 
-class Slice(Frozen):
-    """`count` equal slices."""
+@dataclass(frozen=True)
+class Slice:
+    """`count` equal slices. `mesh`: replicas over slices, weights over the devices of a slice. `topology`: in the compiler's names."""
 
     name: str
-    count: int = Field(gt=0)
+    count: int
     chip: Chip
     torus: tuple[int, ...]
-
-    @property
-    def chips_of_each(self) -> int:
-        """Chips of a slice."""
-        return math.prod(self.torus)
-
-    @property
-    def chips(self) -> int:
-        """Chips of all slices."""
-        return self.count * self.chips_of_each
-
-    @property
-    def devices_of_each(self) -> int:
-        """Devices of a slice."""
-        return self.chips_of_each * self.chip.devices
-
-    @property
-    def devices(self) -> int:
-        """Devices of all slices."""
-        return self.count * self.devices_of_each
-
-    @property
-    def hosts(self) -> int:
-        """Hosts of all slices. Slices share no host."""
-        return self.count * -(-self.chips_of_each // self.chip.chips_per_host)
-
-    @property
-    def mesh(self) -> Mesh:
-        """Mesh by rule: replicas over slices, weights over the devices of a slice."""
-        return Mesh(replica=self.count, fsdp=self.devices_of_each, tensor=1)
-
-    @property
-    def topology(self) -> Topology:
-        """Topology in the compiler's names."""
-        platform = self.chip.platform
-        name = f"{self.chip.topology or platform}:{'x'.join(map(str, self.torus))}"
-        if platform != "tpu":
-            return Topology(name=name, num_slices=self.count, platform=platform, devices=self.devices)
-        return Topology(name=name, num_slices=self.count, chip_config=self.chip.chip_config, chips_per_host=self.chip.host_bounds)
+    chips_of_each: int
+    chips: int
+    devices_of_each: int
+    devices: int
+    hosts: int
+    mesh: Mesh
+    topology: Topology
 
 
 @cache
@@ -161,4 +131,23 @@ def find_slice(name: str) -> Slice:
     count = int(found.group(1) or 1)
     if count < 1:
         raise ConfigError(f"a slice is at least one, found {name!r}.")
-    return Slice(name=name.strip(), count=count, chip=table.chips[torus.chip], torus=torus.torus)
+    chip, chips = table.chips[torus.chip], math.prod(torus.torus)
+    devices = chips * chip.devices
+    compiled_for = f"{chip.topology or chip.platform}:{'x'.join(map(str, torus.torus))}"
+    if chip.platform == "tpu":
+        topology = Topology(name=compiled_for, num_slices=count, chip_config=chip.chip_config, chips_per_host=chip.host_bounds)
+    else:
+        topology = Topology(name=compiled_for, num_slices=count, platform=chip.platform, devices=count * devices)
+    return Slice(
+        name=name.strip(),
+        count=count,
+        chip=chip,
+        torus=torus.torus,
+        chips_of_each=chips,
+        chips=count * chips,
+        devices_of_each=devices,
+        devices=count * devices,
+        hosts=count * -(-chips // chip.chips_per_host),  # slices share no host
+        mesh=Mesh(replica=count, fsdp=devices, tensor=1),
+        topology=topology,
+    )

@@ -1,5 +1,6 @@
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_each_slice_is_a_replicated_job_and_others_than_of_tpus_are_refused(bare
     names = found["PHASEWISE_HOSTS"].split(",")
     assert (names[0], names[64]) == (f"{NAME}-slice-0-0", f"{NAME}-slice-1-0")
     slices = find_slice("v4-8")
-    other = slices.model_copy(update={"chip": slices.chip.model_copy(update={"topology": "gpu"}), "name": "h100-8"})
+    other = replace(slices, chip=slices.chip.model_copy(update={"topology": "gpu"}), name="h100-8")
     with pytest.raises(ConfigError, match=r"a JobSet on GKE needs a slice of TPUs .*, found h100-8"):
         build_manifest(bare_life(), other, SETTINGS, name="x")
 
