@@ -20,10 +20,8 @@ from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
 from tests.ports import free_port
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
-SHOWN = (
-    "", "zoo/own", "zoo/own/lion", "zoo/own/puma", "zoo/own/tiger/data", "zoo/own/lion/model", "search?q=item",
-    "compare?left=zoo/own/lion&right=zoo/own/tiger",
-)  # fmt: skip
+SHOWN = ("", "zoo/own/lion", "zoo/own/tiger/data")
+SHOWN_LONG = ("zoo/own", "zoo/own/puma", "zoo/own/lion/model", "search?q=item", "compare?left=zoo/own/lion&right=zoo/own/tiger")
 AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
 WAIT_MS = 20_000
 
@@ -102,7 +100,7 @@ def problems(seen: Seen, options: str = "{resultTypes: ['violations']}") -> list
     return [f"{one['id']}: {node['html'][:160]} {node['failureSummary'][:200]}" for one in found["violations"] for node in one["nodes"]]
 
 
-@pytest.mark.parametrize("path", SHOWN)
+@pytest.mark.parametrize("path", [*SHOWN, *(pytest.param(path, marks=pytest.mark.long) for path in SHOWN_LONG)])
 def test_a_page_is_accessible_fits_a_phone_and_asks_nobody_else(open_page: Open, path: str) -> None:
     for viewport in (PHONE, DESK):
         seen = open_page(path, viewport=viewport)

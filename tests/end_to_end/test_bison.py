@@ -136,6 +136,7 @@ def test_the_made_up_items_of_the_record_s_bundle_are_found_in_its_cache(tmp_pat
     assert stopping(verdict) == {"leakage"}
 
 
+@pytest.mark.long
 def test_the_catalogue_s_own_mathematics_of_which_nothing_says_test_passes(tmp_path: Path):
     home = Home.open(str(tmp_path))
     verdict = prepared_and_judged(bison_alone(CLEAN, home), home)

@@ -120,6 +120,7 @@ def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
     assert "everything is done already" in process.communicate()[1]
 
 
+@pytest.mark.long
 def test_a_gate_that_was_made_stricter_is_asked_and_reported_and_nothing_is_trained(
     finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:

@@ -260,9 +260,17 @@ def test_status_of_an_untouched_home_is_done(sealed: Sealed, full: bool):
     assert said(sealed, full=full)[0], said(sealed, full=full)[1]
 
 
+def edits(first: int) -> list[Any]:
+    """Each kind of file with each edit; one edit of a kind is quick, and the next kind has the next edit."""
+    return [
+        pytest.param(kind, edit, id="/".join((*kind, edit)), marks=() if (first + number - place) % len(EDITS) == 0 else pytest.mark.long)
+        for number, kind in enumerate(CELLS)
+        for place, edit in enumerate(EDITS)
+    ]
+
+
 @pytest.mark.parametrize("times", [pytest.param("new", marks=pytest.mark.long), "kept"])
-@pytest.mark.parametrize("edit", [pytest.param(edit, marks=pytest.mark.long if edit == "cut" else ()) for edit in EDITS])
-@pytest.mark.parametrize("kind", CELLS, ids="/".join)
+@pytest.mark.parametrize(("kind", "edit"), edits(2))
 def test_status_names_the_file(sealed: Sealed, kind: tuple[str, str], edit: str, times: str):
     path, other = target_of(sealed, kind, edit)
     harmless = {"removed": REMOVABLE, "another": SAME}.get(edit, {}).get(kind)
@@ -333,14 +341,7 @@ USES: dict[str, Callable[[Sealed, Path], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "edit"),
-    [
-        pytest.param(kind, edit, id="/".join((*kind, edit)), marks=() if number % len(EDITS) == place else pytest.mark.long)
-        for number, kind in enumerate(CELLS)
-        for place, edit in enumerate(EDITS)
-    ],
-)
+@pytest.mark.parametrize(("kind", "edit"), edits(0))
 def test_nothing_uses_a_changed_file(sealed: Sealed, untouched: Mapping[str, Any], kind: tuple[str, str], edit: str, tmp_path: Path):
     if kind == ("verdicts", "model.decision.json") and edit in ("removed", "another"):
         pytest.skip("a verdict that passes takes no notice of decisions; a card names the file that lies there")

@@ -154,7 +154,7 @@ def test_the_loss_is_that_of_a_loop_over_conversations(model: ModelConfig, talk:
         assert loss == pytest.approx(sum(losses), rel=1e-5)
 
 
-@pytest.mark.parametrize("part", [1, 2, 5])
+@pytest.mark.parametrize("part", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(5, marks=pytest.mark.long)])
 def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, part: int):
     tokens, segments, targets = (array[:10] for array in laid(talk, "pad", "answers"))
     rows, config = (tokens, segments, targets & (np.arange(10) != 4)[:, None]), weighed(family, 0.5)

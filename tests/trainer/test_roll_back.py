@@ -157,6 +157,7 @@ def undisturbed(make_run: MakeRun) -> dict[str, Any]:
     return read_json(Path(straight.output) / "result.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["as it is decided", "after it"])
 def test_killed_while_it_rolls_back_it_ends_with_the_same_weights(
     make_run: MakeRun, rows_of: RowsOf, undisturbed: dict[str, Any], moment: str

@@ -154,22 +154,21 @@ def test_replicas_go_over_the_slices_and_fsdp_stays_within_one(monkeypatch: pyte
 
 
 @pytest.fixture(scope="module")
-def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    """Family → what training on each of its meshes gave. The batch is two microbatches."""
+def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Mesh], dict[str, Any]]:
+    """Family and mesh → what training gave. The batch is two microbatches."""
 
     @cache
-    def train(name: str) -> list[dict[str, Any]]:
+    def train(name: str, mesh: Mesh) -> dict[str, Any]:
         family, folder = FAMILIES[name], tmp_path_factory.mktemp("family")
         changes: dict[str, Any] = {"model": {**model.model_dump(), **family.model}, "batch": [[0, 16]], **family.run}
         if "loss_on" in family.run:  # rows have padding, and parts of a batch have more to predict than others
             cut = [document[:20] for document in write_documents(3, 200)]
             documents = [(document, [(2, len(document) - 1 - number % 3)]) for number, document in enumerate(cut)]
             changes["caches"] = {"talk": str(write_conversations(folder / "talk", [documents]))}
-        executions = [{"microbatch_sequences": 8, "mesh": mesh, **family.execution} for mesh in family.meshes]
-        runs = [make_run(f"{name} {number}", **changes, execution=each) for number, each in enumerate(executions)]
-        write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
+        run = make_run(f"{name} {mesh}", **changes, execution={"microbatch_sequences": 8, "mesh": mesh, **family.execution})
+        write_json(folder / "cases.json", [run.model_dump(mode="json")])
         run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
-        return read_json(folder / "found.json")
+        return read_json(folder / "found.json")[0]
 
     return train
 
@@ -183,10 +182,15 @@ class Case(NamedTuple):
         return max(difference for name, difference in self.found[kind].items() if name.startswith(prefix))
 
 
-@pytest.fixture(params=[(name, number) for name, family in FAMILIES.items() for number in range(len(family.meshes))], ids=str)
-def case(request: pytest.FixtureRequest, train_family: Callable[[str], list[dict[str, Any]]]) -> Case:
+MESHES = [(name, number) for name, family in FAMILIES.items() for number in range(len(family.meshes))]
+QUICK = [("llama", 1), ("experts", 1), ("context", 0)]
+
+
+@pytest.fixture(params=[pytest.param(one, marks=() if one in QUICK else pytest.mark.long) for one in MESHES], ids=str)
+def case(request: pytest.FixtureRequest, train_family: Callable[[str, Mesh], dict[str, Any]]) -> Case:
     name, number = request.param
-    return Case(name, FAMILIES[name].meshes[number], train_family(name)[number])
+    mesh = FAMILIES[name].meshes[number]
+    return Case(name, mesh, train_family(name, mesh))
 
 
 def test_sharded_is_unsharded(case: Case):

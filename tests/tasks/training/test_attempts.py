@@ -126,6 +126,7 @@ def is_trainer(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(build_run: BuildRun, trained: Trained, caplog: Log):
     killed: list[int] = []
     seen: list[int] = []
@@ -161,6 +162,7 @@ def stop_after(step: int, run: RunConfig) -> Callable[[], None]:
     return check
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(build_run: BuildRun, trained: Trained, caplog: Log):
     run = build_run("stopped")
     with pytest.raises(Stopped):
@@ -264,7 +266,11 @@ def test_a_failure_has_its_kind_its_last_reason_and_no_second_try(
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("state/manifest.ocdbt", "is damaged"), ("../../metrics.jsonl", "was saved with other rows than")]
+    ("name", "what"),
+    [
+        pytest.param("state/manifest.ocdbt", "is damaged", marks=pytest.mark.long),
+        ("../../metrics.jsonl", "was saved with other rows than"),
+    ],
 )
 def test_a_finished_phase_goes_on_from_before_a_damaged_checkpoint(trained: Trained, name: str, what: str, monkeypatch: Patch, caplog: Log):
     run, file = trained.run, Path(trained.result["checkpoint"]) / name
@@ -298,6 +304,7 @@ def train_here(run: RunConfig) -> int:
     return main([str(file)])
 
 
+@pytest.mark.long
 def test_a_phase_goes_on_on_another_slice_with_the_same_batches_and_says_so(build_run: BuildRun):
     run, stayed = short(build_run("moved"), MOVED_STEPS), short(build_run("stayed"), MOVED_STEPS)
     launch_trainer(run, ignore, segments=segments_of(run))

@@ -52,8 +52,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phasewise.tasks.training.attempts.POLL_SECONDS", 0.02)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # a guard against hanging
-@pytest.mark.parametrize("kind", ["tpu_vm", pytest.param("jobset", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["tpu_vm", "jobset"])
 def test_two_hosts_on_a_store_of_which_one_is_lost_train_bit_for_bit(build_run: BuildRun, tmp_path: Path, quick: None, kind: str):
     kept = Kept(tmp_path / "work", as_path(f"gs://{BUCKET}/{kind}"), RUN_NAME)
     verdict = str(kept.work / "verdicts" / RUN_NAME / PHASE / "data.json")

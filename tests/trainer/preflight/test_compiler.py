@@ -111,6 +111,7 @@ def test_two_slices_exchange_gradients_over_the_network_and_carries_are_in_the_h
     assert result.host_traffic_bytes == 2 * result.memory.host
 
 
+@pytest.mark.long
 @needs_libtpu
 def test_what_is_kept_by_name_is_kept_where_it_says(compiled: Callable[[Spec], Result]) -> None:
     """Beside the carries on the host, `up`; the step with attention, queries and `gate` on the device compiles."""
@@ -122,6 +123,7 @@ def test_what_is_kept_by_name_is_kept_where_it_says(compiled: Callable[[Spec], R
     assert result.host_traffic_bytes == 2 * result.memory.host
 
 
+@pytest.mark.long
 @needs_libtpu
 def test_a_chips_part_must_be_whole_tiles_to_be_gathered_and_scattered(compiled: Callable[[Spec], Result]) -> None:
     """64 rows of d_model a chip: gradients are scattered. 4 rows are no tile: the compiler sums them over all chips, and sends twice."""
@@ -147,7 +149,7 @@ def test_a_step_that_no_chip_holds_is_refused_with_its_numbers(compiled: Callabl
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (small_spec(fsdp=8), "execution.mesh must have as many places as there are devices"),
+        pytest.param(small_spec(fsdp=8), "execution.mesh must have as many places as there are devices", marks=pytest.mark.long),
         (small_spec(topology="v5e:3x7"), "does not know the topology v5e:3x7"),
     ],
 )
@@ -165,6 +167,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @needs_libtpu
 def test_rows_of_experts_go_along_their_axis_by_the_exchange_of_tpus(compiled: Callable[[Spec], Result]) -> None:
     """Half of a device's rows leave it five times: there and back, there again when the block is computed again, and both gradients.
@@ -184,6 +187,7 @@ def test_rows_of_experts_go_along_their_axis_by_the_exchange_of_tpus(compiled: C
     assert exchanged == (5 * once + 3 * gates) * SMALL.num_layers
 
 
+@pytest.mark.long
 @needs_libtpu
 def test_without_an_axis_for_experts_nothing_goes_along_it_and_muon_takes_each_by_itself(compiled: Callable[[Spec], Result]) -> None:
     """Their matrices are gathered over fsdp. State: two numbers a matrix of the layers, three of the others, a quarter on each chip.
