@@ -34,7 +34,7 @@ AWAY_SECONDS = 25.0
 
 
 class Asked(NamedTuple):
-    runs: dict[str, str]
+    run: str
     messages: list[dict[str, Any]]
 
 
@@ -69,12 +69,15 @@ def register(up: Up, block: str) -> int:
 
 
 def wait_until_asked(up: Up, run: str) -> None:
+    """And its process has ended."""
+
     def waits() -> bool:
         state = state_of(up, run)
         assert state["type"] not in FINAL - {"CRASHED"}, state["message"]
         return state["name"] == "Suspended"
 
     wait_for(up, "that a person is asked", waits)
+    wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))
 
 
 def metrics_steps(up: Up, recipe: str) -> list[int]:
@@ -93,12 +96,10 @@ def asked(up: Up) -> Asked:
         with temporary_settings(up.prefect_settings):
             block(name="gates", url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}).save("gates")
         assert register(up, "custom-webhook/gates") == 1
-        runs = {name: start_run(up, f"train-phase/{name}-kestrel") for name in ("asking", "asked-too")}
-        for run in runs.values():
-            wait_until_asked(up, run)
-        wait_for(up, "the messages", lambda: len(messages) == 2)
-        wait_for(up, "the end of their processes", lambda: not processes(up, RUN_MODULE))
-        return Asked(runs, messages)
+        run = start_run(up, "train-phase/asking-kestrel")
+        wait_until_asked(up, run)
+        wait_for(up, "the message", lambda: messages)
+        return Asked(run, messages)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +110,10 @@ def again(up: Up, asked: Asked) -> Up:
 
 
 def test_people_are_told_that_a_phase_waits_and_its_run_has_the_page_of_the_verdict(asked: Asked, up: Up):
-    told = {message["subject"]: message["body"] for message in asked.messages}
-    assert set(told) == {f"{name}/proxy/kestrel waits for a person" for name in asked.runs}
-    assert all(WORST in body for body in told.values())
-    wanted = {"flow_run_id": {"any_": [asked.runs["asking"]]}, "key": {"like_": "asking-%"}}
+    [told] = asked.messages
+    assert told["subject"] == "asking/proxy/kestrel waits for a person"
+    assert WORST in told["body"]
+    wanted = {"flow_run_id": {"any_": [asked.run]}, "key": {"like_": "asking-%"}}
     [page] = [page for page in ask(up, "artifacts/filter", {"artifacts": wanted}) if page["task_run_id"] is None]
     assert page["key"] == "asking-proxy-kestrel-data"
     assert "**The phase waits for a person.** by step 6 component medu\\_science\\_qa" in page["data"]
@@ -123,24 +124,23 @@ def test_people_are_told_that_a_phase_waits_and_its_run_has_the_page_of_the_verd
 
 @pytest.mark.long
 def test_what_waits_outlives_server_and_worker(asked: Asked, again: Up):
-    for name, run in asked.runs.items():
-        state = state_of(again, run)
-        assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
-        said = re.escape(f"Waits for a person. {name}/proxy/kestrel data failed: {WORST}.")
-        page = rf"http://127\.0\.0\.1:\d+/{name}/proxy/kestrel/data"
-        assert re.fullmatch(rf"{said} See {page} Decide with Resume, or in a terminal\.", state["message"])
-        assert not (again.home / "runs" / f"{name}-proxy").exists()
+    state = state_of(again, asked.run)
+    assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
+    said = re.escape(f"Waits for a person. asking/proxy/kestrel data failed: {WORST}.")
+    page = r"http://127\.0\.0\.1:\d+/asking/proxy/kestrel/data"
+    assert re.fullmatch(rf"{said} See {page} Decide with Resume, or in a terminal\.", state["message"])
+    assert not (again.home / "runs" / "asking-proxy").exists()
 
 
 @pytest.mark.parametrize("given", [{"approve": True, "reason": " ", "who": "Ada"}, {"approve": True, "reason": "fine"}, {}])
 def test_a_decision_without_reason_or_name_is_not_taken(asked: Asked, up: Up, given: dict[str, Any]):
-    answer = ask(up, f"flow_runs/{asked.runs['asking']}/resume", {"run_input": given})
+    answer = ask(up, f"flow_runs/{asked.run}/resume", {"run_input": given})
     assert answer["status"] == "REJECT"
-    assert state_of(up, asked.runs["asking"])["name"] == "Suspended"
+    assert state_of(up, asked.run)["name"] == "Suspended"
 
 
 def test_a_phase_that_is_approved_is_trained_and_reported_with_the_name(asked: Asked, up: Up):
-    run, answer = asked.runs["asking"], {"approve": True, "reason": "six steps do no harm", "who": "Ada"}
+    run, answer = asked.run, {"approve": True, "reason": "six steps do no harm", "who": "Ada"}
     assert ask(up, f"flow_runs/{run}/resume", {"run_input": answer})["status"] == "ACCEPT"
     state = final_state(up, run)
     assert state["type"] == "COMPLETED", state["message"]
@@ -151,7 +151,10 @@ def test_a_phase_that_is_approved_is_trained_and_reported_with_the_name(asked: A
     assert "Approved by Ada on " in (up.home / "reports" / "asking-proxy" / "report.html").read_text()
 
 
-def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(asked: Asked, up: Up, recipes: Path):
+@pytest.mark.long
+def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(up: Up, recipes: Path):
+    run = start_run(up, "train-phase/asked-too-kestrel")
+    wait_until_asked(up, run)
     target = f"{recipes / 'asked-too.json'}/kestrel"
     command = [sys.executable, "-m", "phasewise.flows.cli.main", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
     settings = {**environment(), **up.settings}
@@ -161,7 +164,7 @@ def test_a_phase_that_is_rejected_in_a_terminal_ends_refused(asked: Asked, up: U
         "asked-too/proxy/kestrel data: rejected by Grace: too often",
         "The flow run 'train asked-too/kestrel (proxy)' resumes.",
     ]
-    state = final_state(up, asked.runs["asked-too"])
+    state = final_state(up, run)
     assert state["type"] == "FAILED"
     assert "asked-too/proxy/kestrel data was rejected by Grace on " in state["message"]
     assert not (up.home / "runs" / "asked-too-proxy").exists()
@@ -180,7 +183,6 @@ def test_a_training_that_asks_is_suspended_and_rolls_back_once_it_is_approved(up
     flow.kill()  # in its first moment: it is started once more
     wait_for(up, "the second start", lambda: RERUN_MESSAGE in [state["message"] for state in states(up, run)])
     wait_until_asked(up, run)
-    wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))
     state = state_of(up, run)
     assert state["message"].startswith("Waits for a person. spiking/proxy/kestrel training failed: the loss is ")
     assert f"the limit over the 10 updates before it at step {NOISE_FROM + 1}" in state["message"]

@@ -49,6 +49,7 @@ def phasewise(up: Up, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings, start_new_session=True)
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_terminal_saves_the_last_update(up: Up, recipes: Path) -> None:
     with phasewise(up, "run", recipes / "long.json") as process:
         trains_on(up)
@@ -92,6 +93,7 @@ def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up,
     trains_on(up)
 
 
+@pytest.mark.long
 def test_a_run_that_has_a_slot_waits_for_the_home_and_names_who_has_it(up: Up, training: str) -> None:
     deployment = ask(up, "deployments/name/train-phase/long-kestrel")["id"]
     beside = ask(up, f"deployments/{deployment}/create_flow_run", {"work_queue_name": "default"})["id"]
@@ -103,6 +105,7 @@ def test_a_run_that_has_a_slot_waits_for_the_home_and_names_who_has_it(up: Up, t
     assert state_of(up, training)["type"] == "RUNNING"
 
 
+@pytest.mark.long
 def test_a_suspended_run_stops_saved_and_resumes(up: Up, training: str) -> None:
     suspend(up, training)
     wait_for(up, "the end of its subflows", lambda: not at_work(up, training))

@@ -40,32 +40,41 @@ sys.stdin.read()
 REFUSAL = "--set kestrel.nonsense=1: kestrel has no field 'nonsense', did you mean notes?"
 
 
-def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up) -> None:
+@pytest.fixture(scope="module")
+def run(up: Up) -> str:
+    """Of a setting that does not exist."""
+    return start_run(up, "prepare-data/marin-8b", settings=["kestrel.nonsense=1"])
+
+
+def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up, run: str) -> None:
     assert f"Prefect UI:  {up.ui}\n" in up.text
     deployment = ask(up, "deployments/name/prepare-data/marin-8b")["id"]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"scale": "huge"}})
     assert "not one of ['proxy', 'full']" in refused.value.read().decode()
-    run = ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"settings": ["kestrel.nonsense=1"]}})
-    state = final_state(up, run["id"])
+    state = final_state(up, run)
     assert (state["type"], state["message"].splitlines()[0]) == ("FAILED", REFUSAL)
 
     def warnings() -> list[str]:
-        lines = ask(up, "logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
+        lines = ask(up, "logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})
         assert "Traceback" not in str(lines)
         return [line["message"] for line in lines if line["level"] >= logging.WARNING]
 
     assert wait_for(up, "the reason in the log", warnings) == [state["message"]]
 
 
-def test_runs_whose_process_has_gone_are_closed_and_a_cancelled_one_that_no_worker_knows_ends(up: Up) -> None:
-    run = start_run(up, "prepare-data/marin-8b", settings=["kestrel.nonsense=1"])
+def test_runs_whose_process_has_gone_are_closed(up: Up, run: str) -> None:
     final_state(up, run)
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
     assert final_state(up, run)["type"] == "CRASHED"
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
     assert run_with(up, close_leftovers(Home(up.home), SERVED)) == 1
     assert state_of(up, run)["type"] == "CRASHED"
+
+
+@pytest.mark.long
+def test_a_cancelled_run_that_no_worker_knows_ends(up: Up, run: str) -> None:
+    final_state(up, run)
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
     with subprocess.Popen([sys.executable, "-c", AT_WORK, str(up.home), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -77,6 +77,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(phasewise: Start, recipe_file: Path, home: Path) -> Finished:
+def finished(in_turn: InTurn, recipe_file: Path, home: Path) -> Finished:
     """The result of a run that nothing disturbs."""
-    return complete(phasewise("run", recipe_file, "--home", home, "--json"))
+    return complete(in_turn("run", recipe_file, "--home", home, "--json"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -174,6 +175,17 @@ def test_killed_while_it_rolls_back_it_ends_with_the_same_weights(
     result = read_json(Path(run.output) / "result.json")
     assert result["params_digest"] == undisturbed["params_digest"]
     assert result["passed_over"] == undisturbed["passed_over"] == [[6, 8]]
+    assert [row["step"] for row in rows_of(run)] == [step for step in range(1, 25) if step not in (7, 8)]
+
+
+def test_ended_as_it_is_decided_it_goes_on_as_it_was_decided(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, rows_of: RowsOf):
+    run = poisoned(monkeypatch, make_run("ended as it rolls back", recovery=RECOVERY), POISON)
+    with monkeypatch.context() as patch:
+        patch.setattr("phasewise.trainer.instability.append_event", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+    assert is_written(run)
+    assert train(run)["params_digest"] == without(run, SkippedSteps((Window(6, 8),)))
     assert [row["step"] for row in rows_of(run)] == [step for step in range(1, 25) if step not in (7, 8)]
 
 

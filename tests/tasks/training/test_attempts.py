@@ -28,6 +28,7 @@ from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process.signals import STOP_VARIABLE
 from phasewise.trainer.run import main
 from phasewise.trainer.skipped_steps import SkippedSteps, Window, write_skipped_steps
+from tests.compilation import compile_from_now_on
 from tests.tasks.training.conftest import STEPS, BuildRun, rows_of, short
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
@@ -39,7 +40,8 @@ MOVED_STEPS, MOVED_AT = 12, 7
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
+def quick_compilation() -> Iterator[None]:
+    compile_from_now_on(quickly=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)

@@ -24,6 +24,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.metrics import Row
 from phasewise.trainer.run import main
+from tests.compilation import compile_from_now_on
 from tests.tasks.training.conftest import BuildRun, called_as_python, rows_of, short
 from tests.tasks.training.machines import Machines, machines_of
 from tests.trainer.gated import gate, open_gate
@@ -36,7 +37,8 @@ MESHES = {"local": {"replica": 2, "fsdp": 2}}  # two virtual devices a process o
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
+def quick_compilation() -> Iterator[None]:
+    compile_from_now_on(quickly=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)

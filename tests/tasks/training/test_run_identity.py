@@ -21,13 +21,23 @@ from phasewise.trainer.checkpoints.files import remove_checkpoint
 from phasewise.trainer.config import Execution, Mesh, RunConfig
 from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from phasewise.trainer.preflight.spec import StepShape
+from phasewise.trainer.run import main
+from tests.compilation import compile_from_now_on
 from tests.tasks.training.conftest import STEPS, BuildRun, rows_of
 
 
-def train_with_two_devices(run: RunConfig) -> list[float]:
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> None:
+    compile_from_now_on(quickly=True)
+
+
+def train(run: RunConfig, *, devices: int) -> list[float]:
     path = Path(run.output) / "run.json"
     write_json(path, run.model_dump(mode="json"))
-    flags = "--xla_force_host_platform_device_count=2"
+    if devices == 1:
+        assert main([str(path)]) == 0
+        return [row["loss"] for row in rows_of(run)]
+    flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "-m", "phasewise.trainer", str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -49,7 +59,7 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(build_run: BuildRun,
 
     monkeypatch.setattr(module, "say", said.append)
     assert note_changed_plan(run) is None, "nothing is there to go on from"
-    before = train_with_two_devices(run)
+    before = train(run, devices=1)
     result, again = Path(run.output) / "result.json", run.but(execution=planned)
     write_sealed(result, {"run_digest": run.digest})
     assert note_changed_plan(again) is None, "nothing is left to go on with"
@@ -62,7 +72,7 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(build_run: BuildRun,
     assert said == [f"planned: {text}"]
     (event,) = [one for one in read_events(run.output) if one["kind"] == "replanned"]
     assert (event["step"], event["text"]) == (60, text)
-    after = train_with_two_devices(again)
+    after = train(again, devices=2)
     assert after[:60] == before[:60]
     assert after[60:] == pytest.approx(before[60:], rel=1e-4)
     assert len(after) == STEPS
