@@ -8,6 +8,7 @@ import pytest
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 
+@pytest.mark.long
 def test_whatever_is_done_to_a_run_ends_in_a_refusal_or_in_what_was_promised():
     command = [sys.executable, "-m", "experiments.survival", "--steps", "50", "--seconds", "10", "--seed", "5"]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})

@@ -30,6 +30,7 @@ def test_killed_on_an_object_store(undisturbed: Undisturbed, corpus: Path, gcs: 
     assert trial.is_whole, trial
 
 
+@pytest.mark.long
 def test_without_its_scheduler_a_build_ends_and_a_half_built_cache_is_finished_later(
     started: Processes, undisturbed: Undisturbed, corpus: Path, tmp_path: Path
 ):

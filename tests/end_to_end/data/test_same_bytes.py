@@ -17,6 +17,7 @@ EVERYTHING = {"documents": 3, "tokenizers": 1, "caches": 6}
 BARE = {"PATH": os.environ["PATH"]}  # workers know nothing of the driver's environment
 
 
+@pytest.mark.long
 def test_four_workers_in_another_order(started: Processes, undisturbed: Undisturbed, corpus: Path, tmp_path: Path):
     started.driver(tmp_path / "home", corpus, "--shuffle=1", workers=4).succeeded()
     assert differences(undisturbed.contents, contents(tmp_path / "home")) == []

@@ -45,18 +45,24 @@ def train(run: RunConfig, *, devices: int) -> list[float]:
     return [row["loss"] for row in rows_of(run)]
 
 
-def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run, said = build_run("planned"), list[str]()
+def planned_by_preflight(run: RunConfig, home: Home) -> Execution:
     off = {"keeps_average": False, "clips_update_rms": False, "update_norm_window": None, "skip_step_window": None}
     shape = StepShape.model_validate({"model": run.model, "optimizer": run.optimizer, "batch_sequences": 2, **off})
-    report = preflight_setup(Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=shape), Home(tmp_path))
+    report = preflight_setup(Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=shape), home)
     assert report["fits"]
     assert not report["estimated"]
     assert report["collectives"], "weights that are cut over two devices are gathered"
     assert report["gib_per_chip"]["peak"] == pytest.approx(0, abs=0.05)
-    planned = Execution.model_validate(report["execution"])
-    assert (planned.mesh, planned.attention) == (Mesh(fsdp=2), "xla")
+    return Execution.model_validate(report["execution"])
 
+
+@pytest.mark.parametrize("by_preflight", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(
+    build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_preflight: bool
+):
+    run, said = build_run("planned by preflight" if by_preflight else "planned"), list[str]()
+    planned = planned_by_preflight(run, Home(tmp_path)) if by_preflight else Execution(mesh=Mesh(fsdp=2), attention="xla")
+    assert (planned.mesh, planned.attention) == (Mesh(fsdp=2), "xla")
     monkeypatch.setattr(module, "say", said.append)
     assert note_changed_plan(run) is None, "nothing is there to go on from"
     before = train(run, devices=1)
@@ -69,7 +75,7 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(build_run: BuildRun,
     text: Any = note_changed_plan(again)
     assert "resuming from step 60 by another plan, on the same batches, and no longer bit for bit" in text
     assert "execution.mesh.fsdp: 1 → 2" in text
-    assert said == [f"planned: {text}"]
+    assert said == [f"{run.phase}: {text}"]
     (event,) = [one for one in read_events(run.output) if one["kind"] == "replanned"]
     assert (event["step"], event["text"]) == (60, text)
     after = train(again, devices=2)

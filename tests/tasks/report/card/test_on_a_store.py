@@ -172,6 +172,7 @@ def test_what_writes_is_refused_while_another_works_there(world: World, waiting:
     assert committed(world) == before
 
 
+@pytest.mark.long
 def test_the_page_shows_what_is_committed_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.1")
     home = world.at("page")
