@@ -10,8 +10,8 @@ TESTS = Path(__file__).parent
 OPERATED = (
     "deployments/test_asking.py",
     "deployments/test_scheduling.py",
-    "deployments/test_operations.py",
     "deployments/test_strangers.py",
+    "deployments/test_operations.py",
 )
 """Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once. The last ends it."""
 TOGETHER = (OPERATED, ("end_to_end/data/",), ("tasks/report/card/",), ("flows/trace/",))

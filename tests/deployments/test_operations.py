@@ -75,6 +75,32 @@ def at_work(up: Up, run: str) -> list[str]:
     return [child["name"] for child in subflows_of(up, run) if child["state"]["type"] in {"RUNNING", "PENDING", "CANCELLING"}]
 
 
+@pytest.mark.long
+def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up: Up) -> None:
+    training = start_run(up, "train-recipe/long", retrain=[])
+    trains_on(up)
+    assert len(trainers(up)) == 1
+    ask(up, f"flow_runs/{training}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    assert final_state(up, training)["type"] == "CANCELLED"
+    steps = trained_steps(up)
+    assert saved_steps(up)[-1] == steps
+    assert any(line.startswith(f"kestrel: stopped after step {steps:,} of 1,000,000, which is saved") for line in logs_of(up, training))
+    assert (at_work(up, training), trainers(up)) == ([], [])
+
+
+@pytest.mark.long
+def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipes: Path) -> None:
+    with phasewise(up, "run", recipes / "long.json") as process:
+        trains_on(up)
+        process.kill()
+    begun = ask(up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    assert {run["name"].split(" ")[0] for run in begun} == {"train"}
+    assert len(begun) == 2
+    for run in begun:
+        state = final_state(up, run["id"])
+        assert (state["type"], "it resumes from saved work" in state["message"]) == ("CRASHED", True)
+
+
 @pytest.fixture(scope="module")
 def training(up: Up) -> str:
     run = start_run(up, "train-recipe/long", retrain=[])
@@ -91,6 +117,52 @@ def test_a_run_beside_what_is_up_is_refused_at_once_and_disturbs_nothing(up: Up,
     assert f"is at work in {up.home}: wait for it, stop it, or choose another home with --home.\n" in errors
     assert state_of(up, training) == before
     trains_on(up)
+
+
+def listening(root: int, what: str, *, but: int = 0) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    others = [psutil.Process(but), *psutil.Process(but).children(recursive=True)] if but else []
+    for process in {psutil.Process(root), *psutil.Process(root).children(recursive=True)}.difference(others):
+        with suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            name = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name if words else ""
+            for one in process.net_connections(kind="inet"):
+                if one.status == psutil.CONN_LISTEN or (one.type == 2 and one.laddr and not one.raddr):
+                    found.add((f"{what}: {name}", one.laddr.ip))
+    return found
+
+
+def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = listening(up.process.pid, "up")
+    monkeypatch.setenv("PHASEWISE_DASK_WORKERS", "2")
+    with cluster() as client:
+        client.submit(sum, [1, 2]).result()
+        assert client.scheduler is not None
+        assert str(client.scheduler.address).startswith("tls://")  # whoever reaches its port has it run what he sends
+        data = listening(os.getpid(), "data", but=up.process.pid)
+    assert data
+    found |= data
+    assert {what for what, _ in found} >= {"up: phasewise.flows.prefect.server_process", "up: phasewise.deployments.site"}
+    assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_the_secrets_are_nowhere_but_in_their_files(up: Up, training: str) -> None:
+    secrets = [up.auth, up.auth.partition(":")[2], (up.home / "prefect" / "page-token").read_text().strip()]
+    secrets.append(base64.b64encode(up.auth.encode()).decode())
+    own = {up.home / "prefect" / name for name in ("auth", "links", "page-token")}
+    for path in own:
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    for path in up.home.rglob("*"):
+        if path.is_file() and path not in own:
+            content = path.read_bytes()
+            assert not [secret for secret in secrets if secret.encode() in content], path
+    assert not [secret for secret in secrets if secret in up.text]
+    every = psutil.Process(up.process.pid).children(recursive=True)
+    assert not [words for words in (process.cmdline() for process in every) if any(secret in " ".join(words) for secret in secrets)]
+    (trainer,) = processes(up, "phasewise.trainer")
+    assert not set(AUTH_VARIABLES) & set(trainer.environ())
+    assert up.auth not in trainer.environ().values()
+    assert processes(up, RUN_MODULE)
 
 
 @pytest.mark.long
@@ -125,31 +197,7 @@ def trainers(up: Up) -> list[psutil.Process]:
     return processes(up, "phasewise.trainer")
 
 
-def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up: Up, training: str) -> None:
-    assert len(trainers(up)) == 1
-    ask(up, f"flow_runs/{training}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-    assert final_state(up, training)["type"] == "CANCELLED"
-    steps = trained_steps(up)
-    assert saved_steps(up)[-1] == steps
-    assert any(line.startswith(f"kestrel: stopped after step {steps:,} of 1,000,000, which is saved") for line in logs_of(up, training))
-    assert (at_work(up, training), trainers(up)) == ([], [])
-
-
-@pytest.mark.long
-def test_a_run_that_was_killed_is_closed_while_the_server_is_up(up: Up, recipes: Path) -> None:
-    with phasewise(up, "run", recipes / "long.json") as process:
-        trains_on(up)
-        process.kill()
-    begun = ask(up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
-    assert {run["name"].split(" ")[0] for run in begun} == {"train"}
-    assert len(begun) == 2
-    for run in begun:
-        state = final_state(up, run["id"])
-        assert (state["type"], "it resumes from saved work" in state["message"]) == ("CRASHED", True)
-
-
-def test_ctrl_c_ends_everything_and_leaves_nothing(up: Up) -> None:
-    start_run(up, "train-recipe/long")
+def test_ctrl_c_ends_everything_and_leaves_nothing(up: Up, training: str) -> None:
     trains_on(up)
     started = psutil.Process(up.process.pid).children(recursive=True)
     assert {os.getsid(process.pid) for process in started}.isdisjoint({up.process.pid})

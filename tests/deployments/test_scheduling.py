@@ -110,6 +110,7 @@ def run_with(up: Up, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
 
 
+@pytest.mark.long
 def test_a_phase_waits_for_its_parent_without_a_process_and_ends_with_the_reason_where_that_is_refused(up: Up) -> None:
     before = sorted(path.name for path in up.home.iterdir())
     run = start_run(up, "train-phase/marin-8b-ocelot")

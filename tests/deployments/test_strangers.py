@@ -1,25 +1,19 @@
 import base64
 import http.client
 import json
-import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from prefect.server.api.server import API_ROUTERS
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from phasewise.deployments.worker import RUN_MODULE
-from phasewise.flows.prefect.access import AUTH_VARIABLES, OPEN_PATH
-from phasewise.tasks.data.cluster import cluster
-from tests.deployments.up import Up, ask, final_state, processes, start_run, wait_for
+from phasewise.flows.prefect.access import OPEN_PATH
+from tests.deployments.up import Up, ask, final_state
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 FOREIGN = ("http://evil.example", "https://127.0.0.1", "http://127.0.0.1:1", "http://localhost.evil.example", "null", "file://")
@@ -154,58 +148,3 @@ def test_a_run_that_evades_the_check_runs_no_command(up: Up, tmp_path: Path) -> 
     run = ask(up, "flow_runs/", body)["id"]  # Prefect checks variables only where a deployment makes the run
     assert final_state(up, run)["type"] in ("FAILED", "CRASHED")
     assert list(tmp_path.iterdir()) == []
-
-
-def listening(root: int, what: str, *, but: int = 0) -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
-    others = [psutil.Process(but), *psutil.Process(but).children(recursive=True)] if but else []
-    for process in {psutil.Process(root), *psutil.Process(root).children(recursive=True)}.difference(others):
-        with suppress(psutil.NoSuchProcess):
-            words = process.cmdline()
-            name = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name if words else ""
-            for one in process.net_connections(kind="inet"):
-                if one.status == psutil.CONN_LISTEN or (one.type == 2 and one.laddr and not one.raddr):
-                    found.add((f"{what}: {name}", one.laddr.ip))
-    return found
-
-
-@pytest.fixture(scope="module")
-def training(up: Up) -> Iterator[str]:
-    run = start_run(up, "train-phase/long-kestrel")
-    wait_for(up, "a trainer", lambda: processes(up, "phasewise.trainer"))
-    yield run
-    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-    final_state(up, run)
-
-
-def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = listening(up.process.pid, "up")
-    monkeypatch.setenv("PHASEWISE_DASK_WORKERS", "2")
-    with cluster() as client:
-        client.submit(sum, [1, 2]).result()
-        assert client.scheduler is not None
-        assert str(client.scheduler.address).startswith("tls://")  # whoever reaches its port has it run what he sends
-        data = listening(os.getpid(), "data", but=up.process.pid)
-    assert data
-    found |= data
-    assert {what for what, _ in found} >= {"up: phasewise.flows.prefect.server_process", "up: phasewise.deployments.site"}
-    assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
-def test_the_secrets_are_nowhere_but_in_their_files(up: Up, training: str) -> None:
-    secrets = [up.auth, up.auth.partition(":")[2], (up.home / "prefect" / "page-token").read_text().strip()]
-    secrets.append(base64.b64encode(up.auth.encode()).decode())
-    own = {up.home / "prefect" / name for name in ("auth", "links", "page-token")}
-    for path in own:
-        assert path.stat().st_mode & 0o777 == 0o600, path
-    for path in up.home.rglob("*"):
-        if path.is_file() and path not in own:
-            content = path.read_bytes()
-            assert not [secret for secret in secrets if secret.encode() in content], path
-    assert not [secret for secret in secrets if secret in up.text]
-    every = psutil.Process(up.process.pid).children(recursive=True)
-    assert not [words for words in (process.cmdline() for process in every) if any(secret in " ".join(words) for secret in secrets)]
-    (trainer,) = processes(up, "phasewise.trainer")
-    assert not set(AUTH_VARIABLES) & set(trainer.environ())
-    assert up.auth not in trainer.environ().values()
-    assert processes(up, RUN_MODULE)

@@ -99,7 +99,7 @@ class Up:
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PHASEWISE_"))}
     secrets = dict.fromkeys(("PREFECT_API_KEY", "WANDB_API_KEY", "HF_TOKEN"), SECRET)
-    return {**kept, **secrets, **QUICK, "PHASEWISE_DASK_WORKERS": "2"}
+    return {**kept, **secrets, **QUICK, "PHASEWISE_DASK_WORKERS": "1"}
 
 
 def launch(home: Path, port: int, *options: str, settings: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

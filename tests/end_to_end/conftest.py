@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
 def environment(server: OwnServer) -> dict[str, str]:
     """What XLA compiles runs for milliseconds: it need not be optimised."""
     prefect = {"PREFECT_API_URL": server.url, "PREFECT_API_AUTH_STRING": server.auth}
-    settings = {**prefect, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    settings = {**prefect, "PHASEWISE_DASK_WORKERS": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return {**os.environ, **settings}
 
 

@@ -173,6 +173,7 @@ def test_stopped_by_sigterm_at_any_moment_it_saves_what_it_has_and_goes_on(
     assert outcome(run, rows_of(run)) == straight
 
 
+@pytest.mark.long
 def test_abandoned_by_its_launcher_it_ends_and_lets_nobody_in_before(
     long_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, capsys: pytest.CaptureFixture[str]
 ):

@@ -166,6 +166,7 @@ def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, par
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * scale), in_parts[2], whole)
 
 
+@pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.long), "sparse"], indirect=True)
 def test_a_whole_update_of_packed_rows(family: ModelConfig, talk: TokenCache):
     config = weighed(family, 0.0)
     step = build_train_step(config, ADAMW)

@@ -153,6 +153,7 @@ def test_a_run_is_followed_through_preemption_loss_and_cancelling_and_says_why(s
     assert re.match(one_at_a_time, story.refused)
 
 
+@pytest.mark.long
 def test_after_all_of_it_the_weights_are_the_same_bit_for_bit(story: Story, build_run: BuildRun):
     run = short(build_run(f"undisturbed {story.machines.kind}"), STEPS).but(execution=execution_on(story.machines.kind))
     result = launch_trainer(run, lambda rows: None, segments=[SliceSegment(run, LocalLauncher(2))])

@@ -45,39 +45,46 @@ def train(run: RunConfig, *, devices: int) -> list[float]:
     return [row["loss"] for row in rows_of(run)]
 
 
-def planned_by_preflight(run: RunConfig, home: Home) -> Execution:
-    off = {"keeps_average": False, "clips_update_rms": False, "update_norm_window": None, "skip_step_window": None}
-    shape = StepShape.model_validate({"model": run.model, "optimizer": run.optimizer, "batch_sequences": 2, **off})
-    report = preflight_setup(Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=shape), home)
-    assert report["fits"]
-    assert not report["estimated"]
-    assert report["collectives"], "weights that are cut over two devices are gathered"
-    assert report["gib_per_chip"]["peak"] == pytest.approx(0, abs=0.05)
-    return Execution.model_validate(report["execution"])
-
-
-@pytest.mark.parametrize("by_preflight", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(
-    build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_preflight: bool
-):
-    run, said = build_run("planned by preflight" if by_preflight else "planned"), list[str]()
-    planned = planned_by_preflight(run, Home(tmp_path)) if by_preflight else Execution(mesh=Mesh(fsdp=2), attention="xla")
-    assert (planned.mesh, planned.attention) == (Mesh(fsdp=2), "xla")
+def check_that_another_plan_is_noted(run: RunConfig, again: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with checkpoints up to step 60."""
+    said, result = list[str](), Path(run.output) / "result.json"
     monkeypatch.setattr(module, "say", said.append)
-    assert note_changed_plan(run) is None, "nothing is there to go on from"
-    before = train(run, devices=1)
-    result, again = Path(run.output) / "result.json", run.but(execution=planned)
     write_sealed(result, {"run_digest": run.digest})
     assert note_changed_plan(again) is None, "nothing is left to go on with"
     result.unlink()
     assert note_changed_plan(run) is None, "nothing changed"
-    remove_checkpoint(Path(run.output) / "checkpoints" / str(STEPS))
     text: Any = note_changed_plan(again)
     assert "resuming from step 60 by another plan, on the same batches, and no longer bit for bit" in text
     assert "execution.mesh.fsdp: 1 → 2" in text
     assert said == [f"{run.phase}: {text}"]
     (event,) = [one for one in read_events(run.output) if one["kind"] == "replanned"]
     assert (event["step"], event["text"]) == (60, text)
+
+
+def test_another_plan_is_noted(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
+    run = build_run("noted")
+    folder, again = Path(run.output), run.but(execution=Execution(mesh=Mesh(fsdp=2)))
+    assert note_changed_plan(again) is None, "nothing is there to go on from"
+    write_json(folder / "run.json", run.model_dump(mode="json"))
+    write_json(folder / "checkpoints" / "60" / "digests.json", {})
+    check_that_another_plan_is_noted(run, again, monkeypatch)
+
+
+@pytest.mark.long
+def test_a_plan_is_executed_and_a_changed_one_goes_on_alike(build_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = build_run("planned")
+    off = {"keeps_average": False, "clips_update_rms": False, "update_norm_window": None, "skip_step_window": None}
+    shape = StepShape.model_validate({"model": run.model, "optimizer": run.optimizer, "batch_sequences": 2, **off})
+    report = preflight_setup(Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=shape), Home(tmp_path))
+    assert report["fits"]
+    assert not report["estimated"]
+    assert report["collectives"], "weights that are cut over two devices are gathered"
+    assert report["gib_per_chip"]["peak"] == pytest.approx(0, abs=0.05)
+    planned = Execution.model_validate(report["execution"])
+    assert (planned.mesh, planned.attention) == (Mesh(fsdp=2), "xla")
+    before, again = train(run, devices=1), run.but(execution=planned)
+    remove_checkpoint(Path(run.output) / "checkpoints" / str(STEPS))
+    check_that_another_plan_is_noted(run, again, monkeypatch)
     after = train(again, devices=2)
     assert after[:60] == before[:60]
     assert after[60:] == pytest.approx(before[60:], rel=1e-4)

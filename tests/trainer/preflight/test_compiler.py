@@ -99,6 +99,7 @@ def test_every_layers_weights_are_gathered_and_nothing_leaves_the_slice(compiled
     assert sum(each.bytes for each in result.collectives) > 2 * 2 * SMALL.num_layers * SMALL.d_model * WIDTHS * 3 // 4
 
 
+@pytest.mark.long
 @needs_libtpu
 def test_two_slices_exchange_gradients_over_the_network_and_carries_are_in_the_hosts_memory(compiled: Callable[[Spec], Result]) -> None:
     result = compiled(small_spec(replica=2, batch=2 * ROWS, remat="offload"))

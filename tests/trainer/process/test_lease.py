@@ -65,6 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_stopped_and_goes_on_later_damages_nothing(
     make_run: MakeRun, start_trainer: StartTrainer, rows_of: RowsOf, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ):
