@@ -1,13 +1,18 @@
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.prefect.access import AUTH_VARIABLES
+from phasewise.tasks.data.cluster import cluster
 from tests.deployments.up import (
     WAIT_SECONDS,
     Up,
