@@ -75,6 +75,7 @@ def test_runs_whose_process_has_gone_are_closed(up: Up, run: str) -> None:
 @pytest.mark.long
 def test_a_cancelled_run_that_no_worker_knows_ends(up: Up, run: str) -> None:
     final_state(up, run)
+    wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))  # it reports its end before
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
     with subprocess.Popen([sys.executable, "-c", AT_WORK, str(up.home), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
