@@ -5,16 +5,18 @@ from pathlib import Path
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.feasibility import check_components
-from phasewise.flows.recipes.phase import LOCAL_SLICE, FromScratch, HandOff, Phase
+from phasewise.flows.recipes.phase import LOCAL_SLICE, FromScratch, HandOff, Phase, Pretrained
 from phasewise.flows.recipes.recipe import Recipe, scale_in_words
 from phasewise.flows.token_budget import budgets_of
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.stand_ins import StandIn, stand_in_source
+from phasewise.tasks.data.tokenizer import DocumentTokens
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.plan import Setup, step_shape
 from phasewise.tasks.training.execution import ONE_DEVICE
+from phasewise.tasks.training.pretrained import start_checkpoint
 from phasewise.trainer.base.errors import RecipeError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
@@ -61,6 +63,7 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
         tokenizer_name=tokenizer.name,
         tokenizer_components=tokenizer.components,
         special_tokens=tokenizer.special_tokens,
+        around=DocumentTokens(tokenizer.begin, tokenizer.end),
         benchmark_components=main_components,
         pins=recipe.pins,
         digests=digests,
@@ -84,7 +87,6 @@ def build_run(
     during training. `needs_parent`: if False, the run has no start checkpoint, and can be read but not trained.
     """
     root = recipe.lineage(phase)[0].start
-    assert isinstance(root, FromScratch)
     batch, mixture = recipe.schedules_of_lineage(phase)
     evaluation, every = None, phase.evaluation.loss_every_steps
     if held_out is not None and every is not None:
@@ -95,7 +97,7 @@ def build_run(
         recipe=recipe.name,
         scale=recipe.scale,
         phase=phase.name,
-        seed=root.seed,
+        seed=root.seed if isinstance(root, FromScratch) else 0,
         batch=batch,
         mixture=mixture,
         start=start_of(recipe, phase, home) if needs_parent else None,
@@ -110,6 +112,10 @@ def build_run(
 
 def start_of(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
     """The current start checkpoint of a phase. None for a phase from scratch."""
+    if isinstance(phase.start, Pretrained):
+        imported, digest = start_checkpoint(phase.start, phase.model, phase.name, home, recipe.run_name)
+        fresh = tuple(part for part in phase.state_parts if part != "qk_norm")  # the source has the weights of QK-norm
+        return StartFrom(checkpoint=str(imported), params_digest=digest, fresh=fresh)
     if not isinstance(phase.start, HandOff):
         return None
     checkpoint, digest = _checkpoint_of(recipe, phase, phase.start.parent, phase.start.step, home)

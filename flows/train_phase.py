@@ -12,7 +12,7 @@ from phasewise.flows.prefect.flow_decorator import door, say_waiting, this_run
 from phasewise.flows.preflight import preflight
 from phasewise.flows.prepare_data import prepare_data
 from phasewise.flows.recipes.assignments import Settings
-from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
+from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase, Pretrained
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass, read_record, read_records
@@ -24,6 +24,7 @@ from phasewise.tasks.evaluation.settings import needles_of
 from phasewise.tasks.progress import say
 from phasewise.tasks.training.attempts import PlannedSegment
 from phasewise.tasks.training.execution import CPU, execution_here, in_words, machine_here
+from phasewise.tasks.training.pretrained import import_weights
 from phasewise.tasks.training.run_identity import last_saved_step, note_changed_plan
 from phasewise.tasks.training.task import train
 from phasewise.tasks.validation.task import ask_about_training, health_gate
@@ -153,6 +154,8 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
         from phasewise.tasks.evaluation.gate_benchmarks import check_room
 
         check_room(phase.name, needles, load_tokenizer(resolved.plan.tokenizer))
+    if isinstance(phase.start, Pretrained):
+        import_weights(phase.start, phase.model, phase.name, resolved.home, recipe.run_name)
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     planned = runs_on_slices(resolved, phase)
     run = planned[-1].run

@@ -6,12 +6,13 @@
 from collections.abc import Iterable
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
-from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
+from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase, Pretrained
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.conversation import Conversation
 from phasewise.tasks.data.template import ChatTemplate, template_of
 from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, checked_file, names_folder
 from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.training.pretrained import check_model
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.data.mixture import check_shares
 
@@ -23,6 +24,8 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
         for _, name in phase.slice.within(phase.start_step, phase.stop_step):
             if name != LOCAL_SLICE:
                 find_slice(name)
+        if isinstance(phase.start, Pretrained):
+            check_model(phase.start, phase.model, phase.name)
     check_components(recipe)
     check_mixtures(recipe, phases)
     check_conversations(recipe, phases)
@@ -39,13 +42,13 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
             )
     elif names_folder(tokenizer.name):
         from phasewise.tasks.data.conversation_text import ids_of_tokens
-        from phasewise.tasks.data.tokenizer import check_special_tokens, load_tokenizer
+        from phasewise.tasks.data.tokenizer import DocumentTokens, check_special_tokens, load_tokenizer
 
-        file = checked_file(tokenizer.name)
-        check_special_tokens(file, tokenizer.vocab_size)
+        file, around = checked_file(tokenizer.name), DocumentTokens(tokenizer.begin, tokenizer.end)
+        check_special_tokens(file, tokenizer.vocab_size, around)
         tokenizer_of_file = load_tokenizer(file)
         for chat in chats:
-            ids_of_tokens(tokenizer_of_file, chat, file)
+            ids_of_tokens(tokenizer_of_file, chat, file, around)
 
 
 def _conversations(recipe: Recipe) -> dict[str, Conversation]:

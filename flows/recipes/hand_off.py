@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from phasewise.flows.recipes.phase import Change, FromScratch, HandOff, Phase
+from phasewise.flows.recipes.phase import Change, HandOff, Phase, Start
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.config import LearningRateSegment, Smebu, StatePart, value_in
 
@@ -128,7 +128,7 @@ def both_in_words(before: object, after: object) -> Pair:
     return _named(was, differing), _named(now, differing)
 
 
-def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
+def _origin(start: Start, part: StatePart) -> str:
     if not isinstance(start, HandOff):
         return CARRIED
     grafts = [f"grafted from {graft.phase} {graft.step}" for graft in start.graft if graft.part == part]

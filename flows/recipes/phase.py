@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from phasewise.flows.recipes.benchmarks import check_lengths, checked_names
+from phasewise.tasks.data.tokenizer_training import names_folder
 from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
+from phasewise.tasks.training.pretrained import model_of
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import (
     CheckpointPolicy,
@@ -89,13 +91,41 @@ class HandOff(Frozen):
     declares: tuple[Change, ...]
 
 
+class Pretrained(Frozen):
+    """The weights of a Hugging Face model or of a trained phase in another home. The rest of the state is fresh.
+
+    Attributes:
+        pretrained: a folder starts with `/`, `./`, `../` or `~/`. Other names are looked up on the Hub. The folder of a phase is
+            `HOME/runs/RECIPE-SCALE/PHASE`.
+        revision: branch, tag or commit of a Hub model.
+        new_rows: rows that the phase adds to the vocabulary.
+        declares: `rope` states that the phase's RoPE is another one.
+    """
+
+    pretrained: str = Field(min_length=1)
+    revision: str | None = None
+    new_rows: int = Field(default=0, ge=0)
+    declares: tuple[Literal["rope"], ...] = ()
+
+    @model_validator(mode="after")
+    def _has_revision_of_hub(self) -> "Pretrained":
+        if self.revision is not None and names_folder(self.pretrained):
+            raise ValueError(f"revision: only a model of the Hub has revisions, found the folder {self.pretrained}. Take it out")
+        return self
+
+
 def _start_kind(start: Any) -> str:
     names = set(start) if isinstance(start, Mapping) else set(type(start).model_fields) if isinstance(start, Frozen) else set[str]()
+    if "pretrained" in names:
+        return PRETRAINED
     return HAND_OFF if names & (set(HandOff.model_fields) - set(FromScratch.model_fields)) else SCRATCH
 
 
-HAND_OFF, SCRATCH = "hand_off", "from_scratch"
-Start = Annotated[Annotated[FromScratch, Tag(SCRATCH)] | Annotated[HandOff, Tag(HAND_OFF)], Discriminator(_start_kind)]
+HAND_OFF, SCRATCH, PRETRAINED = "hand_off", "from_scratch", "of_pretrained"
+Start = Annotated[
+    Annotated[FromScratch, Tag(SCRATCH)] | Annotated[HandOff, Tag(HAND_OFF)] | Annotated[Pretrained, Tag(PRETRAINED)],
+    Discriminator(_start_kind),
+]
 
 
 class EvaluationSettings(Frozen):
@@ -193,6 +223,33 @@ class Phase(Frozen):
         """The components with a share in a range of steps."""
         return frozenset(name for _, shares in self.mixture.within(start_step, stop_step) for name, share in shares.items() if share)
 
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """The parts of the training state next to the weights, with the weights of QK-norm."""
+        stability, steps = self.stability, (self.start_step, self.stop_step)
+        windows = (*stability.max_update_norm.within(*steps), *stability.skip_step.within(*steps))
+        has: dict[StatePart, bool] = {
+            "optimizer": True,
+            "ema": any(decay is not None for _, decay in stability.ema_decay.within(*steps)),
+            "rolling": any(limit is not None for _, limit in windows),
+            "qk_norm": self.model.qk_norm,
+            "balancing": self.model.experts is not None and isinstance(self.model.experts.balancing, Smebu),
+        }
+        return tuple(part for part, is_there in has.items() if is_there)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_model_of_source(cls, given: Any) -> Any:
+        """Fill in a model that is left out from the files of the pretrained start."""
+        if not isinstance(given, dict) or given.get("model") is not None:
+            return given
+        start: Any = given.get("start")
+        if _start_kind(start) != PRETRAINED:
+            return given
+        source = Pretrained.model_validate(start)
+        model = model_of(source.pretrained, source.revision)
+        return given | {"model": model.but(vocab_size=model.vocab_size + source.new_rows, seq_len=min(model.seq_len, MAX_DEFAULT_SEQ_LEN))}
+
     @model_validator(mode="after")
     def _is_whole(self) -> "Phase":
         _check_sizes(self.model_dump(exclude={"discrepancies": True, "notes": True, "order": {"seed"}}), ())
@@ -231,20 +288,11 @@ class Phase(Frozen):
                 "out"
             )
         if isinstance(self.start, HandOff):
-            stability, steps = self.stability, (self.start_step, self.stop_step)
-            windows = (*stability.max_update_norm.within(*steps), *stability.skip_step.within(*steps))
-            has = {
-                "optimizer": True,
-                "ema": any(decay is not None for _, decay in stability.ema_decay.within(*steps)),
-                "rolling": any(limit is not None for _, limit in windows),
-                "qk_norm": self.model.qk_norm,
-                "balancing": self.model.experts is not None and isinstance(self.model.experts.balancing, Smebu),
-            }
             declared = (*self.start.fresh, *(graft.part for graft in self.start.graft))
             for part in declared:
                 if declared.count(part) > 1:
                     raise ValueError(f"the hand-off to {self.name} declares {part} twice: make it fresh, or graft it once")
-                if not has[part]:
+                if part not in self.state_parts:
                     raise ValueError(f"the hand-off to {self.name} declares {part}, and the phase has no such state: take it out")
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
             raise ValueError(
@@ -265,6 +313,8 @@ def _check_sizes(value: Any, place: tuple[str, ...]) -> None:
 
 
 MAX_COUNT = 2**31 - 1
+MAX_DEFAULT_SEQ_LEN = 4096
+"""Tokens in a row of a phase that takes over its model from a source with at least this number of positions."""
 OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")
 """Fields that a phase never takes over from its parent."""
 

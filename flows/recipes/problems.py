@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from phasewise.flows.recipes.phase import HAND_OFF, SCRATCH, Change
+from phasewise.flows.recipes.phase import HAND_OFF, PRETRAINED, SCRATCH, Change
 from phasewise.trainer.base.frozen import join_problems, state_problem
 from phasewise.trainer.config import StatePart
 
@@ -41,7 +41,7 @@ def _path(item: ErrorDetails, raw: Any) -> str:
     parts: list[str] = []
     at = raw
     for number, part in enumerate(item["loc"]):
-        if part in (HAND_OFF, SCRATCH):
+        if part in (HAND_OFF, PRETRAINED, SCRATCH):
             continue
         inner: Any = None
         with suppress(KeyError, IndexError, TypeError):

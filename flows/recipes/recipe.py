@@ -7,11 +7,12 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import Field, model_validator
 
 from phasewise.flows.recipes.hand_off import both_in_words, changes_between, check_carried
-from phasewise.flows.recipes.phase import Change, HandOff, Phase
+from phasewise.flows.recipes.phase import Change, HandOff, Phase, Pretrained
 from phasewise.flows.recipes.waivers import check_waivers, limited_to
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.source import WITHOUT_FIELDS, Pin, Source
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.training.pretrained import tokenizer_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
@@ -37,6 +38,8 @@ class Tokenizer(Frozen):
     Attributes:
         name: a folder from `phasewise tokenizer train` starts with `/`, `./`, `../` or `~/`. Other names are looked up on the hub.
         components: training text of the tokenizer. None uses all components of the recipe.
+        begin: the token before each document. None for a tokenizer without one, as of GPT-2 and Qwen.
+        end: the token after each document. None for a tokenizer without one.
         special_tokens: added to a trained tokenizer, with the begin and end of a document and the tokens of all chat templates in use.
             List the tokens of a branch here, so that the main line's tokenizer has them.
     """
@@ -45,11 +48,23 @@ class Tokenizer(Frozen):
     vocab_size: int = Field(gt=0)
     components: tuple[str, ...] | None = None
     special_tokens: tuple[str, ...] = ()
+    begin: str | None = BEGIN_OF_TEXT
+    end: str | None = END_OF_TEXT
 
     @model_validator(mode="after")
     def _is_trained_or_fetched(self) -> "Tokenizer":
         if self.name is not None and self.components is not None:
             raise ValueError(f"components: only a tokenizer with name null is trained, found {self.name}. Take out components or the name")
+        around = (self.begin, self.end)
+        if around == (None, None) or self.begin == self.end:
+            raise ValueError(
+                f"begin and end: expected two different tokens, or one token and null, found {self.begin} and {self.end}. A token that "
+                "only separates documents is their end"
+            )
+        if self.name is None and around != (BEGIN_OF_TEXT, END_OF_TEXT):
+            raise ValueError(
+                f"begin and end: a trained tokenizer has {BEGIN_OF_TEXT} and {END_OF_TEXT}. Take them out, or name a tokenizer"
+            )
         reserved = (BEGIN_OF_TEXT, END_OF_TEXT, *self.special_tokens)
         if "" in reserved or len(set(reserved)) < len(reserved):
             raise ValueError(
@@ -199,6 +214,21 @@ class Recipe(Frozen):
     def _parts(self, phase: Phase) -> list[tuple[Phase, int]]:
         lineage = self.lineage(phase)
         return [(part, child.start_step) for part, child in pairwise(lineage)] + [(phase, phase.stop_step)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_tokenizer_of_source(cls, given: Any) -> Any:
+        """Fill in a tokenizer that is left out from the files of the first phase's pretrained start."""
+        if not isinstance(given, dict) or given.get("tokenizer") is not None or not given.get("phases"):
+            return given
+        first: Any = given["phases"][0]
+        start: Any = first.start if isinstance(first, Phase) else first.get("start") if isinstance(first, dict) else None
+        if isinstance(start, dict) and "pretrained" in start:
+            start = Pretrained.model_validate(start)
+        if not isinstance(start, Pretrained):
+            return given
+        name, vocab_size, around = tokenizer_of(start.pretrained, start.revision)
+        return given | {"tokenizer": {"name": name, "vocab_size": vocab_size, **around._asdict()}}
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Recipe":

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
-from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, HandOff, Phase
+from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, Gates, HandOff, Phase
 from phasewise.flows.recipes.recipe import Between, Recipe, Tokenizer
 from phasewise.flows.recipes.sizes import body_parameters, shape_of
 from phasewise.tasks.data.template import special_tokens_in, template_text
@@ -163,7 +163,7 @@ def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] 
     if isinstance(optimizer, AdamC):
         optimizer = optimizer.but(peak_learning_rate=optimizer.peak_learning_rate * scaling.rate)
     start = phase.start
-    if not isinstance(start, FromScratch):
+    if isinstance(start, HandOff):
         grafts = tuple(graft.but(step=axis.steps(graft.step)) for graft in start.graft)
         start = start.but(step=axis.steps(start.step), graft=grafts)
     changed: dict[str, object] = {

@@ -4,12 +4,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
+from phasewise.flows.recipes.phase import (
+    LOCAL_SLICE,
+    EvaluationSettings,
+    FromScratch,
+    Gates,
+    GraftFrom,
+    HandOff,
+    Phase,
+    Pretrained,
+    continued,
+)
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.filters import FieldFilter, Filter, LengthBias, TextFilter
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, Renderings
+from phasewise.tasks.training.pretrained import chat_template_of, model_of
+from phasewise.tasks.training.pretrained import tokenizer_of as source_tokenizer
 from phasewise.trainer.config import (
     AdamC,
     AdamW,
@@ -164,14 +176,76 @@ def wsd_s(*, stop_step: int, cycle: int, decay: int, warmup: int, peak: float, f
 
 
 __all__ = [
-    "AcceptedWarning", "AdamC", "AdamW", "AnswerColumn", "CheckpointPolicy", "Conversation", "DataLimits", "DataOrder",
-    "EvaluationSettings", "Experts", "FieldFilter",
-    "Filter", "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
-    "LearningRateSegment", "LengthBias", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer",
-    "OrderLimits", "Phase", "Pin", "Recipe", "RollingLimit", "Rope", "SignBalancing", "Smebu", "Source", "Stability", "Steps",
-    "TextFilter", "Tokenizer", "adamc",
-    "adamw", "afmoe", "always", "checkpoints", "constant", "continued", "cooldown", "cosine", "evaluated", "from_scratch", "gates",
-    "inverse", "linear", "llama", "muon", "nadamw", "order", "qwen", "stability", "text", "wsd", "wsd_s",
+    "AcceptedWarning",
+    "AdamC",
+    "AdamW",
+    "AnswerColumn",
+    "CheckpointPolicy",
+    "Conversation",
+    "DataLimits",
+    "DataOrder",
+    "EvaluationSettings",
+    "Experts",
+    "FieldFilter",
+    "Filter",
+    "FromScratch",
+    "GateLimits",
+    "Gates",
+    "GraftFrom",
+    "HandOff",
+    "HealthLimits",
+    "Instrumentation",
+    "LeakageLimits",
+    "LearningRateSegment",
+    "LengthBias",
+    "Llama3RopeScaling",
+    "MixtureShares",
+    "ModelConfig",
+    "Muon",
+    "NAdamW",
+    "Optimizer",
+    "OrderLimits",
+    "Phase",
+    "Pin",
+    "Pretrained",
+    "Recipe",
+    "RollingLimit",
+    "Rope",
+    "SignBalancing",
+    "Smebu",
+    "Source",
+    "Stability",
+    "Steps",
+    "TextFilter",
+    "Tokenizer",
+    "adamc",
+    "adamw",
+    "afmoe",
+    "always",
+    "chat_template",
+    "checkpoints",
+    "constant",
+    "continued",
+    "cooldown",
+    "cosine",
+    "evaluated",
+    "first_phase",
+    "from_scratch",
+    "gates",
+    "inverse",
+    "like",
+    "linear",
+    "llama",
+    "muon",
+    "nadamw",
+    "order",
+    "pretrained",
+    "qwen",
+    "stability",
+    "text",
+    "tokenizer_of",
+    "wsd",
+    "wsd_s",
 ]  # fmt: skip
 
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
@@ -356,22 +430,52 @@ def checkpoints(
     return CheckpointPolicy(every_steps=every_steps, every_minutes=every_minutes, keep_all=keep_all, at_steps=tuple(at_steps))
 
 
-def from_scratch(
+def pretrained(source: str, *, revision: str | None = None, new_rows: int = 0, declares: Sequence[str] = ()) -> Pretrained:
+    """The start of a first phase from the weights of a model. The optimizer and all other state are fresh.
+
+    Args:
+        source: a Hugging Face folder (`./folder`), a model of the Hub (`owner/name`), or a trained phase
+            (`HOME/runs/RECIPE-SCALE/PHASE`).
+        revision: branch, tag or commit of a Hub model.
+        new_rows: rows that are added to the vocabulary.
+        declares: `rope` if the phase's RoPE differs from the source."""
+    given = {"pretrained": source, "revision": revision, "new_rows": new_rows, "declares": tuple(declares)}
+    return Pretrained.model_validate(given)
+
+
+def like(source: str, *, revision: str | None = None, **fields: Any) -> ModelConfig:
+    """The model of a source as in `pretrained`, with other `fields` such as `seq_len` or `compute_dtype`."""
+    return model_of(source, revision).but(**fields)
+
+
+def tokenizer_of(source: str, *, revision: str | None = None) -> Tokenizer:
+    """The tokenizer of a source as in `pretrained`, with the tokens that its files name for begin and end of a document."""
+    name, vocab_size, around = source_tokenizer(source, revision)
+    return Tokenizer(name=name, vocab_size=vocab_size, begin=around.begin, end=around.end)
+
+
+def chat_template(source: str, *, revision: str | None = None) -> str:
+    """The chat template of a source as in `pretrained`, for `Conversation(template=…)`."""
+    return chat_template_of(source, revision)
+
+
+def first_phase(
     *,
     name: str,
+    start: FromScratch | Pretrained,
     stop_step: int,
-    model: ModelConfig,
     learning_rate: Sequence[LearningRateSegment],
     batch: int | Steps[int],
     mixture: Mapping[str, float] | Steps[MixtureShares],
-    seed: int = 0,
+    model: ModelConfig | None = None,
     **fields: Any,
 ) -> Phase:
-    """The first phase, with fresh weights from a seed. Later phases are `continued` from it.
+    """The first phase. Later phases are `continued` from it.
 
     Args:
         batch: sequences per step, of `model.seq_len` tokens.
         mixture: component → share in percent, with a sum of 100.
+        model: may be left out for a pretrained start. Rows then have at most 4,096 tokens.
         fields: other fields of `Phase`. Defaults of `optimizer`, `order`, `stability`, `checkpoints`, `evaluation` and `gates` are the
             functions of the same name, and the default slice is this machine."""
     others: dict[str, Any] = {
@@ -384,4 +488,9 @@ def from_scratch(
         "gates": gates(),
     }
     given = {"name": name, "stop_step": stop_step, "model": model, "learning_rate": learning_rate, "batch": batch, "mixture": mixture}
-    return Phase.model_validate({**others, **given, "start": FromScratch(seed=seed), **fields})
+    return Phase.model_validate({**others, **given, "start": start, **fields})
+
+
+def from_scratch(*, seed: int = 0, **fields: Any) -> Phase:
+    """The first phase, with fresh weights from a seed. `fields`: the arguments of `first_phase`."""
+    return first_phase(start=FromScratch(seed=seed), **fields)

@@ -149,8 +149,11 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
     if isinstance(phase.start, HandOff):
         dumped = phase.start.model_dump(mode="json")
         start = {name: dumped[name] for name in start}
-    else:
+    elif isinstance(phase.start, FromScratch):
         start["seed"] = phase.start.seed
+    else:
+        source = phase.start.model_dump(mode="json")
+        start |= {"fresh": [part for part in phase.state_parts if part != "qk_norm"], "declares": source.pop("declares"), **source}
     own = ("name", "start_step", "stop_step", "branch", "abandoned", "schedule_goes_on", "tokens")
     return {
         **{name: getattr(phase, name) for name in own},

@@ -161,7 +161,14 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
     """All values of `describe_phase` as text, in groups."""
     start, segments = phase["start"], phase["learning_rate"]
     begin = {"from": f"scratch, seed {start.get('seed')}"}
-    if start["parent"]:
+    if source := start.get("pretrained"):
+        begin = {
+            "from": f"the weights of {source}{' at ' + start['revision'] if start['revision'] else ''}",
+            "fresh": in_words(start["fresh"]),
+            "new rows of the vocabulary": f"{start['new_rows']:,}",
+            "declared changes": in_words(start["declares"]),
+        }
+    elif start["parent"]:
         grafts = "; ".join(f"{graft['part']} from step {graft['step']:,} of {graft['phase']}" for graft in start["graft"])
         begin = {
             "from": f"step {start['step']:,} of {start['parent']}",

@@ -56,7 +56,7 @@ def plan_of(files: PhaseFiles, described: Mapping[str, Any] | None) -> Plan | No
     sizes = " → ".join(batch) if len(batch) <= 3 else f"{len(batch)} sizes, {batch[0]} to {batch[-1]}"
     rows = rows_in_words(phase["packing"], phase["loss_on"])
     main = {
-        "starts from": f"step {start['step']:,} of {start['parent']}" if start["parent"] else f"scratch, seed {start['seed']}",
+        "starts from": groups["start"]["from"],
         "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
         "tokens": tokens(phase["tokens"]),
         "parameters": tokens(phase["parameters"]),

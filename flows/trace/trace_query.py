@@ -137,14 +137,17 @@ def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
         fetch(
             [part for (_, one), out in zip(members, read, strict=True) for part in cache.read_piece(one.document.first + one.offset, out)]
         )
-        begin_of_text = cache.manifest.begin_of_text
+        begin, end = cache.manifest.begin_of_text, cache.manifest.end_of_text
         for (number, one), tokens in zip(members, read, strict=True):
-            begins = np.flatnonzero(tokens == begin_of_text).tolist()
-            if begins != ([0] if one.offset == 0 else []):
+            token, place, is_there = begin, 0, one.offset == 0
+            if begin is None:
+                token, place, is_there = end, len(tokens) - 1, one.offset + len(tokens) == one.document.length
+            found_at = np.flatnonzero(tokens == token).tolist()
+            if found_at != ([place] if is_there else []):
                 raise DataError(
-                    f"{cache.folder}: document {one.document.id[:16]} must have token {begin_of_text} only at its start, found it at "
-                    f"{begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens don't match. Delete the "
-                    "folder and run `phasewise data prepare`."
+                    f"{cache.folder}: document {one.document.id[:16]} must have token {token} only at its "
+                    f"{'end' if begin is None else 'start'}, found it at {found_at or 'no place'} of its {len(tokens)} tokens from "
+                    f"{one.offset} on: index and tokens don't match. Delete the folder and run `phasewise data prepare`."
                 )
             if text:
                 found_text = text.excerpt(tokens[:EXCERPT_TOKENS])

@@ -165,7 +165,7 @@ def _read_record(folder: Path, number: int) -> ShardRecord | None:
     return record if sizes_in_bytes(folder, list(record.sizes)) == list(record.sizes.values()) else None
 
 
-def encoding_of(tokenizer_path: Path) -> tuple[int, int, np.dtype]:
+def encoding_of(tokenizer_path: Path) -> tuple[int | None, int | None, np.dtype]:
     """The BOS token, the EOS token, and the smallest dtype that holds the vocabulary."""
     tokenizer = _tokenizer(tokenizer_path)
     begin, end = special_tokens(tokenizer, tokenizer_path)
@@ -212,7 +212,8 @@ class ShardWriter:
     ):
         self._files, self._index, self._path, self._length_bias = files, index, tokenizer_path, length_bias
         self._tokenizer = _tokenizer(tokenizer_path)
-        self._begin, self._end, self._dtype = encoding_of(tokenizer_path)
+        begin, end, self._dtype = encoding_of(tokenizer_path)
+        self._before, self._after = ([] if token is None else [token] for token in (begin, end))
         self._special = None if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
         self._rows: list[pa.Table] = []
         self._num_tokens = self._num_documents = self._text_bytes = self._num_spans = self._left_out = 0
@@ -238,14 +239,14 @@ class ShardWriter:
             encoded = [encoded[row] for row in taken]
         if not texts:
             return
-        lengths = np.array([len(one.ids) + 2 for one in encoded], np.int64)
+        lengths = np.array([len(self._before) + len(one.ids) + len(self._after) for one in encoded], np.int64)
         offsets = self._num_tokens + np.cumsum([0, *lengths[:-1]])
         rows = documents.select(["id", "source_file"])
         self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
         for one, offset in zip(encoded, offsets.tolist(), strict=True):
-            self._files["bin"].write(np.array([self._begin, *one.ids, self._end], self._dtype).tobytes())
+            self._files["bin"].write(np.array([*self._before, *one.ids, *self._after], self._dtype).tobytes())
             if "spans" in self._files:
-                self._files["spans"].write((one.spans + offset + 1).astype(SPAN).tobytes())
+                self._files["spans"].write((one.spans + offset + len(self._before)).astype(SPAN).tobytes())
                 self._num_spans += len(one.spans)
         self._num_tokens += int(lengths.sum())
         self._num_documents += len(texts)

@@ -26,7 +26,7 @@ from phasewise.tasks.data.findings import (
     texts_in,
 )
 from phasewise.tasks.data.template import Asked, ChatTemplate, NotMarked, Refused, line_of, template_of
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, DocumentTokens, special_tokens
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import code_digest
 
@@ -188,15 +188,16 @@ def encode_conversations(
         yield Encoded(ids, np.array(joined, np.int64).reshape(-1, 2))
 
 
-def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
-    """Token → id of the special tokens that a chat template writes, and of the EOS token.
+def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str, around: DocumentTokens | None = None) -> dict[str, int]:
+    """Token → id of the special tokens that a chat template writes, and of the EOS token, which templates write as `END_OF_TEXT`.
 
-    `place`: file of the tokenizer, for error messages. Raises DataError if the tokenizer lacks a token or strips the space around it, or
-    the template writes an undeclared special token.
+    `place`: file of the tokenizer. `around`: as `named` of `special_tokens`. Raises DataError if the tokenizer lacks a token or strips the
+    space around it, or the template writes an undeclared special token.
     """
     tokens = tokenizer.get_added_tokens_decoder()
     added = {token.content: number for number, token in tokens.items()}
-    used = (*chat.special_tokens, END_OF_TEXT)
+    end = special_tokens(tokenizer, place, around).after
+    used = (*chat.special_tokens, tokenizer.id_to_token(end) or "")
     if taking := sorted(token.content for token in tokens.values() if token.content in used and (token.lstrip or token.rstrip)):
         raise DataError(
             f"the tokenizer {place} must leave the text beside {', '.join(taking)} as it is, and takes the space there (lstrip, rstrip): "
@@ -213,4 +214,4 @@ def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str 
             f"the chat template {chat.name} writes {', '.join(unnamed)}, special tokens of the tokenizer {place}, without "
             "spelling the tokens out: name the tokens in the source's conversation.special_tokens."
         )
-    return {token: added[token] for token in used if token in added}
+    return {token: added[token] for token in used if token in added} | {END_OF_TEXT: end}

@@ -19,7 +19,7 @@ from phasewise.tasks.data.reading import pieces_of
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.data.stand_ins import roots
 from phasewise.tasks.data.template import ChatTemplate, special_tokens_in, template_of, template_text
-from phasewise.tasks.data.tokenizer import tokenizer_key, train_tokenizer
+from phasewise.tasks.data.tokenizer import OUR_TOKENS, DocumentTokens, tokenizer_key, train_tokenizer
 from phasewise.tasks.data.tokenizer_training import checked_file, names_folder
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.identity import digest_of_file, digest_of_json
@@ -101,6 +101,7 @@ class DataPlan:
     benchmark_components: tuple[str, ...]
     lock: Path
     special_tokens: tuple[str, ...] = ()  # tokens of chat templates, sorted, without the BOS and EOS token
+    around: DocumentTokens = OUR_TOKENS
     digests: KnownDigests = field(default_factory=KnownDigests, repr=False, compare=False)
 
     @property
@@ -127,6 +128,7 @@ def plan_data(
     tokenizer_name: str | None = None,
     tokenizer_components: Collection[str] | None = None,
     special_tokens: Collection[str] = (),
+    around: DocumentTokens = OUR_TOKENS,
     benchmark_components: Collection[str] | None = None,
     pins: Iterable[Pin] = (),
     digests: KnownDigests | None = None,
@@ -139,6 +141,7 @@ def plan_data(
         tokenizer_name: a name on the hub, or a folder as in `names_folder`. None trains a tokenizer.
         tokenizer_components: components whose text trains the tokenizer. None is all.
         special_tokens: tokens that the tokenizer needs in addition to the tokens of the chat templates.
+        around: the tokens at the begin and the end of a document.
         benchmark_components: components whose held-out text gives the benchmarks. None is all.
         digests: None is the digests of earlier commands in the home.
         budgets: component → tokens to train on. Components without a budget are read completely.
@@ -165,7 +168,7 @@ def plan_data(
     special = tuple(sorted(written))
     if tokenizer_name is not None and names_folder(tokenizer_name):
         tokenizer_name = f"sha256:{digest_of_file(checked_file(tokenizer_name))}"
-    tokenizer = tokenizer_key((keys[name] for name in trained_on), vocab_size, tokenizer_name, special)
+    tokenizer = tokenizer_key((keys[name] for name in trained_on), vocab_size, tokenizer_name, special, around)
     pinned = {(pin.component, pin.split): pin for pin in pins}
     components: dict[str, ComponentPlan] = {}
     for name, documents_key_of_name in keys.items():
@@ -188,7 +191,7 @@ def plan_data(
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
     path = home.keyed("tokenizers", tokenizer) / "tokenizer.json"
     lock = home.lock(f"recipe-{benchmarks[:16]}")
-    return DataPlan(components, trained_on, path, home.keyed("benchmarks", benchmarks), asked_of, lock, special, digests)
+    return DataPlan(components, trained_on, path, home.keyed("benchmarks", benchmarks), asked_of, lock, special, around, digests)
 
 
 @dataclass(frozen=True)

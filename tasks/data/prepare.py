@@ -41,6 +41,7 @@ from phasewise.tasks.data.tokenizer import (
     shared_special_tokens,
     special_tokens,
     train_tokenizer,
+    write_tokenizer,
 )
 from phasewise.tasks.data.tokenizer_training import copy_tokenizer, names_folder
 from phasewise.tasks.locks import held, held_all
@@ -208,10 +209,10 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
                     train_tokenizer(texts, vocab_size, path, plan.special_tokens)
                 elif names_folder(name):
                     say(f"copying the tokenizer of {name}")
-                    copy_tokenizer(name, vocab_size, path)
+                    copy_tokenizer(name, vocab_size, path, plan.around)
                 else:
                     say(f"downloading the tokenizer {name}")
-                    fetch_tokenizer(name, path)
+                    write_tokenizer(path, fetch_tokenizer(name), plan.around)
     check_special_tokens(path, vocab_size)
     tokenizer = load_tokenizer(path)
     for chat in plan.chats_of(plan.components):

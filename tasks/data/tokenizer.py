@@ -11,8 +11,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from phasewise.trainer.base.errors import DataError, PhasewiseError
-from phasewise.trainer.base.identity import code_digest, digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.identity import (
+    NotAsWritten,
+    code_digest,
+    digest_of_bytes,
+    digest_of_file,
+    digest_of_json,
+    read_sealed,
+    write_sealed,
+)
 from phasewise.trainer.base.storage import parse_json, write_atomically
 from phasewise.trainer.data.manifest import Manifest
 
@@ -24,7 +34,7 @@ FIRST_SPARE = 256  # first character that stands for an unprintable byte
 TOKENIZER_VERSION = f"byte-bpe-1+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
 BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 MAX_BYTES_PER_COMPONENT = 200_000
-DIGEST_NAME = "tokenizer.sha256"
+DIGEST_NAME, DOCUMENT_TOKENS_NAME = "tokenizer.sha256", "document_tokens.json"
 
 
 class TokenText:
@@ -70,29 +80,81 @@ class TokenText:
         return table
 
 
+class DocumentTokens(NamedTuple):
+    """The tokens at the begin and the end of each document. None: documents have no such token, as at their begin in GPT-2 and Qwen."""
+
+    begin: str | None = BEGIN_OF_TEXT
+    end: str | None = END_OF_TEXT
+
+    def in_words(self) -> str:
+        """The tokens as text."""
+        return " and ".join(token for token in self if token is not None)
+
+
+OUR_TOKENS = DocumentTokens()
+
+
 class SpecialTokens(NamedTuple):
-    """Ids of BOS and EOS: 128,000 and 128,001 in Llama 3, and 0 and 1 in our own tokenizers."""
+    """Ids of `DocumentTokens`: 128,000 and 128,001 in Llama 3, None and 50,256 in GPT-2, and 0 and 1 in our own tokenizers."""
 
-    begin: int
-    end: int
+    begin: int | None
+    end: int | None
+
+    @property
+    def before(self) -> int:
+        """The token before a text: BOS, or the EOS token of the previous document."""
+        found = self.end if self.begin is None else self.begin
+        assert found is not None, "a document begins or ends with a token"
+        return found
+
+    @property
+    def after(self) -> int:
+        """The token after a text: EOS, or the BOS token of the next document."""
+        return self.before if self.end is None else self.end
+
+    def inner(self, document: np.ndarray) -> np.ndarray:
+        """The tokens of a document without its first BOS and its last EOS."""
+        return document[int(self.begin is not None) : len(document) - int(self.end is not None)]
 
 
-def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTokens:
-    """The ids in a tokenizer. `place`: its file, for messages. Raises DataError if a token is missing, or both have the same id."""
-    begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    if begin is None or end is None or begin == end:
+def special_tokens(tokenizer: "Tokenizer", place: Path | str, named: DocumentTokens | None = None) -> SpecialTokens:
+    """The ids in a tokenizer.
+
+    Args:
+        place: file of the tokenizer. A tokenizer of a home has the names of its tokens in a file next to it.
+        named: the names, for another tokenizer.
+
+    Raises:
+        DataError: a token is missing, or the file with the names was edited.
+    """
+    named = named or read_document_tokens(Path(place))
+    ids = SpecialTokens(*(None if name is None else tokenizer.token_to_id(name) for name in named))
+    if missing := [name for name, number in zip(named, ids, strict=True) if name is not None and number is None]:
         raise DataError(
-            f"the tokenizer {place} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}, which begin and end every document, found the "
-            f"ids {begin} and {end}. Take a tokenizer that has both, or let Phasewise train one."
+            f"the tokenizer {place} must have the tokens {named.in_words()} around documents, and lacks {' and '.join(missing)}. State its "
+            "own tokens in the recipe: Tokenizer(begin=…, end=…), with null for a token that it has not."
         )
-    return SpecialTokens(begin, end)
+    return ids
 
 
-def check_special_tokens(path: Path, vocab_size: int) -> None:
+def read_document_tokens(path: Path) -> DocumentTokens:
+    """The tokens around documents for a `tokenizer.json`. Raises DataError if the file with the names was edited, or is another one's."""
+    written = path.with_name(DOCUMENT_TOKENS_NAME)
+    if not written.exists():
+        return OUR_TOKENS
+    try:
+        found = read_sealed(written)
+        if found["tokenizer"] == digest_of_file(path):
+            return DocumentTokens(found["begin"], found["end"])
+    except (OSError, KeyError, NotAsWritten):
+        pass
+    raise DataError(f"{written} was edited after it was written. Delete {path.parent} and prepare the data again.")
+
+
+def check_special_tokens(path: Path, vocab_size: int, named: DocumentTokens | None = None) -> None:
     """Raise DataError if a tokenizer lacks BOS or EOS, or an id exceeds a model's vocabulary."""
     tokenizer = load_tokenizer(path)
-    special_tokens(tokenizer, path)
+    special_tokens(tokenizer, path, named)
     token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda entry: entry[1])
     if highest >= vocab_size:
         raise DataError(
@@ -112,10 +174,16 @@ def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
     return next(iter(by_ids))
 
 
-def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None, special_tokens: Sequence[str] = ()) -> str:
+def tokenizer_key(
+    documents_keys: Iterable[str],
+    vocab_size: int,
+    name: str | None,
+    special_tokens: Sequence[str] = (),
+    around: DocumentTokens = OUR_TOKENS,
+) -> str:
     """Digest of all inputs of the tokenizer: its name on the hub, or its training text and special tokens without BOS and EOS."""
     if name is not None:
-        return digest_of_json({"name": name, "vocab_size": vocab_size})
+        return digest_of_json({"name": name, "vocab_size": vocab_size} | ({} if around == OUR_TOKENS else {"around": [*around]}))
     more = {"special_tokens": list(special_tokens)} if special_tokens else {}
     return digest_of_json(
         {
@@ -142,7 +210,7 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
                 yield text
 
     trained = train_bpe(read_texts(), vocab_size, pre_tokenizers.ByteLevel(add_prefix_space=False), special_tokens)
-    _write(path, trained.to_str(pretty=True))
+    write_tokenizer(path, trained.to_str(pretty=True).encode())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenizer", special_tokens: Sequence[str]) -> "Tokenizer":
@@ -166,20 +234,24 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pre_tokenizer: "PreTokenize
     return tokenizer
 
 
-def fetch_tokenizer(name: str, path: Path) -> None:
-    """Download a tokenizer of the hub as `tokenizer.json`. Raises DataError if the download fails."""
+def fetch_tokenizer(name: str) -> bytes:
+    """Download a tokenizer of the hub, `NAME` or `NAME@REVISION`, as `tokenizer.json`. Raises DataError if the download fails."""
     from tokenizers import Tokenizer
 
+    name, _, revision = name.partition("@")
     try:
-        fetched = Tokenizer.from_pretrained(name)
+        return Tokenizer.from_pretrained(name, revision or "main").to_str().encode()
     except Exception as error:  # the library raises a bare Exception
         raise DataError(f"the tokenizer {name} cannot be fetched from the hub: {error}") from error
-    _write(path, fetched.to_str())
 
 
-def _write(path: Path, content: str) -> None:
-    write_atomically(path.with_name(DIGEST_NAME), digest_of_bytes(content.encode()).encode())
-    write_atomically(path, content.encode())
+def write_tokenizer(path: Path, content: bytes, around: DocumentTokens = OUR_TOKENS) -> None:
+    """Write a `tokenizer.json` with its digest, and with the tokens around documents if they are not ours."""
+    digest = digest_of_bytes(content)
+    if around != OUR_TOKENS:
+        write_sealed(path.with_name(DOCUMENT_TOKENS_NAME), {"tokenizer": digest, **around._asdict()})
+    write_atomically(path.with_name(DIGEST_NAME), digest.encode())
+    write_atomically(path, content)
 
 
 @contextmanager

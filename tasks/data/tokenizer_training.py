@@ -16,12 +16,13 @@ from pydantic import Field, ValidationError
 
 from phasewise.tasks.data.tokenizer import (
     BEGIN_OF_TEXT,
-    DIGEST_NAME,
     END_OF_TEXT,
+    DocumentTokens,
     check_tokenizer,
     load_tokenizer,
     tokenizer_key,
     train_bpe,
+    write_tokenizer,
 )
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.frozen import Frozen, in_one_line
@@ -121,14 +122,12 @@ def names_folder(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~/"))
 
 
-def copy_tokenizer(name: str, vocab_size: int, path: Path) -> None:
+def copy_tokenizer(name: str, vocab_size: int, path: Path, around: DocumentTokens) -> None:
     """Copy the tokenizer of a folder to the path for its key. Raises as `checked_file`, or DataError if it changed after the plan."""
     content = checked_file(name).read_bytes()
-    digest = digest_of_bytes(content)
-    if not tokenizer_key((), vocab_size, f"sha256:{digest}").startswith(path.parent.name):
+    if not tokenizer_key((), vocab_size, f"sha256:{digest_of_bytes(content)}", around=around).startswith(path.parent.name):
         raise DataError(f"the tokenizer of {name} changed while the data were prepared. Run again when no process writes there.")
-    write_atomically(path.with_name(DIGEST_NAME), digest.encode())
-    write_atomically(path, content)
+    write_tokenizer(path, content, around)
 
 
 def check_target(folder: Path) -> None:

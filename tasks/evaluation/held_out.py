@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.tokenizer import SpecialTokens, shared_special_tokens, special_tokens
+from phasewise.tasks.data.tokenizer import SpecialTokens, shared_special_tokens
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 
@@ -55,10 +55,10 @@ def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, ma
         if not cache.manifest.text_bytes:
             raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
         # Drop only the outer tokens: a chat template may write the end token inside a document
-        documents = [document.tokens[1:-1].astype(np.int32) for document in cache.documents()]
         special = SpecialTokens(cache.manifest.begin_of_text, cache.manifest.end_of_text)
+        documents = [special.inner(document.tokens).astype(np.int32) for document in cache.documents()]
         found[component] = HeldOutTokens(documents, cache.manifest.text_bytes, special)
-    shared_special_tokens({"the tokenizer": special_tokens(tokenizer), **{name: held.special for name, held in found.items()}})
+    shared_special_tokens({name: held.special for name, held in found.items()})
     if max_tokens is not None:
         for component, held in found.items():
             ends = np.cumsum([len(document) for document in held.documents])

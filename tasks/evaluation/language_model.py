@@ -145,9 +145,10 @@ class JaxLanguageModel(TemplateLM):
         self.config = config
         self.trained_length = config.seq_len
         self.tokenizer = tokenizer
-        self.begin_of_text, self.end_of_text = special
+        self.begin_of_text, self.end_of_text = special.before, special.after
         self.ends = tuple(sorted({self.end_of_text, *ends}))
-        self.begins_texts = begins_texts
+        self._has_begin = special.begin is not None
+        self.begins_texts = begins_texts and self._has_begin
         self.seed = seed
         self.mesh = mesh
         self.num_contexts = 0
@@ -192,7 +193,7 @@ class JaxLanguageModel(TemplateLM):
         begin = self.tokenizer.id_to_token(self.begin_of_text)
         spelled = self.begins_texts and begin is not None and string.startswith(begin)
         ids = self.tokenizer.encode(string.removeprefix(begin) if spelled and begin else string, add_special_tokens=False).ids
-        adds = self.begins_texts if add_special_tokens is None else add_special_tokens
+        adds = self.begins_texts if add_special_tokens is None else add_special_tokens and self._has_begin
         return [self.begin_of_text, *ids] if spelled or adds else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:

@@ -17,7 +17,8 @@ from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.state import read_about, read_params
 from phasewise.trainer.config import Mesh, ModelConfig
 from phasewise.trainer.data.manifest import Manifest, read_manifest
-from phasewise.trainer.model.hugging_face import read_folder, read_settings
+from phasewise.trainer.model.hugging_face import read_folder
+from phasewise.trainer.model.hugging_face_config import read_settings
 from phasewise.trainer.model.params import Params, abstract_params
 from phasewise.trainer.sharding import build_mesh, check_mesh, state_shardings
 
@@ -77,7 +78,7 @@ def model_of_folder(folder: Path, *, mesh: Mesh | None = None) -> "JaxLanguageMo
     if mesh is not None:
         check_mesh(mesh, config)
     return JaxLanguageModel(
-        params=params, config=config, tokenizer=tokenizer, special=SpecialTokens(end if begin is None else begin, end), ends=ends,
+        params=params, config=config, tokenizer=tokenizer, special=SpecialTokens(begin, end), ends=ends,
         begins_texts=begins_texts, mesh=None if mesh is None else build_mesh(mesh),
     )  # fmt: skip
 
@@ -100,7 +101,7 @@ def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_
     names = ("last", "ema") if has_average else ("last",)
     weights = {name: read_params(checkpoint, config, ema=name == "ema") for name in names}
     read = load_tokenizer(tokenizer)
-    return Opened(checkpoint, config, weights, read, special_tokens(read, tokenizer).begin, digest_of_file(tokenizer))
+    return Opened(checkpoint, config, weights, read, special_tokens(read, tokenizer).before, digest_of_file(tokenizer))
 
 
 def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:

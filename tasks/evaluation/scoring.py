@@ -199,7 +199,7 @@ def bits_per_byte(params: Params, config: ModelConfig, held_out: Mapping[str, He
         (component, window)
         for component, held in held_out.items()
         for document in held.documents
-        for window in cut_windows(document, config.seq_len, held.special.begin)
+        for window in cut_windows(document, config.seq_len, held.special.before)
     ]
     bits = dict.fromkeys(held_out, 0.0)
     scores = score_windows(jax.device_put(params), config, [window for _, window in windows])

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from phasewise.tasks.data.template import ChatTemplate, turn_end_ids
-from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer, special_tokens
+from phasewise.tasks.data.tokenizer import END_OF_TEXT, check_tokenizer, read_document_tokens, special_tokens
 from phasewise.tasks.report.claims import ruling_word
 from phasewise.tasks.report.placing import ORIGIN_NAME
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
@@ -21,8 +21,8 @@ from phasewise.trainer.base.identity import digest_of_file, write_sealed
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.state import average_of_last, read_params
 from phasewise.trainer.config import ModelConfig, RunConfig
-from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, read_folder, read_settings, write_folder
-from phasewise.trainer.model.hugging_face_config import DTypeName, to_hugging_face
+from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, read_folder, write_folder
+from phasewise.trainer.model.hugging_face_config import DTypeName, read_settings, to_hugging_face
 from phasewise.trainer.model.params import Params, count_parameters
 from phasewise.trainer.state import params_digest
 
@@ -134,26 +134,28 @@ def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    begin, end = special_tokens(tokenizer, path)
-    if tokenizer.post_processor is None:
-        single, pair = f"{BEGIN_OF_TEXT} $A", f"{BEGIN_OF_TEXT} $A {BEGIN_OF_TEXT} $B:1"
-        tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[(BEGIN_OF_TEXT, begin)])
+    names, special = read_document_tokens(path), special_tokens(tokenizer, path)
+    if tokenizer.post_processor is None and names.begin is not None:
+        single, pair = f"{names.begin} $A", f"{names.begin} $A {names.begin} $B:1"
+        tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[(names.begin, special.begin)])
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BEGIN_OF_TEXT,
-        "eos_token": END_OF_TEXT,
+        "bos_token": names.begin,
+        "eos_token": names.end or names.begin,
         "model_max_length": seq_len,
         "clean_up_tokenization_spaces": False,
     }
     files = {"tokenizer.json": tokenizer.to_str(pretty=True)}
     if (chat := _shared(chats)) is not None:
         turn_end, probe = chat.turn_end(), chat.probe()
-        text = chat.text if probe and probe.begins else f"{{{{ bos_token }}}}{chat.text}"
+        text = chat.text if names.begin is None or (probe and probe.begins) else f"{{{{ bos_token }}}}{chat.text}"
         about["chat_template"] = files[CHAT_TEMPLATE_NAME] = text
         if turn_end is not None and not chat.uses_end_of_text:  # a template with `eos_token` needs the training's token
-            about["eos_token"] = turn_end
+            about["eos_token"] = about["eos_token"] if turn_end == END_OF_TEXT else turn_end
     files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"
-    return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, turn_end_ids(tokenizer, chats))
+    return TokenizerFiles(
+        {name: content.encode() for name, content in files.items()}, special.begin, special.after, turn_end_ids(tokenizer, chats)
+    )
 
 
 def build_model_card(claims: Mapping[str, Any], origin: Mapping[str, Any] | None = None) -> str:

@@ -207,7 +207,7 @@ def test_a_hostile_file_is_one_line_wherever_json_is_read(phasewise: Run, tmp_pa
     from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
     from phasewise.trainer.base.decision import read_decisions
     from phasewise.trainer.data.manifest import read_manifest
-    from phasewise.trainer.model.hugging_face import read_settings
+    from phasewise.trainer.model.hugging_face_config import read_settings
     from phasewise.trainer.run import read_run
     from phasewise.validations.verdict import read_verdict
 

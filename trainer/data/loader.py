@@ -37,23 +37,28 @@ class Batch:
     """One host's rows of a batch. Segment ids are computed on first use."""
 
     tokens: Int[np.ndarray, "b t"]
-    begin_of_text: int
+    begin_of_text: int | None
     begins: Bool[np.ndarray, "b t"] | None = None  # first tokens of pieces in rows of a document buffer, which the tokens do not show
     packed: Int[np.ndarray, "b t"] | None = None  # segment ids of packed rows, whose tokens do not show the padding
     # which tokens are predicted, each from the token before it. None is all but a row's first
     targets: Bool[np.ndarray, "b t"] | None = None
+    end_of_text: int | None = None  # separates the documents of a tokenizer without BOS
 
     @cached_property
     def segment_ids(self) -> Int[np.ndarray, "b t"]:
         """The number of the token's document in its row from 1 on, 0 for padding, as int32.
 
-        In a full row, a segment starts at each BOS token and at the row's start.
+        In a full row, a segment starts at each BOS token, or without one after each EOS token, and at the row's start.
         """
         if self.packed is not None:
             return self.packed
         if self.begins is not None:
             return np.cumsum(self.begins, axis=1, dtype=np.int32)
-        begins = self.tokens == self.begin_of_text
+        if self.begin_of_text is not None:
+            begins = self.tokens == self.begin_of_text
+        else:
+            begins = np.zeros(self.tokens.shape, bool)
+            begins[:, 1:] = self.tokens[:, :-1] == self.end_of_text
         ids = np.cumsum(begins, axis=1, dtype=np.int32)
         ids += ~begins[:, :1]
         return ids
@@ -121,13 +126,13 @@ class Loader:
         for name, rows in self._rows.items():
             if not rows:
                 raise DataError(f"component {name} has {self._caches[name].manifest.tokens} tokens, not one row of {run.model.seq_len}.")
-        begins = {cache.manifest.begin_of_text: name for name, cache in self._caches.items()}
-        if len(begins) > 1:
-            named = ", ".join(f"{token} in {name}" for token, name in begins.items())
+        around = {(cache.manifest.begin_of_text, cache.manifest.end_of_text): name for name, cache in self._caches.items()}
+        if len(around) > 1:
+            named = ", ".join(f"{begin} and {end} in {name}" for (begin, end), name in around.items())
             raise DataError(
-                f"the documents of all caches must start with the same token, found {named}: prepare the data with one tokenizer."
+                f"the documents of all caches must begin and end with the same tokens, found {named}: prepare the data with one tokenizer."
             )
-        self._begin_of_text = next(iter(begins))
+        self._begin_of_text, self._end_of_text = next(iter(around))
         self._buffered: dict[Component, BufferedComponent] = {}
         if run.order.buffer_documents is not None:
             self._buffered = {name: BufferedComponent(name, cache, run.order, run.model.seq_len) for name, cache in self._caches.items()}
@@ -155,7 +160,7 @@ class Loader:
             if targets is not None:
                 targets[places] = laid.targets(rows[places])
         fetch(to_fetch)
-        return Batch(tokens, self._begin_of_text, begins, packed, targets)
+        return Batch(tokens, self._begin_of_text, begins, packed, targets, self._end_of_text)
 
     def check_targets(self) -> None:
         """Raise DataError for the first step whose batch predicts nothing: its loss would be NaN. Reads no token."""

@@ -67,8 +67,9 @@ class Manifest(Frozen):
     normalizer: str
     encoder: str
     tokenizer_digest: str
-    begin_of_text: int = Field(ge=0)  # the ids of BOS and EOS, which surround every document
-    end_of_text: int = Field(ge=0)
+    # the ids of BOS and EOS around every document, None for a tokenizer that lacks one of them
+    begin_of_text: int | None = Field(ge=0)
+    end_of_text: int | None = Field(ge=0)
     dtype: Literal["uint16", "uint32"]
     shards: tuple[Shard, ...]
     documents: int = Field(ge=0)
@@ -82,6 +83,8 @@ class Manifest(Frozen):
         with_spans = sum(shard.spans is not None for shard in self.shards)
         if 0 < with_spans < len(self.shards):
             raise ValueError("some of its shards name the tokens that count, and some do not")
+        if self.begin_of_text is None and self.end_of_text is None:
+            raise ValueError("its documents neither begin nor end with a token")
         if self.template is None and with_spans:
             raise ValueError("its shards name the tokens that count, and it names no chat template")
         if self.format_version < FORMAT_VERSION and (self.template is not None or with_spans):

@@ -20,9 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
-from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.config import ModelConfig
-from phasewise.trainer.model.hugging_face_config import Computation, DTypeName, from_hugging_face, to_hugging_face
+from phasewise.trainer.model.hugging_face_config import Computation, DTypeName, read_model, read_settings, to_hugging_face
 from phasewise.trainer.model.params import EXPERT, LAYER, Params, count_parameters, param_specs
 
 EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
@@ -47,7 +46,7 @@ class TokenizerFiles(NamedTuple):
     """File name → content for files next to the weights, and the ids of BOS and EOS."""
 
     files: Mapping[str, bytes]
-    begin_of_text: int
+    begin_of_text: int | None
     end_of_text: int
     ends_of_turns: tuple[int, ...] = ()  # tokens that end an answer, for a model of conversations
 
@@ -133,7 +132,7 @@ def write_folder(
 
 def read_folder(folder: Path, *, computation: Computation = Computation()) -> tuple[Params, ModelConfig]:  # noqa: B008  # a frozen tuple
     """Return the float32 weights and the model. Raises CheckpointError if files are damaged, or do not match a supported model."""
-    config = from_hugging_face(read_settings(folder / CONFIG_NAME), computation)
+    config = read_model(folder, computation)
     wanted = {place.tensor: place for place in places(config)}
     if (folder / SINGLE_NAME).exists():
         paths = [folder / SINGLE_NAME]
@@ -177,16 +176,3 @@ def read_folder(folder: Path, *, computation: Computation = Computation()) -> tu
             tensor = holders[name].get_tensor(name)
             reduce(operator.getitem, place.path, params)[place.indices] = tensor.T.reshape(place.shape) if place.is_matrix else tensor
         return jax.tree.map(jnp.asarray, params), config
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of the folder, also with NaN. Raises CheckpointError if it is missing or not one object."""
-    if not path.exists():
-        raise CheckpointError(f"there is no {path.name} in {path.parent}: a Hugging Face folder has one.")
-    try:
-        found = parse_json(path.read_bytes(), allows_nan=True)
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} must hold one JSON object, found {type(found).__name__}.")
-    return found

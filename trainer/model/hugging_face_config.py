@@ -1,18 +1,37 @@
-"""Our `ModelConfig` to and from the `config.json` of `LlamaForCausalLM`, `Qwen3ForCausalLM` and `AfmoeForCausalLM`."""
+"""Our `ModelConfig` to and from the `config.json` of the Llama, Mistral, Qwen3 and AFMoE classes of `transformers`."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.frozen import join_problems
+from phasewise.trainer.base.storage import parse_json
 from phasewise.trainer.config import Experts, Llama3RopeScaling, ModelConfig, Rope
 
 DTypeName = Literal["float32", "bfloat16"]
-LLAMA, QWEN3, AFMOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "AfmoeForCausalLM"
-MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3", AFMOE: "afmoe"}
+LLAMA, MISTRAL, QWEN3, AFMOE = "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "AfmoeForCausalLM"
+MODEL_TYPES = {LLAMA: "llama", MISTRAL: "mistral", QWEN3: "qwen3", AFMOE: "afmoe"}
+NOT_IN_DECODER = {
+    "Qwen2ForCausalLM": "biases in the query, key and value projections",
+    "Olmo2ForCausalLM": "norms only after attention and MLP, and a query norm over all heads",
+    "Olmo3ForCausalLM": "norms only after attention and MLP, and a query norm over all heads",
+    "GemmaForCausalLM": "gains of norms that are added to 1, and a GELU in the MLP",
+    "Gemma2ForCausalLM": "gains of norms that are added to 1, and caps on logits",
+    "Gemma3ForCausalLM": "gains of norms that are added to 1, and another RoPE in local layers",
+    "Gemma3ForConditionalGeneration": "images, and gains of norms that are added to 1",
+    "Phi3ForCausalLM": "one matrix for query, key and value",
+    "MixtralForCausalLM": "a softmax over the chosen experts",
+    "Qwen3MoeForCausalLM": "a softmax over experts without shared experts",
+    "DeepseekV3ForCausalLM": "latent attention",
+    "GptOssForCausalLM": "attention sinks and biases",
+    "GPT2LMHeadModel": "learned positions and layer norms",
+    "GPTNeoXForCausalLM": "parallel attention and MLP, and layer norms",
+}
+"""Architecture → the parts that this decoder lacks."""
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 FIELDS = {
     "vocab_size": "vocab_size", "seq_len": "max_position_embeddings", "num_layers": "num_hidden_layers", "d_model": "hidden_size",
@@ -31,6 +50,13 @@ ROPE_SCALING = {
 MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
 """The only values that the decoder supports. They are also the defaults."""
 AFMOE_MUST_BE = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1, "attention_dropout": 0.0}
+
+
+FREE_FIELDS = {
+    "vocab_size", "seq_len", "compute_dtype", "float32_attention", "attend_within_documents", "initializer_std", "initializer_cutoff",
+}  # fmt: skip
+"""Fields of a model that may differ from a folder whose weights it takes over. They change no weight's shape and no result of a layer."""
+FREE_IN_EXPERTS = {"balancing", "sequence_loss"}
 
 
 class Computation(NamedTuple):
@@ -103,10 +129,7 @@ def _class_and_fields(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             "layer_types": [LOCAL if on else GLOBAL] * config.num_layers,
         }
     if config.sliding_window is not None:
-        raise ConfigError(
-            f"{LLAMA} has no sliding window, found one of {config.sliding_window} tokens in a model without QK-norm: only a model with "
-            "QK-norm can be exported with its window."
-        )
+        return MISTRAL, {"sliding_window": config.sliding_window}
     if config.d_model % config.num_query_heads:
         raise ConfigError(
             f"{LLAMA} needs a d_model that is a multiple of num_query_heads, found {config.d_model} and {config.num_query_heads}: "
@@ -121,8 +144,9 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
     kind = str(found.get("model_type"))
     named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
     if len(named) != 1 or named[0] not in MODEL_TYPES:
+        lacking = f"{NOT_IN_DECODER[named[0]]}, which this decoder lacks" if named[0] in NOT_IN_DECODER else "another architecture"
         raise CheckpointError(
-            f"the architecture must be {LLAMA}, {QWEN3} or {AFMOE}, found {', '.join(named)} in config.json: this decoder has no other."
+            f"the architecture must be {', '.join(MODEL_TYPES)}, found {', '.join(named)} in config.json: it has {lacking}."
         )
     architecture = named[0]
     _check_fields(found, MUST_BE, FIELDS.values())
@@ -139,6 +163,8 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
                     f"a sliding window must be in every layer or in none, found it in {kinds.count(LOCAL)} of {layers} in config.json."
                 )
             own_fields = {"sliding_window": found["sliding_window"] if set(kinds) == {LOCAL} else None}
+        elif architecture == MISTRAL:
+            own_fields = {"sliding_window": found.get("sliding_window")}
 
         stated = found.get("rope_parameters") or found.get("rope_scaling") or {}
         rope_kind = stated.get("rope_type") or stated.get("type") or "default"
@@ -155,7 +181,7 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
             num_kv_heads=found.get("num_key_value_heads") or heads,
             head_dim=found.get("head_dim") or found["hidden_size"] // heads,
             rope=Rope(theta=theta, scaling=scaling),
-            qk_norm=architecture != LLAMA,
+            qk_norm=architecture not in (LLAMA, MISTRAL),
             tied_head=found.get("tie_word_embeddings", False),
             **own_fields,
             **computation._asdict(),
@@ -190,3 +216,37 @@ def _from_afmoe(found: dict[str, Any]) -> dict[str, Any]:
         "attention_gate": True,
         "post_norms": True,
     }
+
+
+def differences_from_source(found: ModelConfig, model: ModelConfig, *, new_rows: int = 0, declares: Collection[str] = ()) -> list[str]:
+    """Return the fields in which a phase's model differs from the folder whose weights it takes over, with both values.
+
+    `declares`: fields whose change is stated.
+    """
+    before, after = (one.model_dump(exclude=FREE_FIELDS | set(declares)) for one in (found, model))
+    for one in (before, after):
+        one["experts"] = one["experts"] and {name: value for name, value in one["experts"].items() if name not in FREE_IN_EXPERTS}
+    different = [f"{name} is {before[name]} in the folder and {after[name]} in the phase" for name in before if before[name] != after[name]]
+    if model.vocab_size != found.vocab_size + new_rows:
+        different.append(
+            f"vocab_size is {model.vocab_size:,} in the phase, and the folder has {found.vocab_size:,} rows and new_rows is {new_rows:,}"
+        )
+    return different
+
+
+def read_model(folder: Path, computation: Computation = Computation()) -> ModelConfig:  # noqa: B008  # a frozen tuple
+    """Return the model that the `config.json` of a folder describes. Raises CheckpointError as `from_hugging_face`."""
+    return from_hugging_face(read_settings(folder / "config.json"), computation)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of the folder, also with NaN. Raises CheckpointError if it is missing or not one object."""
+    if not path.exists():
+        raise CheckpointError(f"there is no {path.name} in {path.parent}: a Hugging Face folder has one.")
+    try:
+        found = parse_json(path.read_bytes(), allows_nan=True)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is no JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} must hold one JSON object, found {type(found).__name__}.")
+    return found

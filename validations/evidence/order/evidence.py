@@ -220,13 +220,15 @@ def _token_mix(laid: ComponentRows, rows: np.ndarray) -> np.ndarray:
         piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)
         tokens = cache.rows(rows * (seq_len // piece), piece)
     else:  # shorter rows are padded with the end token, which does not count
-        tokens = np.full((len(rows), min(TOKEN_MIX_TOKENS, seq_len)), cache.manifest.end_of_text, np.int32)
+        around = (cache.manifest.end_of_text, cache.manifest.begin_of_text)
+        padding = next(token for token in around if token is not None)
+        tokens = np.full((len(rows), min(TOKEN_MIX_TOKENS, seq_len)), padding, np.int32)
         ranges: list[TokenRange] = []
         for place, (first, used) in enumerate(zip(laid.firsts(rows).tolist(), laid.used(rows).tolist(), strict=True)):
             ranges += cache.read_piece(first, tokens[place, : min(used, tokens.shape[1])])
         fetch(ranges)
     counts = np.bincount(tokens.ravel())
-    counts[[token for token in (cache.manifest.begin_of_text, cache.manifest.end_of_text) if token < len(counts)]] = 0
+    counts[[token for token in (cache.manifest.begin_of_text, cache.manifest.end_of_text) if token is not None and token < len(counts)]] = 0
     common = np.argsort(-counts, kind="stable")[:COMMON_TOKENS]
     column = np.full(len(counts), COMMON_TOKENS)
     column[common] = np.arange(len(common))
