@@ -3,10 +3,12 @@
 from phasewise.flows.checks import check_benchmarks
 from phasewise.flows.prefect.flow_decorator import door, this_run
 from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.phase import Pretrained
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve_phase
 from phasewise.flows.status.phase_status import approving_command, parent_evaluation, raise_unless_let_pass, trained_run
 from phasewise.tasks.evaluation.task import evaluate
+from phasewise.tasks.training.pretrained import source_as_run
 from phasewise.tasks.validation.task import model_gate
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.validations.waivers import accepted_in
@@ -28,6 +30,8 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     with resolved.kept(this_run()):
         run, result = trained_run(resolved, chosen)
         evaluation = evaluate(run, result, resolved.plan, chosen.evaluation.measured)
+        if isinstance(chosen.start, Pretrained):
+            evaluate(*source_as_run(run), resolved.plan, chosen.evaluation.measured)
         parent = parent_evaluation(resolved, chosen)
         if chosen.parent and parent is None:
             raise TrainingError(

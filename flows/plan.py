@@ -19,7 +19,7 @@ from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.tasks.training.pretrained import start_checkpoint
 from phasewise.trainer.base.errors import RecipeError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder, read_result
-from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
+from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom, StatePart
 
 OF_PHASE = (
     "start_step", "stop_step", "model", "optimizer", "learning_rate", "stability", "order", "checkpoints", "recovery", "packing", "loss_on",
@@ -114,7 +114,9 @@ def start_of(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
     """The current start checkpoint of a phase. None for a phase from scratch."""
     if isinstance(phase.start, Pretrained):
         imported, digest = start_checkpoint(phase.start, phase.model, phase.name, home, recipe.run_name)
-        fresh = tuple(part for part in phase.state_parts if part != "qk_norm")  # the source has the weights of QK-norm
+        fresh: tuple[StatePart, ...] = tuple(
+            part for part in phase.state_parts if part != "qk_norm"
+        )  # the source has the weights of QK-norm
         return StartFrom(checkpoint=str(imported), params_digest=digest, fresh=fresh)
     if not isinstance(phase.start, HandOff):
         return None

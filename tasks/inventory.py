@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
 from phasewise.tasks.data.plan import CachePlan, DataPlan
-from phasewise.tasks.data.tokenizer import DIGEST_NAME
+from phasewise.tasks.data.tokenizer import DIGEST_NAME, DOCUMENT_TOKENS_NAME, read_document_tokens
 from phasewise.tasks.evaluation.made_benchmarks import BenchmarkManifest
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.placing import ORIGIN_NAME, export_name
+from phasewise.tasks.training.pretrained import SOURCE_NAME
 from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
@@ -52,6 +53,13 @@ def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDiges
     elif tokenizer.parent.exists() and not (tokenizer.exists() and digest_file.read_bytes() == digest_of_file(tokenizer).encode()):
         inventory.add(tokenizer, PREPARE)
         inventory.add(digest_file, PREPARE)
+    if tokenizer.exists():
+        try:
+            is_own = read_document_tokens(tokenizer) == plan.around
+        except DataError:
+            is_own = False
+        if not is_own:
+            inventory.add(tokenizer.with_name(DOCUMENT_TOKENS_NAME), PREPARE)
     inventory.add_listed(
         plan.benchmarks,
         MANIFEST_NAME,
@@ -69,6 +77,7 @@ def changed_files(home: Home, plan: DataPlan, run_name: str, digests: KnownDiges
     for folder in sorted(path for path in (home.runs / run_name).glob("*") if path.is_dir() and path.name != COMPILED_NAME):
         inventory.phase = folder.name
         inventory.add_run(RunFolder(folder))
+        inventory.add_sealed(folder / SOURCE_NAME, AGAIN)
     inventory.phase = None
     if (programs := home.runs / run_name / COMPILED_NAME / LIST_NAME).exists():
         inventory.add_listed(programs.parent, LIST_NAME, dict[str, str], AGAIN)

@@ -87,8 +87,8 @@ def read_held_out(evaluation: LossEvaluation, model: ModelConfig, rule: RowRule 
                 f"the held-out text of {name} must have tokens that are predicted in its first {len(rows)} rows, found none in {folder} "
                 f"with packing {rule.packing} and loss_on {rule.loss_on}: give it more conversations, or raise evaluation.loss_sequences."
             )
-        around = {"begin_of_text": manifest.begin_of_text, "end_of_text": manifest.end_of_text}
-        found[name] = Batch(tokens, **around, packed=laid.segment_ids(rows), targets=targets)
+        packed = laid.segment_ids(rows)
+        found[name] = Batch(tokens, manifest.begin_of_text, packed=packed, targets=targets, end_of_text=manifest.end_of_text)
     return found
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from phasewise.flows.recipes import load_record, split_target
-from phasewise.flows.recipes.phase import HandOff
+from phasewise.flows.recipes.phase import HandOff, Pretrained
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.show.describe import change_in_words, describe_changes
 
@@ -26,6 +26,7 @@ def describe(target: str, scale: Scale) -> dict[str, Any]:
                 "graft": [graft.model_dump(mode="json") for graft in start.graft] if start else [],
                 "declares": list(start.declares) if start else [],
                 "changes": describe_changes(recipe, phase),
+                "pretrained": phase.start.model_dump(mode="json") if isinstance(phase.start, Pretrained) else None,
             }
         )
     return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases}
@@ -38,6 +39,8 @@ def print_description(description: dict[str, Any]) -> None:
         kind = ", ".join(word for word in ("branch", "abandoned") if phase[word])
         title = f"[bold]{phase['name']}[/bold]  {phase['start_step']:,} → {phase['stop_step']:,}{f'  ({kind})' if kind else ''}"
         branch = branches[phase["name"]] = branches[phase["parent"]].add(title)
+        if phase["pretrained"]:
+            branch.add(f"weights of {phase['pretrained']['pretrained']}, the rest fresh")
         for change in phase["changes"]:
             branch.add(f"{change['what']}: {change_in_words(change['before'], change['after'])}")
         for part in phase["fresh"]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from phasewise.flows.recipes import load_record, load_written, split_target
 from phasewise.flows.recipes.facts import results_of, sources_of
 from phasewise.flows.recipes.hand_off import both_in_words
-from phasewise.flows.recipes.phase import GATES, HandOff, Phase
+from phasewise.flows.recipes.phase import GATES, FromScratch, HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.flows.recipes.waivers import limited_to
 from phasewise.flows.resolved import home_in_trial

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.phase import Phase, Pretrained
 from phasewise.flows.recipes.recipe import scale_in_words
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.status.verdict_inputs import decided_by
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.evaluation.phase_evaluation import evaluation_key, finished_evaluation
 from phasewise.tasks.site import gate_address
+from phasewise.tasks.training.pretrained import folder_of, read_import
 from phasewise.tasks.training.run_identity import damage_of_finished, differences, finished_result, has_result_of, is_begun
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_at, ruling_of
 from phasewise.trainer.base.errors import (
@@ -297,13 +298,21 @@ class Findings:
 
 
 def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None:
-    """The evaluation of the parent's final weights. None if the phase has no parent, or the evaluation is missing or of other weights."""
-    if phase.parent is None:
+    """The evaluation of the parent's final weights, or of the weights of a pretrained start.
+
+    None if the phase has no parent, or the evaluation is missing or of other weights.
+    """
+    digest: str | None = None
+    if isinstance(phase.start, Pretrained):
+        folder = folder_of(phase.start, phase.model, resolved.home, resolved.recipe.run_name)
+        digest = (read_import(folder) or {}).get("params_digest")
+    elif phase.parent is not None:
+        folder = resolved.home.run(resolved.recipe.run_name, phase.parent)
+        digest = (read_result(folder) or {}).get("params_digest")
+    else:
         return None
-    folder = resolved.home.run(resolved.recipe.run_name, phase.parent)
     try:
         evaluation = read_sealed(RunFolder(folder).evaluation)
     except (FileNotFoundError, NotAsWritten):
         return None
-    is_of_final_weights = (read_result(folder) or {}).get("params_digest") == evaluation.get("params_digest")
-    return evaluation if is_of_final_weights else None
+    return evaluation if evaluation.get("params_digest") == digest else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.recipes.facts import results_of
-from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.phase import HandOff, Phase, Pretrained
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.words import bias_in_words, rows_in_words
@@ -211,6 +211,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
     from phasewise.trainer.model.params import count_parameters  # it imports JAX
 
     recipe, first = resolved.recipe, resolved.recipe.phases[0]
+    start = first.start
     shared = shared_components([record.evaluation for record in records])
     order = f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences"
     buffers = {phase.name: phase.order.buffer_documents for phase in recipe.phases if phase.order.buffer_documents}
@@ -220,6 +221,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         "tokenizer": recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split",
         "data order": "; ".join([order, *(f"{name} from buffers of {documents:,} documents" for name, documents in buffers.items())]),
         "held-out text": f"{held_out} of each of {plural(len(resolved.plan.components), 'component')}",
+        **({"weights at the start": f"of {start.pretrained}, whose training text is unknown"} if isinstance(start, Pretrained) else {}),
         "home": str(resolved.home.root),
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
@@ -262,6 +264,8 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
     spent = read_time_breakdown(home.run(recipe.run_name, phase.name))
     taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
     reads = [rows_in_words(phase.packing, phase.loss_on)]
+    if isinstance(phase.start, Pretrained):
+        reads.append(f"starts from the weights of {phase.start.pretrained}: whether they have seen test items is unknown")
     reads += [f"documents of {name} by their length: {bias_in_words(bias.model_dump(mode='json'))}" for name, bias in taken]
     return PhaseReport(
         name=phase.name,

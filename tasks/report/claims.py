@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
 from phasewise.tasks.evaluation.settings import made_of
 from phasewise.tasks.store.publisher import WORKED_ON
+from phasewise.tasks.training.pretrained import SOURCE_NAME
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError, VerdictError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, digest_of_json, unsealed
@@ -245,6 +246,11 @@ def _lineage(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str
             "graft": [{"phase": phase, "step": at, "part": part} for phase, at, part in grafts],
         }
         field = f"lineage.{parent}"
+        if files.place(imported := f"runs/{run_name}/{parent}/{SOURCE_NAME}").is_file():
+            source = files.json(field, imported) or {}
+            files.agree(f"{field}.params_digest", f"{run.phase} started from", source.get("params_digest"), start.params_digest)
+            entry["pretrained"] = {name: source.get(name) for name in ("source", "revision", "commit", "new_rows", "files")}
+            return lineage
         found = read_trained(files, run_name, parent, field)
         if found is None:
             return lineage

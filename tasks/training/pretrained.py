@@ -14,7 +14,7 @@ from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataErro
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, digest_of_json, read_sealed, write_sealed
 from phasewise.trainer.base.run_folder import RunFolder, read_result
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, is_committed
-from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.trainer.model.hugging_face_config import differences_from_source, read_model, read_settings
 
@@ -191,6 +191,16 @@ def start_checkpoint(start: Start, model: ModelConfig, phase: str, home: Home, r
     if changed := _changed_files(start, found["files"], KnownDigests(home)):
         raise TrainingError(f"{changed[0]} of {start.pretrained} changed after its import, from which phase {phase} starts: run it again.")
     return RunFolder(folder).checkpoint(0), found["params_digest"]
+
+
+def source_as_run(run: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
+    """The weights at the start of a run, as a run with a result, for their evaluation with the run's benchmarks and held-out text."""
+    assert run.start is not None
+    checkpoint = Path(run.start.checkpoint)
+    folder = checkpoint.parents[1]
+    stability = run.stability.but(ema_decay=None)
+    changed = {"phase": folder.name, "output": str(folder), "start": None, "loss_on": "all", "stability": stability, "evaluation": None}
+    return run.model_copy(update=changed), {"params_digest": run.start.params_digest, "checkpoint": str(checkpoint)}
 
 
 def _changed_files(start: Start, files: Mapping[str, str], digests: KnownDigests) -> list[str]:
