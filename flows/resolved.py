@@ -25,6 +25,7 @@ from phasewise.flows.recipes.recipe import Recipe, Scale
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import StandIn, missing_stand_ins
+from phasewise.tasks.data.tokenizer import OUR_TOKENS
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import Holder
 from phasewise.trainer.base.errors import RecipeError
@@ -119,7 +120,10 @@ def _key(recipe: Recipe, phase: Phase) -> str:
         settings = one.model_dump(mode="json", include=RunConfig.model_fields.keys() - free)
         settings["start"].pop("declares", None)
         lineage.append({"name": one.name, **settings})
-    return digest_of_json([recipe.model_dump(mode="json", include=OF_DATA), recipe.components, lineage])
+    data = recipe.model_dump(mode="json", include=OF_DATA)
+    if (recipe.tokenizer.begin, recipe.tokenizer.end) == OUR_TOKENS:  # fields added later: earlier trials keep their folders
+        data["tokenizer"] = recipe.tokenizer.model_dump(mode="json", exclude={"begin", "end"})
+    return digest_of_json([data, recipe.components, lineage])
 
 
 @dataclass(frozen=True)

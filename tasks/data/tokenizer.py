@@ -117,7 +117,7 @@ class SpecialTokens(NamedTuple):
         return document[int(self.begin is not None) : len(document) - int(self.end is not None)]
 
 
-def special_tokens(tokenizer: "Tokenizer", place: Path | str, named: DocumentTokens | None = None) -> SpecialTokens:
+def special_tokens(tokenizer: "Tokenizer", place: Path | str = "", named: DocumentTokens | None = None) -> SpecialTokens:
     """The ids in a tokenizer.
 
     Args:
@@ -127,7 +127,7 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str, named: DocumentTok
     Raises:
         DataError: a token is missing, or the file with the names was edited.
     """
-    named = named or read_document_tokens(Path(place))
+    named = named or (read_document_tokens(Path(place)) if place else OUR_TOKENS)
     ids = SpecialTokens(*(None if name is None else tokenizer.token_to_id(name) for name in named))
     if missing := [name for name, number in zip(named, ids, strict=True) if name is not None and number is None]:
         raise DataError(

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from pydantic import ValidationError
 
+from phasewise.tasks.data.tokenizer_training import names_folder
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
 from phasewise.tasks.evaluation.settings import made_of
 from phasewise.tasks.store.publisher import WORKED_ON
@@ -250,6 +251,8 @@ def _lineage(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str
             source = files.json(field, imported) or {}
             files.agree(f"{field}.params_digest", f"{run.phase} started from", source.get("params_digest"), start.params_digest)
             entry["pretrained"] = {name: source.get(name) for name in ("source", "revision", "commit", "new_rows", "files")}
+            if names_folder(named := str(source.get("source"))):
+                entry["pretrained"]["source"] = Path(named).name  # no path of this machine
             return lineage
         found = read_trained(files, run_name, parent, field)
         if found is None:

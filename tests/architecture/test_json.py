@@ -22,7 +22,6 @@ OTHERS: dict[str, str] = {
     "tasks/store/content.py": STORE,
     "tasks/data/plan.py": HOME,
     "tasks/data/stand_ins.py": HOME,
-    "flows/site/shelf.py": HOME,
     "flows/site/metrics.py": HOME,
     "tasks/training/execution.py": MADE_HERE,
     "tasks/evaluation/phase_evaluation.py": MADE_HERE,

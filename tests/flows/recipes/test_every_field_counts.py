@@ -13,7 +13,7 @@ from phasewise.flows.checks import check_declared, check_slices
 from phasewise.flows.plan import build_run, data_plan, setups_of
 from phasewise.flows.recipes import load_record
 from phasewise.flows.recipes.feasibility import check_mixtures
-from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.phase import HandOff, Phase, Pretrained
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.status.verdict_inputs import unreadable_key
 from phasewise.tasks.data.plan import DataPlan
@@ -22,10 +22,13 @@ from phasewise.tasks.evaluation.held_out import HeldOutDocument
 from phasewise.tasks.evaluation.made_benchmarks import write_benchmarks
 from phasewise.tasks.evaluation.phase_evaluation import evaluation_key
 from phasewise.tasks.home import Home
+from phasewise.tasks.training.pretrained import SOURCE_NAME, check_model, folder_of
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
-from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.identity import content_digest, digest_of_json, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import without_added
+from phasewise.trainer.config import ModelConfig, without_added
+from phasewise.trainer.model.hugging_face_config import to_hugging_face
 from phasewise.validations.expectations.suites import SUITES, version_of
 from phasewise.validations.expectations.waiver_rules import asked_of_suite
 from phasewise.validations.verdict import accepted_by
@@ -57,6 +60,9 @@ REFUSED = {
     "accepts.check": "expect_bananas", "approvable.table": "expect_epochs_within_limit", "full scale": "only this machine can train",
     "proxy phases.slice": "only this machine can train", "full tokenizer.components": "only a tokenizer with name null is trained",
     "full tokenizer.special_tokens": "only a trained tokenizer takes special tokens",
+    "proxy tokenizer.begin": "a trained tokenizer has", "proxy tokenizer.end": "a trained tokenizer has",
+    "<Pretrained>.revision": "only a model of the Hub has revisions", "<Pretrained>.new_rows": "new_rows is 1",
+    "<Pretrained>.declares": "declares rope, and has the RoPE of",
 }  # fmt: skip
 """The end of a field, behind a scale where only that one refuses → a part of the reason."""
 
@@ -106,7 +112,7 @@ EDITS: dict[str, Any] = {
     **dict.fromkeys(("renderings.items", "renderings.reference"), lambda before: before.replace("items", "others")),
     "renderings.prompt": "Q: {text}", "renderings.answer": "other", "renderings.left_out": "<<.*>>", "wandb": "offline",
     "severity": "low", "packing": "greedy", "loss_on": "answers", "<HandOff>.parent": "third", "graft.phase": "second",
-    **dict.fromkeys(("<HandOff>.step", "graft.step"), 50), "<HandOff>.declares": lambda before: [*before, "z_loss"], "first_step": 3,
+    **dict.fromkeys(("<HandOff>.step", "graft.step"), 50), "<HandOff>.declares": lambda before: [*before, "z_loss"], "<Pretrained>.declares": ["rope"], "first_step": 3,
     "revision": "main", "listing": "LISTING", "include": ["a.jsonl"], "exclude": ["b.jsonl"], "format": "markdown",
     "measure": "characters", "roles": {"human": "user", "gpt": "assistant"}, "prompt": "other", "context": "other",
     **dict.fromkeys(("best_by", "conversation.system", "unicode"), lambda before: None),
@@ -241,6 +247,12 @@ class World:
         raw["length_bias"] = {"starcoderdata": {"floor": 0.1, "ceiling": 0.8, "full_tokens": 100, "seed": 0}}
         raw["tokenizer"]["components"] = None
         raw |= {"phases": [phase], "sources": sources, "pins": pins, "accepts": [accepted], "approvable": [approvable]}
+        if "<Pretrained>" in path:
+            for name in ("source", "source-2"):
+                config = to_hugging_face(ModelConfig.model_validate(phase["model"]), "float32")
+                write_json(self.root / name / "config.json", {**config, "name": name})
+                (self.root / name / "model.safetensors").touch()
+            phase["start"] = {"pretrained": str(self.root / "source"), "revision": None, "new_rows": 0, "declares": []}
         return self._with_hand_offs(raw) if "<HandOff>" in path else raw
 
     def _phase(self, phase: Raw, path: str) -> Raw:
@@ -313,6 +325,12 @@ class World:
         return keys
 
     def _keys_of(self, recipe: Recipe, phase: Phase, plan: DataPlan) -> Keys:
+        if isinstance(phase.start, Pretrained):  # as if its weights were imported
+            check_model(phase.start, phase.model, phase.name)
+            imported = RunFolder(folder_of(phase.start, phase.model, self.home, recipe.run_name))
+            files = {name: content_digest(Path(phase.start.pretrained) / name)[1] for name in ("config.json", "model.safetensors")}
+            write_sealed(imported.path / SOURCE_NAME, {"files": files, "params_digest": digest_of_json(files)})
+            write_json(imported.checkpoint(0) / "digests.json", {})
         try:
             run = build_run(recipe, phase, self.home, plan.folders("train"), held_out=plan.folders("held_out"))
         except CheckpointError as missing:  # it asks for a checkpoint of another step, which nobody made here

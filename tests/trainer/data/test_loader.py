@@ -222,5 +222,5 @@ def test_a_component_shorter_than_a_row_and_two_tokenizers_are_refused(make_run:
         Loader(make_run("short", mixture=[[0, {"books": 100}]], caches={"books": str(short)}))
     other = write_token_cache(tmp_path / "code", [[np.arange(64)]], begin_of_text=2)
     run = make_run("two tokenizers", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
-    with pytest.raises(DataError, match=r"must start with the same token, found 0 in web, 2 in code: prepare the data with one tokenizer"):
+    with pytest.raises(DataError, match=r"must begin and end with the same tokens, found 0 and 1 in web, 2 and 1 in code: prepare"):
         Loader(run)
