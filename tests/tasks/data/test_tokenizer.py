@@ -86,7 +86,7 @@ def test_its_key_names_what_decides_it_and_a_name_that_cannot_be_fetched_is_refu
 
     class Unreachable:
         @staticmethod
-        def from_pretrained(_name: str):
+        def from_pretrained(_name: str, _revision: str):
             raise Exception("no route to the hub")  # as the library does
 
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Unreachable))
