@@ -23,7 +23,7 @@ from phasewise.trainer.base.identity import (
     read_sealed,
     write_sealed,
 )
-from phasewise.trainer.base.storage import parse_json, write_atomically
+from phasewise.trainer.base.storage import as_path, parse_json, write_atomically
 from phasewise.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "", named: Docume
     Raises:
         DataError: a token is missing, or the file with the names was edited.
     """
-    named = named or (read_document_tokens(Path(place)) if place else OUR_TOKENS)
+    named = named or (read_document_tokens(as_path(place)) if place else OUR_TOKENS)
     ids = SpecialTokens(*(None if name is None else tokenizer.token_to_id(name) for name in named))
     if missing := [name for name, number in zip(named, ids, strict=True) if name is not None and number is None]:
         raise DataError(
