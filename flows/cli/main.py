@@ -463,7 +463,7 @@ def tokenizer() -> None:
 
 
 @tokenizer.command("train")
-@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.argument("target", metavar="RECIPE[/PHASE]|FOLDER")
 @click.argument("out", type=PLACE, metavar="OUT")
 @VOCAB_SIZE
 @click.option(
@@ -476,19 +476,19 @@ def tokenizer() -> None:
     default=100_000_000,
     show_default=True,
     metavar="N",
-    help="Maximum bytes of text per component.",
+    help="Maximum bytes of text per component or file.",
 )
-@scale_option
+@given_scale_option
 @set_option
 @home_option
 @json_option
 def train_tokenizer(
-    target: str, scale: Scale, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: SplitName, max_bytes: int,
+    target: str, scale: Scale | None, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: SplitName, max_bytes: int,
     chat_tokens: bool,
 ) -> None:  # fmt: skip
-    """Train byte-level BPE on the training text of a recipe's phases, or of one phase, and write it to the folder OUT.
+    """Train byte-level BPE on the training text of a recipe's phases, or on the text of a folder, and write it to the folder OUT.
 
-    The data of every phase needs a passing verdict, from `phasewise run`.
+    The data of every phase needs a passing verdict, from `phasewise run`. The text of a folder is not judged.
     """
     from phasewise.flows.cli.tokenizer import print_manifest, train_tokenizer
 

@@ -51,16 +51,30 @@ DECIDING = ("start", "caches", "verdict on its data")
 
 @resolving_once()
 def train_tokenizer(
-    target: str, scale: Scale, home: str | None, out: str, *, vocab_size: int, split: SplitName, max_bytes: int, chat_tokens: bool = False
+    target: str,
+    scale: Scale | None,
+    home: str | None,
+    out: str,
+    *,
+    vocab_size: int,
+    split: SplitName,
+    max_bytes: int,
+    chat_tokens: bool = False,
 ) -> dict[str, Any]:
-    """Train a tokenizer on the judged training text of a recipe's phases. Return its manifest in the shape of `--json`.
+    """Train a tokenizer on the judged training text of a recipe's phases, or on a folder. Return its manifest in the shape of `--json`.
 
     `chat_tokens`: add the special tokens of the chat templates of all phases and branches.
     """
     check_vocab_size(vocab_size)
     folder = Path(out).expanduser()
     check_target(folder)
-    resolved, phase = resolve(target, scale, home)
+    if Path(target).is_dir():
+        if chat_tokens or scale is not None:
+            raise ConfigError(f"--chat-tokens and --scale are for a recipe, and {target} is a folder of text: leave them out.")
+        manifest, content = _trained_on_folder(Path(target), vocab_size, split, max_bytes)
+        write_folder(folder, content, manifest)
+        return {"folder": str(folder), **manifest.model_dump(mode="json")}
+    resolved, phase = resolve(target, scale_of(target, scale), home)
     recipe = resolved.recipe
     special_tokens: tuple[str, ...] = ()
     if chat_tokens:
@@ -105,6 +119,37 @@ def train_tokenizer(
     return {"folder": str(folder), **manifest.model_dump(mode="json")}
 
 
+def _trained_on_folder(folder: Path, vocab_size: int, split: SplitName, max_bytes: int) -> tuple[TokenizerManifest, str]:
+    """Train on the files of a folder, `max_bytes` of each. Return the manifest and the text of `tokenizer.json`."""
+    from phasewise.tasks.evaluation.corpus_fit import Corpus
+
+    texts, sizes, cut = dict[str, list[str]](), dict[str, int](), set[str]()
+    for document in Corpus(folder, text_key=TEXT_KEY).documents():
+        name, size = document.subset, sizes.get(document.subset, 0)
+        if size >= max_bytes:
+            cut.add(name)
+            continue
+        texts.setdefault(name, []).append(document.text)
+        sizes[name] = size + len(document.text.encode())
+    trained = train(texts, vocab_size, split=split, max_bytes=max_bytes)
+    unjudged = {"cache_digest": None, "phase": None, "verdict_digest": None}
+    trained_on = [
+        TrainedOn(component=name, documents_key=digest_of_json(texts[name]), **unjudged, **amount._asdict(), is_whole=name not in cut)
+        for name, amount in trained.amounts.items()
+    ]
+    manifest = TokenizerManifest(
+        tokenizer_digest=digest_of_bytes(trained.content.encode()),
+        vocab_size=vocab_size,
+        split=split,
+        max_bytes_per_component=max_bytes,
+        recipe=None,
+        scale=None,
+        trained_on=tuple(trained_on),
+        trained_by=TRAINED_BY,
+    )
+    return manifest, trained.content
+
+
 def _judged_components(resolved: Resolved, phases: Iterable[Phase]) -> dict[str, Phase]:
     """Return component → first phase with it. Every phase needs a valid passing verdict on its data."""
     if not resolved.is_prepared:
@@ -119,7 +164,7 @@ def _judged_components(resolved: Resolved, phases: Iterable[Phase]) -> dict[str,
         if wrong or not record.data_verdict:
             raise VerdictError(
                 f"a tokenizer is trained on judged text, and phase {phase.name} has none: {wrong[0] if wrong else 'it was not judged'}. "
-                f"Run `phasewise run {resolved.recipe_name}/{phase.name} {resolved.options}` first."
+                f"Run `phasewise run {resolved.recipe_name}/{phase.name} {resolved.options}` first, or name a folder of text."
             )
         for name in phase.components:
             found.setdefault(name, phase)
@@ -159,7 +204,8 @@ def print_manifest(written: dict[str, Any]) -> None:
     for one in written["trained_on"]:
         part = "all of it" if one["is_whole"] else "its beginning"
         amount = f"{one['documents']:,} documents, {one['text_bytes'] / 1e6:,.1f} MB, {part}"
-        console.print(f"  {one['component']}: {amount}; judged in {one['phase']}", markup=False)
+        judged = f"judged in {one['phase']}" if one["phase"] else "not judged"
+        console.print(f"  {one['component']}: {amount}; {judged}", markup=False)
 
 
 @resolving_once()

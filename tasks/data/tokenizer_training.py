@@ -91,11 +91,11 @@ BATCH_DOCUMENTS = 64
 class TrainedOn(Frozen):
     """The training text from one component."""
 
-    component: str
-    documents_key: str  # key of all its documents
-    cache_digest: str  # digest of the manifest of the training cache with the verdict, which was made of the same documents
-    phase: str  # phase with the verdict that passed the component
-    verdict_digest: str  # SHA-256 of the verdict's file
+    component: str  # or a file of a folder
+    documents_key: str  # key of all its documents, or digest of the text that was read from a folder
+    cache_digest: str | None  # of the training cache with the verdict, which was made of the same documents. None for a folder
+    phase: str | None  # phase with the verdict that passed the component. None for a folder, whose text nobody judged
+    verdict_digest: str | None  # SHA-256 of the verdict's file
     documents: int = Field(gt=0)  # documents, text_bytes: amount that was read from the start of the training split
     text_bytes: int = Field(gt=0)
     is_whole: bool  # whether the complete split was read
@@ -111,8 +111,8 @@ class TokenizerManifest(Frozen):
     truncated_from: int | None = None  # entries of the original tokenizer. None if it was trained at its size.
     split: SplitName
     max_bytes_per_component: int = Field(gt=0)  # limit of training text from a component. The last document is complete.
-    recipe: str
-    scale: str
+    recipe: str | None  # None for the text of a folder
+    scale: str | None
     trained_on: tuple[TrainedOn, ...] = Field(min_length=1)
     trained_by: str  # versions of the training code
 

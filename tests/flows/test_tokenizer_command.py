@@ -202,3 +202,23 @@ def test_an_option_of_the_other_kind_of_text_is_refused(trained: Path, tmp_path:
     assert "--scale is for a recipe" in refusal(call("compare", trained, "--on", tmp_path, "--scale", "proxy"))
     train_tokenizer([["river"]], 258, tmp_path / "own" / "tokenizer.json")
     assert f"has no {MANIFEST_NAME}" in refusal(call("truncate", tmp_path / "own", tmp_path / "cut", "--vocab-size", 258))
+
+
+def test_text_that_no_recipe_has_read_trains_one_and_says_that_nobody_judged_it(tmp_path: Path):
+    text = tmp_path / "text"
+    for name in ("a", "b"):
+        write_lines(text / f"{name}.jsonl", [write_prose(number, 40) for number in range(40)])
+    out = tmp_path / "out"
+    result = call("train", text, out, "--vocab-size", VOCAB_SIZE, "--max-bytes", 2000, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["recipe"], {(one["phase"], one["is_whole"]) for one in found["trained_on"]}) == (None, {(None, False)})
+    assert {one["component"] for one in found["trained_on"]} == {"a.jsonl", "b.jsonl"}
+    longest = max(len(write_prose(number, 40).encode()) for number in range(40))
+    assert all(2000 <= one["text_bytes"] < 2000 + longest for one in found["trained_on"])
+    assert open_tokenizer(out / "tokenizer.json").get_vocab_size() == VOCAB_SIZE
+    shorter = call("truncate", out, tmp_path / "cut", "--vocab-size", 280)
+    assert shorter.exit_code == 0, shorter.output
+    assert "not judged" in shorter.stdout
+    said = refusal(call("train", text, tmp_path / "other", "--vocab-size", VOCAB_SIZE, "--chat-tokens"))
+    assert "are for a recipe" in said
