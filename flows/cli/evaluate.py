@@ -1,11 +1,11 @@
 """`phasewise evaluate`: benchmarks of the gate or of a suite. Corpus fit is in `corpus_fit.py`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 import rich.box
@@ -19,9 +19,11 @@ from phasewise.flows.recipes import scale_of
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve
 from phasewise.flows.status.phase_status import named_phase, parent_evaluation, trained_run
+from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.evaluation.benchmark_definitions import find_suite
 from phasewise.tasks.evaluation.needles import NAME, Haystack, lengths_of, needle_suite, words_of_folder
 from phasewise.tasks.home import Home
+from phasewise.tasks.training.pretrained import chat_template_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import measure_floor
 from phasewise.validations.evidence.gate import gate_notes, gate_tables
@@ -122,12 +124,13 @@ def evaluate_suite(
     fixed = find_suite(suite) if lengths is None else None
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as stack:
-        path, phase, open_model, held_out = _find_model(target, scale, home, weights, tokenizer, stack)
+        place = find_model(target, scale, home, weights, tokenizer, stack)
+        path, phase, held_out = place.path, place.phase, place.held_out
         from phasewise.tasks.evaluation.suite import Options, run_suite
 
         folder = Path(benchmarks).resolve() if benchmarks else None
         about = {"checkpoint": str(path), "phase": phase, "weights": weights}
-        model = open_model()
+        model = place.open_model()
         if context is not None:
             model.read_up_to(context)
         found = fixed or needle_suite(lengths or (), model.max_length)
@@ -181,13 +184,21 @@ def print_table(evaluation: dict[str, Any]) -> None:
     console.print(f"{measured}. Kept in {evaluation['kept']}", soft_wrap=True, markup=False)
 
 
-def _find_model(
-    target: str, scale: Scale | None, home: str | None, weights: Weights, tokenizer: str | None, stack: ExitStack
-) -> "tuple[Path, str | None, Callable[[], JaxLanguageModel], dict[str, Path] | None]":
-    """Return the folder of a model, its phase, a function that opens the model, and component → cache of held-out text.
+class Found(NamedTuple):
+    """The folder of a model, and functions that open it and its chat templates. A folder without a recipe has no phase and no caches.
 
-    A folder without a recipe has no phase and no caches.
+    `held_out`: component → cache of held-out text.
     """
+
+    path: Path
+    phase: str | None
+    open_model: "Callable[[], JaxLanguageModel]"
+    held_out: dict[str, Path] | None
+    chats: Callable[[], "Sequence[ChatTemplate]"]
+
+
+def find_model(target: str, scale: Scale | None, home: str | None, weights: Weights, tokenizer: str | None, stack: ExitStack) -> Found:
+    """Find the model of a phase, of a checkpoint's folder, or of a Hugging Face folder."""
     path = Path(target)
     if (path / "config.json").is_file():
         if weights != "last":
@@ -196,14 +207,15 @@ def _find_model(
             raise ConfigError(f"{path} has its own tokenizer: leave out --tokenizer.")
         from phasewise.tasks.evaluation.model_loading import model_of_folder
 
-        return path, None, partial(model_of_folder, path), None
+        return Found(path, None, partial(model_of_folder, path), None, partial(_chats_of_folder, path))
     if (path / "about").is_dir():
         from phasewise.tasks.evaluation.model_loading import find_chats, find_tokenizer, model_of_checkpoint
         from phasewise.trainer.checkpoints.state import read_about
 
         run, root = read_about(path)["run"], Home.open(home).root if home else None
         file = find_tokenizer(path, run, Path(tokenizer) if tokenizer else None, root)
-        return path, None, partial(model_of_checkpoint, path, file, weights=weights, chats=find_chats(path, run, root)), None
+        chats = find_chats(path, run, root)
+        return Found(path, None, partial(model_of_checkpoint, path, file, weights=weights, chats=chats), None, lambda: chats)
     if path.is_dir():
         raise ConfigError(f"{path}: expected a checkpoint with about/ and state/, or a folder with config.json, found another folder.")
     resolved, phase = resolve(target, scale_of(target, scale), home)
@@ -217,4 +229,12 @@ def _find_model(
     plan = resolved.plan
     held_out = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
     chats = plan.chats_of(chosen.components)
-    return checkpoint, chosen.name, partial(model_of_checkpoint, checkpoint, plan.tokenizer, weights=weights, chats=chats), held_out
+    open_model = partial(model_of_checkpoint, checkpoint, plan.tokenizer, weights=weights, chats=chats)
+    return Found(checkpoint, chosen.name, open_model, held_out, lambda: chats)
+
+
+def _chats_of_folder(path: Path) -> Sequence[ChatTemplate]:
+    try:
+        return [ChatTemplate(chat_template_of(str(path.resolve())), path.name)]
+    except ConfigError:
+        return []

@@ -24,6 +24,8 @@ GROUPS = {
     },
     "Results": {
         "evaluate": "Measure a checkpoint with benchmarks or on a text.",
+        "sample": "Continue a text with a trained model.",
+        "chat": "Hold a conversation with a trained model.",
         "export": "Write weights as a Hugging Face folder.",
         "report": "Write the page with all results as static files.",
         "card": "Write a signed model card with the digest of each result.",

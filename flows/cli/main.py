@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -251,6 +251,66 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
     judgement = judge_order(kind, length, seed)
     print_found(judgement, print_judgement, as_json=as_json)
     sys.exit(0 if judgement["passes"] else 1)
+
+
+def writing_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that decide how a model continues a text."""
+    options = (
+        click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Maximum new tokens. Default: 128, or half of the context."),
+        click.option(
+            "--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, metavar="T", help="0 takes the likeliest token."
+        ),
+        click.option("--top-k", type=click.IntRange(min=0), default=0, metavar="N", help="Draw from the N likeliest tokens. 0 is off."),
+        click.option(
+            "--top-p",
+            type=click.FloatRange(min=0, max=1, min_open=True),
+            default=1.0,
+            metavar="P",
+            help="Draw from the likeliest tokens with probability P together. 1 is off.",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--weights", type=click.Choice(["last", "ema"]), default="last", show_default=True),
+        click.option("--tokenizer", type=PLACE, metavar="FILE", help="tokenizer.json of a CHECKPOINT outside its home."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
+@click.argument("prompts", metavar="[PROMPT…]", nargs=-1)
+@writing_options
+@given_scale_option
+@set_option
+@home_option
+@json_option
+def sample(target: str, prompts: tuple[str, ...], scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
+    """Continue each PROMPT with a model, and print the text as it is written. Without a PROMPT the model writes a document."""
+    from phasewise.flows.cli.sample import Writing, print_piece
+    from phasewise.flows.cli.sample import sample as sample_text
+
+    where = {name: options.pop(name) for name in ("weights", "tokenizer")}
+    show = (lambda _: None) if as_json else print_piece
+    found = sample_text(target, scale, home, prompts, Writing(**options), **where, show=show)
+    if as_json:
+        print_found(found, None, as_json=True)
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
+@click.option("--system", metavar="TEXT", help="System text of the conversation.")
+@writing_options
+@given_scale_option
+@set_option
+@home_option
+def chat(target: str, scale: Scale | None, home: str | None, system: str | None, **options: Any) -> None:
+    """Answer each line of standard input with the chat template of the training. Ctrl-D ends."""
+    from phasewise.flows.cli.sample import Writing, print_piece, typed_lines
+    from phasewise.flows.cli.sample import chat as hold_chat
+
+    where = {name: options.pop(name) for name in ("weights", "tokenizer")}
+    hold_chat(target, scale, home, typed_lines(), Writing(**options), **where, system=system, show=print_piece)
 
 
 @main.command()

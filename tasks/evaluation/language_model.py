@@ -147,8 +147,8 @@ class JaxLanguageModel(TemplateLM):
         self.tokenizer = tokenizer
         self.begin_of_text, self.end_of_text = special.before, special.after
         self.ends = tuple(sorted({self.end_of_text, *ends}))
-        self._has_begin = special.begin is not None
-        self.begins_texts = begins_texts and self._has_begin
+        self.has_begin = special.begin is not None
+        self.begins_texts = begins_texts and self.has_begin
         self.seed = seed
         self.mesh = mesh
         self.num_contexts = 0
@@ -193,7 +193,7 @@ class JaxLanguageModel(TemplateLM):
         begin = self.tokenizer.id_to_token(self.begin_of_text)
         spelled = self.begins_texts and begin is not None and string.startswith(begin)
         ids = self.tokenizer.encode(string.removeprefix(begin) if spelled and begin else string, add_special_tokens=False).ids
-        adds = self.begins_texts if add_special_tokens is None else add_special_tokens and self._has_begin
+        adds = self.begins_texts if add_special_tokens is None else add_special_tokens and self.has_begin
         return [self.begin_of_text, *ids] if spelled or adds else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
