@@ -83,7 +83,8 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
     for name in ("benchmarks", "bits_per_byte", "needles", "comparable", *COMPARISONS):
         path = folder / f"{name}.parquet"
         tables[name] = {}
-        if record.model_verdict and record.phase.parent is not None and path.exists():
+        has_parent = record.phase.parent is not None or isinstance(record.phase.start, Pretrained)
+        if record.model_verdict and has_parent and path.exists():
             import pandas as pd  # slow to import
 
             rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
@@ -105,7 +106,7 @@ def measured_of(record: PhaseRecord, folder: Path) -> tuple[MeasuredReport, ...]
         measured.append(MeasuredReport.model_validate({"what": what, "higher_is_better": True, "value": value, **known, **fields}))
     if "macro_bits_per_byte" in evaluation:
         macro: dict[str, Any] = {"what": MACRO, "higher_is_better": False, "value": float(evaluation["macro_bits_per_byte"])}
-        row, components = tables["bits_per_byte"].get(MACRO), evaluation["bits_per_byte"]
+        row, components = tables["bits_per_byte"].get(MACRO), evaluation.get("bits_per_byte", {})
         if row is not None and _known(row["parent"]) is not None:
             shared = [name for name in str(row["components"]).split(", ") if name in components]
             value = sum(components[name] for name in shared) / len(shared) if shared else math.nan

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from phasewise.tasks.data.tokenizer import SpecialTokens, shared_special_tokens
+from phasewise.tasks.data.tokenizer import OUR_TOKENS, SpecialTokens, shared_special_tokens, special_tokens
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.data.cache import TokenCache
 
@@ -58,7 +58,10 @@ def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, ma
         special = SpecialTokens(cache.manifest.begin_of_text, cache.manifest.end_of_text)
         documents = [special.inner(document.tokens).astype(np.int32) for document in cache.documents()]
         found[component] = HeldOutTokens(documents, cache.manifest.text_bytes, special)
-    shared_special_tokens({name: held.special for name, held in found.items()})
+    special_of = {name: held.special for name, held in found.items()}
+    if all(tokenizer.token_to_id(token) is not None for token in OUR_TOKENS if token):
+        special_of = {"the tokenizer": special_tokens(tokenizer), **special_of}
+    shared_special_tokens(special_of)
     if max_tokens is not None:
         for component, held in found.items():
             ends = np.cumsum([len(document) for document in held.documents])
