@@ -133,8 +133,24 @@ def declare(sources: Iterable[Source]) -> list[Deployment]:
         RecipeError: two deployments would have the same name.
     """
     found: dict[str, Deployment] = {}
+    nightly = (Schedule(slug="nightly", cron="0 2 * * *"),)
+    asks: dict[str, tuple[str, ...]] = {"retrain": (), "settings": ()}
     for source in sources:
-        for deployment in [*_train_phases(source), *_of_recipe(source)]:
+        recipe = source.written
+        scale, here = ("As it is written", "") if recipe.scale == "own" else ("At full scale", " Here it runs at proxy scale.")
+        of_phases: list[Deployment] = []
+        for phase in recipe.phases:
+            if phase.branch:
+                continue
+            steps = f"{phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}"
+            slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
+            start = f"It starts from {phase.parent}." if phase.parent else "It starts from scratch."
+            divisor, word = next((unit for unit in TOKEN_UNITS if phase.tokens >= unit[0]), (1, ""))
+            tokens = f"{phase.tokens / divisor:.3g} {word}" if word else f"{phase.tokens:,}"
+            size = f"{scale}: {steps}; {tokens} tokens; on {'this machine' if slices == LOCAL else slices}."
+            text = f"Trains {phase.name} of {recipe.name}. {start}\n\n{size}{here}\n\n{_WAITS}"
+            of_phases.append(_deployment(source, "train-phase", text, asks, phase=phase.name, schedules=nightly))
+        for deployment in [*of_phases, *_of_recipe(source)]:
             if other := found.get(deployment.full_name):
                 subjects = [
                     "/".join(one.parameters[name] for name in ("recipe", "phase") if name in one.parameters) for one in (other, deployment)
@@ -160,26 +176,6 @@ def declare_pools(sources: Iterable[Source]) -> list[Pool]:
             for kind in sorted(kinds)
         ),
     ]
-
-
-def _train_phases(source: Source) -> list[Deployment]:
-    recipe = source.written
-    scale, here = ("As it is written", "") if recipe.scale == "own" else ("At full scale", " Here it runs at proxy scale.")
-    nightly = (Schedule(slug="nightly", cron="0 2 * * *"),)
-    made: list[Deployment] = []
-    for phase in recipe.phases:
-        if phase.branch:
-            continue
-        steps = f"{phase.stop_step - phase.start_step:,} steps, {phase.start_step:,} to {phase.stop_step:,}"
-        slices = " → ".join(dict.fromkeys(name for _, name in phase.slice.within(phase.start_step, phase.stop_step)))
-        start = f"It starts from {phase.parent}." if phase.parent else "It starts from scratch."
-        divisor, word = next((unit for unit in TOKEN_UNITS if phase.tokens >= unit[0]), (1, ""))
-        tokens = f"{phase.tokens / divisor:.3g} {word}" if word else f"{phase.tokens:,}"
-        size = f"{scale}: {steps}; {tokens} tokens; on {'this machine' if slices == LOCAL else slices}."
-        text = f"Trains {phase.name} of {recipe.name}. {start}\n\n{size}{here}\n\n{_WAITS}"
-        asks: dict[str, tuple[str, ...]] = {"retrain": (), "settings": ()}
-        made.append(_deployment(source, "train-phase", text, asks, phase=phase.name, schedules=nightly))
-    return made
 
 
 def _of_recipe(source: Source) -> list[Deployment]:

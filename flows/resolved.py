@@ -74,8 +74,14 @@ def check_name_free(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> 
         found = RecipeOrigin.model_validate(read_json(_origin_path(recipe, home)))
     except (OSError, ValueError, ValidationError):
         return
-    (path, stem), (_, own_stem) = _path_and_stem(found), _path_and_stem(origin)
-    if (found.phases, found.urls) == (origin.phases, origin.urls) or stem == own_stem or not path.exists():
+    paths: list[Path] = []
+    stems: list[str] = []
+    for file in (found.file, origin.file):
+        matched = FILE.fullmatch(file)
+        path = Path(matched["path"] if matched else file)
+        paths.append(path)
+        stems.append(f"{path.with_suffix('')}{file[len(str(path)) :] if path.suffix == '.py' else ''}")
+    if (found.phases, found.urls) == (origin.phases, origin.urls) or stems[0] == stems[1] or not paths[0].exists():
         return
     raise RecipeError(
         f"the name {recipe.name} is taken in the home {home.root}: its runs are of {found.file}, and {origin.file} is another recipe. "
@@ -85,12 +91,6 @@ def check_name_free(origin: RecipeOrigin | None, recipe: Recipe, home: Home) -> 
 
 def _origin_path(recipe: Recipe, home: Home) -> Path:
     return home.root / "recipes" / f"{recipe.run_name}.json"
-
-
-def _path_and_stem(origin: RecipeOrigin) -> tuple[Path, str]:
-    found = FILE.fullmatch(origin.file)
-    path = Path(found["path"] if found else origin.file)
-    return path, f"{path.with_suffix('')}{origin.file[len(str(path)) :] if path.suffix == '.py' else ''}"
 
 
 def home_in_trial(home: Home, target: str, scale: Scale) -> Home:

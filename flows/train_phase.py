@@ -36,7 +36,10 @@ from phasewise.validations.waivers import accepted_in
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:
     """The run of a phase with the execution of each of its slices, in order. Logs the hardware, and changes of an earlier plan."""
     run, machine = resolved.run(phase), machine_here()
-    slices = slices_of(phase)
+    slices: list[tuple[int, str]] = []
+    for step, name in phase.slice.within(phase.start_step, phase.stop_step):
+        if not slices or slices[-1][1] != name:
+            slices.append((step, name))
     plans = {name: plan_of(resolved, phase, name) or execution_here(run, machine) for name in dict.fromkeys(name for _, name in slices)}
     untils = [*(step for step, _ in slices[1:]), None]
     found = tuple(
@@ -49,15 +52,6 @@ def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ..
         say(f"{phase.name}: trains on {in_words(one.run, machine) if is_here else one.slice_name}{until}")
     saved = last_saved_step(run)
     note_changed_plan(next(one.run for one in found if saved is None or saved < one.run.last_step or one is found[-1]))
-    return found
-
-
-def slices_of(phase: Phase) -> list[tuple[int, str]]:
-    """First step and name of each slice of a phase, without repeats."""
-    found: list[tuple[int, str]] = []
-    for step, name in phase.slice.within(phase.start_step, phase.stop_step):
-        if not found or found[-1][1] != name:
-            found.append((step, name))
     return found
 
 

@@ -66,7 +66,7 @@ class Clock:
 def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
     """Judge the phase as a flow does, without Prefect."""
     clock = Clock()
-    clock.watch(scan_caches, "keep_items", "its list of items")
+    clock.watch(scan_caches, "test_items", "its list of items")
     clock.watch(scan_caches.KeptItems, "open", "its index")
     clock.watch(judge, "scan_caches", "leakage")
     clock.watch(judge, "order_evidence", "order")

@@ -47,6 +47,7 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     """Measure with a suite, on a text, on held-out documents, or with the benchmarks of the phase's gate.
 
     Returns the measurement in the shape of `--json`, and its printer. Its `holes` are benchmarks that were not measured.
+    `gate` has a note on each benchmark: the score compared to the parent's, and the difference that the gate can detect.
     """
     given = {name: value for name, value in options.items() if value not in (None, False)}
     names = {name: f"--{name.replace('_', '-')}" for name in options}
@@ -63,15 +64,7 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
 
         given.pop("held_out", None)
         return fit_target(target, scale, home, **given), print_fit
-    return evaluate_target(target, scale_of(target, scale), home), print_evaluation
-
-
-def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
-    """Measure or read the benchmarks and held-out bits per byte of a phase's last checkpoint.
-
-    `gate` has a note on each benchmark: the score compared to the parent's, and the difference that the gate can detect.
-    """
-    resolved, found = resolve(target, scale, home)
+    resolved, found = resolve(target, scale_of(target, scale), home)
     phase = named_phase(resolved, found, "evaluate")
     check_benchmarks(resolved.recipe, phase)
     with resolved.kept(f"`phasewise evaluate {target}`"):
@@ -81,7 +74,8 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
         evaluation = evaluate_apart(request_evaluation(run, result, resolved.plan, phase.evaluation.measured))
     limits = phase.gates.model
     tables = gate_tables(evaluation, parent_evaluation(resolved, phase), limits)
-    return evaluation | {"checkpoint": result["checkpoint"], "gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
+    notes = list(gate_notes(tables, asks_floor=limits.must_beat_baseline))
+    return evaluation | {"checkpoint": result["checkpoint"], "gate": notes}, print_evaluation
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:

@@ -24,7 +24,8 @@ def judge_order(kind: str, length: int, seed: int) -> dict[str, Any]:
         raise ConfigError(f"a permutation needs a length from 1 to {MAX_LENGTH}, found {length}.")
     if not 0 <= seed < 2**64:
         raise ConfigError(f"the seed of a permutation must be from 0 to 2^64 - 1, found {seed}.")
-    measures = measure_order(take_sample(Permutation(cast(Kind, kind), length=length, key=seed)))
+    permutation = Permutation(cast(Kind, kind), length=length, key=seed)
+    measures = measure_order(take_sample(length, permutation, permutation.inverse))
     judged = [one.judged(FALSE_ALARM_RATE / len(measures)) for one in measures]
     return {
         "kind": kind,

@@ -55,25 +55,24 @@ class OwnAddress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request to the application, or reject it."""
-        refusal = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
+        refusal: tuple[int, str] | None = None
+        if scope["type"] in ("http", "websocket"):
+            headers = Headers(scope=scope)
+            hosts, origins = headers.getlist("host"), headers.getlist("origin")
+            own = {f"http://{host}".lower() for host in hosts}
+            if self.port:
+                suffix = f":{self.port}" if self.port != 80 else ""
+                own |= {f"http://[{name}]{suffix}" if ":" in name else f"http://{name}{suffix}" for name in self.names}
+            if len(hosts) != 1 or not self._is_own(hosts[0]):
+                refusal = 421, "This server does not answer under that name.\n"
+            elif any(origin.lower() not in own for origin in origins):
+                refusal = 403, "This server does not answer pages of another origin.\n"
         if refusal is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await WebSocketClose(1008)(scope, receive, send)  # before the handshake: uvicorn answers 403
         else:
             await PlainTextResponse(refusal[1], refusal[0])(scope, receive, send)
-
-    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
-        hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or not self._is_own(hosts[0]):
-            return 421, "This server does not answer under that name.\n"
-        own = {f"http://{hosts[0]}".lower()}
-        if self.port:
-            suffix = f":{self.port}" if self.port != 80 else ""
-            own |= {f"http://[{name}]{suffix}" if ":" in name else f"http://{name}{suffix}" for name in self.names}
-        if any(origin.lower() not in own for origin in origins):
-            return 403, "This server does not answer pages of another origin.\n"
-        return None
 
     def _is_own(self, host: str) -> bool:
         try:

@@ -67,24 +67,23 @@ def shape_of(model: ModelConfig, target: int, name: str) -> Shape:
     for step in WIDTH_STEPS:
         deep_enough: list[Shape] = []
         for width in range(step, model.d_model + 1, step):
-            shapes = [_shape(model, width, layers) for layers in range(group, model.num_layers + 1, group)]
+            ratio = width / model.d_model
+            heads = max(1, round(model.num_query_heads * ratio))
+            kv_wanted = heads * model.num_kv_heads / model.num_query_heads
+            kv_heads = [kv for kv in range(1, heads + 1) if heads % kv == 0]
+            shapes = [
+                Shape(
+                    num_layers=layers,
+                    d_model=width,
+                    d_ff=max(1, round(model.d_ff * ratio / FEED_FORWARD_STEP)) * FEED_FORWARD_STEP,
+                    num_query_heads=heads,
+                    num_kv_heads=min(kv_heads, key=lambda kv: (abs(math.log(kv / kv_wanted)), kv)),
+                    d_expert=max(1, round(model.experts.d_expert * ratio / EXPERT_STEP)) * EXPERT_STEP if model.experts else None,
+                    layers_divisor=model.num_layers / layers,
+                )
+                for layers in range(group, model.num_layers + 1, group)
+            ]
             deep_enough += [min(shapes, key=off)] if shapes else []
         if near := [shape for shape in deep_enough if off(shape) < math.log1p(MAX_DISTANCE)]:
             return min(near, key=lambda shape: off(shape) + abs(math.log(shape.d_model / shape.num_layers / aspect)) / 4)
     raise RecipeError(f"{name}: no model of this recipe's family has {target:,} parameters within {MAX_DISTANCE:.0%}. Take another scale.")
-
-
-def _shape(model: ModelConfig, width: int, layers: int) -> Shape:
-    ratio = width / model.d_model
-    heads = max(1, round(model.num_query_heads * ratio))
-    kv_wanted = heads * model.num_kv_heads / model.num_query_heads
-    divisors = [kv for kv in range(1, heads + 1) if heads % kv == 0]
-    return Shape(
-        num_layers=layers,
-        d_model=width,
-        d_ff=max(1, round(model.d_ff * ratio / FEED_FORWARD_STEP)) * FEED_FORWARD_STEP,
-        num_query_heads=heads,
-        num_kv_heads=min(divisors, key=lambda kv: (abs(math.log(kv / kv_wanted)), kv)),
-        d_expert=max(1, round(model.experts.d_expert * ratio / EXPERT_STEP)) * EXPERT_STEP if model.experts else None,
-        layers_divisor=model.num_layers / layers,
-    )

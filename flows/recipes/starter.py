@@ -11,7 +11,7 @@ from phasewise.flows.recipes.inspect_source import InspectedFolder
 from phasewise.flows.recipes.phase import HandOff, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.base.errors import RecipeError
-from phasewise.trainer.config import AdamC, Experts, LearningRateSegment, ModelConfig, Muon, Stability
+from phasewise.trainer.config import AdamC, LearningRateSegment, ModelConfig, Muon, Stability
 
 MAX_LINES = 60
 WARM_UP_STEPS, STEPS, WARM_UP_TO = 100, 150, 10
@@ -103,9 +103,15 @@ def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe
         parts.append(text)
     first, last = proxy.main_line[0], proxy.main_line[-1]
     shape = _arguments(_shape(first.model))
+    experts_line = ""
+    if first.model.experts is not None:
+        fields = {name: repr(value) for name, value in dict(first.model.experts).items()}
+        if balancing := first.model.experts.balancing:
+            fields["balancing"] = f"{type(balancing).__name__}({_arguments(balancing.model_dump())})"
+        experts_line = f"EXPERTS = Experts({_wrapped(', '.join(f'{name}={value}' for name, value in fields.items()))})\n"
     body = (
         f"SHAPE = dict({shape if len(shape) < 100 else _wrapped(shape)})\n"
-        + ("" if first.model.experts is None else f"EXPERTS = {_experts(first.model.experts)}\n")
+        + experts_line
         + f"GATES = gates({_arguments(_gates(first))})\n\n"
         + "\n".join(parts)
         + f'\nRECIPE = Recipe(\n    name="{name_for(file)}", tokenizer=Tokenizer(vocab_size={first.model.vocab_size}), sources=SOURCES,\n'
@@ -181,13 +187,6 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
     sparse = ("d_ff", "num_query_heads", "num_kv_heads", "sliding_window", "global_attention_every", "attend_within_documents")
     names = ("num_layers", "d_model", "seq_len", "vocab_size", *(sparse if model.experts else ()))
     return {name: getattr(model, name) for name in names}
-
-
-def _experts(experts: Experts) -> str:
-    written = {name: repr(value) for name, value in dict(experts).items()}
-    if experts.balancing is not None:
-        written["balancing"] = f"{type(experts.balancing).__name__}({_arguments(experts.balancing.model_dump())})"
-    return f"Experts({_wrapped(', '.join(f'{name}={value}' for name, value in written.items()))})"
 
 
 def _gates(phase: Phase) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         "learning rate": rates,
         "batch": {f"from {step:,}": f"{size:,} sequences of {phase['model']['seq_len']:,} tokens" for step, size in phase["batch"]},
         "mixture": {f"from {step:,}": shares(mixture) for step, mixture in phase["mixture"]},
-        "stability": {_plain_name(name): by_steps(entries) for name, entries in phase["stability"].items()},
+        "stability": {name.replace("_", " "): by_steps(entries) for name, entries in phase["stability"].items()},
         "recovery": _settings(phase["recovery"] or {"action": "stop"}),
         "order": _settings(phase["order"]),
         "rows": {"packing": PACKING_WORDS[phase["packing"]], "loss on": LOSS_WORDS[phase["loss_on"]]},
@@ -207,7 +207,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         "gates": {f"{gate}: {name}": value for gate, limits in phase["gates"].items() for name, value in _settings(limits).items()},
         "slice": {f"from {step:,}": name for step, name in phase["slice"]},
         f"changed against {start['parent'] or 'nothing'}": {
-            _plain_name(one["what"]): change_in_words(one["before"], one["after"]) for one in phase["changes"]
+            one["what"].replace("_", " "): change_in_words(one["before"], one["after"]) for one in phase["changes"]
         },
     }
 
@@ -231,7 +231,7 @@ def print_step(phase: dict[str, Any], console: Console) -> None:
         "optimizer": in_words(phase["optimizer"]),
         "order": in_words(phase["order"]),
         "rows": f"{PACKING_WORDS[phase['packing']]}; loss on {LOSS_WORDS[phase['loss_on']]}",
-        **{_plain_name(name): in_words(phase[name]) for name in stability},
+        **{name.replace("_", " "): in_words(phase[name]) for name in stability},
         "tokens of the phase before it": f"{phase['phase_tokens_before']:,}",
         "tokens of the lineage before it": f"{phase['lineage_tokens_before']:,}",
     }
@@ -253,11 +253,7 @@ def print_values(console: Console, group: str | None, values: Values) -> None:
 
 
 def _settings(settings: dict[str, Any]) -> Values:
-    return {_plain_name(name): in_words(value) for name, value in settings.items()}
-
-
-def _plain_name(name: str) -> str:
-    return name.replace("_", " ")
+    return {name.replace("_", " "): in_words(value) for name, value in settings.items()}
 
 
 COLUMNS = ("phase", "steps", "tokens", "batch", "rate", "mixture", "slice", "model", "verdict")

@@ -137,17 +137,14 @@ def check_retrain(retrain: Collection[str], phases: Iterable[Phase]) -> None:
 def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str]) -> None:
     """Raise WouldReplace for replaced work, except for little work, phases in `retrain` and their descendants."""
     recipe = resolved.recipe
-
-    def rests_on(phase: str, others: Iterable[str]) -> bool:
-        return not {one.name for one in recipe.ancestors(recipe.phase(phase))}.isdisjoint(others)
-
+    ancestors = {one.phase: {before.name for before in recipe.ancestors(recipe.phase(one.phase))} for one in found}
     seconds = [one.seconds for one in found]
     is_little = recipe.scale != "full" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
-    unasked = [one for one in found if one.phase not in retrain and not rests_on(one.phase, retrain)]
+    unasked = [one for one in found if one.phase not in retrain and ancestors[one.phase].isdisjoint(retrain)]
     if not unasked or is_little:
         return
     names = [one.phase for one in unasked]
-    first = [name for name in names if not rests_on(name, names)]
+    first = [name for name in names if ancestors[name].isdisjoint(names)]
     command = f"phasewise run {resolved.name} {resolved.options}"
     lines = "\n".join(f"  {one}" for one in unasked)
     raise WouldReplace(

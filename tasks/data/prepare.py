@@ -13,6 +13,7 @@ from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, ShardRecord, descr
 from phasewise.tasks.data.cluster import Shared, one_cluster, run_all
 from phasewise.tasks.data.conversation_text import ids_of_tokens
 from phasewise.tasks.data.documents import (
+    Bundle,
     BundleRecord,
     bucket_ranges,
     documents_key,
@@ -82,8 +83,19 @@ def write_missing_documents(plan: DataPlan, shared: Shared | None = None) -> int
             _check_first_records(missing)
             for component in missing:
                 _reuse_documents(component)
-            bundles = [(bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles]
-            read = iter(run_all("documents", read_to_parts, bundles, _meter(missing), shared or own))
+            bundles: list[tuple[Bundle, int, Path]] = []
+            sizes: list[int] = []
+            finished: set[int] = set()  # bundles with a record
+            for component in missing:
+                folder = component.documents.folder
+                size_of = {file.name: file.size_bytes for file in component.listing.files}
+                existing = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
+                for bundle in component.bundles:
+                    if record_name(bundle.number) in existing:
+                        finished.add(len(sizes))
+                    sizes.append(sum((piece.stop or size_of[piece.name]) - (piece.start or 0) for piece in bundle.pieces))
+                    bundles.append((bundle, component.part_bytes, folder))
+            read = iter(run_all("documents", read_to_parts, bundles, Meter(sizes, finished), shared or own))
             records = {component.name: list(islice(read, len(component.bundles))) for component in missing}
 
             _report_unreadable(missing, records)
@@ -145,21 +157,6 @@ def _check_first_records(missing: Sequence[ComponentPlan]) -> None:
             refusals.append(refusal_of_columns(component.name, how, counting.tally))
     if refusals:
         raise DataError("\n".join(refusals))
-
-
-def _meter(missing: Sequence[ComponentPlan]) -> Meter:
-    """A meter of the bytes of all bundles. Bundles with a record count as finished."""
-    sizes = list[int]()
-    finished = set[int]()
-    for component in missing:
-        size_of = {file.name: file.size_bytes for file in component.listing.files}
-        folder = component.documents.folder
-        existing = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
-        for bundle in component.bundles:
-            if record_name(bundle.number) in existing:
-                finished.add(len(sizes))
-            sizes.append(sum((piece.stop or size_of[piece.name]) - (piece.start or 0) for piece in bundle.pieces))
-    return Meter(sizes, finished)
 
 
 def _report_unreadable(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> None:

@@ -80,16 +80,22 @@ class Passage(NamedTuple):
         return digest_of_json([benchmark, self.component, self.document, self.opening, self.following])[:16]
 
 
-def cut_passages(documents: Sequence[HeldOutDocument], component: str, cut: Cut) -> list[Passage]:
-    """Cut the readable passages of a component, the first passage of every document before any second. Equal openings count once."""
-    seen: set[str] = set()
-    ranked: list[tuple[int, Passage]] = []
-    for document in sorted(documents):
-        for rank, passage in enumerate(sorted(_passages_of(document, component, cut))):
-            if passage.opening not in seen:
-                seen.add(passage.opening)
-                ranked.append((rank, passage))
-    return [passage for _, passage in sorted(ranked)]
+def cut_passages(held_out: HeldOut, cut: Cut) -> list[Passage]:
+    """Cut the readable passages of the components, which take turns. Equal openings of a component count once.
+
+    In a component, the first passage of every document comes before any second.
+    """
+    passages: list[list[Passage]] = []
+    for component, documents in sorted(held_out.items()):
+        seen: set[str] = set()
+        ranked: list[tuple[int, Passage]] = []
+        for document in sorted(documents):
+            for rank, passage in enumerate(sorted(_passages_of(document, component, cut))):
+                if passage.opening not in seen:
+                    seen.add(passage.opening)
+                    ranked.append((rank, passage))
+        passages.append([passage for _, passage in sorted(ranked)])
+    return [passage for turn in zip_longest(*passages) for passage in turn if passage is not None]
 
 
 def _pick(digest: str, field: int, bounds: tuple[int, int]) -> int:
@@ -169,7 +175,7 @@ class Baseline(Frozen):
 def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
     """Build up to `NUM_WORD_ORDER_ITEMS` items over all components. Exchanged words follow equal white space, so tokens are equal."""
     orders: dict[Passage, list[str]] = {}
-    for passage in _spread(held_out, WORD_ORDER):
+    for passage in cut_passages(held_out, WORD_ORDER):
         following = passage.following
         ends = [match.end() for match in WORD.finditer(following)]
         parts = re.split(r"(\s+)", following[: ends[: _pick(passage.key, 2, CHOICE_WORDS)][-1]])
@@ -219,12 +225,12 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
     )
     answers: Counter[str] = Counter()
     chosen: list[Passage] = []
-    for passage in _spread(held_out, cut):
+    for passage in cut_passages(held_out, cut):
         answers[passage.following] += 1
         if answers[passage.following] <= MAX_ITEMS_PER_ANSWER:
             chosen.append(passage)
     if not chosen:
-        passages = len(_spread(held_out, cut._replace(fits=lambda _before, _word: True)))
+        passages = len(cut_passages(held_out, cut._replace(fits=lambda _before, _word: True)))
         raise DataError(
             f"the next_word benchmark needs running text of {cut.opening_words[0]} words and more before a predictable word, which "
             f"follows its predecessor {MIN_FOLLOWER_COUNT} times or more, and {MIN_FOLLOWER_SHARE:.0%} of the time, in all held-out text. "
@@ -262,11 +268,6 @@ def next_word_baseline(items: Sequence[NextWordItem]) -> Baseline:
     counts = Counter(item.answer for item in items)
     word = min(counts, key=lambda word: (-counts[word], word))
     return Baseline(value=counts[word] / len(items), rule=f"always '{word}'", answer=word)
-
-
-def _spread(held_out: HeldOut, cut: Cut) -> list[Passage]:
-    passages = [cut_passages(documents, component, cut) for component, documents in sorted(held_out.items())]
-    return [passage for turn in zip_longest(*passages) for passage in turn if passage is not None]
 
 
 class Benchmark(Frozen):

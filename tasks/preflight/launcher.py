@@ -10,8 +10,8 @@ from pathlib import Path
 
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.plan import Setup, batch_refusal, mesh_refusal, settings_for
-from phasewise.tasks.preflight.report import Report, refused_report, report_of
-from phasewise.tasks.preflight.search import estimate_plan, find_plan
+from phasewise.tasks.preflight.report import Report, report_of
+from phasewise.tasks.preflight.search import Found, estimate_plan, find_plan
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.errors import ConfigError, ExitCode, PhasewiseError, StorageError, TrainingError
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
@@ -110,8 +110,9 @@ def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, est
     """Find the fastest plan that fits the setup on its slice, with time and cost. `estimated` compiles nothing, as for GPUs."""
     where = find_slice(setup.slice)
     if not settings_for(setup.step, where):
-        reason = batch_refusal(setup.step.batch_sequences, where)
-        return refused_report(setup, where, reason or mesh_refusal(setup.step, where))
+        reason = batch_refusal(setup.step.batch_sequences, where) or mesh_refusal(setup.step, where)
+        nothing = Found(plan=None, result=None, tried=(), compile_seconds=0.0, considered=0, why="")
+        return report_of(setup, where, nothing) | {"why": None, "reason": reason}
     if estimated or where.chip.platform == "gpu":
         return report_of(setup, where, estimate_plan(setup.step, where))
     return report_of(setup, where, find_plan(setup.step, where, partial(examine, home=home), machine_code=machine_code))

@@ -80,12 +80,6 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
     return report | (_projected(setup, where, found, plan, result) if plan and result else dict.fromkeys(UNPROJECTED))
 
 
-def refused_report(setup: Setup, where: Slice, reason: str) -> Report:
-    """Report a setup without any possible mesh."""
-    nothing = Found(plan=None, result=None, tried=(), compile_seconds=0.0, considered=0, why="")
-    return report_of(setup, where, nothing) | {"why": None, "reason": reason}
-
-
 def _projected(setup: Setup, where: Slice, found: Found, plan: Plan, result: Result) -> Report:
     sequences = setup.step.batch_sequences
     tokens = sequences * setup.step.model.seq_len

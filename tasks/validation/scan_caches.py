@@ -57,7 +57,17 @@ class CacheScans(NamedTuple):
 
 def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimits, home: Home) -> CacheScans:
     """Return the scan of each component's cache. A stored scan of the same bytes and items is reused."""
-    items = keep_items(plan, caches, home)
+    key, found = items_key(plan, caches), None
+    path = home.keyed("evidence", key, "items") / "items.json"
+    try:
+        found = read_sealed(path).get("key")
+    except FileNotFoundError:
+        pass
+    except NotAsWritten as error:
+        say(f"{error}: it is made again")
+    if found != key:
+        write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, caches)]})
+    items = KeptItems(path, key, index_store(home))
     index = items.open()
     keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
     kept = {name: home.keyed("evidence", key, "leakage") / "scan.json" for name, key in keys.items()}
@@ -130,22 +140,6 @@ def items_key(plan: DataPlan, components: Iterable[str]) -> str:
     held_out = {name: read_manifest(plan.components[name].held_out.folder).digest for name in {*plan.benchmark_components, *components}}
     benchmarks = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
     return digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
-
-
-def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptItems:
-    """Store the items in the home, once per key."""
-    components = sorted(components)
-    key = items_key(plan, components)
-    path, found = home.keyed("evidence", key, "items") / "items.json", None
-    try:
-        found = read_sealed(path).get("key")
-    except FileNotFoundError:
-        pass
-    except NotAsWritten as error:
-        say(f"{error}: it is made again")
-    if found != key:
-        write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, components)]})
-    return KeptItems(path, key, index_store(home))
 
 
 def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:

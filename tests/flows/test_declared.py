@@ -5,7 +5,7 @@ import pytest
 
 from experiments.survival.runs import tiny_recipe
 from phasewise.flows.checks import check_declared
-from phasewise.flows.cli.evaluate import evaluate_target
+from phasewise.flows.cli.evaluate import evaluate_by
 from phasewise.flows.cli.run import run_recipe
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.recipes import load_recipe, load_record
@@ -62,7 +62,7 @@ def test_a_benchmark_whose_items_are_not_here_is_refused_before_work_starts(tmp_
         with pytest.raises(ConfigError, match=said):
             run_recipe(target, "proxy", str(home), as_json=True)
         with pytest.raises(ConfigError, match=said):
-            evaluate_target(f"{target}/{phase}", "proxy", str(home))
+            evaluate_by(f"{target}/{phase}", "proxy", str(home), {})
         for flow in (train_phase, evaluate_checkpoint):
             with pytest.raises(ConfigError, match=said):
                 flow.fn(target, phase, "proxy", str(home))

@@ -6,7 +6,7 @@ import pytest
 from phasewise.flows import train_phase as module
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
-from phasewise.flows.train_phase import plan_of, runs_on_slices, slices_of
+from phasewise.flows.train_phase import plan_of, runs_on_slices
 from phasewise.tasks.preflight import launcher as preflight_module
 from phasewise.tasks.training.execution import CPU, Machine
 from phasewise.trainer.base.errors import ConfigError
@@ -77,7 +77,6 @@ def test_a_phase_whose_slice_changes_has_a_plan_for_each(recipe: str, tmp_path: 
         phase = resolved.recipe.phases[0]
         resolved.check([phase])
         planned = runs_on_slices(resolved, phase)
-    assert slices_of(phase) == [(0, "cpu-2"), (20, "cpu-1"), (24, "local")]
     assert sorted({setup.slice for setup in asked}) == ["cpu-1", "cpu-2"]
     assert [(one.slice_name, one.run.until_step, one.run.execution) for one in planned] == [
         ("cpu-2", 20, PLAN),

@@ -18,7 +18,6 @@ from phasewise.trainer.checkpoints.state import MAX_NAMED, leaves_of, read_param
 from phasewise.trainer.config import ModelConfig, RunConfig
 from phasewise.trainer.model.hugging_face import read_folder
 from phasewise.trainer.model.hugging_face_config import differences_from_source
-from phasewise.trainer.model.params import Params
 from phasewise.trainer.state import params_digest
 
 
@@ -42,7 +41,11 @@ def import_folder(source: Path, target: Path, model: ModelConfig, *, new_rows: i
         params, found = read_folder(source)
     if different := differences_from_source(found, model, new_rows=new_rows, declares=declares):
         raise CheckpointError(f"{source} holds another model than the phase: {name_some(different, MAX_NAMED, '; ')}.")
-    params = grow_vocabulary(params, found, new_rows)
+    axes = {"embedding": 0} if found.tied_head else {"embedding": 0, "head": 1}
+    for name, axis in axes.items() if new_rows else ():
+        mean = np.asarray(params[name], np.float64).mean(axis=axis, keepdims=True).astype(np.float32)
+        grown = np.concatenate([params[name], np.repeat(mean, new_rows, axis=axis)], axis=axis)
+        params = params | {name: jax.numpy.asarray(grown)}
     leaves = leaves_of({"params": params})
     about: dict[str, Any] = {"run": {"model": model.model_dump(mode="json"), "caches": {}}, "contract": {}, "leaves": types_of(leaves)}
     remove_checkpoint(target)
@@ -55,16 +58,3 @@ def import_folder(source: Path, target: Path, model: ModelConfig, *, new_rows: i
         writer.close()
     write_digests(target)
     return params_digest(params)
-
-
-def grow_vocabulary(params: Params, found: ModelConfig, new_rows: int) -> Params:
-    """Return the weights with `new_rows` rows more in the embedding [vocab, d_model] and columns in the head [d_model, vocab]."""
-    if not new_rows:
-        return params
-
-    def with_means(weight: jax.Array, axis: int) -> jax.Array:
-        mean = np.asarray(weight, np.float64).mean(axis=axis, keepdims=True).astype(np.float32)
-        return jax.numpy.asarray(np.concatenate([weight, np.repeat(mean, new_rows, axis=axis)], axis=axis))
-
-    grown = params | {"embedding": with_means(params["embedding"], 0)}
-    return grown if found.tied_head else grown | {"head": with_means(params["head"], 1)}

@@ -73,7 +73,10 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
     else:
         is_whole = None not in told and abs(sum(told) / len(told) - baseline) < 1e-6
         _require(result, is_whole, "a baseline that is right on as many of its items as its value says")
-        test, (above, below) = PAIRED, paired_p_values(right, told)
+        # Items that one of the two has right (McNemar, one-sided)
+        model_alone = sum(ours and not theirs for ours, theirs in zip(right, told, strict=True))
+        baseline_alone = sum(theirs and not ours for ours, theirs in zip(right, told, strict=True))
+        test, (above, below) = PAIRED, binomial_p_values(model_alone, model_alone + baseline_alone, 0.5)
     # Scores [items, choices] and the right column of each row, per group of items or single item
     groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers if any(answer["log_likelihoods"] for answer in answers) else ():
@@ -110,13 +113,6 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
 def binomial_p_values(right: int, items: int, baseline: float) -> tuple[float, float]:
     """Return the chances that a guesser with accuracy `baseline` has at least, and at most, this number of items right."""
     return float(bdtrc(right - 1, items, baseline)) if right else 1.0, float(bdtr(right, items, baseline))
-
-
-def paired_p_values(right: Sequence[bool], baseline_right: Sequence[bool]) -> tuple[float, float]:
-    """Return the same chances against a baseline on the same items, by the items that one of the two has right (McNemar, one-sided)."""
-    model_alone = sum(ours and not theirs for ours, theirs in zip(right, baseline_right, strict=True))
-    baseline_alone = sum(theirs and not ours for ours, theirs in zip(right, baseline_right, strict=True))
-    return binomial_p_values(model_alone, model_alone + baseline_alone, 0.5)
 
 
 def place_p_value(units: Sequence[np.ndarray]) -> float:

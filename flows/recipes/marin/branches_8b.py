@@ -83,14 +83,16 @@ def microannealing(kestrel: Phase, *, model: ModelConfig) -> tuple[Phase, ...]:
         "microannealing-small": web | percent({SMALL_COMPONENT: 1.0}, 100 * SMALL_PART),
     }
 
-    def arm(name: str, mixture: MixtureShares, *, batch: int, tokens: float) -> Phase:
+    found: list[Phase] = []
+    for name, mixture in mixtures.items():
+        batch, tokens = (256, SMALL_EPOCHS * SMALL_TOKENS / SMALL_PART) if name == "microannealing-small" else (1024, ANNEALING_TOKENS)
         stop_step = ANNEALING_START + round(tokens / (batch * kestrel.model.seq_len))
         declares: list[Change] = ["rope", "learning_rate", "schedule", "order", "coverage", "slice"]
         if batch != kestrel.batch.at(ANNEALING_START):
             declares.append("batch")
         if mixture != kestrel.mixture.at(ANNEALING_START):
             declares.append("mixture")
-        return continued(
+        arm = continued(
             kestrel,
             name=name,
             stop_step=stop_step,
@@ -106,14 +108,8 @@ def microannealing(kestrel: Phase, *, model: ModelConfig) -> tuple[Phase, ...]:
             evaluation=evaluated(loss_every_steps=1_000, benchmarks=WITH_MMLU),
             gates=gates(max_increase_bits_per_byte=0.3, max_epochs=SMALL_EPOCHS + 0.1),
         )
-
-    small_tokens = SMALL_EPOCHS * SMALL_TOKENS / SMALL_PART
-    return tuple(
-        arm(name, mixture, batch=256, tokens=small_tokens)
-        if name == "microannealing-small"
-        else arm(name, mixture, batch=1024, tokens=ANNEALING_TOKENS)
-        for name, mixture in mixtures.items()
-    )
+        found.append(arm)
+    return tuple(found)
 
 
 def desserts(ocelot: Phase, jellyfish: Phase) -> tuple[Phase, ...]:
@@ -128,9 +124,8 @@ def desserts(ocelot: Phase, jellyfish: Phase) -> tuple[Phase, ...]:
         mixture=always(TAKE_2_MIXTURE),
         gates=gates(max_increase_bits_per_byte=0.0, max_epochs=3),
     )
-
-    def dessert(name: str, mixture: MixtureShares) -> Phase:
-        return continued(
+    v1, v3 = (
+        continued(
             jellyfish,
             name=name,
             stop_step=837_000,
@@ -142,8 +137,9 @@ def desserts(ocelot: Phase, jellyfish: Phase) -> tuple[Phase, ...]:
             checkpoints=jellyfish.checkpoints.but(every_steps=2_000_000),
             gates=gates(max_increase_bits_per_byte=0.02, max_epochs=3),
         )
-
-    return take_2, dessert("dessert-v1", DESSERT_V1_MIXTURE), dessert("dessert-v3", DESSERT_V3_MIXTURE)
+        for name, mixture in (("dessert-v1", DESSERT_V1_MIXTURE), ("dessert-v3", DESSERT_V3_MIXTURE))
+    )
+    return take_2, v1, v3
 
 
 def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
@@ -207,12 +203,16 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
 
     Both train on conversations in Marin's chat template, packed into rows, with a loss on answers only. Steps count from the parent's.
     """
-
-    def tuned(parent: Phase, name: str, *, steps: int, rate: float, mixture: MixtureShares) -> Phase:
+    release, trial = percent(RELEASE_WEIGHTS), {"tulu_3_sft_mixture": 100.0}
+    found: list[Phase] = []
+    for parent, name, steps, rate, mixture in (
+        (deeper_starling, "sft", 10_228, 1e-4, release),
+        (deeper_spoonbill, "sft-spoonbill", 3_834, 5e-6, trial),
+    ):
         start, stop = parent.stop_step, parent.stop_step + steps
         top = start + int(0.03 * steps)
         repeats = bool(mixture.keys() & set(parent.components))  # Spoonbill had a little of Tulu 3
-        return continued(
+        tuned = continued(
             parent,
             name=name,
             stop_step=stop,
@@ -241,11 +241,8 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
                 min_answer_gain_nats=0.0,
             ),
         )
-
-    return (
-        tuned(deeper_starling, "sft", steps=10_228, rate=1e-4, mixture=percent(RELEASE_WEIGHTS)),
-        tuned(deeper_spoonbill, "sft-spoonbill", steps=3_834, rate=5e-6, mixture={"tulu_3_sft_mixture": 100.0}),
-    )
+        found.append(tuned)
+    return tuple(found)
 
 
 def context_extension(parent: Phase) -> Phase:

@@ -23,7 +23,6 @@ from phasewise.trainer.config import (
     CheckpointPolicy,
     Instrumentation,
     LearningRateSegment,
-    ModelConfig,
     Muon,
     NAdamW,
     RollingLimit,
@@ -42,16 +41,11 @@ ADAMC = AdamC(kind="adamc", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.
 STEADY = stability(z_loss=1e-4, ema=0.995, max_grad_norm=always(0.2), max_update_norm=always(UPDATE_NORM_LIMIT), skip_step=SKIP_STEP_LIMIT)
 
 
-def model_32b(*, qk_norm: bool) -> ModelConfig:
-    """OLMo 2 32B's shape: 32.52 B parameters. Llama, and with QK-norm Qwen 3."""
-    return llama(num_layers=64, d_model=5120, d_ff=27_648, num_query_heads=40, qk_norm=qk_norm)
-
-
 PHASE_1 = Phase(
     name="phase-1",
     start=FromScratch(seed=0),
     stop_step=80_000,
-    model=model_32b(qk_norm=False),
+    model=llama(num_layers=64, d_model=5120, d_ff=27_648, num_query_heads=40),  # OLMo 2 32B's shape: 32.52 B parameters
     optimizer=ADAMW,
     learning_rate=(linear(0, NOMINAL_STEPS // 100, 0.0, PEAK), constant(NOMINAL_STEPS // 100, 80_000, PEAK)),
     batch=Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192))),
@@ -131,7 +125,7 @@ QK_NORM = continued(
     stop_step=160_000,
     fresh=("qk_norm",),
     declares=("architecture", "learning_rate", "schedule", "max_update_norm"),
-    model=model_32b(qk_norm=True),
+    model=PHASE_1.model.but(qk_norm=True),
     learning_rate=(linear(80_000, 81_000, FLOOR, PEAK), constant(81_000, 160_000, PEAK)),
     stability=STEADY,
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),

@@ -25,19 +25,13 @@ from phasewise.flows.recipes.marin.settings import (
 from phasewise.flows.recipes.phase import FromScratch, Phase, continued
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.waivers import accepted_order, accepted_without_average, accepted_without_cooldown
-from phasewise.trainer.config import CheckpointPolicy, ModelConfig, Rope, Steps, always
-
-
-def llama_8b(rope: Rope) -> ModelConfig:
-    """Llama 3.1 8B's shape: 8.030 B parameters."""
-    return llama(num_layers=32, d_model=4096, d_ff=14_336, num_query_heads=32, rope=rope)
-
+from phasewise.trainer.config import CheckpointPolicy, Steps, always
 
 KESTREL = Phase(
     name="kestrel",
     start=FromScratch(seed=0),
     stop_step=660_000,
-    model=llama_8b(OLD_ROPE),
+    model=llama(num_layers=32, d_model=4096, d_ff=14_336, num_query_heads=32, rope=OLD_ROPE),  # Llama 3.1 8B's shape: 8.030 B parameters
     optimizer=ADAMW,
     learning_rate=wsd_s(stop_step=660_000, cycle=10_000, decay=1_000, warmup=1_000, peak=1e-3, floor=1e-4),
     batch=Steps[int](((0, 1024), (660_001, 3072), (1_320_001, 4096))),
@@ -56,7 +50,7 @@ OCELOT = continued(
     stop_step=740_500,
     fresh=("ema",),
     declares=("rope", "batch", "learning_rate", "schedule", "optimizer", "ema", "slice"),
-    model=llama_8b(LLAMA3_ROPE),
+    model=KESTREL.model.but(rope=LLAMA3_ROPE),
     optimizer=ADAMW.but(weight_decay=0.1),
     learning_rate=(constant(660_000, 740_500, 1.7e-3),),
     stability=stability(z_loss=None, ema=0.995),
@@ -112,7 +106,7 @@ PHASES = with_facts(
     "marin-8b",
     (
         *(KESTREL, OCELOT, JELLYFISH, PHOENIX, STARLING, DEEPER_STARLING),
-        *microannealing(KESTREL, model=llama_8b(LLAMA3_ROPE)),
+        *microannealing(KESTREL, model=OCELOT.model),
         *desserts(OCELOT, JELLYFISH),
         *DEEP_COOLDOWNS,
         *instruction(DEEPER_STARLING, DEEP_COOLDOWNS[-1]),

@@ -11,13 +11,13 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.trinity.mixtures import LARGE_MIXTURES, LENGTH_BIAS
 from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
+    EXTENSION_TOKENS,
     ORDER,
     TOKENIZER,
     TRILLION,
     WARMUP_STEPS,
     context_extension,
     evaluated,
-    extension_steps,
     gates,
     muon,
     steps_for,
@@ -25,7 +25,7 @@ from phasewise.flows.recipes.trinity.settings import (
 )
 from phasewise.flows.recipes.waivers import accepted_without_cooldown
 from phasewise.flows.recipes.words import constant, cosine, linear, stability
-from phasewise.trainer.config import Balancing, CheckpointPolicy, Experts, ModelConfig, SignBalancing, Smebu, Steps, always
+from phasewise.trainer.config import CheckpointPolicy, Experts, SignBalancing, Smebu, Steps, always
 
 SEQ_LEN, SEQ_LEN_LONG = 8_192, 262_144
 PEAK, FLOOR = 8e-4, 8e-5
@@ -43,36 +43,32 @@ END_3 = END_2 + steps_for(17 * 3 / 20 * TRILLION, sequences=AFTER, seq_len=SEQ_L
 DECAY = cosine(END_1, END_3, PEAK, FLOOR)
 
 
-def model_large(*, num_dense_layers: int, balancing: Balancing, sequence_loss: float, within_documents: bool) -> ModelConfig:
-    """256 experts, of which a token has four and one shared."""
-    return trinity(
-        num_layers=60,
-        d_model=3072,
-        d_ff=12_288,
-        num_query_heads=48,
-        num_kv_heads=8,
-        seq_len=SEQ_LEN,
-        within_documents=within_documents,
-        experts=Experts(
-            num_experts=256,
-            num_active=4,
-            num_shared=1,
-            d_expert=3072,
-            route_scale=2.448,
-            num_dense_layers=num_dense_layers,
-            balancing=balancing,
-            sequence_loss=sequence_loss,
-        ),
-    )
-
+EXPERTS = Experts(
+    num_experts=256,
+    num_active=4,
+    num_shared=1,
+    d_expert=3072,
+    route_scale=2.448,
+    num_dense_layers=6,
+    balancing=Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5),
+    sequence_loss=1e-4,
+)
+LARGE = trinity(
+    num_layers=60,
+    d_model=3072,
+    d_ff=12_288,
+    num_query_heads=48,
+    num_kv_heads=8,
+    seq_len=SEQ_LEN,
+    within_documents=True,
+    experts=EXPERTS,
+)
 
 PHASE_1 = Phase(
     name="phase-1",
     start=FromScratch(seed=0),
     stop_step=END_1,
-    model=model_large(
-        num_dense_layers=6, balancing=Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5), sequence_loss=1e-4, within_documents=True
-    ),
+    model=LARGE,
     optimizer=muon(adam_learning_rate_scale=0.25),
     learning_rate=(linear(0, WARMUP_STEPS, 0.0, PEAK), constant(WARMUP_STEPS, END_1, PEAK)),
     batch=Steps[int](((0, BEFORE), (STEP_UP, AFTER))),
@@ -107,7 +103,7 @@ PHASE_3 = continued(
 )
 
 #   extension  117 B / 134,217,728 tokens a step = 872 steps of 512 sequences, to step 139,701. The cosine ends at a twentieth
-END_4 = END_3 + extension_steps(PHASE_3)
+END_4 = END_3 + steps_for(EXTENSION_TOKENS, sequences=AFTER, seq_len=SEQ_LEN)
 CONTEXT_EXTENSION = context_extension(PHASE_3, seq_len=SEQ_LEN_LONG, learning_rate=(cosine(END_3, END_4, FLOOR, FLOOR / 2),))
 
 PHASE_3_WITHOUT_BUFFER = continued(
@@ -125,7 +121,10 @@ FIRST_RUNS = PHASE_1.but(
     stop_step=10_000,
     branch=True,
     abandoned=True,
-    model=model_large(num_dense_layers=3, balancing=SignBalancing(kind="sign", rate=0.001), sequence_loss=0.0, within_documents=False),
+    model=LARGE.but(
+        attend_within_documents=False,
+        experts=EXPERTS.but(num_dense_layers=3, balancing=SignBalancing(kind="sign", rate=0.001), sequence_loss=0.0),
+    ),
     stability=stability(z_loss=None),
 )
 

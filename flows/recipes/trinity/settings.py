@@ -66,11 +66,6 @@ def gates(*, max_increase_bits_per_byte: float = 0.0, max_epochs: float | None =
     )
 
 
-def extension_steps(parent: Phase) -> int:
-    """Steps of the context extension, with the parent's tokens per step."""
-    return steps_for(EXTENSION_TOKENS, sequences=parent.batch.at(parent.stop_step - 1), seq_len=parent.model.seq_len)
-
-
 def context_extension(
     parent: Phase, *, seq_len: int, learning_rate: Sequence[LearningRateSegment], declares: tuple[Change, ...] = ()
 ) -> Phase:

@@ -11,13 +11,13 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.trinity.mixtures import LENGTH_BIAS, SMALL_MIXTURES
 from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
+    EXTENSION_TOKENS,
     ORDER,
     TOKENIZER,
     TRILLION,
     WARMUP_STEPS,
     context_extension,
     evaluated,
-    extension_steps,
     gates,
     muon,
     steps_for,
@@ -40,20 +40,16 @@ END_2 = END_1 + steps_for(1.8 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
 END_3 = END_2 + steps_for(1.2 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
 
 
-def experts(*, d_expert: int) -> Experts:
-    """128 experts, 8 of them active, and one shared expert."""
-    return Experts(
-        num_experts=128,
-        num_active=8,
-        num_shared=1,
-        d_expert=d_expert,
-        route_scale=2.826,
-        num_dense_layers=2,
-        balancing=SignBalancing(kind="sign", rate=0.001),
-        sequence_loss=0.0,
-    )
-
-
+EXPERTS = Experts(
+    num_experts=128,
+    num_active=8,
+    num_shared=1,
+    d_expert=256,
+    route_scale=2.826,
+    num_dense_layers=2,
+    balancing=SignBalancing(kind="sign", rate=0.001),
+    sequence_loss=0.0,
+)
 NANO = trinity(
     num_layers=56,
     d_model=1024,
@@ -62,7 +58,7 @@ NANO = trinity(
     num_kv_heads=2,
     seq_len=SEQ_LEN,
     within_documents=False,
-    experts=experts(d_expert=256),
+    experts=EXPERTS,
 )
 MINI = trinity(
     num_layers=32,
@@ -72,7 +68,7 @@ MINI = trinity(
     num_kv_heads=4,
     seq_len=SEQ_LEN,
     within_documents=False,
-    experts=experts(d_expert=1024),
+    experts=EXPERTS.but(d_expert=1024),
 )
 
 
@@ -125,7 +121,7 @@ def small_phases(model: ModelConfig, *, long_seq_len: int) -> tuple[Phase, ...]:
         mixture=phase_3.mixture,
         order=phase_2.order.but(buffer_documents=BUFFER_DOCUMENTS),
     )
-    steps = extension_steps(phase_3)
+    steps = steps_for(EXTENSION_TOKENS, sequences=AFTER, seq_len=SEQ_LEN)
     top, end = END_3 + round(0.1 * steps), END_3 + steps
     rates = (linear(END_3, top, 0.0, 0.1 * PEAK), linear(top, end, 0.1 * PEAK, 0.0))
     extension = context_extension(phase_3, seq_len=long_seq_len, learning_rate=rates, declares=("schedule",))
@@ -160,9 +156,9 @@ def instruction(parent: Phase) -> Phase:
     )
 
 
-def small_recipe(name: str, phases: tuple[Phase, ...]) -> Recipe:
-    """A recipe with the family's tokenizer and sampling by length."""
-    return Recipe(
+*NANO_PHASES, NANO_FROM_BUFFERS = small_phases(NANO, long_seq_len=262_144)
+TRINITY_NANO, TRINITY_MINI = (
+    Recipe(
         name=name,
         scale="full",
         tokenizer=TOKENIZER,
@@ -170,8 +166,8 @@ def small_recipe(name: str, phases: tuple[Phase, ...]) -> Recipe:
         accepts=(accepted_without_cooldown(phases, source="the phase's `learning_rate`: Trinity Large report, §3.4.2"),),
         length_bias=LENGTH_BIAS,
     )
-
-
-*NANO_PHASES, NANO_FROM_BUFFERS = small_phases(NANO, long_seq_len=262_144)
-TRINITY_NANO = small_recipe("trinity-nano", (*NANO_PHASES, instruction(NANO_PHASES[-1]), NANO_FROM_BUFFERS))
-TRINITY_MINI = small_recipe("trinity-mini", small_phases(MINI, long_seq_len=131_072))
+    for name, phases in (
+        ("trinity-nano", (*NANO_PHASES, instruction(NANO_PHASES[-1]), NANO_FROM_BUFFERS)),
+        ("trinity-mini", small_phases(MINI, long_seq_len=131_072)),
+    )
+)

@@ -71,7 +71,7 @@ def test_a_passage_whose_words_can_not_be_exchanged_is_no_item():
     words = ["".join(letters) for letters in product("abcdefghij", repeat=3)]
     documents = [HeldOutDocument(f"{n}", f"{' '.join(words[20 * n : 20 * n + 40])} {'same ' * 40}") for n in range(40)]
     items = build_word_order({"code": documents})
-    assert 0 < len(items) < len(made_benchmarks.cut_passages(documents, "code", made_benchmarks.WORD_ORDER))
+    assert 0 < len(items) < len(made_benchmarks.cut_passages({"code": documents}, made_benchmarks.WORD_ORDER))
     assert all(len(set(item.choices)) == 4 for item in items)
     assert {item.gold for item in items} == {0, 1, 2, 3}
 

@@ -7,8 +7,8 @@ from phasewise.tasks.home import Home
 from phasewise.tasks.preflight import launcher as module
 from phasewise.tasks.preflight.estimate import ici_speed, roofline_of
 from phasewise.tasks.preflight.launcher import preflight_setup
-from phasewise.tasks.preflight.plan import GIB, Plan, Setup, batch_refusal, policies_for, spec_for
-from phasewise.tasks.preflight.report import refused_report, report_of
+from phasewise.tasks.preflight.plan import GIB, Plan, Setup, policies_for, spec_for
+from phasewise.tasks.preflight.report import report_of
 from phasewise.tasks.preflight.search import Found, Tried, estimate_plan
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import ATTENTION, Execution, Kept, Mesh
@@ -54,9 +54,8 @@ def test_what_scripts_read_is_there():
 
 
 def test_a_report_has_the_same_fields_and_every_reason_if_nothing_fits_or_cuts(tmp_path: Path):
-    where = find_slice("3x v5p-512")
     setup = Setup(phase="phase-1", slice="3x v5p-512", stretches=((18_500, 21_010),), step=step_of(LLAMA_32B, 8192, window=128))
-    refused = refused_report(setup, where, batch_refusal(8192, where) or "")
+    refused = preflight_setup(setup, Home.open(str(tmp_path)))
     nothing = report_of(KESTREL, find_slice("2x v5e-256"), NOTHING)
     assert set(refused) == set(nothing) == set(report_of(KESTREL, find_slice("2x v5e-256"), fitting()))
     assert (refused["fits"], refused["step_seconds"], "7,680" in refused["reason"]) == (False, None, True)

@@ -130,7 +130,8 @@ def test_feistel_levanter_is_levanter_s(length: int):
 def test_feistel_cannot_be_distinguished_from_random(length: int):
     p_values: dict[str, list[float]] = defaultdict(list)
     for number in range(NUM_KEYS):
-        for measure in measure_order(take_sample(Permutation("feistel", length=length, key=derive_key("probe", number)))):
+        permutation = Permutation("feistel", length=length, key=derive_key("probe", number))
+        for measure in measure_order(take_sample(length, permutation, permutation.inverse)):
             p_values[measure.name].append(measure.p_value)
     for name, found in p_values.items():
         _, together = np.asarray(combine_pvalues(found, method="fisher"))

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import rankdata
 
 from phasewise.trainer.base.errors import DataError
-from phasewise.validations.evidence.floor import binomial_p_values, measure_floor, paired_p_values, place_p_value
+from phasewise.validations.evidence.floor import binomial_p_values, measure_floor, place_p_value
 from tests.validations.made_answers import grouped_result, guessed_result, scored_result
 
 RATES = (0.01, 0.05, 0.2)
@@ -30,7 +30,9 @@ def test_paired_items_are_tosses_of_a_coin(model_alone: int, baseline_alone: int
     said = [(True, True)] * 4 + [(False, False)] * 9 + [(True, False)] * model_alone + [(False, True)] * baseline_alone
     tosses = [sum(toss) for toss in product((0, 1), repeat=model_alone + baseline_alone)]
     expected = [np.mean([toss >= model_alone for toss in tosses]), np.mean([toss <= model_alone for toss in tosses])]
-    assert paired_p_values(*zip(*said, strict=True)) == pytest.approx(expected)
+    right, baseline_right = np.array(said)[:, :, None].transpose(1, 0, 2)
+    floor = measure_floor(grouped_result(np.zeros((len(said), 1, 1)), right=right, baseline_right=baseline_right))
+    assert (floor.accuracy_p_value, floor.below_p_value) == pytest.approx(expected)
 
 
 def test_the_sum_of_places_has_the_chance_that_enumeration_gives() -> None:

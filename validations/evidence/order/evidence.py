@@ -98,7 +98,7 @@ class _Drawn:
         for epoch, permutation in self._permutations.items():
             first = max(0, self.first - epoch * self.rows)
             near = first if self._buffered is None else first * permutation.length // self.rows
-            of_epochs.append(measure_order(take_sample(permutation, near=near)))
+            of_epochs.append(measure_order(take_sample(permutation.length, permutation, permutation.inverse, near=near)))
         return [most_surprising(of_measure) for of_measure in zip(*of_epochs, strict=True)]
 
     def in_order(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,8 @@
 """Measures of a permutation, compared with true random permutations."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -31,23 +31,6 @@ BATCHES_A_PAIR = 8  # the distance of close places is such that one in eight bat
 MAX_IMBALANCE = 0.8  # bits set in fewer than a tenth, or more than nine tenths, of the indices carry little information and skew the tail
 
 
-class Shuffle(Protocol):
-    """Interface of `trainer.data.permutation.Permutation`."""
-
-    @property
-    def length(self) -> int:
-        """Length of the permuted range."""
-        ...
-
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Return the place of each index."""
-        ...
-
-    def inverse(self, places: np.ndarray) -> np.ndarray:
-        """Return the index at each place."""
-        ...
-
-
 @dataclass(frozen=True)
 class Sample:
     """Places of a permutation."""
@@ -64,22 +47,23 @@ class Sample:
         return len(self.stretch) == self.length
 
 
-def take_sample(shuffle: Shuffle, *, near: int = 0) -> Sample:
-    """Sample the stretch of index `near`, and random indices that depend only on the length."""
-    length = shuffle.length
+def take_sample(
+    length: int, place: Callable[[np.ndarray], np.ndarray], inverse: Callable[[np.ndarray], np.ndarray], *, near: int = 0
+) -> Sample:
+    """Sample the stretch of index `near`, and random indices that depend only on the length, of a permutation: `place` of each index."""
     start = near // STRETCH * STRETCH
     start = start if start + STRETCH <= length else 0
     in_a_row = np.arange(start, min(start + STRETCH, length))
-    stretch = shuffle(in_a_row)
+    stretch = place(in_a_row)
     indices, places = in_a_row, stretch
     checked, of_checked = in_a_row, stretch
     if len(in_a_row) < length:
         indices = np.unique(np.random.default_rng(length).integers(0, length, SAMPLED))
-        places = shuffle(indices)
+        places = place(indices)
         checked, first = np.unique(np.concatenate([in_a_row, indices]), return_index=True)
         of_checked = np.concatenate([stretch, places])[first]
     outside = (of_checked < 0) | (of_checked >= length)
-    wrong = int(outside.sum() + (shuffle.inverse(of_checked[~outside]) != checked[~outside]).sum())
+    wrong = int(outside.sum() + (inverse(of_checked[~outside]) != checked[~outside]).sum())
     return Sample(length, stretch, indices, places, max(wrong, len(of_checked) - len(np.unique(of_checked))))
 
 
