@@ -127,10 +127,6 @@ class Spikes:
 class _Before(BaseIndexer):
     """The window before each value."""
 
-    def __init__(self, window: int):
-        super().__init__()
-        self.window = window
-
     def get_window_bounds(  # the library's signature
         self,
         num_values: int = 0,
@@ -140,7 +136,7 @@ class _Before(BaseIndexer):
         step: int | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ends = np.arange(num_values, dtype=np.int64)
-        lengths = np.clip(ends // 2, MIN_WINDOW, max(MIN_WINDOW, self.window))
+        lengths = np.clip(ends // 2, MIN_WINDOW, max(MIN_WINDOW, self.window_size))
         return np.maximum(0, ends - lengths), ends
 
 
@@ -158,7 +154,7 @@ def find_spikes(values: Floats, regimes: list[Range], *, deviations: float, wind
             continue
         scale = float(np.max(np.abs(values[places]))) or 1.0  # squares of the largest floats overflow
         scaled = pd.Series(values[places] / scale)
-        before = scaled.rolling(_Before(window), min_periods=MIN_WINDOW)
+        before = scaled.rolling(_Before(window_size=window), min_periods=MIN_WINDOW)
         floors = 1e-9 if resolution is None else np.fmax(resolution[places] / scale, 1e-9)
         spreads = np.fmax(before.std(ddof=0).to_numpy(np.float64), floors)
         found[places] = (scaled - before.mean()).to_numpy(np.float64) / spreads
