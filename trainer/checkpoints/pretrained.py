@@ -41,7 +41,7 @@ def import_folder(source: Path, target: Path, model: ModelConfig, *, new_rows: i
         params, found = read_folder(source)
     if different := differences_from_source(found, model, new_rows=new_rows, declares=declares):
         raise CheckpointError(f"{source} holds another model than the phase: {name_some(different, MAX_NAMED, '; ')}.")
-    axes = {"embedding": 0} if found.tied_head else {"embedding": 0, "head": 1}
+    axes = {"embedding": 0} if found.tied_head else {"embedding": 0, "head": 1}  # [vocab, d_model], [d_model, vocab]
     for name, axis in axes.items() if new_rows else ():
         mean = np.asarray(params[name], np.float64).mean(axis=axis, keepdims=True).astype(np.float32)
         grown = np.concatenate([params[name], np.repeat(mean, new_rows, axis=axis)], axis=axis)
