@@ -127,6 +127,8 @@ class Spikes:
 class _Before(BaseIndexer):
     """The window before each value."""
 
+    window_size: int
+
     def get_window_bounds(  # the library's signature
         self,
         num_values: int = 0,
