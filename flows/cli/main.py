@@ -258,12 +258,12 @@ def writing_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Maximum new tokens. Default: 128, or half of the context."),
         click.option(
-            "--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, metavar="T", help="0 takes the likeliest token."
+            "--temperature", type=FiniteFloat(min=0), default=0.8, show_default=True, metavar="T", help="0 takes the likeliest token."
         ),
         click.option("--top-k", type=click.IntRange(min=0), default=0, metavar="N", help="Draw from the N likeliest tokens. 0 is off."),
         click.option(
             "--top-p",
-            type=click.FloatRange(min=0, max=1, min_open=True),
+            type=FiniteFloat(min=0, max=1, min_open=True),
             default=1.0,
             metavar="P",
             help="Draw from the likeliest tokens with probability P together. 1 is off.",
@@ -411,6 +411,18 @@ def up(home: str | None, port: int, recipes: str | None, site_port: int | None, 
     command = python_command("phasewise.deployments.local", "--port", str(port), "--site-host", site_host)
     given = {"--home": home, "--recipes": recipes, "--site-port": str(site_port) if site_port else None, "--notify": notify}
     os.execv(sys.executable, command + [word for name, value in given.items() if value for word in (name, value)])
+
+
+@main.command()
+@home_option
+@json_option
+def doctor(home: str | None, as_json: bool) -> None:
+    """Examine packages, devices, disk and settings of this machine. Exit 1 if something is wrong."""
+    from phasewise.flows.cli.doctor import examine, print_examination
+
+    found = examine(home)
+    print_found(found, print_examination, as_json=as_json)
+    sys.exit(1 if found["problems"] else 0)
 
 
 @main.command()

@@ -1,0 +1,134 @@
+"""`phasewise doctor`: packages, devices, disk and settings of this machine, with a remedy for each problem."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from packaging.requirements import Requirement
+from rich.console import Console
+
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.process.environment import check_usual
+
+BREAKS = {
+    "fastapi": "the server of Prefect 3.8 does not start with it",
+    "sqlalchemy": "the scheduler of Prefect 3.8 ends at every insert with it, and no schedule fires",
+}
+"""Package → the known fault of versions outside the supported range."""
+READERS = {"s3://": "s3fs", "az://": "adlfs", "hf://": "huggingface_hub", "gs://": "gcsfs"}
+"""Sources at other addresses → the package that reads them."""
+EXTRAS = ("tensorboard", "wandb", "card", "gke", "tpu-vm", "tpu")
+MIN_FREE_GIB = 10
+
+
+def examine(home: str | None) -> dict[str, Any]:
+    """Examine this machine, in the shape of `--json`. `problems` has a sentence with a remedy for each problem."""
+    problems: list[str] = []
+    packages, extras = _packages(problems)
+    devices = _devices(problems)
+    place: dict[str, Any] = {"url": None, "free_gib": None}
+    try:
+        opened = Home.at(home, reads_only=True)
+        place["url"] = str(opened.root)
+        disk = next(folder for folder in (opened.work, *opened.work.parents) if folder.exists())
+        place["free_gib"] = round(shutil.disk_usage(disk).free / 2**30, 1)
+        if place["free_gib"] < MIN_FREE_GIB:
+            problems.append(f"{disk} has {place['free_gib']:g} GiB of free space: make room, or name another --home.")
+    except ConfigError as error:
+        problems.append(str(error))
+    try:
+        check_usual(os.environ)
+    except ConfigError as error:
+        problems.append(str(error))
+    return {
+        "phasewise": version("phasewise"),
+        "python": platform.python_version(),
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gib": _memory_gib()},
+        "packages": packages,
+        "extras": extras,
+        "readers": {address: installed(package) is not None for address, package in READERS.items()},
+        "devices": devices,
+        "home": place,
+        "problems": problems,
+    }
+
+
+def _packages(problems: list[str]) -> tuple[dict[str, str | None], dict[str, list[str]]]:
+    """Return package → installed version, and extra → its missing packages."""
+    packages: dict[str, str | None] = {}
+    missing: dict[str, list[str]] = {}
+    for line in requires("phasewise") or ():
+        requirement = Requirement(line)
+        extra = next((name for name in EXTRAS if requirement.marker and requirement.marker.evaluate({"extra": name})), None)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra or ""}):
+            continue  # for another machine
+        found = installed(requirement.name)
+        if extra is None or found is not None:
+            packages[requirement.name] = found
+        if extra is not None:
+            missing.setdefault(extra, [])
+            if found is None:
+                missing[extra].append(requirement.name)
+        elif found is None:
+            problems.append(f"{requirement.name} is not installed: pip install '{requirement.name}{requirement.specifier}'.")
+        if found is not None and not requirement.specifier.contains(found, prereleases=True):
+            why = f" ({BREAKS[requirement.name]})" if requirement.name in BREAKS else ""
+            problems.append(
+                f"{requirement.name} must be {requirement.specifier}, found {found}{why}: "
+                f"pip install '{requirement.name}{requirement.specifier}'."
+            )
+    return dict(sorted(packages.items())), missing
+
+
+def installed(package: str) -> str | None:
+    """The version of a package. None if it is not installed."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def _devices(problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        import jax
+
+        return [{"kind": one.device_kind, "platform": one.platform, "number": one.id} for one in jax.local_devices()]
+    except Exception as error:  # drivers raise errors of all kinds
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        problems.append(f"JAX finds no device: {reason}. Set JAX_PLATFORMS=cpu to train on the CPU, or install the package of your device.")
+        return []
+
+
+def _memory_gib() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def print_examination(found: Mapping[str, Any]) -> None:
+    """Print one line for each part of the machine, then the problems."""
+    console = Console(highlight=False)
+    machine, home = found["machine"], found["home"]
+    kinds = [f"{one['kind']} ({one['platform']})" for one in found["devices"]]
+    rows = {
+        "phasewise": f"{found['phasewise']}, Python {found['python']} at {sys.prefix}",
+        "machine": f"{machine['cpus']} CPUs, {machine['memory_gib']:g} GiB of memory, {machine['system']}",
+        "devices": ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds)) or "none",
+        "home": f"{home['url']}, {home['free_gib']} GiB of free space",
+        "packages": ", ".join(f"{name} {found['packages'].get(name)}" for name in ("prefect", "jax", "orbax-checkpoint", "lm-eval")),
+        "extras": "; ".join(
+            f"{name} {'lacks ' + ', '.join(absent) if absent else 'is installed'}" for name, absent in found["extras"].items()
+        ),
+        "sources": ", ".join(f"{place} {'is readable' if can else 'needs ' + READERS[place]}" for place, can in found["readers"].items()),
+    }
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        console.print(f"{name:{width}}  {text}", soft_wrap=True, markup=False)
+    console.print()
+    for problem in found["problems"]:
+        console.print(f"✗ {problem}", soft_wrap=True, markup=False)
+    if not found["problems"]:
+        console.print("✓ nothing is wrong", markup=False)
