@@ -19,7 +19,8 @@ from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import Run, assert_refused
 
 COMMANDS = {
-    "run", "sample", "chat", "doctor", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
+    "sample", "chat", "doctor",
+    "run", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
     "order", "preflight", "status", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
 }  # fmt: skip
 WITH_RECIPE = ("run", "show", "lineage", "data prepare", "data verify", "evaluate", "status")
