@@ -3,7 +3,7 @@
     python -m experiments.mutations [--count 60] [--seed 0] [--files 12] [--minutes 5] [--workers 2] OUT.jsonl
 
 Each fault changes a copy of the working tree and runs the test files closest to the module by imports. A fault counts as
-caught if a test fails or exceeds the time. The report lists the faults that no test caught: some of them change nothing.
+caught if a test fails, cannot be collected, or exceeds the time. The report lists the faults that no test caught: some of them change nothing.
 """
 
 import ast
@@ -138,7 +138,15 @@ def outcome(fault: Fault, tests: list[str], minutes: float) -> dict[str, object]
         except subprocess.TimeoutExpired:
             code = 124
     was = source[fault.start : fault.end]
-    return {"path": fault.path, "line": fault.line, "was": was, "now": fault.text, "caught": code in (1, 124), "code": code, "tests": tests}
+    return {
+        "path": fault.path,
+        "line": fault.line,
+        "was": was,
+        "now": fault.text,
+        "caught": code in (1, 2, 124),
+        "code": code,
+        "tests": tests,
+    }
 
 
 @click.command()
