@@ -3,7 +3,8 @@
     python -m experiments.mutations [--count 60] [--seed 0] [--files 12] [--minutes 5] [--workers 2] OUT.jsonl
 
 Each fault changes a copy of the working tree and runs the test files closest to the module by imports. A fault counts as
-caught if a test fails, cannot be collected, or exceeds the time. The report lists the faults that no test caught: some of them change nothing.
+caught if a test fails, cannot be collected, or exceeds the time. The report lists the faults that no test caught: some of
+them change nothing.
 """
 
 import ast
