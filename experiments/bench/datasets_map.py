@@ -26,6 +26,7 @@ def main(texts_path: Path, tokenizer_path: Path, cache: Path) -> None:
     tokenizer = load_tokenizer(tokenizer_path)
     texts = datasets.load_dataset("json", data_files=str(texts_path), split="train", cache_dir=str(cache))
     end = encoding_of(tokenizer_path)[1]
+    assert end is not None
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         return {"input_ids": [[*encoding.ids, end] for encoding in tokenizer.encode_batch_fast(batch["text"], add_special_tokens=False)]}

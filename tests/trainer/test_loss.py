@@ -144,7 +144,8 @@ def test_bfloat16_products_are_summed_in_float32(chunk_tokens: int | None):
     def value(x: jax.Array, w: jax.Array) -> tuple[jax.Array, LossSums]:
         return objective_sums(x, w, jnp.asarray(TOKENS), 0.25, chunk_tokens=chunk_tokens)
 
-    reference = Reference(*(np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (HIDDEN, HEAD)), None)
+    hidden, head = (np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (HIDDEN, HEAD))
+    reference = Reference(hidden, head, None)
     with jax.numpy_dtype_promotion("strict"):
         gradients, sums = jax.grad(value, (0, 1), has_aux=True)(jnp.asarray(HIDDEN, jnp.bfloat16), jnp.asarray(HEAD))
     assert {value.dtype for value in sums[:3]} == {np.dtype("float32")}

@@ -170,7 +170,7 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
         run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
         return read_json(folder / "found.json")[0]
 
-    return train
+    return lambda name, mesh: train(name, mesh)  # pyright: ignore[reportArgumentType]  # a frozen model is hashable
 
 
 class Case(NamedTuple):

@@ -90,7 +90,7 @@ def write_folder(
 ) -> None:
     """Write weights, `config.json` and the tokenizer's files. Only the complete folder appears. Raises ConfigError as `check_writable`."""
     check_writable(folder, config)
-    ends: dict[str, int | list[int]] = {}
+    ends: dict[str, int | list[int] | None] = {}
     if tokenizer is not None:
         stops = {tokenizer.end_of_text, *tokenizer.ends_of_turns}
         ends = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text if len(stops) == 1 else sorted(stops)}

@@ -52,18 +52,17 @@ MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pr
 AFMOE_MUST_BE = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1, "attention_dropout": 0.0}
 
 
-FREE_FIELDS = {"vocab_size", "seq_len", "compute_dtype", "float32_attention", "attend_within_documents"}
-FREE_FIELDS |= {"initializer_std", "initializer_cutoff"}
-"""Fields of a model that may differ from a folder whose weights it takes over. They change no weight's shape and no result of a layer."""
-FREE_IN_EXPERTS = {"balancing", "sequence_loss"}
-
-
 class Computation(NamedTuple):
     """Settings of a model that its folder lacks: types, and attention in rows of several documents."""
 
     compute_dtype: DTypeName = "float32"
     float32_attention: bool = False
     attend_within_documents: bool = True
+
+
+FREE_FIELDS = {"vocab_size", *Computation._fields, "seq_len", "initializer_std", "initializer_cutoff"}
+"""Fields of a model that may differ from a folder whose weights it takes over. They change no weight's shape and no result of a layer."""
+FREE_IN_EXPERTS = {"balancing", "sequence_loss"}
 
 
 def layer_types(num_layers: int, every: int) -> list[str]:

@@ -25,7 +25,7 @@ Evaluate = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def evaluate(params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Any) -> Evaluate:
-    values = {"params": params, "config": config, "benchmarks": benchmarks, "names": ("word_order", "next_word")}
+    values: dict[str, Any] = {"params": params, "config": config, "benchmarks": benchmarks, "names": ("word_order", "next_word")}
     return lambda **changes: evaluate_model(**{**values, "tokenizer": tokenizer, "held_out": held_out_tokens, **changes})
 
 

@@ -60,7 +60,9 @@ def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, templ
     assert about["eos_token"] == turn_end
     cache = TokenCache.open(tmp_path / "train")
     added = {one["content"]: one["id"] for one in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
-    assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, added[turn_end])))
+    end = cache.manifest.end_of_text
+    assert end is not None
+    assert ends == (end if turn_end == END_OF_TEXT else sorted((end, added[turn_end])))
     chats = filter(None, (chat_of(read_manifest(tmp_path / split).source) for split in SPLITS))
     assert turn_ends(chats) == (turn_end,), "for the phase's evaluation"
     if find_spec("transformers") is None:

@@ -170,7 +170,8 @@ def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(build_run: Buil
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(KILLED_AFTER, run))
     stopped_at = len(rows_of(run))
-    assert KILLED_AFTER <= stopped_at == last_saved_step(run) < STEPS
+    assert stopped_at == last_saved_step(run)
+    assert KILLED_AFTER <= stopped_at < STEPS
     assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; a restart resumes there" in caplog.text
     assert launch_trainer(run, ignore)["params_digest"] == trained.result["params_digest"]
     assert f"stopped: resuming from step {stopped_at} of {STEPS}" in caplog.text

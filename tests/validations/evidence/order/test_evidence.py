@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,7 +76,7 @@ def failing(run: RunConfig, limits: OrderLimits = LIMITS) -> tuple[dict[str, pd.
 
 
 def check_drawn(run: RunConfig, shifts: pd.DataFrame):
-    shift = shifts.set_index(["component", "signal"]).loc[("code", "source file")]
+    shift: Any = shifts.set_index(["component", "signal"]).loc[("code", "source file")]
     change = int(shift["change_at_step"])
     assert np.mean(files_drawn(run, 10, change)) == pytest.approx(shift["before"], abs=0.3)
     assert np.mean(files_drawn(run, change, STEPS)) == pytest.approx(shift["after"], abs=0.3)
