@@ -26,7 +26,8 @@ Evaluate = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module")
 def evaluate(params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Any) -> Evaluate:
     values: dict[str, Any] = {"params": params, "config": config, "benchmarks": benchmarks, "names": ("word_order", "next_word")}
-    return lambda **changes: evaluate_model(**{**values, "tokenizer": tokenizer, "held_out": held_out_tokens, **changes})
+    values |= {"tokenizer": tokenizer, "held_out": held_out_tokens}
+    return lambda **changes: evaluate_model(**(values | changes))
 
 
 @pytest.fixture(scope="module")
