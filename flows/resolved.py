@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from phasewise.flows.checks import check_declared, check_slices, check_sources
 from phasewise.flows.plan import build_run, data_plan, stand_ins_of, start_of
 from phasewise.flows.recipes import FILE, at_scale, load_written, split_target
-from phasewise.flows.recipes.assignments import assigned, settings_in_force
+from phasewise.flows.recipes.assignments import assigned, set_phases, settings_in_force
 from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale
@@ -105,11 +105,17 @@ def home_in_trial(home: Home, target: str, scale: Scale) -> Home:
 def with_trial(home: Home, recipe: Recipe, changed: Recipe) -> Home:
     """The home with a trial folder for each phase whose training settings change, named by settings and ancestors.
 
-    Changes of execution, evaluation and gates keep the folder, because they change no training.
+    A current setting of `PHASE.NAME` also gives a trial if its value is the recipe's, so that no variant of a sweep replaces a run of the
+    recipe. Changes of execution, evaluation and gates keep the folder, because they change no training.
     """
     before = {phase.name: _key(recipe, phase) for phase in recipe.phases}
-    keys = {phase.name: _key(changed, phase) for phase in changed.phases}
-    return replace(home, trials=tuple((name, f"{name}-trial-{key[:8]}") for name, key in keys.items() if key != before[name]))
+    named = set_phases(recipe)
+    trials: list[tuple[str, str]] = []
+    for phase in changed.phases:
+        key = _key(changed, phase)
+        if key != before[phase.name] or not named.isdisjoint({phase.name, *(one.name for one in changed.ancestors(phase))}):
+            trials.append((phase.name, f"{phase.name}-trial-{key[:8]}"))
+    return replace(home, trials=tuple(trials))
 
 
 def _key(recipe: Recipe, phase: Phase) -> str:

@@ -124,8 +124,8 @@ set_option = _trial_option(
     "--set",
     "{}",
     multiple=True,
-    metavar="PHASE.FIELD=VALUE",
-    help="Change a value for a trial, in the sizes of the scale. recipe.FIELD sets a field of the recipe. Repeatable.",
+    metavar="[PHASE.]NAME=VALUE",
+    help="Change an argument (peak) or a field (gates.data.max_epochs) of a phase, or of every phase, for a trial. Repeatable.",
 )
 slice_option = _trial_option(
     "--slice",

@@ -1,23 +1,30 @@
-"""Changes of a recipe for a trial, from `--set PHASE.FIELD=VALUE`. `*.FIELD` changes every phase.
+"""Changes of a recipe for a trial, from `--set PHASE.NAME=VALUE`. `NAME=VALUE` and `*.NAME=VALUE` change every phase.
 
 Flows take the changes as their parameter `settings`. Within a flow or a command they apply to every loaded recipe.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from phasewise.flows.recipes.phase import OWN, FromScratch, Phase
 from phasewise.flows.recipes.problems import near, problems
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.written import rewrite_schedule, schedule_arguments
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.storage import parse_json
+from phasewise.trainer.config import AdamC
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
+SEED, PEAK = "seed", "peak"
+"""`seed` sets the seed of the weights and of the data order."""
+NOT_OF_CALL = ("name", "start", "parent", "slice")
+OF_NO_TRAINING = (*NOT_OF_CALL, "declares", "evaluation", "gates", "instrumentation", *OWN, "branch")
 Raw = dict[str, Any]
 Settings = tuple[str, ...]
 
@@ -39,15 +46,38 @@ def settings_in_force() -> Settings:
     return _in_force.get()
 
 
+class Setting(NamedTuple):
+    """A parsed setting: `PHASE`, `recipe` or `*`, the dotted path of the field, and the value."""
+
+    text: str
+    head: str
+    path: tuple[str, ...]
+    value: Any
+
+
 def assigned(recipe: Recipe) -> Recipe:
-    """The recipe with the current settings, validated again."""
+    """The recipe with the current settings, validated again.
+
+    `PHASE.NAME=VALUE` changes an argument of the call that wrote the phase or its schedule, and dependent values follow. Then settings of
+    other fields replace values.
+    """
     settings = settings_in_force()
     if not settings:
         return recipe
     given = " ".join(f"--set {one}" for one in settings)
+    of_calls: dict[str, dict[str, Any]] = {}
+    of_values: list[Setting] = []
+    for setting in map(_parse, settings):
+        is_written = len(setting.path) == 1 and setting.path[0] not in NOT_OF_CALL
+        named = [name for name in _chosen(recipe, setting) if recipe.phase(name).call] if is_written else []
+        for name in named:
+            of_calls.setdefault(name, {})[setting.path[0]] = setting.value
+        if not named:
+            of_values.append(setting)
+    recipe = _rewritten(recipe, of_calls, given)
     raw = recipe.model_dump(mode="json")
-    for one in settings:
-        _assign(raw, one)
+    for setting in of_values:
+        _assign(raw, setting, recipe)
     stops = {phase["name"]: phase["stop_step"] for phase in raw["phases"]}
     for phase in raw["phases"]:
         start = phase["start"]
@@ -63,38 +93,116 @@ def assigned(recipe: Recipe) -> Recipe:
         raise RecipeError(f"{recipe.name} is invalid with {given}: {problems(error, raw)}") from None
 
 
-def _assign(raw: Raw, setting: str) -> None:
-    path, equals, text = setting.partition("=")
-    head, *parts = path.strip().split(".")
-    if not equals or not parts or not all(parts):
-        raise ConfigError(f"--set takes PHASE.FIELD=VALUE or {OF_RECIPE}.FIELD=VALUE, found {setting!r}.")
+def names_of_call(phase: Phase) -> tuple[str, ...]:
+    """The names that `--set` changes by calling the function of the phase again. Empty for a phase without a call."""
+    if phase.call is None:
+        return ()
+    arguments = phase.call.arguments
+    names = [*arguments, *Phase.model_fields, *schedule_arguments(arguments.get("learning_rate")), SEED]
+    return tuple(name for name in dict.fromkeys(names) if name not in NOT_OF_CALL)
+
+
+def set_phases(recipe: Recipe) -> frozenset[str]:
+    """The phases of which the current settings name an argument or a field that decides training."""
+    named = [one for one in map(_parse, settings_in_force()) if len(one.path) == 1 and one.path[0] not in OF_NO_TRAINING]
+    return frozenset(name for one in named for name in _chosen(recipe, one))
+
+
+def _parse(setting: str) -> Setting:
+    place, equals, text = setting.partition("=")
+    parts = place.strip().split(".")
+    if equals and len(parts) == 1:
+        parts = [EVERY_PHASE, *parts]
+    if not equals or not all(parts):
+        raise ConfigError(f"--set takes PHASE.NAME=VALUE, NAME=VALUE for every phase, or {OF_RECIPE}.NAME=VALUE, found {setting!r}.")
+    try:
+        value = parse_json(text.strip()) if text.strip() else ""
+    except json.JSONDecodeError:
+        value = text.strip()
+    except ValueError as error:
+        raise RecipeError(f"--set {setting[:120]}: {error}.") from None
+    return Setting(setting, parts[0], tuple(parts[1:]), value)
+
+
+def _chosen(recipe: Recipe, setting: Setting) -> list[str]:
+    """The phases with the setting's argument or field."""
+    phases = [phase for phase in recipe.phases if setting.head in (EVERY_PHASE, phase.name)]
+    return [phase.name for phase in phases if setting.path[0] in (*names_of_call(phase), *Phase.model_fields, SEED)]
+
+
+def _rewritten(recipe: Recipe, settings: Mapping[str, Mapping[str, Any]], given: str) -> Recipe:
+    """The recipe whose phases are written again with other arguments, and then the phases that continue from them."""
+    phases: dict[str, Phase] = {}
+    for phase in recipe.phases:
+        parent = phases.get(phase.parent or "")
+        is_changed = phase.name in settings or (parent is not None and parent is not recipe.phase(parent.name))
+        try:
+            phases[phase.name] = _write_again(phase, parent, settings.get(phase.name, {})) if is_changed else phase
+        except ValidationError as error:
+            problem = f"{phase.name}.{problems(error)}".replace(f"{phase.name}.recipe: ", f"{phase.name}: ")
+            raise RecipeError(f"{recipe.name} is invalid with {given}: {problem}") from None
+        except RecipeError as error:
+            raise RecipeError(f"{recipe.name} is invalid with {given}: {phase.name}: {error}") from None
+    return recipe if not settings else Recipe.model_construct(None, **{**dict(recipe), "phases": tuple(phases.values())})
+
+
+def _write_again(phase: Phase, parent: Phase | None, changes: Mapping[str, Any]) -> Phase:
+    if phase.call is None:
+        return phase
+    before = phase.call.arguments
+    schedule = before.get("learning_rate")
+    of_schedule = {name: value for name, value in changes.items() if name in schedule_arguments(schedule) and name not in before}
+    after = {**before, **{name: value for name, value in changes.items() if name not in (*of_schedule, SEED)}}
+    numbers = {**{name: after[name] for name in ("stop_step", "step") if name in after}, **of_schedule}
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RecipeError(f"{name}: expected a number, found {value!r}.")
+    if parent is not None:
+        after["parent"] = parent
+    start = after.get("step", parent.stop_step) if parent else phase.start_step
+    if start >= after["stop_step"]:
+        raise RecipeError(f"stop_step: expected more than {start}, where the phase starts, found {after['stop_step']}. Set it as well.")
+    if schedule is not None and "learning_rate" not in changes:
+        moves = {phase.start_step: start, phase.stop_step: after["stop_step"]}
+        after["learning_rate"] = rewrite_schedule(schedule, moves, of_schedule)
+        optimizer = after.get("optimizer")
+        if isinstance(optimizer, AdamC) and optimizer.peak_learning_rate == schedule_arguments(schedule).get(PEAK):
+            after["optimizer"] = optimizer.but(peak_learning_rate=of_schedule.get(PEAK, optimizer.peak_learning_rate))
+    if SEED in changes:
+        after["order"] = after.get("order", phase.order).but(seed=changes[SEED])
+        if isinstance(phase.start, FromScratch):
+            after[SEED if SEED in before else "start"] = changes[SEED] if SEED in before else FromScratch(seed=changes[SEED])
+    return phase.call.function(**after)
+
+
+def _assign(raw: Raw, setting: Setting, recipe: Recipe) -> None:
+    head, parts, text = setting.head, setting.path, setting.text
     phases = {phase["name"]: phase for phase in raw["phases"]}
     if head == EVERY_PHASE:
         for name, phase in phases.items():
-            _assign(raw, f"{name}.{'.'.join(parts)}={text}")
-            if parts == ["slice"] and "declares" in phase["start"]:
+            _assign(raw, setting._replace(head=name), recipe)
+            if parts == ("slice",) and "declares" in phase["start"]:
                 phase["start"]["declares"] = [name for name in phase["start"]["declares"] if name != "slice"]
         return
-    if head == OF_RECIPE and parts[0] in NOT_SET:
-        raise ConfigError(f"--set {setting}: {parts[0]} cannot be set this way. Instead, {NOT_SET[parts[0]]}.")
+    if head == OF_RECIPE and parts and parts[0] in NOT_SET:
+        raise ConfigError(f"--set {text}: {parts[0]} cannot be set this way. Instead, {NOT_SET[parts[0]]}.")
     if head != OF_RECIPE and head not in phases:
-        raise RecipeError(f"--set {setting}: {raw['name']} has no phase {head!r}, {near(head, [*phases, OF_RECIPE])}")
+        raise RecipeError(f"--set {text}: {raw['name']} has no phase {head!r}, {near(head, [*phases, OF_RECIPE])}")
+    if head != OF_RECIPE and parts == (SEED,):
+        for holder in (phases[head]["start"], phases[head]["order"]):
+            holder |= {SEED: setting.value} if SEED in holder else {}
+        return
+    known = names_of_call(recipe.phase(head)) if head != OF_RECIPE and len(parts) == 1 else ()
     holder: Any = raw if head == OF_RECIPE else phases[head]
     for number, part in enumerate(parts[:-1]):
-        holder = holder[_key(holder, part, ".".join([head, *parts[:number]]), setting)]
-    key = _key(holder, parts[-1], ".".join([head, *parts[:-1]]), setting)
-    try:
-        holder[key] = parse_json(text.strip()) if text.strip() else ""
-    except json.JSONDecodeError:
-        holder[key] = text.strip()
-    except ValueError as error:
-        raise RecipeError(f"--set {setting[:120]}: {error}.") from None
+        holder = holder[_key(holder, part, ".".join([head, *parts[:number]]), text)]
+    holder[_key(holder, parts[-1], ".".join([head, *parts[:-1]]), text, known)] = setting.value
 
 
-def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
+def _key(holder: Any, part: str, place: str, setting: str, names: Sequence[str] = ()) -> str | int:
     if isinstance(holder, dict):
         if part not in holder:
-            raise RecipeError(f"--set {setting}: {place} has no field {part!r}, {near(part, list(holder))}")
+            raise RecipeError(f"--set {setting}: {place} has no field {part!r}, {near(part, list(dict.fromkeys([*holder, *names])))}")
         return part
     if isinstance(holder, list):
         if not (part.isdigit() and int(part) < len(holder)):

@@ -1,11 +1,13 @@
 """A phase and its start, as data. Every value is absolute."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, ParamSpec
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from phasewise.flows.recipes.benchmarks import check_lengths, checked_names
+from phasewise.flows.recipes.written import Call, call_of
 from phasewise.tasks.data.tokenizer_training import names_folder
 from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
 from phasewise.tasks.training.pretrained import model_of
@@ -198,6 +200,12 @@ class Phase(Frozen):
     branch: bool = False
     abandoned: bool = False
     schedule_goes_on: bool = False
+    _call: Call | None = PrivateAttr(default=None)
+
+    @property
+    def call(self) -> Call | None:
+        """The call in a recipe file that wrote the phase. None for a phase from JSON, or of another scale than its file's."""
+        return self._call
 
     @property
     def start_step(self) -> int:
@@ -319,6 +327,22 @@ OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")
 """Fields that a phase never takes over from its parent."""
 
 
+P = ParamSpec("P")
+
+
+def phase_function(function: Callable[P, Phase]) -> Callable[P, Phase]:
+    """Decorate a function that writes a phase: the phase keeps the call."""
+
+    @functools.wraps(function)
+    def write(*args: P.args, **kwargs: P.kwargs) -> Phase:
+        phase = function(*args, **kwargs)
+        phase._call = call_of(write, *args, **kwargs)  # pyright: ignore[reportPrivateUsage]  # the phase is new
+        return phase
+
+    return write
+
+
+@phase_function
 def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:
     """A phase that starts from the end of its parent and keeps the parent's settings, except for the given settings.
 

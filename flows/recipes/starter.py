@@ -23,7 +23,7 @@ HEAD = '''"""{title}
 
 phasewise show {file}      every value, with all defaults
 phasewise run {file}       train, judge and evaluate, phase by phase, then a report
-`--set {phase}.learning_rate.0.end=1e-4` tries another value. docs/how-to/recipe.md explains the functions.
+`--set {tried}` tries another value. docs/how-to/recipe.md explains the functions.
 """
 
 from phasewise.flows.recipes.words import {imports}
@@ -75,7 +75,7 @@ def starter(file: Path, folder: Path, found: InspectedFolder) -> str:
     imports = "Recipe, TextFilter, Tokenizer, continued, cooldown, from_scratch, gates, llama, text, wsd"
     title = "Two phases over your own text: a warm-up, and a cooldown on the best of it."
     body = TWO_PHASES.format(name=name_for(file), warm_up=WARM_UP_STEPS, warm_up_to=WARM_UP_TO, stop=STEPS)
-    return _head(file, folder, found, imports, title, "cooldown") + body
+    return _head(file, folder, found, imports, title, "peak=1e-3") + body
 
 
 def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe) -> str:
@@ -119,7 +119,7 @@ def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe
     )
     imports = ", ".join(word for word in words.__all__ if f"{word}(" in body or word in ("TextFilter", "text"))
     title = f"The main line of {proxy.name} in short: its steps, batches and rates at proxy scale, on your own text."
-    written = _head(file, folder, found, imports, title, last.name) + body
+    written = _head(file, folder, found, imports, title, f"{last.name}.learning_rate.0.end=1e-4") + body
     if written.count("\n") > MAX_LINES:
         raise RecipeError(
             f"{proxy.name} is too long for a file of {MAX_LINES} lines: write all of it as data with a FILE that ends in .json."
@@ -135,11 +135,11 @@ def name_for(file: Path) -> str:
     return f"my-{name}" if name in NAMES else name
 
 
-def _head(file: Path, folder: Path, found: InspectedFolder, imports: str, title: str, phase: str) -> str:
+def _head(file: Path, folder: Path, found: InspectedFolder, imports: str, title: str, tried: str) -> str:
     reading = f'format="jsonl", text_key={json.dumps(found.text_key)}' if found.text_key else 'format="paragraphs"'
     return HEAD.format(
         title=title,
-        phase=phase,
+        tried=tried,
         file=file if str(file).isprintable() and not set(str(file)) & set('\\"') else "FILE",
         imports=imports if len(imports) < 100 else f"({_wrapped(imports)})",
         folder=_quoted(str(folder.absolute())),

@@ -14,14 +14,17 @@ from phasewise.flows.recipes.phase import (
     Phase,
     Pretrained,
     continued,
+    phase_function,
 )
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
+from phasewise.flows.recipes.written import keeps_call
 from phasewise.tasks.data.conversation import AnswerColumn, Conversation
 from phasewise.tasks.data.filters import FieldFilter, Filter, LengthBias, TextFilter
 from phasewise.tasks.data.source import Pin, Source
 from phasewise.tasks.evaluation.settings import MADE_BENCHMARKS, Renderings
 from phasewise.tasks.training.pretrained import chat_template_of, model_of
 from phasewise.tasks.training.pretrained import tokenizer_of as source_tokenizer
+from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.config import (
     AdamC,
     AdamW,
@@ -154,18 +157,32 @@ def inverse(start_step: int, end_step: int, start: float, end: float) -> Learnin
     return LearningRateSegment(kind="inverse", start_step=start_step, end_step=end_step, start=start, end=end)
 
 
+@keeps_call
 def cooldown(start_step: int, end_step: int, peak: float, floor: float = 0.0) -> Rates:
     """A straight line down over the whole phase."""
     return (linear(start_step, end_step, peak, floor),)
 
 
+@keeps_call
 def wsd(*, stop_step: int, warmup: int, decay: int, peak: float, floor: float = 0.0) -> Rates:
-    """Warm-up from 0, stable rate, and linear decay over the last `decay` steps. With `decay=0`, the next phase decays."""
+    """Warm-up from 0, stable rate, and linear decay over the last `decay` steps. With `decay=0`, the next phase decays.
+
+    With `decay=0`, the schedule may stop within the warm-up, at the rate reached.
+    """
+    if not decay and 0 < stop_step < warmup:
+        return (linear(0, stop_step, 0.0, peak * (stop_step / warmup)),)
+    if decay and stop_step - decay < warmup:
+        raise RecipeError(
+            f"the decay must start after the warm-up: expected stop_step - decay of at least {warmup}, found {stop_step} - {decay}. "
+            "Shorten the decay or the warm-up."
+        )
     segments = [linear(0, warmup, 0.0, peak)] if warmup else []
-    segments.append(constant(warmup, stop_step - decay, peak))
+    if warmup < stop_step - decay:
+        segments.append(constant(warmup, stop_step - decay, peak))
     return (*segments, *(cooldown(stop_step - decay, stop_step, peak, floor) if decay else ()))
 
 
+@keeps_call
 def wsd_s(*, stop_step: int, cycle: int, decay: int, warmup: int, peak: float, floor: float) -> Rates:
     """Cycles of a plateau and an inverse decay, back to the peak without a warm-up (Wen et al., 2024). The first cycle warms up from 0."""
     segments = [linear(0, warmup, 0.0, peak)]
@@ -459,6 +476,7 @@ def chat_template(source: str, *, revision: str | None = None) -> str:
     return chat_template_of(source, revision)
 
 
+@phase_function
 def first_phase(
     *,
     name: str,
@@ -491,6 +509,7 @@ def first_phase(
     return Phase.model_validate({**others, **given, "start": start, **fields})
 
 
+@phase_function
 def from_scratch(*, seed: int = 0, **fields: Any) -> Phase:
     """The first phase, with fresh weights from a seed. `fields`: the arguments of `first_phase`."""
     return first_phase(start=FromScratch(seed=seed), **fields)

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
 MAX_FUNCTION_LINES, SMALL_FILE_LINES = 80, 80
 BUDGET = {
-    "lines": 54_400,
-    "files": 323,
+    "lines": 54_610,
+    "files": 324,
     "small files with one importer": 15,
     "functions per 100 lines of code": 6.6,
     "lines of experiments": 8_100,
-    "lines of tests": 42_350,
+    "lines of tests": 42_440,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

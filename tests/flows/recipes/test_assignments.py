@@ -7,7 +7,8 @@ import pytest
 from phasewise.flows import resolved as module
 from phasewise.flows.recipes import load_record, load_target
 from phasewise.flows.recipes.assignments import setting, settings_in_force
-from phasewise.flows.recipes.phase import HandOff
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.python_file import allow_code
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.validate_data import validate_data
@@ -65,14 +66,122 @@ def test_a_number_for_a_value_by_steps_is_for_every_step():
         (f"{LAST}.batch=4", "makes a change that it does not declare. batch: 8 → 4. Name batch in `declares`"),
         ('recipe.name="NO"', "name: expected a text like ^[a-z0-9][a-z0-9-]*$, found 'NO'"),
         ("kestrel.stop_step=600", "phase ocelot starts from step 660 of kestrel, which would stop at step 600. Set ocelot.start.step and"),
-        ("kestrel", "--set takes PHASE.FIELD=VALUE or recipe.FIELD=VALUE, found 'kestrel'"),
-        ("kestrel..batch=4", "--set takes PHASE.FIELD=VALUE"),
+        ("kestrel", "--set takes PHASE.NAME=VALUE, NAME=VALUE for every phase, or recipe.NAME=VALUE, found 'kestrel'"),
+        ("kestrel..batch=4", "--set takes PHASE.NAME=VALUE"),
+        ("peak=1e-3", "kestrel has no field 'peak', there are name, start, stop_step"),  # a scale computes values, and calls nothing
         ("recipe.phases=[]", "phases cannot be set this way. Instead, name a phase"),
         ("recipe.scale=full", "scale cannot be set this way. Instead, use --scale"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_set_is_refused_and_what_is_no_setting_is_wrong_usage(given: str, said: str):
     assert said in refusal(given, kind=ConfigError if "--set takes" in said or "cannot be set this way" in said else RecipeError)
+
+
+FILE = """
+from phasewise.flows.recipes.words import AdamC, Recipe, Tokenizer, adamc, constant, continued, cooldown, first_phase, gates, linear, llama
+from phasewise.flows.recipes.words import FromScratch, from_scratch, order, text, wsd, wsd_s
+
+shared = dict(model=llama(num_layers=1, d_model=32), batch=8, mixture={"all": 100}, gates=gates())
+WARM_UP = from_scratch(name="warm-up", stop_step=100, learning_rate=wsd(stop_step=100, warmup=10, decay=0, peak=2e-3), **shared)
+COOLDOWN = continued(
+    WARM_UP, name="cooldown", stop_step=150, declares=("schedule",), learning_rate=cooldown(100, 150, 2e-3, floor=2e-5),
+)
+SEGMENTS = first_phase(
+    name="segments", start=FromScratch(seed=0), stop_step=100, optimizer=adamc(peak_learning_rate=1e-3), order=order(seed=0),
+    learning_rate=(linear(0, 10, 0, 1e-3), constant(10, 100, 1e-3)), **shared,
+)
+CYCLES = from_scratch(
+    name="cycles", stop_step=100, optimizer=adamc(peak_learning_rate=1e-3), **shared,
+    learning_rate=wsd_s(stop_step=100, cycle=50, decay=10, warmup=5, peak=1e-3, floor=1e-4),
+)
+sources = {"all": text(".", "*.txt")}
+TWO = Recipe(name="two", tokenizer=Tokenizer(vocab_size=4096), phases=(WARM_UP, COOLDOWN), sources=sources)
+OTHERS = Recipe(name="others", tokenizer=Tokenizer(vocab_size=4096), phases=(SEGMENTS, CYCLES), sources=sources)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("written") / "own.py"
+    path.write_text(FILE)
+    return path
+
+
+def written(file: Path, name: str, *settings: str) -> Recipe:
+    with allow_code(), setting(settings):
+        return load_target(f"{file}:{name}", "own")[0]
+
+
+def ends(phase: Phase) -> list[tuple[int, float]]:
+    first = phase.learning_rate[0]
+    return [(first.start_step, first.start), *((segment.end_step, segment.end) for segment in phase.learning_rate)]
+
+
+RISE, FALL = [(0, 0.0), (10, 2e-3), (100, 2e-3)], [(100, 2e-3), (150, 2e-5)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rise", "fall"),
+    [
+        (["peak=1e-3"], [(0, 0.0), (10, 1e-3), (100, 1e-3)], [(100, 1e-3), (150, 2e-5)]),
+        (["warm-up.warmup=20"], [(0, 0.0), (20, 2e-3), (100, 2e-3)], FALL),
+        (["warm-up.warmup=0"], [(0, 2e-3), (100, 2e-3)], FALL),
+        (["warm-up.stop_step=120"], [(0, 0.0), (10, 2e-3), (120, 2e-3)], [(120, 2e-3), (150, 2e-5)]),
+        (["warm-up.stop_step=200", "cooldown.stop_step=250"], [(0, 0.0), (10, 2e-3), (200, 2e-3)], [(200, 2e-3), (250, 2e-5)]),
+        (["cooldown.floor=1e-4"], RISE, [(100, 2e-3), (150, 1e-4)]),
+        (["cooldown.learning_rate.0.end=1e-4", "cooldown.stop_step=160"], RISE, [(100, 2e-3), (160, 1e-4)]),
+        (["warm-up.warmup=200", "cooldown.peak=1e-3"], [(0, 0.0), (100, 1e-3)], [(100, 1e-3), (150, 2e-5)]),  # it stops in its warm-up
+    ],
+)  # fmt: skip
+def test_an_argument_of_a_call_changes_what_follows_from_it(file: Path, settings: list[str], rise: list[Any], fall: list[Any]):
+    recipe = written(file, "TWO", *settings)
+    assert [ends(phase) for phase in recipe.phases] == [rise, fall]
+    starts = [(phase.start_step, phase.stop_step) for phase in recipe.phases]
+    assert starts == [(0, rise[-1][0]), (rise[-1][0], fall[-1][0])]
+    untouched = written(file, "TWO")
+    assert [phase.but(start=other.start, stop_step=other.stop_step, learning_rate=other.learning_rate)
+            for phase, other in zip(recipe.phases, untouched.phases, strict=True)] == list(untouched.phases)  # fmt: skip
+
+
+def test_a_phase_that_inherits_follows_and_hand_written_segments_move(file: Path):
+    assert [phase.batch.root for phase in written(file, "TWO", "warm-up.batch=16").phases] == [((0, 16),)] * 2
+    assert [phase.order.seed for phase in written(file, "TWO", "warm-up.seed=3").phases] == [3, 3]
+    segments, cycles = written(file, "OTHERS", "segments.stop_step=80", "cycles.peak=2e-3", "seed=7").phases
+    assert ends(segments) == [(0, 0.0), (10, 1e-3), (80, 1e-3)]
+    assert [end for step, end in ends(cycles) if step in (5, 40, 90)] == [2e-3] * 3
+    assert [getattr(phase.optimizer, "peak_learning_rate", None) for phase in (segments, cycles)] == [1e-3, 2e-3]
+    assert [(getattr(phase.start, "seed", None), phase.order.seed) for phase in (segments, cycles)] == [(7, 7)] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("warm-up.peek=1", "warm-up has no field 'peek', did you mean peak?"),
+        ("peek=1", "warm-up has no field 'peek', did you mean peak?"),
+        ("warm-up.stop_stpe=1", "did you mean stop_step?"),
+        ("warm-up.peak=soon", "two is invalid with --set warm-up.peak=soon: warm-up: peak: expected a number, found 'soon'."),
+        ("warm-up.peak=1e-3", "the hand-off warm-up → cooldown makes a change that it does not declare. learning_rate: 0.001 → 0.002"),
+        ("warm-up.decay=95", "warm-up: the decay must start after the warm-up: expected stop_step - decay of at least 10, found 100 - 95"),
+        ("warm-up.stop_step=200", "cooldown: stop_step: expected more than 200, where the phase starts, found 150. Set it as well."),
+        ("warm-up.batch=soon", "warm-up.batch.0.1: expected a whole number, found 'soon'"),
+        ("cooldown.batch=16", "batch: 8 → 16. Name batch in `declares`"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_contradicts_is_refused_in_one_line(file: Path, given: str, said: str):
+    with pytest.raises(RecipeError) as refused:
+        written(file, "TWO", given)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_named_argument_is_a_trial_also_with_the_value_of_the_recipe(file: Path, tmp_path: Path):
+    def trials(*settings: str) -> set[str]:
+        with allow_code(), setting(settings):
+            return {phase for phase, _ in resolve(f"{file}:TWO", "own", str(tmp_path))[0].home.trials}
+
+    assert trials("peak=2e-3") == trials("seed=0") == {"warm-up", "cooldown"}
+    assert trials("cooldown.peak=2e-3") == {"cooldown"}
+    assert trials() == trials("cooldown.slice=local") == set()
 
 
 def test_a_setting_is_another_recipe_and_stays_with_what_was_resolved(tmp_path: Path):

@@ -59,7 +59,9 @@ def test_what_a_shape_leaves_out_follows_from_it(given: dict[str, Any], found: t
     [
         (wsd(stop_step=100, warmup=10, decay=20, peak=1.0), 5, 0.5), (wsd(stop_step=100, warmup=10, decay=20, peak=1.0), 50, 1.0),
         (wsd(stop_step=100, warmup=10, decay=20, peak=1.0), 90, 0.5), (wsd(stop_step=100, warmup=0, decay=0, peak=1.0), 0, 1.0),
-        (cooldown(10, 20, 1.0, 0.5), 15, 0.75), ((words.cosine(0, 10, 1.0, 0.0),), 5, 0.5), ((words.inverse(0, 10, 1.0, 0.1),), 5, 1 / 5.5),
+        (wsd(stop_step=40, warmup=100, decay=0, peak=1.0), 30, 0.3), (wsd(stop_step=40, warmup=40, decay=0, peak=1.0), 20, 0.5),
+        (wsd(stop_step=40, warmup=20, decay=20, peak=1.0), 30, 0.5), (cooldown(10, 20, 1.0, 0.5), 15, 0.75),
+        ((words.cosine(0, 10, 1.0, 0.0),), 5, 0.5), ((words.inverse(0, 10, 1.0, 0.1),), 5, 1 / 5.5),
         ((words.linear(0, 10, 0.0, 1.0),), 3, 0.3),
     ],
 )  # fmt: skip
