@@ -3,7 +3,7 @@
     python -m experiments.mutations [--count 60] [--seed 0] [--files 12] [--minutes 5] [--workers 2] OUT.jsonl
 
 Each fault changes a copy of the working tree and runs the test files closest to the module by imports. A fault counts as
-caught if a test fails, cannot be collected, or exceeds the time. The report lists the faults that no test caught: some of
+caught if a test fails, cannot be collected, crashes, or exceeds the time. The report lists the faults that no test caught: some of
 them change nothing.
 """
 
@@ -144,7 +144,7 @@ def outcome(fault: Fault, tests: list[str], minutes: float) -> dict[str, object]
         "line": fault.line,
         "was": was,
         "now": fault.text,
-        "caught": code in (1, 2, 124),
+        "caught": code in (1, 2, 124) or code < 0,
         "code": code,
         "tests": tests,
     }

@@ -208,9 +208,13 @@ class Resolved:
         Raises ConfigError if another process has the lock. Raises TakenOver or StorageError as `Home.kept`.
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
-            if self.origin is not None:
-                write_json(_origin_path(self.recipe, self.home), self.origin.model_dump(mode="json"))
+            self.note_origin()
             yield
+
+    def note_origin(self) -> None:
+        """Write the file of the recipe to the home."""
+        if self.origin is not None:
+            write_json(_origin_path(self.recipe, self.home), self.origin.model_dump(mode="json"))
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:

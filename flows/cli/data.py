@@ -29,6 +29,7 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     with resolved.home.held(purpose), shown_on_terminal(), server_for(resolved.home, purpose):
         from phasewise.flows.prepare_data import prepare_data
 
+        resolved.note_origin()
         prepare_data(target, scale, str(resolved.home.root), resolved.settings)
     components: list[dict[str, Any]] = []
     for name in phase.components if phase else resolved.recipe.components:

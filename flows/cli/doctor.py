@@ -14,6 +14,7 @@ from rich.console import Console
 
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import READERS
 from phasewise.trainer.process.environment import check_usual
 
 BREAKS = {
@@ -21,9 +22,7 @@ BREAKS = {
     "sqlalchemy": "the scheduler of Prefect 3.8 ends at every insert with it, and no schedule fires",
 }
 """Package → the known fault of versions outside the supported range."""
-READERS = {"s3://": "s3fs", "az://": "adlfs", "hf://": "huggingface_hub", "gs://": "gcsfs"}
-"""Sources at other addresses → the package that reads them."""
-EXTRAS = ("tensorboard", "wandb", "card", "gke", "tpu-vm", "tpu")
+EXTRAS = ("tensorboard", "wandb", "s3", "azure", "card", "gke", "tpu-vm", "tpu")
 MIN_FREE_GIB = 10
 
 
@@ -52,7 +51,7 @@ def examine(home: str | None) -> dict[str, Any]:
         "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gib": _memory_gib()},
         "packages": packages,
         "extras": extras,
-        "readers": {address: installed(package) is not None for address, package in READERS.items()},
+        "readers": {f"{protocol}://": installed(package) is not None for protocol, (package, _) in READERS.items()},
         "devices": devices,
         "home": place,
         "problems": problems,
@@ -122,7 +121,7 @@ def print_examination(found: Mapping[str, Any]) -> None:
         "extras": "; ".join(
             f"{name} {'lacks ' + ', '.join(absent) if absent else 'is installed'}" for name, absent in found["extras"].items()
         ),
-        "sources": ", ".join(f"{place} {'is readable' if can else 'needs ' + READERS[place]}" for place, can in found["readers"].items()),
+        "sources": ", ".join(place for place, is_readable in found["readers"].items() if is_readable) + " and folders are readable",
     }
     width = max(map(len, rows))
     for name, text in rows.items():

@@ -7,6 +7,7 @@ GROUPS = {
         "up": "Start the Prefect server, a worker, the deployments and the page.",
         "status": "Show the state of each phase and the reason for outdated results.",
         "doctor": "Examine this machine: packages, devices, disk.",
+        "gc": "List or delete files that no result needs, with their sizes.",
         "approve": "Approve or reject a phase that waits for a person.",
     },
     "Recipes": {

@@ -414,6 +414,22 @@ def up(home: str | None, port: int, recipes: str | None, site_port: int | None, 
 
 
 @main.command()
+@click.argument("recipes", metavar="[FILE]…", nargs=-1)
+@click.option("--delete", "deletes", is_flag=True, help="Delete the listed files. Default: only list them.")
+@click.option("--trials", "with_trials", is_flag=True, help="Include the runs of trials with --set.")
+@home_option
+@json_option
+def gc(recipes: tuple[str, ...], home: str | None, as_json: bool, *, deletes: bool, with_trials: bool) -> None:
+    """List files of the home that may go, with their sizes: outdated data, archived runs, unused evidence, unfinished files.
+
+    No file of a current result is listed. FILE: every recipe file with data in the home. Included recipes are found.
+    """
+    from phasewise.flows.cli.gc import collect_garbage, print_garbage
+
+    print_found(collect_garbage(recipes, home, deletes=deletes, with_trials=with_trials), print_garbage, as_json=as_json)
+
+
+@main.command()
 @home_option
 @json_option
 def doctor(home: str | None, as_json: bool) -> None:

@@ -1,23 +1,28 @@
 """`phasewise status`."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 
+from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
-from phasewise.flows.resolved import resolve
+from phasewise.flows.resolved import Resolved, resolve
 from phasewise.flows.status.phase_status import Again, Finding, read_record
 from phasewise.flows.status.recipe_status import find_of_recipe
 from phasewise.flows.status.retraining import phases_to_train
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.stand_ins import missing_stand_ins
+from phasewise.tasks.disk_usage import size_of
 from phasewise.tasks.evaluation.ngram_baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, changed_files
 from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of
 from phasewise.trainer.base.errors import DataError, PhasewiseError
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import name_some
 
 FILES = "files"
@@ -45,13 +50,7 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
         lacking = Finding(what="sources", holds=False, again="prepare", why=why)
         found = [(one.name, "not reached", [lacking]) for one in wanted]
     else:
-        from phasewise.tasks.validation.scan_caches import kept_evidence  # it loads the scan
-
-        evidence: list[Path] = []
-        for one in wanted:
-            with suppress(PhasewiseError):  # unprepared data are a separate finding
-                evidence += kept_evidence(resolved.plan, one.components, one.gates.data.leakage, resolved.home)
-        evidence.append(baselines_path(resolved.plan, resolved.home, recipe.phases[0].evaluation.held_out_tokens))
+        evidence = evidence_of(resolved, wanted)
         changed: dict[str | None, dict[str, list[str]]] = {}
         for file in changed_files(resolved.home, resolved.plan, recipe.run_name, resolved.digests, evidence):
             changed.setdefault(file.phase, {}).setdefault(file.remedy, []).append(file.path)
@@ -74,12 +73,31 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
             "name": name,
             "state": state,
             "results": [finding.model_dump(mode="json") for finding in findings],
+            "bytes": _sizes(resolved, name),
             "spent": spent.model_dump(mode="json") if (spent := read_time_breakdown(resolved.home.run(recipe.run_name, name))) else None,
         }
         for name, state, findings in found
     ]
     results = [finding.model_dump(mode="json") for finding in of_recipe]
-    return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results}
+    size = {"home": size_of(resolved.home.root)} if resolved.home.is_local else {}
+    return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results, "bytes": size}
+
+
+def evidence_of(resolved: Resolved, phases: Iterable[Phase]) -> list[Path]:
+    """The kept evidence of the phases with prepared data, and the n-gram baselines. Some files may be missing."""
+    from phasewise.tasks.validation.scan_caches import kept_evidence  # it loads the scan
+
+    evidence: list[Path] = []
+    for phase in phases:
+        with suppress(PhasewiseError):  # unprepared data are a separate finding
+            evidence += kept_evidence(resolved.plan, phase.components, phase.gates.data.leakage, resolved.home)
+    return [*evidence, baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)]
+
+
+def _sizes(resolved: Resolved, phase: str) -> dict[str, int]:
+    """Return the bytes of the folder of a phase's run, and the bytes of the checkpoints in it."""
+    folder = RunFolder(resolved.home.run(resolved.recipe.run_name, phase))
+    return {"run": size_of(folder.path), "checkpoints": size_of(folder.checkpoints)}
 
 
 def is_done(description: dict[str, Any]) -> bool:
@@ -96,10 +114,14 @@ def print_description(description: dict[str, Any]) -> None:
     for phase in description["phases"]:
         console.print(f"{phase['name']}: {phase['state']}", markup=False)
         if phase["spent"]:
+            size = f"{decimal(phase['bytes']['run'])}, of these checkpoints {decimal(phase['bytes']['checkpoints'])}"
             console.print(f"  trained in {words_of(TimeBreakdown.model_validate(phase['spent']))}", markup=False)
+            console.print(f"  size: {size}", markup=False)
         for found in phase["results"]:
             if found["why"]:
                 console.print(f"  {found['again'] or 'refused'}: {found['why']}", markup=False)
     for found in description["results"]:
         if found["why"]:
             console.print(f"{found['again'] or 'refused'}: {found['why']}", markup=False)
+    if home := description["bytes"].get("home"):
+        console.print(f"size of the home: {decimal(home)}", markup=False)

@@ -21,7 +21,7 @@ from phasewise.tasks.data.streams import is_packed
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.base.identity import digest_of_bytes
-from phasewise.trainer.base.storage import StoreEntry, as_path, entry_of, store_entry
+from phasewise.trainer.base.storage import StoreEntry, as_path, check_reader, entry_of, store_entry
 from phasewise.trainer.data.manifest import SourceFile
 
 MARGIN = 1.25  # tokens read for each token drawn, because file sizes vary and filters and copies remove documents
@@ -146,7 +146,11 @@ def at_commit(source: Source) -> Source:
 
 
 def expand(source: Source) -> Expanded:
-    """Select the files of a source. Raises DataError if a glob selects no file, as no part of a component may vanish silently."""
+    """Select the files of a source. Raises DataError if a glob selects no file, as no part of a component may vanish silently.
+
+    Raises ConfigError if the package that reads the URL is not installed.
+    """
+    check_reader(source.root)
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)
         file_system.invalidate_cache()

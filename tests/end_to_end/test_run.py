@@ -12,8 +12,10 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from experiments.survival.in_turn import InTurn
 from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
+from phasewise.flows.cli.gc import collect_garbage
 from phasewise.flows.cli.status import describe
 from phasewise.flows.prefect.server import OwnServer
+from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.storage import read_json, write_atomically, write_json
 from tests.end_to_end.changes import CHANGES, Again, changed, what_must_be_done_again
@@ -100,6 +102,35 @@ def test_the_status_writes_nothing(finished: Finished, recipe_file: Path, home: 
         assert states(recipe_file, nowhere) == ["not reached", "not reached"]
     assert not (tmp_path / "no").exists()
     assert not list(gcs.parent.glob(f"{gcs.name}/**"))
+
+
+def test_only_what_no_result_needs_may_go(finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    """Old data stay while a run reads them, go with its archive, and the current ones stay prepared."""
+    copied = Path(shutil.copytree(home, tmp_path / "copied"))
+    command = ("--home", copied, "--json")
+
+    def removable(*words: object) -> list[str]:
+        return [one["path"] for one in complete(in_turn("gc", recipe_file, *words, *command))["removable"]]
+
+    assert removable() == []
+    before = {path.relative_to(copied).as_posix() for path in (*copied.glob("tokens/flan/*"), *copied.glob("documents/flan/*"))}
+    with open(next((copied / "sources" / "flan").glob("*.jsonl")), "a") as source:
+        source.write('{"text": "One document more."}\n')
+    prepared = complete(in_turn("data", "prepare", recipe_file, *command))
+    assert {path.partition("/")[0] for path in removable()} == {"benchmarks", "evidence"}
+    (copied / "exports" / ".making" / "half").mkdir(parents=True)
+    for phase in ("kestrel", "ocelot"):
+        run = copied / "runs" / "tiny-proxy" / phase
+        run.rename(run.with_name(f"{phase}.superseded-01234567"))
+        (copied / "verdicts" / "tiny-proxy" / phase).rename(copied / "verdicts" / "tiny-proxy" / f"{phase}.superseded-01234567")
+    listed = removable()
+    assert before | {"exports/.making/half", "runs/tiny-proxy/kestrel.superseded-01234567"} <= set(listed)
+    assert listed == removable("--delete")
+    assert not any((copied / path).exists() for path in listed)
+    assert removable() == []
+    assert complete(in_turn("data", "prepare", recipe_file, *command)) == prepared
+    with pytest.raises(ConfigError, match=r"expected every recipe file with data in .*, found no .*tiny\.json"):
+        collect_garbage((), str(copied), deletes=False, with_trials=False)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import Run, assert_refused
 
 COMMANDS = {
-    "sample", "chat", "doctor",
+    "sample", "chat", "doctor", "gc",
     "run", "show", "lineage", "data prepare", "data verify", "evaluate", "card", "export", "approve", "report", "verify", "up", "scan",
     "order", "preflight", "status", "new", "schema", "trace", "tokenizer train", "tokenizer truncate", "tokenizer compare",
 }  # fmt: skip

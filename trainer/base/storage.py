@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
-from fsspec import AbstractFileSystem
+from fsspec import AbstractFileSystem, get_filesystem_class
 from upath import UPath
 
 LOGGER = logging.getLogger("phasewise")
@@ -120,6 +120,26 @@ def _finite(digits: str) -> float:
     return found
 
 
+READERS = {"gs": ("gcsfs", ""), "s3": ("s3fs", "s3"), "az": ("adlfs", "azure"), "hf": ("huggingface_hub", "")}
+"""Protocol of a URL → the package that reads it, and the extra of Phasewise that installs an optional package."""
+
+
+def check_reader(url: str) -> None:
+    """Raise ConfigError if the package that reads a URL is not installed, or fsspec does not know the protocol."""
+    from phasewise.trainer.base.errors import ConfigError  # it imports this module
+
+    protocol = urlsplit(url).scheme if "://" in url else "file"
+    package, extra = READERS.get(protocol, ("", ""))
+    try:
+        get_filesystem_class(protocol)
+    except ImportError as error:
+        remedy = f"pip install 'phasewise[{extra}]'" if extra else f"pip install {package}" if package else str(error)
+        raise ConfigError(f"{url}: the package that reads {protocol}:// is not installed: {remedy}.") from None
+    except ValueError:
+        known = ", ".join(f"{name}://" for name in READERS)
+        raise ConfigError(f"{url}: expected a folder, {known} or another protocol of fsspec, found {protocol}://.") from None
+
+
 def as_path(url: str | Path) -> Path:
     """Return the file or folder at a URL: a `pathlib.Path` on this machine, or an object with the same interface on a store.
 
@@ -135,6 +155,7 @@ def as_path(url: str | Path) -> Path:
     if protocol in ("gs", "gcs"):
         protocol = "gs"
         url = "gs://" + url.split("://", 1)[1].rstrip("/")
+    check_reader(url)
     return cast(Path, UPath(url, **STORE_OPTIONS.get(protocol, {})))
 
 

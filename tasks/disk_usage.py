@@ -1,0 +1,143 @@
+"""Sizes of the folders of a home, and the folders that neither a result nor a recipe needs."""
+
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.tokenizer_training import TOKENIZER_NAME
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.run_folder import SUPERSEDED
+from phasewise.trainer.data.manifest import SPLITS, Manifest, read_manifest
+
+TRIAL = "-trial-"
+"""Between a phase's name and the digest of the settings, in the folder of a trial."""
+KEY_LENGTH = 16
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH},64}}")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")
+
+
+class Removable(NamedTuple):
+    """A file or folder that can be deleted, with its size and the reason."""
+
+    path: Path
+    size_bytes: int
+    reason: str
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder. A file that vanishes meanwhile has none."""
+    total = 0
+    for file in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):
+            if not file.is_dir():
+                total += file.lstat().st_size
+    return total
+
+
+def find_removable(home: Home, plans: Collection[DataPlan], evidence: Collection[Path], *, with_trials: bool) -> list[Removable]:
+    """Return everything that may go from a home on this machine, in the order of their paths.
+
+    Token caches and documents go if a plan has the same component from the same source under another key, and no run reads them.
+    Tokenizers, benchmarks and evidence go if no plan and no run has their key. `evidence`: the current evidence of the plans.
+    """
+    runs = [path for path in sorted(home.runs.glob("*/*")) if path.is_dir()]
+    archived = {path: "archived: the phase was trained again" for path in runs if SUPERSEDED in path.name}
+    if with_trials:
+        archived |= {path: "a trial" for path in runs if TRIAL in path.name}
+    named = _keys_in(file for path in runs if path not in archived for file in (*path.rglob("*.json"), *_verdicts(home, path)))
+    for plan in plans:
+        folders = [plan.tokenizer.parent, plan.benchmarks]
+        folders += [one.folder for part in plan.components.values() for one in (part.documents, part.train, part.held_out)]
+        named |= {folder.name.rpartition("-")[2] for folder in folders}
+    named |= {path.parent.name for path in evidence}
+    outdated = _outdated_data(home, plans, named)
+    kept = [folder for folder in home.root.glob("tokens/*/*") if folder not in outdated]
+    tokenizers = {manifest.tokenizer_digest for folder in kept if (manifest := _manifest(folder))}
+    reasons = archived | outdated
+    reasons |= {verdict: reason for path, reason in archived.items() for verdict in _verdicts(home, path, whole=True)}
+    for folder in home.root.glob("tokenizers/*"):
+        file = folder / TOKENIZER_NAME
+        if folder.name not in named and not (file.is_file() and digest_of_file(file) in tokenizers):
+            reasons[folder] = "no recipe and no cache uses this tokenizer"
+    for folder in (*home.root.glob("benchmarks/*"), *home.root.glob("evidence/*/*")):
+        if folder.is_dir() and folder.name not in named:
+            reasons[folder] = f"outdated {folder.relative_to(home.root).parts[0]}"
+    for path in (*home.exporting.glob("*"), *_temporary_files(home)):
+        reasons[path] = "unfinished"
+    inside = {path for path in reasons if any(parent in reasons for parent in path.parents)}
+    return [Removable(path, size_of(path), reason) for path, reason in sorted(reasons.items()) if path not in inside]
+
+
+def remove(found: Iterable[Removable]) -> None:
+    """Delete files and folders. A folder is renamed first, so that an interruption leaves no part of it under its name."""
+    for path, _, _ in found:
+        if path.is_dir():
+            aside = path.with_name(f".{path.name}.{'0' * 32}")
+            path.rename(aside)
+            shutil.rmtree(aside)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _keys_in(files: Iterable[Path]) -> set[str]:
+    found: set[str] = set()
+    for file in files:
+        with suppress(FileNotFoundError):
+            found |= {key[:KEY_LENGTH] for key in _KEY.findall(file.read_text(encoding="utf-8", errors="replace"))}
+    return found
+
+
+def _verdicts(home: Home, run: Path, *, whole: bool = False) -> Iterator[Path]:
+    """The verdict files of a run, or their folder."""
+    folder = home.work / "verdicts" / run.parent.name / run.name
+    if whole and folder.exists():
+        yield folder
+    elif not whole:
+        yield from folder.glob("*.json")
+
+
+def _manifest(folder: Path) -> Manifest | None:
+    with suppress(DataError):
+        return read_manifest(folder)
+    return None
+
+
+def _outdated_data(home: Home, plans: Iterable[DataPlan], named: set[str]) -> dict[Path, str]:
+    """Return folder → reason for token caches and documents of planned components under other keys that no run names."""
+    planned = {(name, part.source.described().get("url")) for plan in plans for name, part in plan.components.items()}
+    found: dict[Path, str] = {}
+    needed: list[Manifest] = []
+    for folder in home.root.glob("tokens/*/*"):
+        split, _, key = folder.name.rpartition("-")
+        manifest = _manifest(folder) if split in SPLITS else None
+        if manifest is None or key in named or (manifest.component, manifest.source.get("url")) not in planned:
+            needed += [manifest] if manifest else []
+        else:
+            found[folder] = f"outdated token cache of {manifest.component}"
+    of_needed = {(one.component, one.source.get("url"), one.sources) for one in needed}
+    for folder in home.root.glob("documents/*/*"):
+        name, documents = folder.parent.name, _documents(folder)
+        if documents is None or folder.name in named or (name, documents.source.get("url")) not in planned:
+            continue
+        if (name, documents.source.get("url"), documents.sources) not in of_needed:
+            found[folder] = f"outdated documents of {name}"
+    return found
+
+
+def _documents(folder: Path) -> DocumentsManifest | None:
+    with suppress(DataError):
+        return read_documents_manifest(folder)
+    return None
+
+
+def _temporary_files(home: Home) -> Iterator[Path]:
+    for path in home.root.rglob(".*"):
+        if _TEMPORARY.fullmatch(path.name) and home.prefect not in path.parents:
+            yield path
