@@ -30,7 +30,14 @@ def examine(home: str | None) -> dict[str, Any]:
     """Examine this machine, in the shape of `--json`. `problems` has a sentence with a remedy for each problem."""
     problems: list[str] = []
     packages, extras = _packages(problems)
-    devices = _devices(problems)
+    devices: list[dict[str, Any]] = []
+    try:
+        import jax
+
+        devices = [{"kind": one.device_kind, "platform": one.platform, "number": one.id} for one in jax.local_devices()]
+    except Exception as error:  # drivers raise errors of all kinds
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        problems.append(f"JAX finds no device: {reason}. Set JAX_PLATFORMS=cpu to train on the CPU, or install the package of your device.")
     place: dict[str, Any] = {"url": None, "free_gib": None}
     try:
         opened = Home.at(home, reads_only=True)
@@ -45,10 +52,11 @@ def examine(home: str | None) -> dict[str, Any]:
         check_usual(os.environ)
     except ConfigError as error:
         problems.append(str(error))
+    memory_gib = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return {
         "phasewise": version("phasewise"),
         "python": platform.python_version(),
-        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gib": _memory_gib()},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gib": memory_gib},
         "packages": packages,
         "extras": extras,
         "readers": {f"{protocol}://": installed(package) is not None for protocol, (package, _) in READERS.items()},
@@ -90,21 +98,6 @@ def installed(package: str) -> str | None:
     with suppress(PackageNotFoundError):
         return version(package)
     return None
-
-
-def _devices(problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        import jax
-
-        return [{"kind": one.device_kind, "platform": one.platform, "number": one.id} for one in jax.local_devices()]
-    except Exception as error:  # drivers raise errors of all kinds
-        reason = " ".join(str(error).split()).partition(". ")[0]
-        problems.append(f"JAX finds no device: {reason}. Set JAX_PLATFORMS=cpu to train on the CPU, or install the package of your device.")
-        return []
-
-
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
 def print_examination(found: Mapping[str, Any]) -> None:

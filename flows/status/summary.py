@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.recipes.facts import results_of
-from phasewise.flows.recipes.phase import HandOff, Phase, Pretrained
+from phasewise.flows.recipes.phase import HandOff, Pretrained
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.words import bias_in_words, rows_in_words
@@ -262,6 +262,11 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         accepted = tuple(f"{one.worst.what}. Accepted: {one.warning.reason} ({one.warning.source})" for one in findings)
         fields = {"name": name, "counts": verdict.counts, "reasons": tuple(reasons), "accepted": accepted, "path": str(paths[name])}
         judged.append(VerdictReport.model_validate({**fields, "ruling": ruling.state, "decided": decided}))
+    starts = [step for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
+    mixture: list[tuple[int, dict[str, float]]] = []
+    for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):
+        drawn = recipe.mixture_schedule(phase).realised(start, stop)
+        mixture.append((start, {name: 100 * count / sum(drawn.values()) for name, count in drawn.items()}))
     spent = read_time_breakdown(home.run(recipe.run_name, phase.name))
     taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
     reads = [rows_in_words(phase.packing, phase.loss_on)]
@@ -279,7 +284,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         loss=tuple((row["step"], row["loss"]) for row in rows if row["loss"] is not None),
         routing=routing_of(rows, phase.gates.health.max_violation),
         final_loss=result.get("final_loss"),
-        mixture=_realised_mixture(recipe, phase),
+        mixture=tuple(mixture),
         reads=tuple(filter(None, reads)),
         bits_per_byte=evaluation.get("bits_per_byte", {}),
         macro_bits_per_byte=macro,
@@ -312,16 +317,6 @@ def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[RecordReport, ..
         for one in results_of(recipe).get(phase, ())
     )
     return tuple(one for one in found if one.is_measure or recipe.scale == "full")
-
-
-def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str, float]], ...]:
-    schedule = recipe.mixture_schedule(phase)
-    starts = [step for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
-    stages: list[tuple[int, dict[str, float]]] = []
-    for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):
-        drawn = schedule.realised(start, stop)
-        stages.append((start, {name: 100 * count / sum(drawn.values()) for name, count in drawn.items()}))
-    return tuple(stages)
 
 
 def what_trained_there(reason: Reason, trace: str) -> str:

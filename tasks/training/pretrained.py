@@ -206,25 +206,17 @@ def source_as_run(run: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
 def _changed_files(start: Start, files: Mapping[str, str], digests: KnownDigests) -> list[str]:
     """The changed files of a source. A source that is gone counts as unchanged: its import is in the home."""
     try:
-        source = find_local(start)
-    except ConfigError:
+        if names_folder(start.pretrained):
+            source = find_folder(start.pretrained, None)
+        else:
+            from huggingface_hub import snapshot_download
+
+            source = Path(snapshot_download(start.pretrained, revision=start.revision, local_files_only=True))
+    except (ConfigError, FileNotFoundError):
         return []
     found = {str(path.relative_to(source)): f"sha256:{digests.sha256(path)}" for path in _weight_files(source)}
     digests.keep()
     return [name for name in {**files, **found} if files.get(name) != found.get(name)]
-
-
-def find_local(start: Start) -> Path:
-    """The folder of a source on this machine, without a download. Raises ConfigError if it is missing."""
-    if names_folder(start.pretrained):
-        return find_folder(start.pretrained, None)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(start.pretrained, revision=start.revision, local_files_only=True))
-    except LocalEntryNotFoundError:
-        raise ConfigError(f"{start.pretrained} is not in the cache of the Hub.") from None
 
 
 def import_weights(start: Start, model: ModelConfig, phase: str, home: Home, run_name: str) -> bool:

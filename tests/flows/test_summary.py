@@ -65,6 +65,7 @@ def test_the_report_has_what_the_routers_of_each_trained_phase_did(tmp_path: Pat
     assert trained.routing.loads == ((1.5, 0.5),)
     assert trained.routing.limit == first.gates.health.max_violation == pytest.approx(2.1)
     assert planned.routing is None
+    assert [(start, sum(shares.values())) for start, shares in trained.mixture] == [(0, pytest.approx(100))]
 
 
 def records(**states: str) -> list[PhaseRecord]:

@@ -1,4 +1,5 @@
 import importlib.metadata
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +12,7 @@ from phasewise.tasks.data.listing import selects
 from phasewise.tasks.data.stand_ins import StandIn, collect, is_new, text_of
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.validations.evidence.caches import names_like_tests
+from tests.flows.recipes.test_record_8b import RECORD
 
 PUBLIC = {name: data.source for name, data in CATALOGUE.items() if data.source is not None}
 TRINITY = set(CATALOGUE) - set(PUBLIC)
@@ -20,48 +22,8 @@ INSTRUCTION = {
     "openthoughts_114k_math", "smoltalk", "tulu_3_sft_mixture", "verifiable_math_problems",
 }  # fmt: skip
 
-FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    # component: names as the data set has them, of which all must be taken; and names of which none must
-    "dclm_baseline": (
-        ("global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst",),
-        ("README.md", "global-shard_01_of_10/local-shard_0_of_10/test/shard_00000000_processed.jsonl.zst"),
-    ),
-    "starcoderdata": (
-        ("python/train-00000-of-00059.parquet", "git-commits-cleaned/train-00063-of-00064.parquet"),
-        ("README.md", "python/test-00000-of-00001.parquet"),
-    ),
-    "proofpile_2": (
-        (
-            "algebraic-stack/train/python0.jsonl.zst", "algebraic-stack/train/lean_proofsteps.jsonl.zst", "arxiv/train/arXiv_000.jsonl.zst",
-            "open-web-math/train/shard-0000.jsonl.zst",
-        ),
-        (
-            "proof-pile-2.py", "tokenizer.model", "algebraic-stack/validation/agda.jsonl.zst", "arxiv/validation/arXiv_000.jsonl.zst",
-            "arxiv/test/arXiv_001.jsonl.zst", "open-web-math/test/test.jsonl.zst",
-        ),
-    ),
-    "all_math": (
-        (
-            "data/math/codesearchnet-owmfilter/go/0000.jsonl.gz", "data/math/metamath-owmfilter/0000.jsonl.gz",
-            "data/math/dolmino_math_synth/basic_math/basic_math_mj_add_3shot_TRAIN.jsonl",
-            "data/math/dolmino_math_synth/gsm8k-synth/resample_v1_6x/gsm8k_resampled_v1_6x.jsonl",
-            "data/math/gsm8k/main/train/0.jsonl.zst", "data/math/gsm8k/socratic/train/0.jsonl.zst",
-            "data/math/mathcoder2-synthmath/m-a-p_Matrix/filtered-math/book_math.0000.0000.jsonl",
-            "data/math/tinyGSM-MIND/2students/tiny_gsm_inline_part000.000000.jsonl.gz",
-            "data/math/tulu_math/personahub_math_v5/train_0000.jsonl",
-        ),
-        (
-            "data/math/gsm8k/main/test/0.jsonl.zst", "data/math/gsm8k/socratic/test/0.jsonl.zst", "data/math/gsm8k/test.json",
-            "data/math/tulu_math/test/0000.jsonl", "data/math/codesearchnet-owmfilter/go/valid_0000.jsonl.gz",
-            "data/wiki/wiki-0000.json.gz",
-        ),
-    ),
-    "all_math_9d507c": (  # as it was cached, with the test split
-        ("data/math/gsm8k/main/train/0.jsonl.zst", "data/math/gsm8k/main/test/0.jsonl.zst"),
-        ("data/wiki/wiki-0000.json.gz", "data/test/wiki-0000.json.gz"),
-    ),
-    "natural_reasoning": (("full.jsonl",), ("README.md", "train_science_reasoning_8.7k.jsonl", "test.jsonl")),
-}  # fmt: skip
+FILES: dict[str, dict[str, list[str]]] = json.loads((RECORD / "files.json").read_text())
+"""Component → names as the data set has them: all of `taken` must be taken, and none of `left`. `all_math_9d507c` has its test split."""
 
 
 def test_it_is_the_catalogue_that_was_reviewed():
@@ -73,7 +35,7 @@ def test_it_is_the_catalogue_that_was_reviewed():
 def test_its_globs_take_the_training_files_and_nothing_else(name: str):
     source = PUBLIC[name]
     folder = source.include[0].rpartition("/")[0] + "/" if source.listing else ""
-    taken, left = ([folder + file for file in files] for files in FILES[name])
+    taken, left = ([folder + file for file in files] for files in FILES[name].values())
     assert names_like_tests(left)
     assert bool(names_like_tests(taken)) == (name == "all_math_9d507c")
     assert [file for file in (*taken, *left) if selects(source, file)] == taken

@@ -3,7 +3,9 @@
 A printed number stands for all that rounds to it: "92.57" is anything within 0.005 of it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,42 +62,11 @@ MAIN_LINE: dict[str, tuple[int, int, str, str, float | None, float | None, str, 
     "starling": (1_320_000, 1_400_000, "1.342", "12.415", 0.995, 1e-4, "v4-2048", 1_000),
     "deeper-starling": (1_400_000, 1_420_000, "0.336", "12.751", 0.995, 1e-4, "v4-2048", 1_000),
 }
-NEMOTRON_PARTS = ("medium", "hq_synth", "medium_low", "hq_actual", "medium_high", "low_actual", "low_synth")
-
-
-def nemotron(*percents: str) -> dict[str, str]:
-    return {f"nemotron_{part}": percent for part, percent in zip(NEMOTRON_PARTS, percents, strict=True)}
-
-
-DCLM = {"dclm_baseline": "92.57", "starcoderdata": "6.09", "proofpile_2": "1.34"}
-STARLING = {
-    **nemotron("22.10", "17.78", "10.07", "5.97", "5.39", "4.58", "4.10"),
-    "starcoderdata": "4.47", "proofpile_2": "4.47", "arxiv_markdownified": "5.20", "dolmino_pes2o": "5.20", "flan": "3.04",
-    "finemath_3_plus": "3.04", "dolmino_stackexchange": "1.53", "stackexchange_custom": "1.53", "all_math": "0.755",
-    "dolmino_wiki": "0.327", "wikipedia_markdown": "0.327", "medu_science_qa": "0.107",
-}  # fmt: skip
-# Three shares that the record's table rounds twice, and so prints one unit higher than its own weights make them: arXiv in Jellyfish
-# (5.18 for 30 × 27.9 / 161.75 = 5.1747), DCLM in Phoenix's bridge (25.66 for 380 / 14.812 = 25.6546), Nemotron's medium_low after it
-# (14.06 for 154 / 10.957 = 14.0547). The weights decide.
-MIXTURES: dict[str, list[tuple[int, dict[str, str]]]] = {
-    "kestrel": [(0, DCLM)],
-    "ocelot": [(660_000, DCLM)],
-    "jellyfish": [
-        (740_500, {
-            "dolmino_dclm": "67.77", "starcoderdata": "2.23", "dolma_pes2o": "10.78", "finemath_3_plus": "6.31", "dolma_arxiv": "5.17",
-            "dolma_stackexchange": "3.17", "algebraic_stack": "2.13", "open_web_math": "0.94", "megawika": "0.82", "dolma_wiki": "0.68",
-        }),
-    ],
-    "phoenix": [
-        (820_000, {
-            "dclm_baseline": "25.65", "proofpile_2": "0.37", "starcoderdata": "1.69",
-            **nemotron("22.82", "18.36", "10.40", "6.17", "5.57", "4.73", "4.24"),
-        }),
-        (822_000, {**nemotron("30.85", "24.82", "14.05", "8.34", "7.53", "6.40", "5.73"), "starcoderdata": "2.28"}),
-    ],
-    "starling": [(1_320_000, STARLING)],
-    "deeper-starling": [(1_400_000, STARLING)],
-}  # fmt: skip
+RECORD = Path(__file__).parent / "record"
+MIXTURES: dict[str, dict[str, list[tuple[int, dict[str, str]]]]] = json.loads((RECORD / "mixtures.json").read_text())
+"""Recipe → phase → step and shares, as printed. The record's table rounds three shares twice, and so prints them one unit higher than its
+own weights make them: arXiv in Jellyfish (5.18 for 30 × 27.9 / 161.75 = 5.1747), DCLM in Phoenix's bridge (25.66 for 25.6546) and
+Nemotron's medium_low after it (14.06 for 154 / 10.957 = 14.0547). The weights decide."""
 # The larger batch begins one step after the phase.
 BATCHES = {
     "kestrel": [[0, 1024]],
@@ -157,13 +128,13 @@ def test_batches(phases: dict[str, Described], name: str):
     assert phases[name]["batch"] == BATCHES[name]
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_mixtures(phases: dict[str, Described], name: str):
-    found = phases[name]["mixture"]
-    assert [step for step, _ in found] == [step for step, _ in MIXTURES[name]]
-    for (step, shares), (_, expected) in zip(found, MIXTURES[name], strict=True):
-        assert not off_the_print(shares, expected), step
-        (at_step,) = describe(f"marin-8b/{name}", "full", step)["phases"]
+@pytest.mark.parametrize(("recipe", "name"), [(recipe, name) for recipe, phases in MIXTURES.items() for name in phases])
+def test_mixtures(recipe: str, name: str):
+    ((phase,), expected) = describe(f"{recipe}/{name}", "full", None)["phases"], MIXTURES[recipe][name]
+    assert [step for step, _ in phase["mixture"]] == [step for step, _ in expected]
+    for (step, shares), (_, printed_shares) in zip(phase["mixture"], expected, strict=True):
+        assert not off_the_print(shares, printed_shares), step
+        (at_step,) = describe(f"{recipe}/{name}", "full", step)["phases"]
         assert at_step["mixture"] == shares
         assert sum(at_step["mixture_sequences"].values()) == BLOCK
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from phasewise.tasks.data.conversation import AnswerColumn, Conversation
+from phasewise.tasks.data.conversation import Conversation
 from phasewise.tasks.data.conversation_text import build_compose, rendered
 from phasewise.tasks.data.documents import read_to_parts
 from phasewise.tasks.data.filters import Normalization
@@ -19,23 +19,8 @@ from phasewise.trainer.base.errors import DataError
 from tests.tasks.data.builds import bundles, write_documents
 from tests.tasks.data.conversation_worlds import VOCAB_SIZE, FileKind, layout, made_conversations, write_records, write_source
 
-SAID = [{"role": "user", "content": "Why is it so?"}, {"role": "assistant", "content": "Because it is."}]
-TURNS = [{"from": "human", "value": "Why is it so?"}, {"from": "gpt", "value": "Because it is."}]
-ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
-CALL = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
-TOOLS = json.dumps([{"name": "f", "parameters": {}}], separators=(",", ":"))
-
-
-def asked(prompt: str, answer: str, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "answer": AnswerColumn(key=answer), **more}
-
-
 KINDS: tuple[FileKind, FileKind] = ("jsonl", "parquet")
-MESSAGES = {"messages": "messages"}
-SHARE_GPT = {"messages": "conversations", "role": "from", "content": "value", "roles": ROLES}
-ALPACA = {"instruction": "Name the colour.", "input": "grass", "output": "Green.", "text": "Below is an instruction."}
-IN_HEADERS = [{**one, "header": {"agent": "Mozilla (X11)"}, "toxic": False, "language": "en"} for one in SAID]
-U, A = SAID
+U, A = {"role": "user", "content": "Why is it so?"}, {"role": "assistant", "content": "Because it is."}
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, A]
 
 
@@ -49,60 +34,7 @@ class Layout(NamedTuple):
     reported: str = ""
 
 
-LAYOUTS: dict[str, Layout] = {
-    "alpaca": Layout(asked("instruction", "output"), ALPACA, read="instruction output", refused="input text"),
-    "alpaca with its input": Layout(
-        asked("instruction", "output", context="input", leave_out=("text",)), ALPACA, read="instruction input output"),
-    "dolly": Layout(
-        asked("instruction", "response"),
-        {"instruction": "When did it start?", "context": "It started in 1999.", "response": "1999", "category": "closed_qa"},
-        read="instruction response", refused="context", reported="category"),
-    "orca": Layout(
-        asked("question", "response", system="system_prompt"),
-        {"id": "flan.1", "system_prompt": "Be brief.", "question": "Why is it so?", "response": "Because."},
-        read="system_prompt question response", reported="id"),
-    "share_gpt": Layout(
-        SHARE_GPT, {"id": "x_1", "conversations": TURNS, "system": "Be brief.", "tools": TOOLS},
-        read="conversations", refused="system tools", reported="id"),
-    "share_gpt with its system text": Layout(
-        {**SHARE_GPT, "system": "system"}, {"conversations": TURNS, "system": "Be brief.", "tools": "[]", "model": "gpt-4", "hash": 7},
-        read="conversations system", reported="model"),
-    "openai": Layout(
-        MESSAGES, {"messages": SAID, "tools": [CALL[0]], "parallel_tool_calls": False, "functions": []}, read="messages", refused="tools"),
-    "ultrachat": Layout(
-        MESSAGES, {"prompt": "Why is it so?", "prompt_id": "1", "messages": SAID}, read="messages", refused="prompt", reported="prompt_id"),
-    "wildchat": Layout(
-        {"messages": "conversation"}, {"conversation": IN_HEADERS, "model": "m"},
-        read="conversation", refused="header", reported="model language"),
-    "messages as a string": Layout(
-        {"messages": "conversation"}, {"conversation": json.dumps(SAID), "source": "x"}, read="conversation", reported="source"),
-    "prompt and completion": Layout(
-        asked("prompt", "completion"), {"prompt": "Why is it so?", "completion": "Because.", "meta": {"lang": "en", "licence": None}},
-        read="prompt completion", reported="meta"),
-    "open thoughts": Layout(
-        asked("problem", "solution"),
-        {"problem": "What is 1 + 1?", "reasoning": "Well", "solution": "2", "domain": "math", "test_cases": {"in": ["1 2"]}},
-        read="problem solution", refused="reasoning test_cases", reported="domain"),
-    "preference": Layout(
-        asked("prompt", "chosen"), {"prompt": "Why?", "chosen": "Because.", "rejected": "No", "score_chosen": 8.5},
-        read="prompt chosen", refused="rejected"),
-    "preference as messages": Layout(
-        {"messages": "chosen", "leave_out": ("rejected", "prompt")}, {"prompt": "Why is it so?", "chosen": SAID, "rejected": SAID[:1]},
-        read="chosen"),
-    "text parts": Layout(
-        MESSAGES, {"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID], "images": []},
-        read="messages"),
-    "best of several": Layout(
-        {"prompt": "question", "answer": AnswerColumn(key="inferences", content="completion", best_by="pass_rate")},
-        {"question": "Why?", "inferences": [{"completion": "So it is.", "pass_rate": 1.0, "plan": "Say so", "model_name": "m"}]},
-        read="question", refused="plan", reported="model_name"),
-    "history": Layout(
-        asked("question", "answer"), {"question": "And then?", "answer": "No.", "history": [["Hi", "Hello"]], "分类": "开放问答"},
-        read="question answer", refused="history 分类"),
-    "below an object": Layout(
-        {"messages": "data.messages"}, {"data": {"messages": SAID, "context": "It is about it.", "lang": "en"}, "id": "1"},
-        read="data.messages", refused="data.context", reported="data.lang id"),
-}  # fmt: skip
+LAYOUTS = {name: Layout(**fields) for name, fields in json.loads(Path(__file__).with_name("layouts.json").read_text()).items()}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

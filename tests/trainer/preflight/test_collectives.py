@@ -3,7 +3,7 @@ import pytest
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.preflight.hlo import Module
 from phasewise.trainer.preflight.module_costs import first_group, read_collectives, traffic_bytes
-from tests.trainer.preflight.snippets import LOOP, OFFLOADED
+from tests.trainer.preflight.snippets import EXPERT_ROWS, LOOP, OFFLOADED
 
 MESH = Mesh(replica=2, fsdp=4)
 
@@ -103,25 +103,6 @@ def test_what_a_chip_sends(kind: str, sent: int) -> None:
     groups = "source_target_pairs={{0,1},{1,0}}" if kind == "collective-permute" else "replica_groups={{0,1,2,3},{4,5,6,7}}"
     (found,) = read_collectives(Module(one_operation(kind, groups)), MESH, 2)
     assert (found.kind, found.count, found.bytes) == (kind, 1, sent)
-
-
-EXPERT_ROWS = """
-%body (arg: (bf16[2048,256], s32[])) -> (bf16[2048,256], s32[]) {
-  %inner.1 = bf16[2048,256]{1,0} parameter(0)
-  %inner.2 = bf16[2560,256]{1,0} parameter(1)
-  ROOT %inner.3 = bf16[2560,256]{1,0} ragged-all-to-all(%inner.1, %inner.2), channel_id=2, replica_groups={{0,1},{2,3}}
-}
-%condition (arg: (bf16[2048,256], s32[])) -> pred[] {
-  ROOT %constant.1 = pred[] constant(true)
-}
-ENTRY %main (rows: bf16[2048,256], room: bf16[2560,256]) -> bf16[2560,256] {
-  %rows = bf16[2048,256]{1,0} parameter(0)
-  %room = bf16[2560,256]{1,0} parameter(1)
-  %while.1 = (bf16[2048,256], s32[]) while(%tuple.1), condition=%condition, body=%body, metadata={op_name="jit(step)/SCOPE/while"}
-  %sent = bf16[2560,256]{1,0} ragged-all-to-all(%rows, %room), channel_id=1, replica_groups={{0,1},{2,3}}
-  ROOT %back = bf16[2048,256]{1,0} ragged-all-to-all(%sent, %rows), channel_id=3, replica_groups={{0,1},{2,3}}
-}
-"""
 
 
 @pytest.mark.parametrize(("scope", "count"), [("further_rounds", 2), ("other", 3)])
