@@ -8,6 +8,7 @@ from phasewise.flows.cli.help import MAX_WIDTH
 from phasewise.flows.cli.main import main
 
 API = (
+    "phasewise.flows.api",
     "phasewise.flows.recipes.words",
     "phasewise.flows.recipes.recipe",
     "phasewise.flows.recipes.phase",

@@ -5,11 +5,8 @@ from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import resolve_phase
 from phasewise.flows.status.phase_status import approving_command, raise_unless_let_pass
-from phasewise.flows.status.verdict_inputs import decided_by, hand_off_facts
-from phasewise.flows.token_budget import check_enough, drawn_earlier
+from phasewise.flows.status.verdict_inputs import judge_data
 from phasewise.tasks.validation.task import data_gate
-from phasewise.validations.evidence.caches import hand_off_evidence
-from phasewise.validations.waivers import accepted_in
 
 
 @door(name="validate-data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
@@ -28,18 +25,5 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()
     with resolved.kept(this_run()):
-        run, plan, wanted = resolved.run(chosen), resolved.plan, resolved.recipe
-        check_enough(wanted, plan, [chosen])
-        declared, changes = hand_off_facts(wanted, chosen, run)
-        verdict = data_gate(
-            run,
-            plan,
-            chosen.gates.data,
-            resolved.home,
-            hand_off=hand_off_evidence(declared, changes),
-            rows_before=drawn_earlier(wanted, chosen),
-            decided_by=decided_by(resolved, chosen, run),
-            accepts=accepted_in(chosen.name, wanted.accepts),
-            asks_people=wanted.asks_people_in(chosen),
-        )
-        raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))
+        verdict = judge_data(resolved, chosen, data_gate)
+        raise_unless_let_pass(verdict, resolved.run(chosen).verdict, approving_command(resolved, chosen))

@@ -1,6 +1,6 @@
 """Inputs of the verdict on the data of a phase, with the changes of its hand-off."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from phasewise.flows.recipes.hand_off import Pair, both_in_words
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.token_budget import drawn_earlier
+from phasewise.flows.token_budget import check_enough, drawn_earlier
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.trainer.base.errors import TrainingError
 from phasewise.trainer.base.frozen import in_one_line
@@ -20,12 +20,37 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.config import MixtureShares, RunConfig, Steps, without_added
 from phasewise.trainer.config.run import ADDED_LATER
 from phasewise.trainer.data.loader import Loader, compared_by, with_contents
+from phasewise.validations.verdict import Verdict
+from phasewise.validations.waivers import accepted_in
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
 ROWS = ("packing", "loss_on")
 """Newer fields. Older runs lack them, and the digests of older verdicts have no default values of them."""
 COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "packing_version", "loss_on"}
+
+
+def judge_data(resolved: Resolved, phase: Phase, gate: Callable[..., Verdict]) -> Verdict:
+    """Judge the data of a phase by `gate`, with the arguments of `tasks.validation.judge.judge_phase_data`.
+
+    Raises DataError if the caches have less text than the phase draws, because of a token budget.
+    """
+    from phasewise.validations.evidence.caches import hand_off_evidence  # pandas
+
+    run, recipe = resolved.run(phase), resolved.recipe
+    check_enough(recipe, resolved.plan, [phase])
+    declared, changes = hand_off_facts(recipe, phase, run)
+    return gate(
+        run,
+        resolved.plan,
+        phase.gates.data,
+        resolved.home,
+        hand_off=hand_off_evidence(declared, changes),
+        rows_before=drawn_earlier(recipe, phase),
+        decided_by=decided_by(resolved, phase, run),
+        accepts=accepted_in(phase.name, recipe.accepts),
+        asks_people=recipe.asks_people_in(phase),
+    )
 
 
 def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
