@@ -192,7 +192,7 @@ def _of_recipe(source: Source) -> list[Deployment]:
             "train-recipe",
             f"Trains {recipe.name} {how}, phase by phase, gate by gate: {line}.\n\n"
             "It resumes unfinished phases. A refused phase stops its descendants.",
-            {"up_to": every, "retrain": every, "settings": ()},
+            {"up_to": every, "retrain": every, "extend": every, "settings": ()},
             schedules=(Schedule(slug="weekly", cron="0 3 * * 1"),),
         ),
         _deployment(

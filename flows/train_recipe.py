@@ -9,7 +9,7 @@ from phasewise.flows.recipes.assignments import Settings
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import Scale
 from phasewise.flows.resolved import Resolved, resolve
-from phasewise.flows.status.retraining import check_replaced, check_retrain, find_replaced, phases_to_train
+from phasewise.flows.status.retraining import check_named, check_replaced, extend_phases, find_replaced, phases_to_train
 from phasewise.flows.status.summary import write_recipe_report
 from phasewise.flows.train_phase import REFUSALS, train_phase
 from phasewise.tasks.evaluation.task import fit_baselines
@@ -26,6 +26,7 @@ def train_recipe(
     up_to: str | None = None,
     retrain: tuple[str, ...] = (),
     settings: Settings = (),
+    extend: tuple[str, ...] = (),
 ) -> None:
     """Train all phases of a recipe in order. A failed gate stops the descendants of its phase, not its siblings.
 
@@ -37,15 +38,18 @@ def train_recipe(
         up_to: Train only this phase and its ancestors. A branch is trained only if it is named here.
         retrain: Trained phases whose data or settings changed, and that may be trained again with their descendants. Less than ten minutes
             of training at proxy scale need no permission.
+        extend: Trained phases whose stop_step was raised. They continue from their last checkpoint.
     """
     resolved, last = resolve(f"{recipe}/{up_to}" if up_to else recipe, scale, home)
     phases = phases_to_train(resolved.recipe, last)
-    check_retrain(retrain, phases)
+    check_named(retrain, phases, "--retrain")
+    check_named(extend, phases, "--extend")
     resolved.check(phases)
     resolved.home.make_ready()
     take_answers(resolved, phases)
     with resolved.held(this_run(), on_wait=say_waiting):
         prepare_data(resolved.name, scale, home, resolved.settings)
+        extend_phases(resolved, extend)
         replaced = find_replaced(resolved, phases)
         check_replaced(resolved, replaced, retrain)
         for one in replaced:

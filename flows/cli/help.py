@@ -37,6 +37,7 @@ GROUPS = {
 EXAMPLES = (
     ("phasewise run marin-8b", "train all phases at proxy scale, in minutes"),
     ("phasewise run marin-8b/kestrel --scale 130m", "train one phase at a larger size"),
+    ("phasewise run mine.py --sweep peak=1e-3,2e-3 --seeds 3", "compare variants in a table"),
     ("phasewise show marin-32b/mantis", "show all values of a phase"),
     ("phasewise new mine.py --text FOLDER", "start with your own text"),
 )

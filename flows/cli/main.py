@@ -69,19 +69,36 @@ def main() -> None:
 @max_tokens_option
 @slice_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="Allow to train this phase and its descendants again. Repeatable.")
+@click.option("--extend", multiple=True, metavar="PHASE", help="Continue this trained phase to a raised stop_step. Repeatable.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="NAME=V1,V2", help="Train a variant for each value, as --set. Repeatable.")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Train each variant with seeds 0 to N-1.")
 @home_option
 @json_option
-def run(target: str, scale: Scale | None, home: str | None, as_json: bool, retrain: tuple[str, ...]) -> None:
+def run(
+    target: str, scale: Scale | None, home: str | None, as_json: bool, *, retrain: tuple[str, ...], extend: tuple[str, ...],
+    sweeps: tuple[str, ...], seeds: int | None,
+) -> None:  # fmt: skip
     """Train a recipe on this machine, phase by phase. Resumes unfinished work.
 
     If data or settings of a trained phase changed, --retrain is required, except for phases of less than ten minutes at proxy scale.
+    With --sweep or --seeds, print a table of the variants. Exit 1 if a variant did not pass.
     """
     if sys.stderr.isatty():
         click.echo(f"{target}: reading the recipe …", err=True)  # the imports are slow
     from phasewise.flows.cli.run import run_recipe
     from phasewise.flows.recipes import scale_of
 
-    print_found(run_recipe(target, scale_of(target, scale), home, retrain=retrain, as_json=as_json), None, as_json=as_json)
+    if not (sweeps or seeds):
+        summary = run_recipe(target, scale_of(target, scale), home, retrain=retrain, extend=extend, as_json=as_json)
+        print_found(summary, None, as_json=as_json)
+        return
+    if extend:
+        raise click.UsageError("--extend: expected no --sweep and no --seeds, whose variants train from their start.")
+    from phasewise.flows.cli.sweep import print_sweep, run_sweep
+
+    table = run_sweep(target, scale_of(target, scale), home, sweeps, seeds, retrain=retrain)
+    print_found(table, print_sweep, as_json=as_json)
+    sys.exit(0 if all(row["passed"] == len(row["runs"]) for row in table["variants"]) else 1)
 
 
 @main.command()

@@ -11,18 +11,24 @@ from phasewise.flows.prefect.server import server_for
 from phasewise.flows.recipes.recipe import Scale, scale_in_words
 from phasewise.flows.resolved import resolve, resolving_once
 from phasewise.flows.status.recipe_status import is_done, report_path
-from phasewise.flows.status.retraining import check_replaced, check_retrain, find_replaced, phases_to_train
+from phasewise.flows.status.retraining import check_named, check_replaced, extend_phases, find_replaced, phases_to_train
 from phasewise.flows.status.summary import run_summary
 from phasewise.tasks.progress import say
 
 
 @resolving_once()
-def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[str, ...] = (), as_json: bool) -> dict[str, Any]:
-    """Train the phases that are not done, print a summary, and return it in the shape of `--json`."""
+def run_recipe(
+    target: str, scale: Scale, home: str | None, *, retrain: tuple[str, ...] = (), extend: tuple[str, ...] = (), as_json: bool
+) -> dict[str, Any]:
+    """Train the phases that are not done, print a summary, and return it in the shape of `--json`.
+
+    `retrain`, `extend`: trained phases that may be trained again, or continue with more steps.
+    """
     with shown_on_terminal():
         resolved, phase = resolve(target, scale, home)
         phases = phases_to_train(resolved.recipe, phase)
-        check_retrain(retrain, phases)
+        check_named(retrain, phases, "--retrain")
+        check_named(extend, phases, "--extend")
         resolved.check(phases)
         resolved.home.make_ready()
         purpose = f"`phasewise run {target}`"
@@ -32,13 +38,13 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
                     say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")
                 else:
                     if resolved.is_prepared:
+                        extend_phases(resolved, extend)
                         check_replaced(resolved, find_replaced(resolved, phases), retrain)
                     with server_for(resolved.home, purpose):
                         from phasewise.flows.train_recipe import train_recipe
 
-                        train_recipe(
-                            resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain, resolved.settings
-                        )
+                        given = (resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None)
+                        train_recipe(*given, retrain, resolved.settings, extend)
             finally:
                 if not as_json and report_path(resolved).exists():
                     summary = run_summary(resolved)

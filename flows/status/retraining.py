@@ -7,7 +7,14 @@ from phasewise.flows.recipes.phase import GATES, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.resolved import Resolved, resolve_phase
 from phasewise.flows.status.phase_status import read_record, why_not
-from phasewise.tasks.training.run_identity import differences, finished_result, is_begun, last_saved_step
+from phasewise.tasks.training.run_identity import (
+    differences,
+    extend_run,
+    finished_result,
+    is_begun,
+    last_saved_step,
+    why_not_extended,
+)
 from phasewise.trainer.base.decision import ruling_at
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError, VerdictError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -120,6 +127,7 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
             continue
         else:
             why = name_some(differences(run), 3, "; ") or "its folder does not record its settings"
+            why += "" if why_not_extended(run) else f"; --extend {phase.name} continues it"
         rows = [row for row in read_metrics(RunFolder(run.output).metrics) if row.get("step_seconds")]
         took = sum(row["step_seconds"] for row in rows)
         trained = sum(row["tokens"] for row in rows)
@@ -127,21 +135,34 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
     return tuple(found.values())
 
 
-def check_retrain(retrain: Collection[str], phases: Iterable[Phase]) -> None:
-    """Reject unknown phase names with ConfigError."""
-    names = [phase.name for phase in phases]
-    if unknown := sorted(set(retrain) - set(names)):
-        raise ConfigError(f"--retrain names {', '.join(unknown)}: expected phases of this run ({', '.join(names)}).")
+def check_named(names: Collection[str], phases: Iterable[Phase], option: str) -> None:
+    """Reject unknown phase names of `--retrain` or `--extend` with ConfigError."""
+    known = [phase.name for phase in phases]
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(f"{option} names {', '.join(unknown)}: expected phases of this run ({', '.join(known)}).")
 
 
-def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str]) -> None:
-    """Raise WouldReplace for replaced work, except for little work, phases in `retrain` and their descendants."""
+def extend_phases(resolved: Resolved, names: Iterable[str]) -> None:
+    """Let the trained runs of these phases continue to the stop of the recipe. Raises ConfigError if a run cannot continue."""
+    for name in names:
+        run = resolved.run(resolved.recipe.phase(name))
+        if is_begun(run):
+            continue
+        if why := why_not_extended(run):
+            raise ConfigError(
+                f"--extend {name}: {why}. Raise stop_step in the recipe's file and keep the rest, or train again with --retrain {name}."
+            )
+        extend_run(run)
+
+
+def check_replaced(resolved: Resolved, found: Sequence[Replaced], retrain: Collection[str], *, asks_always: bool = False) -> None:
+    """Raise WouldReplace for replaced work, except for phases in `retrain`, their descendants, and without `asks_always` little work."""
     recipe = resolved.recipe
     ancestors = {one.phase: {before.name for before in recipe.ancestors(recipe.phase(one.phase))} for one in found}
     seconds = [one.seconds for one in found]
     is_little = recipe.scale != "full" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
     unasked = [one for one in found if one.phase not in retrain and ancestors[one.phase].isdisjoint(retrain)]
-    if not unasked or is_little:
+    if not unasked or (is_little and not asks_always):
         return
     names = [one.phase for one in unasked]
     first = [name for name in names if ancestors[name].isdisjoint(names)]

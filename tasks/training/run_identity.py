@@ -18,8 +18,8 @@ from phasewise.trainer.base.run_folder import RunFolder, append_event, read_resu
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.base.wording import name_some
 from phasewise.trainer.checkpoints.files import find_damage, is_committed, saved_steps
-from phasewise.trainer.config import DECIDES_BITS, RunConfig
-from phasewise.trainer.config.run import NOTHING, Difference, differences_between
+from phasewise.trainer.config import DECIDES_BITS, RunConfig, first_changed_rate
+from phasewise.trainer.config.run import BIND_THE_RESULT, NOTHING, Difference, differences_between
 from phasewise.trainer.data.manifest import Manifest, read_manifest
 from phasewise.trainer.metrics import read_metrics, rows_digest
 
@@ -148,6 +148,33 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
     except ValueError:
         before = {name: written.get(name, NOTHING) for name in run.decisive}
     return tuple(differences_between(before, run.decisive))
+
+
+def why_not_extended(run: RunConfig) -> str:
+    """Return the reason that the run in the folder of `run` cannot continue with more steps. Empty if it can."""
+    written, saved = read_run(as_path(run.output)), last_saved_step(run)
+    if written is None or saved is None:
+        return f"expected a trained run to continue, found no checkpoint in {run.output}"
+    if run.stop_step <= written.stop_step:
+        return f"stop_step: expected more than the trained {written.stop_step:,}, found {run.stop_step:,}"
+    if changed := first_changed_rate(written.learning_rate, run.learning_rate, run.start_step, saved):
+        update, was, now = changed
+        return f"learning_rate of update {update + 1:,}: expected {was:g} as trained, found {now:g}"
+    continued = written.but(**{name: getattr(run, name) for name in BIND_THE_RESULT})
+    if not is_same(continued, run):
+        return name_some(differences_between(continued.decisive, run.decisive), 3, "; ") or "its caches have other content"
+    return ""
+
+
+def extend_run(run: RunConfig) -> None:
+    """Make the run in the folder of `run` this run, which continues from the last checkpoint. Only if `why_not_extended` is empty."""
+    folder, written, saved = RunFolder(run.output), read_run(as_path(run.output)), last_saved_step(run)
+    text = f"continues from step {saved:,} to step {run.stop_step:,}"
+    append_event(run.output, "extended", saved, text)
+    write_sealed(folder.run_file, run.but(execution=written.execution if written else run.execution).model_dump(mode="json"))
+    folder.result.unlink(missing_ok=True)
+    note_caches(run)
+    say(f"{run.phase}: {text}")
 
 
 def note_changed_plan(run: RunConfig) -> str | None:

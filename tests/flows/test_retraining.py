@@ -13,8 +13,9 @@ from phasewise.flows.status.retraining import (
     Replaced,
     WouldReplace,
     check_ancestors_passed,
+    check_named,
     check_replaced,
-    check_retrain,
+    extend_phases,
     find_replaced,
     phases_to_train,
 )
@@ -196,4 +197,44 @@ def test_who_is_named_takes_what_starts_from_it_along(home: Home):
         check_replaced(resolved_from(recipe, home), found, ["ocelot"])
     assert "ocelot" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"--retrain names kestral: expected phases of this run \(kestrel, ocelot"):
-        check_retrain(["kestral"], RECIPE.phases)
+        check_named(["kestral"], RECIPE.phases, "--retrain")
+
+
+def longer(stop_step: int, rate: float = 1.7e-3, clip: float = 1.0) -> Edit:
+    def edit(raw: dict[str, Any]) -> None:
+        phase = raw["phases"][1]
+        phase["stop_step"] = phase["learning_rate"][0]["end_step"] = stop_step
+        phase["learning_rate"][0] |= {"start": rate, "end": rate}
+        phase["stability"]["max_grad_norm"] = [[0, 1.0], [45, clip]] if clip < 1 else [[0, 1.0]]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (longer(50), "stop_step: expected more than the trained 52, found 50"),
+        (longer(60, rate=1.6e-3), "learning_rate of update 41: expected 0.0017 as trained, found 0.0016"),
+        (longer(60, clip=0.5), "stability.max_grad_norm"),
+    ],
+)
+def test_a_changed_past_is_no_extension(edit: Edit, said: str, home: Home):
+    with pytest.raises(ConfigError, match=f"^--extend ocelot: .*{said}.*or train again with --retrain ocelot"):
+        extend_phases(resolved_from(edited(edit), home), ["ocelot"])
+
+
+def test_more_steps_are_offered_and_then_replace_nothing(home: Home):
+    recipe = edited(longer(60))
+    resolved, run = resolved_from(recipe, home), RunFolder(home.run("tiny-proxy", "ocelot"))
+    with pytest.raises(WouldReplace, match=r"stop_step: 52 → 60; .*; --extend ocelot continues it \("):
+        check_replaced(resolved, replaced(recipe, home), (), asks_always=True)
+    extend_phases(resolved, ["ocelot"])
+    assert replaced(recipe, home) == ()
+    assert not run.result.exists()
+    extend_phases(resolved, ["ocelot"])  # a stopped extension is begun
+    leave_trained(resolved.run(recipe.phase("ocelot")), 60)
+    with pytest.raises(ConfigError, match=r"expected more than the trained 60, found 52"):
+        extend_phases(resolved_from(RECIPE, home), ["ocelot"])
+    run.path.rename(run.path.with_name("away"))
+    with pytest.raises(ConfigError, match=r"expected a trained run to continue, found no checkpoint in"):
+        extend_phases(resolved, ["ocelot"])

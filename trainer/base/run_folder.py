@@ -33,7 +33,7 @@ ORBAX_WRITES = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is st
 OF_ONE_MACHINE = frozenset({HEARTBEAT_NAME, TOKEN_NAME, LOCK_NAME, TAKE_OVER_NAME, WRITING_NAME, OWNER_NAME, ROLL_CALL_NAME, COMPILED_NAME})
 SUPERSEDED = ".superseded-"  # between a phase's name and the digest of the archived run
 EventKind = Literal[
-    "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved"
+    "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved", "extended"
 ]
 
 

@@ -48,7 +48,7 @@ from phasewise.trainer.checkpoints.state import (
     tree_like,
     types_of,
 )
-from phasewise.trainer.config import LearningRateSegment, RunConfig, learning_rate_at
+from phasewise.trainer.config import LearningRateSegment, RunConfig, first_changed_rate
 from phasewise.trainer.config.run import MAY_CHANGE, NOTHING, Difference, differences_between, without_fields
 from phasewise.trainer.data.loader import changed_since
 from phasewise.trainer.metrics import read_metrics, rows_digest, whole_through
@@ -311,11 +311,9 @@ def check_same_run(path: Path, saved: Any, run: RunConfig) -> list[str]:
     before = tuple[LearningRateSegment, ...]()
     with suppress(ValidationError, KeyError):  # of another version
         before = _SEGMENTS.validate_python(saved["learning_rate"] if isinstance(saved, Mapping) else ())
-    for update in range(run.start_step, int(path.name)) if before else ():  # equal schedules may have different segments
-        was, now = learning_rate_at(before, update), learning_rate_at(run.learning_rate, update)
-        if np.float32(was) != np.float32(now):
-            found.append(Difference(f"learning_rate of update {update + 1}", f"{was:g}", f"{now:g}"))
-            break
+    if before and (changed := first_changed_rate(before, run.learning_rate, run.start_step, int(path.name))):
+        update, was, now = changed
+        found.append(Difference(f"learning_rate of update {update + 1}", f"{was:g}", f"{now:g}"))
     if found:
         named = name_some([f"{one.field} is {one.before} in the checkpoint and {one.now} in run.json" for one in found], MAX_NAMED, "; ")
         raise CheckpointError(

@@ -30,6 +30,7 @@ from phasewise.trainer.config.optimization import (
     always,
     check_segments,
     check_segments_end,
+    first_changed_rate,
     learning_rate_at,
     turns_of,
     value_in,
@@ -58,6 +59,6 @@ __all__ = [  # noqa: RUF022
     "LearningRateSegment", "Llama3RopeScaling", "LossEvaluation", "LossOn", "Mesh", "MixtureShares", "ModelConfig",
     "Muon", "NAdamW", "Optimizer", "PackingKind", "Recovery", "Remat", "RollingLimit", "Rope", "RunConfig",
     "SignBalancing", "Smebu", "Stability", "StartFrom", "StatePart", "Steps", "always", "check_mixture", "check_rows",
-    "check_segments", "check_segments_end", "learning_rate_at", "sequences_between", "turns_of", "value_in",
+    "check_segments", "check_segments_end", "first_changed_rate", "learning_rate_at", "sequences_between", "turns_of", "value_in",
     "without_added",
 ]  # fmt: skip

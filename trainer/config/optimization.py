@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
+import numpy as np
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from phasewise.trainer.base.frozen import Frozen
@@ -113,6 +114,15 @@ def value_in(segment: LearningRateSegment, step: int) -> float:
             return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
         case "inverse":
             return 1 / ((1 - done) / start + done / end)
+
+
+def first_changed_rate(before: Segments, now: Segments, start_step: int, stop_step: int) -> tuple[int, float, float] | None:
+    """Return the first update (from 0) with another learning rate in float32, with both rates. Equal rates may have different segments."""
+    for update in range(start_step, stop_step):
+        was, rate = learning_rate_at(before, update), learning_rate_at(now, update)
+        if np.float32(was) != np.float32(rate):
+            return update, was, rate
+    return None
 
 
 def turns_of(segments: Segments, start_step: int, stop_step: int) -> tuple[float, ...]:

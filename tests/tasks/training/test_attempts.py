@@ -17,13 +17,13 @@ from phasewise.tasks.training import attempts, launchers
 from phasewise.tasks.training.attempts import MAX_RESTARTS, SliceSegment, launch_trainer
 from phasewise.tasks.training.execution import execution_summary
 from phasewise.tasks.training.launchers import LocalLauncher
-from phasewise.tasks.training.run_identity import finished_result, last_saved_step
+from phasewise.tasks.training.run_identity import extend_run, finished_result, is_begun, last_saved_step, why_not_extended
 from phasewise.tasks.training.time_breakdown import read_attempts, read_time_breakdown
 from phasewise.trainer.base.errors import ExitCode, StorageError, TrainingDiverged, TrainingError, VerdictError
 from phasewise.trainer.base.identity import read_sealed
 from phasewise.trainer.base.run_folder import RunFolder, append_event, read_events
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.config import Execution, LearningRateSegment, Mesh, RunConfig
 from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.process.signals import STOP_VARIABLE
 from phasewise.trainer.run import main
@@ -305,6 +305,26 @@ def train_here(run: RunConfig) -> int:
     file = RunFolder(run.output).run_file
     write_json(file, run.model_dump(mode="json"))
     return main([str(file)])
+
+
+def test_more_steps_continue_from_the_last_checkpoint_and_give_the_weights_of_one_training(build_run: BuildRun):
+    flat = LearningRateSegment(kind="constant", start_step=0, end_step=8, start=1e-3, end=1e-3)
+    fall = LearningRateSegment(kind="linear", start_step=8, end_step=12, start=1e-3, end=0.0)
+    first, at_once = (short(build_run(name), 12).but(learning_rate=(flat, fall)) for name in ("extended", "at-once"))
+    begun = first.but(stop_step=8, learning_rate=(flat,))
+    assert (train_here(begun), train_here(at_once)) == (ExitCode.DONE, ExitCode.DONE)
+    early = first.but(learning_rate=(flat.but(end_step=6), fall.but(start_step=6)))
+    assert why_not_extended(early) == "learning_rate of update 8: expected 0.001 as trained, found 0.000833333"
+    assert why_not_extended(begun).startswith("stop_step: expected more than the trained 8, found 8")
+    assert why_not_extended(first) == ""
+    extend_run(first)
+    assert is_begun(first)
+    assert finished_result(first) is None
+    assert train_here(first) == ExitCode.DONE
+    results = [read_sealed(RunFolder(run.output).result) for run in (first, at_once)]
+    assert len({result["params_digest"] for result in results}) == len({result["final_loss"] for result in results}) == 1
+    assert [row["step"] for row in rows_of(first)] == list(range(1, 13))
+    assert [event["text"] for event in read_events(first.output) if event["kind"] == "extended"] == ["continues from step 8 to step 12"]
 
 
 @pytest.mark.long
