@@ -87,6 +87,7 @@ def test_the_best_row_and_the_rows_within_the_error_are_marked(capsys: pytest.Ca
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_killed_sweep_resumes_and_leaves_the_recipe_s_run_alone(file: Path, tmp_path: Path, phasewise: Run):
     home = tmp_path / "home"
 
