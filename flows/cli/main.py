@@ -75,9 +75,8 @@ def main() -> None:
 @home_option
 @json_option
 def run(
-    target: str, scale: Scale | None, home: str | None, as_json: bool, *, retrain: tuple[str, ...], extend: tuple[str, ...],
-    sweeps: tuple[str, ...], seeds: int | None,
-) -> None:  # fmt: skip
+    target: str, scale: Scale | None, home: str | None, as_json: bool, *, sweeps: tuple[str, ...], seeds: int | None, **allowed: Any
+) -> None:
     """Train a recipe on this machine, phase by phase. Resumes unfinished work.
 
     If data or settings of a trained phase changed, --retrain is required, except for phases of less than ten minutes at proxy scale.
@@ -89,14 +88,14 @@ def run(
     from phasewise.flows.recipes import scale_of
 
     if not (sweeps or seeds):
-        summary = run_recipe(target, scale_of(target, scale), home, retrain=retrain, extend=extend, as_json=as_json)
+        summary = run_recipe(target, scale_of(target, scale), home, **allowed, as_json=as_json)
         print_found(summary, None, as_json=as_json)
         return
-    if extend:
+    if allowed["extend"]:
         raise click.UsageError("--extend: expected no --sweep and no --seeds, whose variants train from their start.")
     from phasewise.flows.cli.sweep import print_sweep, run_sweep
 
-    table = run_sweep(target, scale_of(target, scale), home, sweeps, seeds, retrain=retrain)
+    table = run_sweep(target, scale_of(target, scale), home, sweeps, seeds, retrain=allowed["retrain"])
     print_found(table, print_sweep, as_json=as_json)
     sys.exit(0 if all(row["passed"] == len(row["runs"]) for row in table["variants"]) else 1)
 
