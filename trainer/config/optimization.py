@@ -1,10 +1,10 @@
 """Values by step, the learning rate, optimizers, stability limits and recovery."""
 
 import math
+import struct
 from itertools import pairwise
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-import numpy as np
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from phasewise.trainer.base.frozen import Frozen
@@ -120,7 +120,7 @@ def first_changed_rate(before: Segments, now: Segments, start_step: int, stop_st
     """Return the first update (from 0) with another learning rate in float32, with both rates. Equal rates may have different segments."""
     for update in range(start_step, stop_step):
         was, rate = learning_rate_at(before, update), learning_rate_at(now, update)
-        if np.float32(was) != np.float32(rate):
+        if struct.pack("f", was) != struct.pack("f", rate):
             return update, was, rate
     return None
 
