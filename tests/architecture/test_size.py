@@ -17,7 +17,7 @@ BUDGET = {
     "small files with one importer": 15,
     "functions per 100 lines of code": 6.6,
     "lines of experiments": 8_030,
-    "lines of tests": 42_360,
+    "lines of tests": 42_370,
 }
 """Of product code, but for the last two."""
 parsed = cache(ast.parse)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "own.py"
-    path.write_text(FILE.replace("TEXT", str(DOCS)))
+    path.write_text(FILE.replace("TEXT", str(shutil.copytree(DOCS, tmp_path / "docs"))))
     return path
 
 
