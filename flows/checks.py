@@ -33,7 +33,7 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second
 
     try:
-        gate_key(labels)
+        gate_key(labels, phase.evaluation.include)
     except ConfigError as error:
         instead = "" if recipe.uses_stand_ins else " Or use --scale proxy, with benchmarks from held-out text."
         raise RecipeError(f"the gate of phase {phase.name} of {recipe.run_name} cannot judge it: {error}{instead}") from None

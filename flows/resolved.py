@@ -26,6 +26,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import StandIn, missing_stand_ins
 from phasewise.tasks.data.tokenizer import OUR_TOKENS
+from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import Holder
 from phasewise.trainer.base.errors import RecipeError
@@ -150,7 +151,7 @@ class Resolved:
     settings: tuple[str, ...] = ()
     origin: RecipeOrigin | None = None
     _runs: dict[tuple[str, StartFrom | None], RunConfig] = field(default_factory=dict, repr=False, compare=False)
-    _items: dict[tuple[str, ...], str] = field(default_factory=dict, repr=False, compare=False)
+    _items: dict[tuple[tuple[str, ...], tuple[OwnBenchmark, ...]], str] = field(default_factory=dict, repr=False, compare=False)
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
@@ -197,9 +198,10 @@ class Resolved:
         """Digest of the test items of a phase, at the time of the first call. Raises as `tasks.validation.scan_caches.items_key`."""
         from phasewise.tasks.validation.scan_caches import items_key  # it imports the scan
 
-        if phase.components not in self._items:
-            self._items[phase.components] = items_key(self.plan, phase.components)
-        return self._items[phase.components]
+        decides = phase.components, self.recipe.own_benchmarks(phase)
+        if decides not in self._items:
+            self._items[decides] = items_key(self.plan, *decides)
+        return self._items[decides]
 
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:

@@ -22,6 +22,7 @@ from phasewise.flows.status.phase_status import named_phase, parent_evaluation, 
 from phasewise.tasks.data.template import ChatTemplate
 from phasewise.tasks.evaluation.benchmark_definitions import find_suite
 from phasewise.tasks.evaluation.needles import NAME, Haystack, lengths_of, needle_suite, words_of_folder
+from phasewise.tasks.evaluation.own_benchmarks import include_of, suite_of_tasks
 from phasewise.tasks.home import Home
 from phasewise.tasks.training.pretrained import chat_template_of
 from phasewise.trainer.base.errors import ConfigError
@@ -37,6 +38,7 @@ MIN_WIDTH = 110
 """Width of the table in a file."""
 OPTIONS = {
     "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
+    "tasks": {"tasks", "include", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
     "text": {"text", "text_key", "tokenizer"},
     "held_out": {"held_out"},
 }
@@ -44,7 +46,7 @@ OPTIONS = {
 
 
 def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], Printer]:
-    """Measure with a suite, on a text, on held-out documents, or with the benchmarks of the phase's gate.
+    """Measure with a suite, with named tasks, on a text, on held-out documents, or with the benchmarks of the phase's gate.
 
     Returns the measurement in the shape of `--json`, and its printer. Its `holes` are benchmarks that were not measured.
     `gate` has a note on each benchmark: the score compared to the parent's, and the difference that the gate can detect.
@@ -57,7 +59,7 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     if idle := set(given) - (OPTIONS[chosen[0]] if chosen else set[str]()):
         needed = [names[name] for name in OPTIONS if idle <= OPTIONS[name]]
         raise click.UsageError(f"{', '.join(names[name] for name in sorted(idle))} needs {' or '.join(needed) or 'another measurement'}.")
-    if chosen == ["suite"]:
+    if chosen in (["suite"], ["tasks"]):
         return evaluate_suite(target, scale, home, **given), print_table
     if chosen:
         from phasewise.flows.cli.corpus_fit import fit_target, print_fit
@@ -105,7 +107,9 @@ def evaluate_suite(
     scale: Scale | None,
     home: str | None,
     *,
-    suite: str,
+    suite: str = "",
+    tasks: str = "",
+    include: str | None = None,
     benchmarks: str | None = None,
     limit: int | None = None,
     weights: Weights = "last",
@@ -113,9 +117,10 @@ def evaluate_suite(
     tokenizer: str | None = None,
     context: int | None = None,
 ) -> dict[str, Any]:
-    """Measure or read the benchmarks of a suite on a model, in the shape of `--json`."""
+    """Measure or read the benchmarks of a suite, or named tasks, on a model, in the shape of `--json`."""
     lengths = lengths_of(suite) if suite.partition(":")[0] == NAME else None
-    fixed = find_suite(suite) if lengths is None else None
+    own = include_of(include)
+    fixed = None if lengths is not None else suite_of_tasks(tasks, own) if tasks else find_suite(suite)
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as stack:
         place = find_model(target, scale, home, weights, tokenizer, stack)
@@ -135,7 +140,7 @@ def evaluate_suite(
             from phasewise.tasks.evaluation.gate_benchmarks import words_of_held_out
 
             haystack = partial(words_of_held_out, held_out, model.tokenizer)
-        settings = Options(folder, limit, allow_code=allow_code, haystack=haystack)
+        settings = Options(folder, limit, allow_code=allow_code, haystack=haystack, include=own)
         measured = run_suite(found, model, settings, place=path.resolve(), weights=weights, about=about)
     return {
         **about,

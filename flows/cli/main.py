@@ -332,26 +332,32 @@ def chat(target: str, scale: Scale | None, home: str | None, system: str | None,
 @main.command()
 @click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
 @click.option("--suite", metavar="S", help="Suite of benchmarks: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH].")
+@click.option("--tasks", metavar="NAME[:SHOTS],…", help="Benchmarks by name: ours, own ones of --include, or any task of lm-eval.")
+@click.option("--include", type=PLACE, metavar="DIR", help="With --tasks: folder of own benchmarks, as YAML of lm-eval or as JSON lines.")
 @click.option(
-    "--benchmarks", type=PLACE, metavar="DIR", help="With --suite: folder of the items as JSON lines. Default: the Hugging Face Hub."
+    "--benchmarks",
+    type=PLACE,
+    metavar="DIR",
+    help="With --suite, --tasks: folder of the items as JSON lines. Default: the Hugging Face Hub.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part.")
-@click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite: last weights or their moving average. Default: last.")
-@click.option("--context", type=click.IntRange(min=2), metavar="N", help="With --suite: context of N tokens, more than in training.")
-@click.option("--allow-code", is_flag=True, help="With --suite: run generated programs in a sandbox.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite, --tasks: only the first N items of each part.")
+@click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite, --tasks: last weights (default) or moving average.")
+@click.option("--context", type=click.IntRange(min=2), metavar="N", help="With --suite, --tasks: context of N tokens.")
+@click.option("--allow-code", is_flag=True, help="With --suite, --tasks: run generated programs in a sandbox, and the code of own YAML.")
 @click.option("--text", type=PLACE, metavar="DIR", help="Bits per byte and perplexity of each file and folder in DIR.")
 @click.option("--held-out", is_flag=True, help="Bits per byte of the phase's held-out documents, by component.")
 @click.option("--text-key", metavar="KEY", help="With --text: text field of JSON lines and tables. Default: text.")
-@click.option("--tokenizer", type=PLACE, metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT outside its home.")
+@click.option("--tokenizer", type=PLACE, metavar="FILE", help="With --suite, --tasks, --text: tokenizer.json of a CHECKPOINT.")
 @given_scale_option
 @set_option
 @home_option
 @json_option
 def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
-    """Measure the last checkpoint of a phase with the benchmarks of its gate, with --suite, or by the fit to a text (--text, --held-out).
+    """Measure the last checkpoint of a phase with the benchmarks of its gate, with --suite, --tasks, or by the fit to a text (--text,
+    --held-out).
 
-    --suite and --text also accept a CHECKPOINT, or a FOLDER in Hugging Face format. Exit 1 if a benchmark could not be measured. The table
-    has the reason.
+    --suite, --tasks and --text also accept a CHECKPOINT, or a FOLDER in Hugging Face format. Exit 1 if a benchmark could not be
+    measured. The table has the reason.
     """
     from phasewise.flows.cli.evaluate import evaluate_by
 

@@ -90,7 +90,8 @@ def evidence_of(resolved: Resolved, phases: Iterable[Phase]) -> list[Path]:
     evidence: list[Path] = []
     for phase in phases:
         with suppress(PhasewiseError):  # unprepared data are a separate finding
-            evidence += kept_evidence(resolved.plan, phase.components, phase.gates.data.leakage, resolved.home)
+            own = resolved.recipe.own_benchmarks(phase)
+            evidence += kept_evidence(resolved.plan, phase.components, phase.gates.data.leakage, resolved.home, own=own)
     return [*evidence, baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, ParamSpec
 
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from phasewise.flows.recipes.benchmarks import check_lengths, checked_names
+from phasewise.flows.recipes.benchmarks import check_lengths, checked_names, own_of
 from phasewise.flows.recipes.written import Call, call_of
 from phasewise.tasks.data.tokenizer_training import names_folder
 from phasewise.tasks.evaluation.settings import Measured, Renderings, needles_of
@@ -134,6 +134,7 @@ class EvaluationSettings(Frozen):
     """The evaluation at the end of a phase, and the held-out loss during training.
 
     Attributes:
+        include: folder of own benchmarks, as YAML of lm-eval or as JSON lines with question and answer.
         benchmarks: measured at the end and judged by the gate. Needles are judged only with `gates.model.needle_error_rate`.
         held_out_tokens: text of each component for bits per byte.
         loss_every_steps: steps between measurements of the loss. None is never.
@@ -141,16 +142,23 @@ class EvaluationSettings(Frozen):
         renderings: test items under two renderings, for `gates.model.exposure_error_rate`.
     """
 
+    include: str | None = Field(default=None, min_length=1)
     benchmarks: Annotated[tuple[str, ...], AfterValidator(checked_names)]
     held_out_tokens: int | None = Field(gt=0)
     loss_every_steps: int | None = Field(gt=0)
     loss_sequences: int = Field(gt=0)
     renderings: Renderings | None = None
 
+    @model_validator(mode="after")
+    def _uses_include(self) -> "EvaluationSettings":
+        if self.include and not own_of(self.benchmarks):
+            raise ValueError(f"include: expected a benchmark of {self.include} in benchmarks, such as NAME:0, found none. Take it out")
+        return self
+
     @property
     def measured(self) -> Measured:
         """The measurements at the end of the phase."""
-        return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens, renderings=self.renderings)
+        return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens, renderings=self.renderings, include=self.include)
 
 
 class Gates(Frozen):

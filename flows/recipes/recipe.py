@@ -6,12 +6,14 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
+from phasewise.flows.recipes.benchmarks import own_of
 from phasewise.flows.recipes.hand_off import both_in_words, changes_between, check_carried
 from phasewise.flows.recipes.phase import Change, HandOff, Phase, Pretrained
 from phasewise.flows.recipes.waivers import check_waivers, limited_to
 from phasewise.tasks.data.filters import LengthBias
 from phasewise.tasks.data.source import WITHOUT_FIELDS, Pin, Source
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.training.pretrained import tokenizer_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
@@ -157,6 +159,11 @@ class Recipe(Frozen):
         """The checks and warnings of a phase that people decide."""
         listed = tuple(check for check in self.approvable if check.phases is None or phase.name in check.phases)
         return AsksPeople(approvable=listed, on_warnings=self.warnings_ask_people)
+
+    def own_benchmarks(self, phase: Phase) -> tuple[OwnBenchmark, ...]:
+        """The own benchmarks of the main line and of the phase's lineage, which the leakage scan of the phase searches for."""
+        phases = {one.name: one.evaluation for one in (*self.main_line, *self.lineage(phase))}
+        return tuple(sorted({(label, one.include or "") for one in phases.values() for label in own_of(one.benchmarks)}))
 
     def tokens_before(self, phase: Phase, step: int) -> int:
         """The tokens of the phase's lineage up to a step."""

@@ -355,19 +355,22 @@ def evaluated(
     held_out_tokens: int | None = 2048,
     loss_sequences: int = 4,
     renderings: Renderings | None = None,
+    include: str | None = None,
 ) -> EvaluationSettings:
     """Benchmarks and held-out bits per byte at the end of a phase, and the held-out loss during training.
 
     Args:
         held_out_tokens: text of each component for bits per byte. None is all held-out text.
         loss_sequences: held-out rows of each component for the loss.
-        renderings: test items under two renderings, together with `exposure_error_rate` in `gates`."""
+        renderings: test items under two renderings, together with `exposure_error_rate` in `gates`.
+        include: folder of own benchmarks, as YAML of lm-eval or as JSON lines with question and answer."""
     return EvaluationSettings(
         benchmarks=tuple(benchmarks),
         held_out_tokens=held_out_tokens,
         loss_every_steps=loss_every_steps,
         loss_sequences=loss_sequences,
         renderings=renderings,
+        include=include,
     )
 
 

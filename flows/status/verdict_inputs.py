@@ -47,6 +47,7 @@ def judge_data(resolved: Resolved, phase: Phase, gate: Callable[..., Verdict]) -
         resolved.home,
         hand_off=hand_off_evidence(declared, changes),
         rows_before=drawn_earlier(recipe, phase),
+        own=recipe.own_benchmarks(phase),
         decided_by=decided_by(resolved, phase, run),
         accepts=accepted_in(phase.name, recipe.accepts),
         asks_people=recipe.asks_people_in(phase),

@@ -1,5 +1,8 @@
 """lm-eval's benchmarks and suites, from `benchmarks.yaml`."""
 
+import importlib.resources
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,21 @@ class Rows(Frozen):
 
 
 class Part(Frozen):
-    """An lm-eval task. `include` is a path below `lm_eval/tasks`, `file` a path of items with `{split}`, `rows` None is all rows."""
+    """An lm-eval task. `include` is a path below `lm_eval/tasks`, `file` a path of items with `{split}`, `rows` None is all rows.
+
+    `files` has the paths of each split in place of `file`.
+    """
 
     task: str
     include: str = ""
     file: str
     split: str = ""
     rows: Rows | None = None
+    files: Mapping[str, tuple[str, ...]] = {}
+
+    def files_of(self, split: str) -> tuple[str, ...]:
+        """Return the paths of a split, relative to the folder of items."""
+        return self.files.get(split, ()) if self.files else (self.file.format(split=split),)
 
 
 class Definition(Frozen):
@@ -35,7 +46,10 @@ class Definition(Frozen):
 
     `shots_split` None forbids examples, which lm-eval would take from the items. `settings` change or replace lm-eval's definition, and
     `local_settings` replace it for local files. `fields` are the needed fields of rows with mixed types. `remark` lists differences to
-    published values.
+    published values. `roles` are the definition's splits by lm-eval's name.
+
+    A benchmark of `tasks.evaluation.own_benchmarks` has the last fields: `folder` with its items, `texts_digest` of its YAML and code,
+    `is_plain` for rows with question and answer, `runs_code` for functions outside lm-eval, and the default number of `shots`.
     """
 
     name: str
@@ -51,6 +65,12 @@ class Definition(Frozen):
     modules: tuple[str, ...] = ()
     on_hub: bool = True
     remark: str = ""
+    roles: Mapping[str, str] = {"training_split": "train", "validation_split": "validation"}
+    folder: Path | None = None
+    texts_digest: str = ""
+    is_plain: bool = False
+    runs_code: bool = False
+    shots: int = 0
 
 
 class Asked(Frozen):
@@ -73,6 +93,12 @@ class Suite(Frozen):
     name: str
     about: str
     asked: tuple[Asked, ...]
+
+
+@cache
+def lm_eval_tasks() -> Path:
+    """Folder of lm-eval's definitions."""
+    return Path(str(importlib.resources.files("lm_eval"))) / "tasks"
 
 
 def find_definition(name: str) -> Definition:

@@ -18,7 +18,7 @@ from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tok
 from phasewise.tasks.evaluation.made_benchmarks import Benchmark, read_benchmark_folder
 from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, finished_evaluation, read_schedule_point
 from phasewise.tasks.evaluation.scoring import Window, bits_per_byte, score_windows
-from phasewise.tasks.evaluation.settings import Measured, Renderings, made_of, measure_renderings, needles_of, real_of
+from phasewise.tasks.evaluation.settings import ItemFolders, Measured, Renderings, made_of, measure_renderings, needles_of, real_of
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
@@ -103,10 +103,10 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
 
 def evaluate_model(
     *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, names: Sequence[str],
-    held_out: Mapping[str, HeldOutTokens], real: Path | None = None, renderings: Renderings | None = None,
+    held_out: Mapping[str, HeldOutTokens], real: ItemFolders | None = None, renderings: Renderings | None = None,
     haystack: Sequence[str] = (), ends: Collection[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure the named benchmarks (`real` has lm-eval's items), and bits per byte of each component's held-out text, offline."""
+    """Measure the named benchmarks (`real` has the folders of items), and bits per byte of each component's held-out text, offline."""
     described = read_benchmark_folder(benchmarks).only(made_of(names))
     model = open_model(params, config, tokenizer, held_out, ends)
     results = measure_benchmarks(model, benchmarks, names, real, haystack)
@@ -134,7 +134,7 @@ def open_model(
 
 
 def measure_benchmarks(
-    model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None, haystack: Sequence[str] = ()
+    model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: ItemFolders | None, haystack: Sequence[str] = ()
 ) -> list[BenchmarkResult]:
     """Measure the named benchmarks. Arguments and errors as in `evaluate_model`."""
     described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks

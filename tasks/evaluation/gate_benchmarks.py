@@ -1,6 +1,6 @@
 """The benchmarks of a phase's gate from lm-eval, and needles: their keys, and their results in the gate's shape.
 
-Real items come only from `PHASEWISE_BENCHMARKS`, the folder of the leakage scan: a gate uses only items that the scan searched for.
+Real items come only from `PHASEWISE_BENCHMARKS` and from the recipe's own folder: a gate uses only items that the scan searched for.
 Needles are hidden in held-out text of the recipe's main line, so a phase and its parent get equal items.
 """
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from phasewise.tasks.evaluation.benchmark_definitions import Asked, ask, find_definition
+from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, ask
 from phasewise.tasks.evaluation.harness import BenchmarkResult, ItemAnswer, NotMeasured, Prepared, prepare
 from phasewise.tasks.evaluation.needles import MIN_KEYS, Needles, least_length, prepare_needles
-from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, MIN_LENGTH, needle_length, real_benchmarks
+from phasewise.tasks.evaluation.own_benchmarks import find_benchmark, include_of
+from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, MIN_LENGTH, ItemFolders, needle_length, real_benchmarks
 from phasewise.tasks.evaluation.suite import MEASURING, Answer, SuiteResult, measure
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
@@ -26,58 +27,62 @@ if TYPE_CHECKING:
 SOURCE = "the phase's evaluation.benchmarks"
 
 
-def gate_key(labels: Iterable[str]) -> dict[str, str]:
-    """Return label → digest of items, examples, definition and code, or raise a ConfigError as `gate_folder`."""
+def gate_key(labels: Iterable[str], include: str | None = None) -> dict[str, str]:
+    """Return label → digest of items, examples, definition and code, or raise a ConfigError as `gate_folders`."""
     named = sorted(labels)
-    folder = gate_folder(named)
-    if folder is None:
-        return {}
+    folders = gate_folders(named, include)
     keys: dict[str, str] = {}
     for label in named:
         # While size and time of the possible files are equal, the digest is not computed again
-        definition = find_definition(label.partition(":")[0])
+        definition = _definition(label, folders)
         splits = {part.split or definition.split for part in definition.parts} | {definition.shots_split or definition.split}
-        paths = sorted({folder / part.file.format(split=split) for part in definition.parts for split in splits})
+        folder = definition.folder or folders.benchmarks or Path()
+        paths = sorted({folder / file for part in definition.parts for split in splits for file in part.files_of(split)})
         stats = [(str(path), path.stat()) for path in paths if path.is_file()]
-        keys[label] = _digest(label, folder, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+        signature = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+        keys[label] = _digest(label, folders, (definition.texts_digest, signature))
     return keys
 
 
 @lru_cache(maxsize=256)
-def _digest(label: str, folder: Path, _signature: tuple[tuple[str, int, int], ...]) -> str:
-    prepared = _prepared(label, folder)
+def _digest(label: str, folders: ItemFolders, _signature: tuple[str, tuple[tuple[str, int, int], ...]]) -> str:
+    prepared = prepare_item_files(label, folders)
     return digest_of_json([label, prepared.items_digest, prepared.definition_digest, code_digest(*MEASURING)])
 
 
-def _prepared(label: str, folder: Path) -> Prepared:
-    asked = ask(label, SOURCE)
+def _definition(label: str, folders: ItemFolders) -> Definition:
+    return find_benchmark(label.partition(":")[0], folders.include)
+
+
+def prepare_item_files(label: str, folders: ItemFolders) -> Prepared:
+    """Prepare a benchmark of a gate from its files, or raise a ConfigError."""
+    definition = _definition(label, folders)
     try:
-        return prepare(find_definition(asked.benchmark), asked, folder, allow_code=False)
+        return prepare(definition, ask(label, SOURCE), folders.benchmarks, allow_code=False)
     except NotMeasured as error:
-        raise ConfigError(
-            f"the gate asks {label}, and {folder} ({BENCHMARKS_VARIABLE}) lacks its files: {error}. Add them, or remove the benchmark."
-        ) from None
+        lacking = f"the gate asks {label}, and {folders.benchmarks} ({BENCHMARKS_VARIABLE}) lacks its files: {error}. Add them"
+        wrong = f"the gate asks {label}, which cannot be measured: {error}. Correct it"
+        raise ConfigError(f"{wrong if definition.folder or definition.runs_code else lacking}, or remove the benchmark.") from None
 
 
-def gate_folder(labels: Iterable[str]) -> Path | None:
-    """Return the folder of the benchmarks' items, or None without labels. A ConfigError reports a missing variable."""
-    named = sorted(labels)
-    if not named:
-        return None
-    folder = real_benchmarks()
-    if folder is None:
+def gate_folders(labels: Iterable[str], include: str | None) -> ItemFolders:
+    """Return the folders of the benchmarks' items. A ConfigError reports an unknown benchmark, or a missing variable."""
+    own = include_of(include)
+    outside = [label for label in sorted(labels) if find_benchmark(label.partition(":")[0], own).folder is None]
+    folders = ItemFolders(benchmarks=real_benchmarks() if outside else None, include=own)
+    if outside and folders.benchmarks is None:
         raise ConfigError(
-            f"the gate asks {', '.join(named)}: {BENCHMARKS_VARIABLE} must name a folder with their items, as JSON lines, and is not set. "
-            "The scan searches the training data for these items."
+            f"the gate asks {', '.join(outside)}: {BENCHMARKS_VARIABLE} must name a folder with their items, as JSON lines, and is not "
+            "set. The scan searches the training data for these items."
         )
-    return folder
+    return folders
 
 
-def gate_results(model: "JaxLanguageModel", labels: Iterable[str], folder: Path) -> list[BenchmarkResult]:
+def gate_results(model: "JaxLanguageModel", labels: Iterable[str], folders: ItemFolders) -> list[BenchmarkResult]:
     """Measure each benchmark on all of its items."""
     results: list[BenchmarkResult] = []
     for label in sorted(labels):
-        prepared = _prepared(label, folder)
+        prepared = prepare_item_files(label, folders)
         try:
             results.append(as_gate_result(*measure(model, prepared, limit=None)))
         except NotMeasured as error:

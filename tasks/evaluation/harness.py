@@ -4,7 +4,6 @@ lm-eval is imported at first use (seconds), so that kept results are found at on
 """
 
 import contextlib
-import importlib.resources
 import importlib.util
 import json
 import logging
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, cast
 
 import yaml
 
-from phasewise.tasks.evaluation.benchmark_definitions import SHOTS_IN_DEFINITION, Asked, Definition, Part, Rows
+from phasewise.tasks.evaluation.benchmark_definitions import SHOTS_IN_DEFINITION, Asked, Definition, Part, Rows, lm_eval_tasks
+from phasewise.tasks.evaluation.own_benchmarks import plain_rows
 from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 from phasewise.trainer.base.storage import parse_json
@@ -110,6 +110,9 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
         raise NotMeasured(f"a package is missing: install {', '.join(missing)}")
     if definition.metric == "pass" and not allow_code:
         raise NotMeasured("it runs programs that the model writes: allow it with --allow-code")
+    if definition.runs_code and not allow_code:
+        raise NotMeasured("its definition runs Python code outside lm-eval: allow it with --allow-code, which a gate never does")
+    folder = definition.folder or folder
     if folder is None and not definition.on_hub:
         raise NotMeasured("its items come only from a folder: give one with --benchmarks")
     parts: list[PreparedPart] = []
@@ -118,12 +121,12 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
         files = {} if folder is None else _local_files(definition, part, asked.shots, folder)
         settings: dict[str, Any] = dict((folder and definition.local_settings) or definition.settings)
         if folder:  # lm-eval fails for a split without a file
-            absent = [role for role, split in (("training", "train"), ("validation", "validation")) if split not in files]
-            settings |= {f"{role}_split": None for role in absent} | ({} if asked.shots else {"fewshot_split": None})
+            settings |= {role: None for role, split in definition.roles.items() if split not in files}
+            settings |= {} if asked.shots else {"fewshot_split": None}
             settings |= {"dataset_path": "json", "dataset_name": None}
         settings |= {"task": part.task, "num_fewshot": asked.shots}
         include = str(lm_eval_tasks() / part.include) if part.include and not (folder and definition.local_settings) else None
-        definitions.append([settings, text_digest(include)])
+        definitions.append([settings, definition.texts_digest or text_digest(include)])
         parts.append(PreparedPart(part.task, ({"include": include} if include else {}) | settings, files))
     contents = [[part.task, split, digest_of_bytes(lines)] for part in parts for split, lines in part.files.items()]
     return Prepared(
@@ -137,22 +140,24 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
 
 def _local_files(definition: Definition, part: Part, shots: int, folder: Path) -> dict[str, bytes]:
     split = part.split or definition.split
-    name = part.file.format(split=split)
+    names = part.files_of(split)
     try:
-        files = {split: _select(folder / name, part.rows)}
+        files = {split: _select([folder / name for name in names], part.rows)}
     except NotMeasured as error:
         raise NotMeasured(f"no items: {error}") from None
     if shots and definition.shots_split and definition.shots_split != SHOTS_IN_DEFINITION:
-        shots_name = part.file.format(split=definition.shots_split)
+        shots_names = part.files_of(definition.shots_split)
         try:
-            if shots_name == name:
-                raise NotMeasured(f"{shots_name} would be its items")
-            lines = _select(folder / shots_name, part.rows, definition.shots_rows)
+            if shots_names == names:
+                raise NotMeasured(f"{', '.join(names)} would be its items")
+            lines = _select([folder / name for name in shots_names], part.rows, definition.shots_rows)
             if (count := lines.count(b"\n")) < shots:
-                raise NotMeasured(f"{shots_name} has {count} rows for {part.task}")
+                raise NotMeasured(f"{', '.join(shots_names)} has {count} rows for {part.task}")
         except NotMeasured as error:
             raise NotMeasured(f"no split for its {shots} shots: {error}") from None
         files[definition.shots_split] = lines
+    if definition.is_plain:
+        return {split: plain_rows(lines, f"{part.task} {split}") for split, lines in files.items()}
     if definition.fields:
         for split, lines in files.items():
             rows = [parse_json(line, allows_nan=True) for line in lines.splitlines()]
@@ -161,12 +166,12 @@ def _local_files(definition: Definition, part: Part, shots: int, folder: Path) -
     return files
 
 
-def _select(path: Path, *choices: Rows | None) -> bytes:
-    """Read the lines of a file, filtered by each of the choices in turn."""
-    name = f"{path.parent.name}/{path.name}"
-    if not path.is_file():
-        raise NotMeasured(f"no file {name}")
-    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+def _select(paths: Sequence[Path], *choices: Rows | None) -> bytes:
+    """Read the lines of files, filtered by each of the choices in turn."""
+    name = ", ".join(f"{path.parent.name}/{path.name}" for path in paths)
+    if not paths or not all(path.is_file() for path in paths):
+        raise NotMeasured(f"no file {name}" if paths else "the definition names no file")
+    lines = [line for path in paths for line in path.read_bytes().split(b"\n") if line.strip()]
     for rows in (None, *choices):
         if rows:
             try:
@@ -186,12 +191,6 @@ def _by_value(lines: bytes, field: str) -> dict[Any, list[bytes]]:
         if line:
             found.setdefault(parse_json(line, allows_nan=True)[field], []).append(line)
     return found
-
-
-@cache
-def lm_eval_tasks() -> Path:
-    """Folder of lm-eval's definitions."""
-    return Path(str(importlib.resources.files("lm_eval"))) / "tasks"
 
 
 @cache
@@ -229,10 +228,16 @@ def quiet_harness(*, offline: bool) -> Iterator[Path]:
     with offline_imports() if offline else contextlib.nullcontext():
         import datasets
         import lm_eval.api.task
+        import lm_eval.utils
+        from jinja2.sandbox import SandboxedEnvironment
         from tqdm import tqdm
     datasets.disable_progress_bars()
     lm_eval.api.task.tqdm = partial(tqdm, disable=True)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not isinstance(lm_eval.utils.env, SandboxedEnvironment):  # templates of a definition are data
+        sandboxed = SandboxedEnvironment(undefined=lm_eval.utils.env.undefined, keep_trailing_newline=True)
+        sandboxed.filters |= lm_eval.utils.env.filters
+        lm_eval.utils.env = sandboxed
     with tempfile.TemporaryDirectory(prefix="phasewise-suite-") as temporary, contextlib.redirect_stdout(sys.stderr):
         yield Path(temporary)
 

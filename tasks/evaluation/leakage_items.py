@@ -1,11 +1,13 @@
 """Benchmark items without examples for the leakage search, in lm-eval's wording. lm-eval is imported at first use, offline by default."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Suite, find_definition
-from phasewise.tasks.evaluation.harness import NotMeasured, prepare, quiet_harness, write_definitions
+from phasewise.tasks.evaluation.gate_benchmarks import gate_folders, prepare_item_files
+from phasewise.tasks.evaluation.harness import NotMeasured, Prepared, prepare, quiet_harness, write_definitions
+from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import digest_of_json
 from phasewise.validations.evidence.leakage.item_files import read_examples
@@ -31,13 +33,11 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
         definition = find_definition(name)
         try:
             prepared = prepare(definition, Asked(benchmark=name, shots=0, source="the search for leaks"), folder, allow_code=True)
-            with quiet_harness(offline=True) as temporary:
-                definitions = write_definitions(prepared, temporary)
-                found = items_of_tasks([part.task for part in definition.parts], definitions)
+            found = items_of_benchmark(prepared)
         except (NotMeasured, DataError) as error:
             missing[name] = str(error)
             continue
-        items += [item._replace(benchmark=name) for item in found]
+        items += found
         contents.append([name, prepared.items_digest, prepared.definition_digest])
     if not items:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
@@ -45,6 +45,25 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
     examples = read_examples(folder)
     key = digest_of_json({"items": contents, "examples": [item._asdict() for item in examples]})
     return SuiteItems([*merge_equal(items), *examples], key, missing)
+
+
+def items_of_benchmark(prepared: Prepared) -> list[BenchmarkItem]:
+    """Read the items of a prepared benchmark under its name."""
+    with quiet_harness(offline=True) as temporary:
+        found = items_of_tasks([part.task for part in prepared.parts], write_definitions(prepared, temporary))
+    return [item._replace(benchmark=prepared.definition.name) for item in found]
+
+
+def own_items(own: Iterable[OwnBenchmark]) -> list[BenchmarkItem]:
+    """Read the items of a recipe's own benchmarks as its gates ask them. Raises a ConfigError or DataError as the gate."""
+    items: list[BenchmarkItem] = []
+    for name, include in dict.fromkeys((label.partition(":")[0], include) for label, include in own):
+        label = f"{name}:0"
+        try:
+            items += items_of_benchmark(prepare_item_files(label, gate_folders([label], include)))
+        except NotMeasured as error:
+            raise DataError(f"{name}: expected items for the leakage scan, found none: {error}. Correct it.") from None
+    return merge_equal(items)
 
 
 def items_of_tasks(tasks: Sequence[str], include_path: Path) -> list[BenchmarkItem]:

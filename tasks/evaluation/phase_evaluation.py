@@ -11,14 +11,13 @@ from functools import cache
 from logging.handlers import BufferingHandler
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.template import turn_ends
 from phasewise.tasks.data.verify import check_cache
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
-from phasewise.tasks.evaluation.settings import Measured, made_of, needles_of, real_of, renderings_key
+from phasewise.tasks.evaluation.settings import ItemFolders, Measured, made_of, needles_of, real_of, renderings_key
 from phasewise.tasks.progress import LOGGER, say
 from phasewise.trainer.base.errors import EvaluationError
 from phasewise.trainer.base.frozen import Frozen
@@ -34,8 +33,8 @@ MEASURING = (
     *(
         f"tasks/evaluation/{name}.py"
         for name in (
-            "benchmark_definitions", "checkpoint", "harness", "held_out", "language_model", "phase_evaluation", "scoring",
-            "settings",
+            "benchmark_definitions", "checkpoint", "harness", "held_out", "language_model", "own_benchmarks", "phase_evaluation",
+            "scoring", "settings",
         )
     ),
 )  # fmt: skip
@@ -48,7 +47,8 @@ class EvaluationRequest(Frozen):
     """A phase's evaluation in a child process, with URLs of the home's files.
 
     `result` is the trainer's result. `held_out` and `measured_on` have the cache and the text digest of each component. `benchmarks` has
-    the benchmarks from held-out text, `real` lm-eval's. `haystack` lists the components around needles, equal for all phases.
+    the benchmarks from held-out text, `real` the folders of
+    the others. `haystack` lists the components around needles, equal for all phases.
     """
 
     run: RunConfig
@@ -59,7 +59,7 @@ class EvaluationRequest(Frozen):
     held_out: dict[str, str]
     measured_on: dict[str, str]
     benchmarks: str
-    real: Path | None
+    real: ItemFolders | None
     haystack: tuple[str, ...]
 
 
@@ -70,9 +70,9 @@ def request_evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, m
         check_cache(plan.components[name].held_out.folder, plan.digests)
     real = None
     if labels := real_of(measured.benchmarks):
-        from phasewise.tasks.evaluation.gate_benchmarks import gate_folder  # imports for a third of a second
+        from phasewise.tasks.evaluation.gate_benchmarks import gate_folders  # imports for a third of a second
 
-        real = gate_folder(labels)
+        real = gate_folders(labels, measured.include)
     return EvaluationRequest(
         run=run, result=result, measured=measured, key=evaluation_key(run, result["params_digest"], plan, measured),
         tokenizer=str(plan.tokenizer), held_out={name: str(plan.components[name].held_out.folder) for name in names},
@@ -105,7 +105,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
     if labels or needles:
         from phasewise.tasks.evaluation.gate_benchmarks import gate_key, needle_key
 
-        deciding |= {"real_benchmarks": gate_key(labels)} if labels else {}
+        deciding |= {"real_benchmarks": gate_key(labels, measured.include)} if labels else {}
         haystack = {name: _content_of(plan.components[name]) for name in plan.benchmark_components}
         deciding |= {"needles": needle_key(needles, haystack)} if needles else {}
     if measured.renderings:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MADE_BENCHMARKS = ("word_order", "next_word")
 """Built from held-out text by `tasks.evaluation.made_benchmarks`."""
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
+OwnBenchmark = tuple[str, str]
+"""A label outside `benchmarks.yaml`, and `evaluation.include` or an empty text."""
 MIN_LENGTH = 64
 """Least tokens of a text with needles, for any tokenizer."""
 MIN_ITEMS = 8
@@ -48,12 +50,20 @@ class Renderings(Frozen):
         return pattern
 
 
+class ItemFolders(NamedTuple):
+    """Folders with items of a gate: `PHASEWISE_BENCHMARKS`, and the own benchmarks of a recipe (`evaluation.include`)."""
+
+    benchmarks: Path | None = None
+    include: Path | None = None
+
+
 class Measured(Frozen):
-    """Names of benchmarks, the bound on each component's held-out tokens (None is all), and optional renderings."""
+    """Names of benchmarks, the bound on each component's held-out tokens (None is all), optional renderings and own benchmarks."""
 
     benchmarks: tuple[str, ...]
     held_out_tokens: int | None
     renderings: Renderings | None = None
+    include: str | None = None
 
 
 class Rendered(NamedTuple):

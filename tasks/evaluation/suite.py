@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 import numpy as np
 
 from phasewise.tasks.evaluation import harness
-from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Suite, find_definition
+from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Suite
 from phasewise.tasks.evaluation.harness import NotMeasured, Prepared, Put, Sample, Setting
 from phasewise.tasks.evaluation.needles import Haystack, Needles, definition_of, prepare_needles
+from phasewise.tasks.evaluation.own_benchmarks import find_benchmark
 from phasewise.tasks.evaluation.sandbox import check_sandbox, run_program
 from phasewise.tasks.progress import advance, say
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
@@ -27,8 +28,8 @@ MEASURING = (
     *(
         f"tasks/evaluation/{name}.py"
         for name in (
-            "benchmark_definitions", "gate_benchmarks", "harness", "language_model", "needles", "sandbox", "sandbox_child",
-            "scoring", "suite",
+            "benchmark_definitions", "gate_benchmarks", "harness", "language_model", "needles", "own_benchmarks", "sandbox",
+            "sandbox_child", "scoring", "suite",
         )
     ),
 )  # fmt: skip
@@ -87,13 +88,17 @@ class Kept(TypedDict):
 
 
 class Options(NamedTuple):
-    """Options of a measurement. `benchmarks` None is the hub, `limit` measures only the first items, `haystack` returns unseen words."""
+    """Options of a measurement. `benchmarks` None is the hub, `limit` measures only the first items, `haystack` returns unseen words.
+
+    `include`: folder of own benchmarks.
+    """
 
     benchmarks: Path | None
     limit: int | None = None
     allow_code: bool = False
     haystack: Haystack | None = None
     needles: Needles | None = None
+    include: Path | None = None
 
 
 class Measured(NamedTuple):
@@ -129,7 +134,7 @@ def run_suite(
     for number, asked in enumerate(suite.asked, start=1):
         label = asked.label
         needles = options.needles or Needles(length=asked.length or 64)
-        definition = definition_of(asked, needles) if asked.length else find_definition(asked.benchmark)
+        definition = definition_of(asked, needles) if asked.length else find_benchmark(asked.benchmark, options.include)
         try:
             if asked.length:
                 prepared = prepare_needles(asked, model, options.haystack, needles=needles)

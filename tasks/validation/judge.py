@@ -9,6 +9,7 @@ import pandas as pd
 
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.verify import check_caches, verify_component
+from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.scan_caches import scan_caches, scan_key
 from phasewise.trainer.base.errors import DataError
@@ -42,6 +43,7 @@ def judge_phase_data(
     *,
     hand_off: pd.DataFrame,
     rows_before: Mapping[str, Sequence[DrawnRows]] = MappingProxyType({}),
+    own: Sequence[OwnBenchmark] = (),
     decided_by: Mapping[str, str] = MappingProxyType({}),
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
@@ -49,6 +51,7 @@ def judge_phase_data(
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase, and write the verdict for the trainer.
 
     `hand_off`: declared and found changes between parent and phase. `rows_before`: component → rows of earlier phases.
+    `own`: own benchmarks of the recipe.
     `decided_by`: other inputs of the verdict, name → digest. Raises DataError if a cache is missing.
     """
     caches = {name: plan.components[name].train.folder for name in sorted(run.caches)}
@@ -60,7 +63,7 @@ def judge_phase_data(
     differences = {name: verify_component(name, plan, home) for name in caches}
     damaged = {name for name, found in differences.items() if any(one.what == DAMAGED for one in found)}  # not scanned
     whole = {name: folder for name, folder in caches.items() if name not in damaged}
-    scans = scan_caches(whole, plan, limits.leakage, home)
+    scans = scan_caches(whole, plan, limits.leakage, home, own=own)
     order, shifts = order_evidence(run, limits.order)
     packed = packing_evidence(run)
     expected = {name: scan_key(manifest.digest, scans.items.digest, limits.leakage) for name, manifest in manifests.items()}

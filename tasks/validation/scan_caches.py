@@ -1,6 +1,6 @@
 """The scan of a phase's token caches, which are the trainer's input, for benchmark items and held-out documents."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import BENCHMARK, word_problems
 from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
-from phasewise.tasks.evaluation.settings import real_benchmarks
+from phasewise.tasks.evaluation.settings import OwnBenchmark, real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import folder_digest, index_folder, index_store, keep_index, leakage_version, open_index
@@ -19,7 +19,7 @@ from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
-from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem
+from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem, merge_equal
 from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
 from phasewise.validations.evidence.leakage.words import split_words
 from phasewise.validations.limits import LeakageLimits
@@ -55,9 +55,11 @@ class CacheScans(NamedTuple):
     keys: dict[str, str]
 
 
-def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimits, home: Home) -> CacheScans:
-    """Return the scan of each component's cache. A stored scan of the same bytes and items is reused."""
-    key, found = items_key(plan, caches), None
+def scan_caches(
+    caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimits, home: Home, *, own: Sequence[OwnBenchmark] = ()
+) -> CacheScans:
+    """Return the scan of each component's cache for all items. A stored scan of the same bytes and items is reused."""
+    key, found = items_key(plan, caches, own), None
     path = home.keyed("evidence", key, "items") / "items.json"
     try:
         found = read_sealed(path).get("key")
@@ -66,7 +68,7 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
     except NotAsWritten as error:
         say(f"{error}: it is made again")
     if found != key:
-        write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, caches)]})
+        write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, caches, own)]})
     items = KeptItems(path, key, index_store(home))
     index = items.open()
     keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
@@ -112,10 +114,12 @@ def scan_key(manifest_digest: str, items_digest: str, limits: LeakageLimits) -> 
     return digest_of_json({"cache": manifest_digest, "items": items_digest, "rule": rule, "scanner": leakage_version()})
 
 
-def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimits, home: Home) -> Iterator[Path]:
+def kept_evidence(
+    plan: DataPlan, components: Iterable[str], limits: LeakageLimits, home: Home, *, own: Sequence[OwnBenchmark] = ()
+) -> Iterator[Path]:
     """Yield the sealed files of a phase's items, index and scans, if they exist."""
     components = sorted(components)
-    key = items_key(plan, components)
+    key = items_key(plan, components, own)
     yield home.keyed("evidence", key, "items") / "items.json"
     table = index_folder(key, index_store(home)) / TABLE_NAME
     yield table
@@ -134,15 +138,19 @@ def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Sc
     return scan_documents(documents, items.open(), limits)
 
 
-def items_key(plan: DataPlan, components: Iterable[str]) -> str:
+def items_key(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchmark] = ()) -> str:
     """Return a digest of everything that decides the items of a phase with these components: benchmarks, held-out documents, code."""
     real = real_benchmarks()
     held_out = {name: read_manifest(plan.components[name].held_out.folder).digest for name in {*plan.benchmark_components, *components}}
-    benchmarks = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
+    benchmarks: dict[str, Any] = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
+    if own:
+        from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second
+
+        benchmarks["own"] = [gate_key([label], include) for label, include in own]
     return digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
 
 
-def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:
+def test_items(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchmark]) -> list[BenchmarkItem]:
     """Return the items of benchmarks and of held-out documents, without short documents, which may occur anywhere."""
     items = [
         BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)
@@ -150,6 +158,10 @@ def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]
     items += [BenchmarkItem(BENCHMARK, BENCHMARK, one.id, one.question, (), str(one.answer), (one.solution,)) for one in word_problems()]
     real = real_benchmarks()
     items += read_benchmarks(real) if real else []
+    if own:
+        from phasewise.tasks.evaluation.leakage_items import own_items  # lm-eval is a slow import
+
+        items = merge_equal([*items, *own_items(own)])
     for component in sorted({*plan.benchmark_components, *components}):
         folder, benchmark = plan.components[component].held_out.folder, f"{HELD_OUT}{component}"
         manifest = read_manifest(folder)

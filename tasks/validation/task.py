@@ -9,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation.settings import OwnBenchmark
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.report.data_docs import build_data_docs
@@ -36,13 +37,23 @@ def data_gate(
     *,
     hand_off: pd.DataFrame,
     rows_before: Mapping[str, Sequence[DrawnRows]],
+    own: Sequence[OwnBenchmark],
     decided_by: Mapping[str, str],
     accepts: Accepts,
     asks_people: AsksPeople,
 ) -> Verdict:
     """Judge the data of a phase and write the verdict."""
     verdict = judge_phase_data(
-        run, plan, limits, home, hand_off=hand_off, rows_before=rows_before, decided_by=decided_by, accepts=accepts, asks_people=asks_people
+        run,
+        plan,
+        limits,
+        home,
+        hand_off=hand_off,
+        rows_before=rows_before,
+        own=own,
+        decided_by=decided_by,
+        accepts=accepts,
+        asks_people=asks_people,
     )
     publish(verdict, run.verdict, on_parent=True)
     return verdict

@@ -36,6 +36,7 @@ OTHERS: dict[str, str] = {
     "validations/expectations/suites.py": "the suites, in this folder",
     "tasks/evaluation/made_benchmarks.py": "items whose digest the manifest names, compared first",
     "tasks/evaluation/benchmark_definitions.py": "a YAML file of this package",
+    "tasks/evaluation/own_benchmarks.py": "a user's YAML of lm-eval, by a safe loader; its digest is in the key of each result",
     "tasks/evaluation/checkpoint.py": "definitions whose digest the manifest names, compared first",
     "tasks/data/text_files.py": TEXT,
     "tasks/data/template.py": MADE_HERE,

@@ -114,7 +114,7 @@ EDITS: dict[str, Any] = {
     "severity": "low", "packing": "greedy", "loss_on": "answers", "<HandOff>.parent": "third", "graft.phase": "second",
     **dict.fromkeys(("<HandOff>.step", "graft.step"), 50), "<HandOff>.declares": lambda before: [*before, "z_loss"],
     "<Pretrained>.declares": ["rope"], "first_step": 3,
-    "revision": "main", "listing": "LISTING", "include": ["a.jsonl"], "exclude": ["b.jsonl"], "format": "markdown",
+    "revision": "main", "listing": "LISTING", "sources.include": ["a.jsonl"], "exclude": ["b.jsonl"], "format": "markdown",
     "measure": "characters", "roles": {"human": "user", "gpt": "assistant"}, "prompt": "other", "context": "other",
     **dict.fromkeys(("best_by", "conversation.system", "unicode"), lambda before: None),
     "template": "trinity", "line_ends": "keep", "trailing_spaces": "strip", "pins.component": "starcoderdata", "split": "held_out",
@@ -283,6 +283,11 @@ class World:
                 "answer": "text", "left_out": "<<.*?>>",
             }  # fmt: skip
             phase["gates"]["model"]["exposure_error_rate"] = 0.01
+        if path.endswith("evaluation.include"):
+            for name in ("own", "own-2"):
+                (self.root / name).mkdir(exist_ok=True)
+                (self.root / name / "quiz.jsonl").write_text(json.dumps({"question": f"Where is {name}?", "answer": "Here"}))
+            phase["evaluation"] |= {"benchmarks": ["quiz:0", "next_word"], "include": str(self.root / "own")}
         if path.endswith("needle_error_rate"):
             phase["evaluation"]["benchmarks"] += [f"niah:{phase['model']['seq_len']}"]
             phase["gates"]["model"]["needle_error_rate"] = 0.01

@@ -14,7 +14,7 @@ from phasewise.tasks.data import cluster
 from phasewise.tasks.data.documents import split_of, split_texts
 from phasewise.tasks.data.listing import Listing
 from phasewise.tasks.data.plan import DataPlan
-from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
+from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, OwnBenchmark
 from phasewise.tasks.validation import judge, scan_caches
 from phasewise.tasks.validation.scan_caches import test_items as items_of
 from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
@@ -33,6 +33,7 @@ from tests.trainer.token_caches import BEGIN, END, write_token_cache
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 ORDER = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
 LIMITS = DataLimits(max_share_error_points=1.0, max_share_error_percent=None, max_epochs=40.0, leakage=LEAKAGE, order=ORDER)
+Own = Sequence[OwnBenchmark]
 MIXTURE = {"code": 50, "law": 25, "web": 25}
 
 
@@ -44,13 +45,13 @@ def build_run(plan: DataPlan, home: Any, mixture: dict[str, float] | None = None
     return tiny_run("first", 20, caches, verdict, output, batch=[[0, 4]], mixture=[[0, shares]], order=order)
 
 
-def judged(world: Any, limits: DataLimits = LIMITS, mixture: dict[str, float] | None = None) -> Verdict:
+def judged(world: Any, limits: DataLimits = LIMITS, mixture: dict[str, float] | None = None, own: Own = ()) -> Verdict:
     plan = world.plan()
-    return judge_plan(plan, world.home, limits, mixture)
+    return judge_plan(plan, world.home, limits, mixture, own)
 
 
-def judge_plan(plan: DataPlan, home: Any, limits: DataLimits = LIMITS, mixture: dict[str, float] | None = None) -> Verdict:
-    return judge.judge_phase_data(build_run(plan, home, mixture), plan, limits, home, hand_off=hand_off_evidence(None, {}))
+def judge_plan(plan: DataPlan, home: Any, limits: DataLimits = LIMITS, mixture: dict[str, float] | None = None, own: Own = ()) -> Verdict:
+    return judge.judge_phase_data(build_run(plan, home, mixture), plan, limits, home, hand_off=hand_off_evidence(None, {}), own=own)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_a_held_out_document_or_a_benchmark_item_in_another_source_stops_the_pha
     world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
     shutil.copytree(prepared.sources, world.sources)
     plan = world.prepare()
-    question = next(item for item in items_of(plan, []) if item.benchmark == "word_order")
+    question = next(item for item in items_of(plan, [], ()) if item.benchmark == "word_order")
     held_out = next(split_texts(plan.components["law"].documents.folder, "held_out"))
     plant(world, "web", question.question)
     plant(world, "code", held_out)
@@ -146,7 +147,7 @@ def test_a_held_out_document_or_a_benchmark_item_in_another_source_stops_the_pha
 
 def test_the_test_items_are_the_benchmarks_and_what_is_held_out(prepared: Any):
     plan = prepared.plan()
-    items = items_of(plan, [])
+    items = items_of(plan, [], ())
     held_out = [item for item in items if item.benchmark.startswith("held-out ")]
     texts = [text for component in plan.components.values() for text in split_texts(component.documents.folder, "held_out")]
     assert sorted((item.id, item.question) for item in held_out) == sorted((digest_of_bytes(text.encode()), text) for text in texts)
@@ -202,6 +203,27 @@ def test_real_benchmarks_are_scanned_for_where_they_are_named(
     monkeypatch.setenv(BENCHMARKS_VARIABLE, str(benchmarks / "nowhere"))
     with pytest.raises(ConfigError, match=r"PHASEWISE_BENCHMARKS names .*nowhere, which does not exist"):
         judged(copied)
+
+
+@pytest.mark.usefixtures("on_scheduler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_own_benchmarks_are_found_where_they_are_planted(copied: Any, tmp_path: Path):
+    def found_in(verdict: Verdict) -> set[tuple[str, int]]:
+        rows = pd.read_parquet(Path(verdict.evidence) / "leakage.parquet").query("benchmark == 'quiz' and items_hit")
+        return set(zip(rows["component"], rows["items_hit"], strict=True))
+
+    law = next(text for text in split_texts(copied.plan().components["law"].documents.folder, "train") if len(text.split()) > 40)
+    (own := tmp_path / "own").mkdir()
+    rows = [
+        {"question": " ".join(law.split()[:30]) + "?", "answer": "7"},
+        {"question": "Which of the moons of Oort has ice?", "answer": "8"},
+    ]
+    (own / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    key = scan_caches.items_key(copied.plan(), ["law"], [("quiz:0", str(own))])
+    assert found_in(judged(copied, own=[("quiz:0", str(own))])) == {("law", 1)}
+    (own / "quiz.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    assert scan_caches.items_key(copied.plan(), ["law"], [("quiz:0", str(own))]) != key
+    assert found_in(judged(copied, own=[("quiz:0", str(own))])) == set()
 
 
 def test_a_training_is_judged_by_its_metrics(prepared: Any, tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 
 from phasewise.tasks.evaluation.gate_benchmarks import as_gate_result, gate_key, gate_results
 from phasewise.tasks.evaluation.harness import BenchmarkResult
-from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
+from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE, ItemFolders
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
 from phasewise.validations.evidence.floor import measure_floor
 from phasewise.validations.expectations.judging import Reason
@@ -60,7 +60,9 @@ def test_a_real_benchmark_is_judged_beside_the_parents_item_by_item(bench: Bench
             number = int(context.rpartition("What is ")[2].split()[0])
             return f"The answer is {number + 1}." if adds and number % 2 else "The answer is 1000."
 
-        return evaluation_of(gate_results(cast(Any, bench.scripted(knows(share), say)), labels, folder), f"knows {share}")
+        return evaluation_of(
+            gate_results(cast(Any, bench.scripted(knows(share), say)), labels, ItemFolders(benchmarks=folder)), f"knows {share}"
+        )
 
     good, same, worse, blind = measured(0.9), measured(0.9), measured(0.6), measured(0.9, adds=False)
     riddle, sum_ = (measure_floor(result) for result in good["results"])
@@ -96,7 +98,7 @@ def test_what_decides_a_real_benchmark_moves_the_key(bench: Bench, folder: Path,
 def test_what_a_gate_cannot_judge_is_an_error(bench: Bench, folder: Path):
     bench.write("arc_easy/test", [*riddles(2), riddles(3)[2] | {"answerKey": "Z"}])
     with pytest.raises(EvaluationError, match=r"the gate asks arc_easy:0, which cannot be measured: .*'Z' is not in list\. Take it out"):
-        gate_results(cast(Any, bench.scripted()), ["arc_easy:0"], folder)
+        gate_results(cast(Any, bench.scripted()), ["arc_easy:0"], ItemFolders(benchmarks=folder))
     half: Any = {"id": "one", "value": 0.5, "gold": [], "log_likelihoods": []}
     row: Any = {"benchmark": "f1:0", "metric": "f1", "value": 0.5, "baseline": 0.1, "setting": {}, "stderr": None, "items": 1}
     with pytest.raises(EvaluationError, match=r"right or wrong, found the value 0.5 of one. Take f1:0 out"):
