@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from phasewise.flows.recipes.assignments import assigned, settings_in_force
-from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
+from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures, phases_without_order, with_blocks
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.problems import near, problems
 from phasewise.flows.recipes.python_file import load_named, load_python
@@ -55,27 +55,26 @@ def load_written(name: str) -> Recipe:
     wanted = file["of_file"][1:] if file["of_file"] else None
     if path.suffix == ".json" and wanted is not None:
         raise ConfigError(f"{name}: a .json file is one recipe without a name in the file: leave out {file['of_file']}.")
-    return _checked_name(name, load_python(path, wanted) if path.suffix == ".py" else _from_json(path))
+    return _complete(name, load_python(path, wanted) if path.suffix == ".py" else _from_json(path))
 
 
 def load_every(path: Path) -> list[Recipe]:
     """All recipes of a file: one of JSON, and of Python each recipe with a name at the top level."""
     if path.suffix == ".json":
-        return [_checked_name(str(path), _from_json(path))]
+        return [_complete(str(path), _from_json(path))]
     named = load_named(path)
     if not named:
         load_python(path, None)  # it raises the error
-    return [
-        _checked_name(f"{path}:{name}", recipe) for name, recipe in {id(recipe): (name, recipe) for name, recipe in named.items()}.values()
-    ]
+    return [_complete(f"{path}:{name}", recipe) for name, recipe in {id(recipe): (name, recipe) for name, recipe in named.items()}.values()]
 
 
-def _checked_name(name: str, recipe: Recipe) -> Recipe:
+def _complete(name: str, recipe: Recipe) -> Recipe:
+    """The recipe with the blocks that it does not state, or RecipeError if its name is one of this project."""
     if recipe.name in NAMES:
         raise RecipeError(
             f"{name} calls its recipe {recipe.name}, which is a recipe of this project: both would use the same folders. Change `name`."
         )
-    return recipe
+    return with_blocks(recipe, phases_without_order(recipe))
 
 
 def default_scale(written: Recipe) -> Scale:

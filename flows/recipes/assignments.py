@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from phasewise.flows.recipes.feasibility import phases_without_order, with_blocks
 from phasewise.flows.recipes.phase import OWN, FromScratch, Phase
 from phasewise.flows.recipes.problems import near, problems
 from phasewise.flows.recipes.recipe import Recipe
@@ -74,7 +75,8 @@ def assigned(recipe: Recipe) -> Recipe:
             of_calls.setdefault(name, {})[setting.path[0]] = setting.value
         if not named:
             of_values.append(setting)
-    recipe = _rewritten(recipe, of_calls, given)
+    unstated = phases_without_order(recipe) - {name for name, changes in of_calls.items() if "order" in changes}
+    recipe = with_blocks(_rewritten(recipe, of_calls, given), unstated)
     raw = recipe.model_dump(mode="json")
     for setting in of_values:
         _assign(raw, setting, recipe)

@@ -3,7 +3,8 @@
 `Phase` and `Recipe` check fields and hand-offs. Checks of this machine and of source files are in `flows.checks`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import chain
 
 from phasewise.flows.recipes.catalogue import CATALOGUE
 from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase, Pretrained
@@ -14,7 +15,10 @@ from phasewise.tasks.data.tokenizer_training import MIN_VOCAB_SIZE, checked_file
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.pretrained import check_model
 from phasewise.trainer.base.errors import ConfigError, RecipeError
-from phasewise.trainer.data.mixture import check_shares
+from phasewise.trainer.config import DataOrder
+from phasewise.trainer.data.mixture import block_counts, check_shares
+
+MAX_BLOCK_SEQUENCES = 2**17
 
 
 def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -86,6 +90,49 @@ def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
                 check_shares(shares, phase.order, step=step, max_error_points=points, max_error_percent=percent)
         except ConfigError as error:
             raise RecipeError(str(error)) from None
+
+
+def phases_without_order(recipe: Recipe) -> frozenset[str]:
+    """The phases whose call in a recipe file states no data order."""
+    return frozenset(phase.name for phase in recipe.phases if phase.call and "order" not in phase.call.arguments)
+
+
+def with_blocks(recipe: Recipe, unstated: Collection[str]) -> Recipe:
+    """The recipe with blocks that hold the mixtures of the phases `unstated`, which state no data order.
+
+    A first phase and the phases that inherit its order share a block: the default if it holds their mixtures, else the least multiple of
+    the batch that does. Without such a block the recipe stays as it is, and the check of its mixtures fails.
+    """
+    found: dict[str, Phase] = {}
+    blocks: dict[str, int] = {}
+    for phase in recipe.phases:
+        order = phase.order
+        if phase.name in unstated and phase.parent is None:
+            heirs = [
+                one for one in recipe.phases if all(part.name in unstated for part in recipe.lineage(one)) and phase in recipe.lineage(one)
+            ]
+            size = phase.batch.at(0)
+            sizes = chain([order.block_sequences], range(size, MAX_BLOCK_SEQUENCES, size))
+            holds = (block for block in sizes if all(_holds(one, order.but(block_sequences=block)) for one in heirs))
+            blocks |= dict.fromkeys((one.name for one in heirs), next(holds, order.block_sequences))
+        block = blocks.get(phase.name, order.block_sequences)
+        found[phase.name] = phase if block == order.block_sequences else phase.with_order(order.but(block_sequences=block))
+    changed = any(found[phase.name] is not phase for phase in recipe.phases)
+    return Recipe.model_construct(None, **{**dict(recipe), "phases": tuple(found.values())}) if changed else recipe
+
+
+def _holds(phase: Phase, order: DataOrder) -> bool:
+    limits = phase.gates.data
+    for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
+        counts = block_counts(shares, order)
+        if any(share > 0 and not counts[name] for name, share in shares.items()):
+            return False
+        try:
+            points, percent = limits.max_share_error_points, limits.max_share_error_percent
+            check_shares(shares, order, step=step, max_error_points=points, max_error_percent=percent)
+        except ConfigError:
+            return False
+    return True
 
 
 def check_conversations(recipe: Recipe, phases: Iterable[Phase]) -> None:

@@ -215,6 +215,12 @@ class Phase(Frozen):
         """The call in a recipe file that wrote the phase. None for a phase from JSON, or of another scale than its file's."""
         return self._call
 
+    def with_order(self, order: DataOrder) -> "Phase":
+        """The phase with another data order, and with its call."""
+        phase = self.but(order=order)
+        phase._call = self._call
+        return phase
+
     @property
     def start_step(self) -> int:
         """The step of the lineage at which the phase starts."""

@@ -174,6 +174,27 @@ def test_an_argument_that_contradicts_is_refused_in_one_line(file: Path, given: 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "blocks"),
+    [
+        ([], [32, 32]),
+        (['warm-up.mixture={"all": 97, "few": 3}'], [32, 32]),  # 1 of 32 is within the error of a share
+        (['warm-up.mixture={"all": 99.5, "few": 0.5}'], [104, 104]),  # the least multiple of the batch with a sequence of `few`
+        (['warm-up.mixture={"all": 99.5, "few": 0.5}', "seed=3", "batch=50"], [150, 150]),
+        (['cooldown.mixture={"all": 99, "few": 1}', 'cooldown.declares=["schedule", "mixture"]'], [56, 56]),
+        (['warm-up.order={"seed": 0, "permutation": "feistel", "block_sequences": 100}'], [100, 100]),
+    ],
+)
+def test_a_block_follows_from_the_batch_and_the_shares_of_all_phases(file: Path, settings: list[str], blocks: list[int]):
+    path = file.with_name("blocks.py")
+    both = FILE.replace('"all": 100', '"all": 50, "few": 50').replace(
+        'text(".", "*.txt")', 'text(".", "*.txt"), "few": text(".", "few.md")'
+    )
+    path.write_text(both)
+    recipe = written(path, "TWO", *settings)
+    assert [phase.order.block_sequences for phase in recipe.phases] == blocks
+
+
 def test_a_named_argument_is_a_trial_also_with_the_value_of_the_recipe(file: Path, tmp_path: Path):
     def trials(*settings: str) -> set[str]:
         with allow_code(), setting(settings):
