@@ -1,5 +1,6 @@
 """In which order files of tests run, and which of them one process runs: a plugin of pytest."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ OPERATED = (
     "deployments/test_operations.py",
 )
 """Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once. The last ends it."""
-TOGETHER = (OPERATED, ("end_to_end/data/",), ("tasks/report/card/",), ("flows/trace/",))
+SERVED = ("end_to_end/test_run.py", "end_to_end/test_pretrained.py")
+"""Files whose commands have one Prefect server, and run in one process after another. Both end with the last of these files."""
+TOGETHER = (OPERATED, SERVED, ("end_to_end/data/",), ("tasks/report/card/",), ("flows/trace/",))
 """Files, or folders, that share what takes long to make: one process runs them, and makes it once."""
 LONGEST = (
     *OPERATED,
-    "end_to_end/test_run.py",
+    *SERVED,
     "end_to_end/test_own_text.py",
     "trainer/test_killed.py",
     "end_to_end/data/test_killed.py",
@@ -39,6 +42,21 @@ def runs_with(nodeid: str) -> str:
     """The same for tests that one process runs: those of a file, and of files that go together."""
     file = nodeid.partition("::")[0]
     return next((places[0] for places in TOGETHER if any(f"tests/{place}" in file for place in places)), file)
+
+
+SHARED = pytest.StashKey[ExitStack]()
+
+
+@pytest.fixture(scope="session")
+def shared(request: pytest.FixtureRequest) -> ExitStack:
+    """Whatever is entered here ends with the last of the files that one process runs together: a server costs a tenth of a core."""
+    return request.session.stash.setdefault(SHARED, ExitStack())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or runs_with(item.nodeid) != runs_with(nextitem.nodeid):
+        item.session.stash.setdefault(SHARED, ExitStack()).close()
 
 
 class ByFile(LoadFileScheduling):

@@ -1,6 +1,6 @@
 """One `phasewise up` for all that operate it, with recipes of their own; a file that ends it leaves it to the next to start it again."""
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,25 +28,13 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ONLY_UP = pytest.StashKey[Up]()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End it where other tests come next: its server and workers take a tenth of a core also while nobody asks them for anything."""
-    found = item.session.stash.get(ONLY_UP, None)
-    if found and not (nextitem and Path(__file__).parent in nextitem.path.parents):
-        found.kill()
-
-
 @pytest.fixture(scope="session")
-def only_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, recipes: Path) -> Iterator[Up]:
+def only_up(tmp_path_factory: pytest.TempPathFactory, recipes: Path, shared: ExitStack) -> Up:
     settings = {"PHASEWISE_BENCHMARKS": str(recipes / "incident" / "benchmarks"), "PYTHONPATH": str(UNHURRIED)}
     up = Up(tmp_path_factory.mktemp("operated") / "home", free_port(), ("--recipes", str(recipes)), settings)
     up.start()
-    request.session.stash[ONLY_UP] = up
-    yield up
-    up.kill()
+    shared.callback(up.kill)
+    return up
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,13 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
-    """One server for all runs of a file, at a port that nobody uses."""
-    with own_server(Home(tmp_path_factory.mktemp("server")), free_port(), "the tests") as server:
-        yield server
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, shared: ExitStack) -> OwnServer:
+    """One server for all runs, at a port that nobody uses."""
+    return shared.enter_context(own_server(Home(tmp_path_factory.mktemp("server")), free_port(), "the tests"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def environment(server: OwnServer) -> dict[str, str]:
     """What XLA compiles runs for milliseconds: it need not be optimised."""
     prefect = {"PREFECT_API_URL": server.url, "PREFECT_API_AUTH_STRING": server.auth}
@@ -52,11 +52,10 @@ def phasewise(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
     return start
 
 
-@pytest.fixture(scope="module")
-def in_turn(environment: dict[str, str]) -> Iterator[InTurn]:
-    """Runs `phasewise …` in one process after the other commands of the file."""
-    with in_turn_process(environment) as process:
-        yield process
+@pytest.fixture(scope="session")
+def in_turn(environment: dict[str, str], shared: ExitStack) -> InTurn:
+    """Runs `phasewise …` in one process after the other commands."""
+    return shared.enter_context(in_turn_process(environment))
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,19 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner, Result
 
-from phasewise.flows.cli import main
+from phasewise.flows.cli import doctor, main
 from phasewise.flows.cli.help import GROUPS
 from phasewise.flows.cli.options import FiniteFloat, NamedPlace
-from phasewise.flows.recipes import load_recipe
+from phasewise.flows.cli.order import judge_order
+from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.tasks.data.stand_ins import RECORD_NAME
 from phasewise.tasks.training.select_launcher import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
+from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json
-from tests.flows.commands import Run, assert_refused
+from tests.flows.commands import PHASES, Run, assert_refused, read
 
 COMMANDS = {
     "sample", "chat", "doctor", "gc",
@@ -221,3 +224,116 @@ def test_as_a_program_of_its_own_json_is_alone_and_no_traceback_is_shown(tmp_pat
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("phasewise: no recipe is called 'marin-7b'")
     assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
+    shown = read(phasewise("show", "marin-8b", "--scale", scale, "--json"))
+    assert (shown["recipe"], shown["scale"]) == ("marin-8b", scale)
+    assert [phase["name"] for phase in shown["phases"] if not phase["branch"]] == PHASES
+    recipe = load_record("marin-8b", scale)
+    for phase in shown["phases"]:
+        expected = recipe.phase(phase["name"])
+        assert (phase["start_step"], phase["stop_step"], phase["tokens"]) == (expected.start_step, expected.stop_step, expected.tokens)
+        assert isinstance(phase["parameters"], int)
+        assert all({"kind", "start_step", "end_step", "start", "end"} == set(segment) for segment in phase["learning_rate"])
+        for values in (phase["batch"], phase["mixture"], phase["slice"]):
+            assert values[0][0] == phase["start_step"]
+            assert all(len(entry) == 2 for entry in values)
+        assert all(sum(shares.values()) == pytest.approx(100) for _, shares in phase["mixture"])
+        assert {"parent", "step", "fresh", "graft", "declares"} <= set(phase["start"])
+        assert phase["start"]["parent"] == expected.parent
+        assert all({"field", "severity", "code", "retrospective", "source", "place"} == set(found) for found in phase["discrepancies"])
+        assert {"optimizer", "stability", "order"} <= set(phase)
+        assert phase["optimizer"]["weight_decay"] == (0.05 if phase["name"] == "kestrel" else 0.1) or phase["branch"]
+    assert shown["phases"][0]["parameters"] == (8_030_261_248 if scale == "full" else 1_475_200)
+    if scale == "proxy":
+        assert [phase["stop_step"] for phase in shown["phases"] if not phase["branch"]] == [660, 740, 820, 1320, 1400, 1420]
+
+
+@pytest.mark.parametrize(("target", "step"), [("marin-8b", 1_420_001), ("marin-8b/kestrel", 660_001), ("marin-8b/ocelot", 0)])
+def test_show_at_a_step_that_is_not_trained_is_refused(phasewise: Run, target: str, step: int):
+    assert_refused(phasewise("show", target, "--scale", "full", "--at", step), 2, f"no phase of {target} trains at step {step}. Phases are")
+
+
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+def test_lineage_says_what_changes(phasewise: Run, scale: str):
+    shown = read(phasewise("lineage", "marin-8b", "--scale", scale, "--json"))
+    assert (shown["recipe"], shown["scale"]) == ("marin-8b", scale)
+    main_line = [(phase["name"], phase["parent"]) for phase in shown["phases"] if not phase["branch"]]
+    assert main_line == list(zip(PHASES, [None, *PHASES[:-1]], strict=True))
+    for phase in shown["phases"]:
+        assert all(change["declared"] and change["before"] != change["after"] for change in phase["changes"])
+        assert {change["what"] for change in phase["changes"]} <= set(phase["declares"])
+    ocelot = {change["what"]: (change["before"], change["after"]) for change in shown["phases"][1]["changes"]}
+    assert ocelot["ema"] == (None, 0.995 if scale == "full" else 0.875)
+    assert shown["phases"][1]["fresh"] == ["ema"]
+
+
+def test_the_shape_is_the_documented_one():
+    judgement = judge_order("feistel", 786_432, 3)
+    assert json.loads(json.dumps(judgement, allow_nan=False)) == judgement
+    assert [judgement[name] for name in ("kind", "length", "seed", "passes")] == ["feistel", 786_432, 3, True]
+    assert all(judge_order("feistel", length, 2**64 - 1)["passes"] for length in (1, 2, 2**40))
+    assert len(judgement["measures"]) == 15
+    assert all({"name", "value", "limit", "passes"} <= set(one) for one in judgement["measures"])
+
+
+@pytest.mark.parametrize("kind", ["linear", "feistel_levanter"])
+def test_the_record_s_orders_fail(kind: str):
+    judgement = judge_order(kind, 2**33 + 5, 0)
+    assert not judgement["passes"]
+    for one in judgement["measures"]:
+        within = one["value"] <= one["limit"] if one["bound"] == "max" else one["value"] >= one["limit"]
+        assert one["passes"] == within, one
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "seed", "said"),
+    [
+        ("random", 10, 0, "linear, feistel, feistel_levanter"), ("feistel", 0, 0, "from 1 to 1099511627776, found 0"),
+        ("feistel", 2**40 + 1, 0, "found 1099511627777"), ("feistel", 10, -1, "from 0 to 2.64 - 1, found -1"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_names_what_is_possible(kind: str, length: int, seed: int, said: str):
+    with pytest.raises(ConfigError, match=said):
+        judge_order(kind, length, seed)
+
+
+# `phasewise doctor` on this machine, and on a worse one.
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main.main, ["doctor", *map(str, words)])
+
+
+def test_a_machine_on_which_the_tests_run_is_healthy(tmp_path: Path):
+    found = call("--home", tmp_path, "--json")
+    described = json.loads(found.stdout)
+    assert (found.exit_code, described["problems"]) == (0, [])
+    assert described["packages"]["prefect"].startswith("3.8")
+    assert {one["platform"] for one in described["devices"]} == {"cpu"}
+    assert described["home"]["url"] == str(tmp_path)
+    shown = call("--home", tmp_path)
+    assert "nothing is wrong" in shown.stdout
+    assert str(tmp_path) in shown.stdout
+
+
+def test_each_problem_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real, others = doctor.installed, {"fastapi": "0.200.0", "dask": None, "wandb": None}
+    monkeypatch.setattr(doctor, "installed", lambda package: others[package] if package in others else real(package))
+    monkeypatch.setattr(doctor, "MIN_FREE_GIB", 10**9)
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    found = call("--home", tmp_path, "--json")
+    described = json.loads(found.stdout)
+    assert found.exit_code == 1
+    said = "\n".join(described["problems"])
+    assert "fastapi must be <0.149,>=0.139, found 0.200.0 (the server of Prefect 3.8 does not start with it): pip install" in said
+    assert "dask is not installed: pip install 'dask'" in said
+    assert "GiB of free space: make room" in said
+    assert "JAX_ENABLE_X64" in said
+    assert described["extras"]["wandb"] == ["wandb"]
+    assert len(described["problems"]) == 4
+    refused = call("--home", "ftp://somewhere")
+    assert refused.exit_code == 1
+    assert "must be a local folder or a gs:// URL" in refused.stdout

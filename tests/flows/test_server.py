@@ -1,18 +1,30 @@
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import base64
+import email
+import email.policy
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from email.message import EmailMessage
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
+from prefect.blocks.abstract import NotificationError
 from prefect.server.database.configurations import AioSqliteConfiguration
+from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from phasewise.flows.prefect.access import AUTH_NAME, AUTH_VARIABLES, auth_of, auth_of_running, hide_from_children, keep_links, page_token
+from phasewise.flows.prefect.email_block import Mail
 from phasewise.flows.prefect.server import OwnServer, own_server
 from phasewise.flows.prefect.server_process import SerializedWrites
 from phasewise.tasks.home import Home
-from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.base.errors import ConfigError, StorageError
 from tests.ports import free_port
 from tests.survival.disks import small_disk
 
@@ -120,3 +132,147 @@ def test_an_error_that_the_servers_disk_is_the_reason_of_is_the_servers(tmp_path
         fail_after("")
     with pytest.raises(StorageError, match=r"the Prefect server: .*database or disk is full"):
         fail_after("Traceback\nsqlite3.OperationalError: database or disk is full\nINFO: stopping\n")
+
+
+def test_a_home_keeps_its_secrets_and_has_its_own(tmp_path: Path) -> None:
+    here, there = Home(tmp_path / "here"), Home(tmp_path / "there")
+    assert auth_of_running(here) is None
+    auth, token = auth_of(here), page_token(here)
+    assert (auth_of(here), page_token(here), auth_of_running(here)) == (auth, token, auth)
+    assert len({auth, auth.partition(":")[2], token, auth_of(there), page_token(there)}) == 5
+    here.root.rename(tmp_path / "moved")
+    assert auth_of(Home(tmp_path / "moved")) == auth
+
+
+def test_only_their_owner_reads_them_and_one_that_others_could_read_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path)
+    before = os.umask(0)
+    try:
+        auth_of(home)
+        page_token(home)
+        keep_links(home, ("http://127.0.0.1",))
+    finally:
+        os.umask(before)
+    files = list(home.prefect.iterdir())
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert len(files) == 3
+    home = Home(tmp_path / "home")
+    auth = auth_of(home)
+    shutil.copytree(home.root, tmp_path / "copy", copy_function=shutil.copyfile)
+    path = tmp_path / "copy" / "prefect" / AUTH_NAME
+    path.chmod(0o644)
+    assert auth_of(Home(tmp_path / "copy")) != auth
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert auth_of(home) == auth
+
+
+def test_an_empty_file_is_written_again_and_what_is_no_file_is_refused_in_a_line(tmp_path: Path) -> None:
+    home = Home(tmp_path / "empty")
+    home.prefect.mkdir(parents=True)
+    for content in (b"", b"\n"):
+        (home.prefect / AUTH_NAME).write_bytes(content)
+        assert auth_of(home).startswith("phasewise:")
+    home = Home(tmp_path)
+    (home.prefect / AUTH_NAME).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="expected a secret that this user may read and write"):
+        auth_of(home)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        auth_of_running(home)
+
+
+def test_prefect_keeps_what_children_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    for name in AUTH_VARIABLES:
+        monkeypatch.setenv(name, "of-another")
+    try:
+        assert hide_from_children("phasewise:own") == dict.fromkeys(AUTH_VARIABLES, "of-another")
+        settings = get_current_settings()
+        assert settings.api.auth_string is not None
+        assert settings.api.auth_string.get_secret_value() == "phasewise:own"
+        assert settings.api.key is None
+        assert settings.to_environment_variables(exclude_unset=True)["PREFECT_API_AUTH_STRING"] == "phasewise:own"
+        assert not set(AUTH_VARIABLES) & set(os.environ)
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", "of-another")
+        hide_from_children()
+        auth = get_current_settings().api.auth_string
+        assert auth is not None
+        assert auth.get_secret_value() == "of-another"
+        assert not set(AUTH_VARIABLES) & set(os.environ)
+    finally:
+        refresh_global_settings_context()
+
+
+USER, PASSWORD = "phasewise", "planted-secret-77aa"
+
+
+@contextmanager
+def mail_server(password: str) -> Iterator[tuple[int, list[EmailMessage]]]:
+    taken: list[EmailMessage] = []
+    token = base64.b64encode(f"\0{USER}\0{password}".encode()).decode()
+
+    class Session(StreamRequestHandler):
+        def handle(self) -> None:
+            knows = False
+            self._say("220 here")
+            while line := self.rfile.readline().decode().strip():
+                match line.split()[0].upper():
+                    case "EHLO":
+                        self._say("250-here\r\n250 AUTH PLAIN")
+                    case "AUTH":
+                        knows = line == f"AUTH PLAIN {token}"
+                        self._say("235 yes" if knows else "535 no")
+                    case "MAIL" | "RCPT":
+                        self._say("250 yes" if knows else "530 who are you?")
+                    case "DATA":
+                        self._say("354 go on")
+                        taken.append(self._read())
+                        self._say("250 yes")
+                    case _:
+                        self._say("221 bye")
+
+        def _say(self, text: str) -> None:
+            self.wfile.write(f"{text}\r\n".encode())
+
+        def _read(self) -> EmailMessage:
+            lines = list(iter(self.rfile.readline, b".\r\n"))
+            return email.message_from_bytes(b"".join(lines), policy=email.policy.default)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Session) as found:
+        Thread(target=found.serve_forever, daemon=True).start()
+        yield found.server_address[1], taken
+        found.shutdown()
+
+
+def mail(port: int, password: str = PASSWORD) -> Mail:
+    recipients = ["ada@example.org", "grace@example.org"]
+    secret = SecretStr(password)
+    return Mail(host="127.0.0.1", port=port, encrypt=False, sender="gates@example.org", recipients=recipients, user=USER, password=secret)
+
+
+def send(block: Mail, subject: str) -> None:
+    with block.raise_on_failure():
+        asyncio.run(block.notify("The body – of two\nlines.", subject))
+
+
+def test_it_is_sent_to_all_and_a_subject_is_one_line() -> None:
+    with mail_server(PASSWORD) as (port, taken):
+        send(mail(port), "a phase\nBcc: eve@example.org waits")
+    [message] = taken
+    assert message["To"] == "ada@example.org, grace@example.org"
+    assert message["Subject"] == "a phase Bcc: eve@example.org waits"
+    assert message["Bcc"] is None
+    assert message.get_content().split() == ["The", "body", "–", "of", "two", "lines."]
+
+
+def test_a_server_that_refuses_or_is_not_there_is_named_and_no_password_is_said() -> None:
+    with mail_server("another") as (port, taken):
+        for tried in (port, free_port()):
+            with pytest.raises(NotificationError) as refused:
+                send(mail(tried), "x")
+            assert f"127.0.0.1:{tried} did not take the mail: " in refused.value.log
+            assert PASSWORD not in refused.value.log
+    assert taken == []
+    with pytest.raises(ValidationError, match="sender"):
+        Mail(host="127.0.0.1", sender="nobody", recipients=["ada@example.org"])

@@ -2,7 +2,7 @@
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python on_eight_devices.py CASES.json FOUND.json
 
-CASES.json is a list of runs that differ only in their mesh. For each, FOUND.json has what `compare` gives.
+CASES.json is a list of names and runs; those of one name differ only in their mesh. For each, FOUND.json has what `compare` gives.
 """
 
 import re
@@ -104,15 +104,16 @@ def size(state: TrainState) -> int:
 
 
 def main(cases: Path, found: Path) -> None:
-    """All cases have the same run, each on another mesh."""
     assert len(jax.devices()) == 8
-    runs = [RunConfig.model_validate(case) for case in read_json(cases)]
-    alone = train(runs[0].but(execution=runs[0].execution.but(remat="none")), None)
+    alone: dict[str, Trained] = {}
     results: list[dict[str, Any]] = []
-    for run in runs:
+    for name, fields in read_json(cases):
+        run = RunConfig.model_validate(fields)
+        if name not in alone:
+            alone[name] = train(run.but(execution=run.execution.but(remat="none")), None)
         mesh = run_mesh(run)
         assert mesh is not None
-        results.append(compare(run, alone, train(run, mesh), mesh))
+        results.append(compare(run, alone[name], train(run, mesh), mesh))
     write_json(found, results)
 
 

@@ -1,6 +1,4 @@
 import math
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -60,6 +58,8 @@ FAMILIES = {
         (Mesh(context=2, expert=2, fsdp=2),), {"stop_step": 3}, {**LAYERS, "experts": EXPERTS}, {"loss_chunk_tokens": 48}
     ),
 }
+MESHES = [(name, number) for name, family in FAMILIES.items() for number in range(len(family.meshes))]
+Found = dict[tuple[str, int], dict[str, Any]]
 
 
 def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_the_mesh(model: ModelConfig):
@@ -154,23 +154,26 @@ def test_replicas_go_over_the_slices_and_fsdp_stays_within_one(monkeypatch: pyte
 
 
 @pytest.fixture(scope="module")
-def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Mesh], dict[str, Any]]:
-    """Family and mesh → what training gave. The batch is two microbatches."""
-
-    @cache
-    def train(name: str, mesh: Mesh) -> dict[str, Any]:
-        family, folder = FAMILIES[name], tmp_path_factory.mktemp("family")
+def found(request: pytest.FixtureRequest, make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Family and number of its mesh → what training gave, for all that are asked for. The batch is two microbatches."""
+    folder, cases = tmp_path_factory.mktemp("families"), list[tuple[str, dict[str, Any]]]()
+    asked: list[tuple[str, int]] = [one for one in MESHES if any(one == chosen_by(item) for item in request.session.items)]
+    for name, number in asked:
+        family = FAMILIES[name]
         changes: dict[str, Any] = {"model": {**model.model_dump(), **family.model}, "batch": [[0, 16]], **family.run}
         if "loss_on" in family.run:  # rows have padding, and parts of a batch have more to predict than others
             cut = [document[:20] for document in write_documents(3, 200)]
             documents = [(document, [(2, len(document) - 1 - number % 3)]) for number, document in enumerate(cut)]
-            changes["caches"] = {"talk": str(write_conversations(folder / "talk", [documents]))}
-        run = make_run(f"{name} {mesh}", **changes, execution={"microbatch_sequences": 8, "mesh": mesh, **family.execution})
-        write_json(folder / "cases.json", [run.model_dump(mode="json")])
-        run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
-        return read_json(folder / "found.json")[0]
+            changes["caches"] = {"talk": str(write_conversations(folder / f"{name} {number}" / "talk", [documents]))}
+        execution = {"microbatch_sequences": 8, "mesh": family.meshes[number], **family.execution}
+        cases.append((name, make_run(f"{name} {number}", **changes, execution=execution).model_dump(mode="json")))
+    write_json(folder / "cases.json", cases)
+    run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
+    return dict(zip(asked, read_json(folder / "found.json"), strict=True))
 
-    return lambda name, mesh: train(name, mesh)  # pyright: ignore[reportArgumentType]  # a frozen model is hashable
+
+def chosen_by(item: pytest.Item) -> object:
+    return item.callspec.params.get("case") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
 
 
 class Case(NamedTuple):
@@ -182,15 +185,13 @@ class Case(NamedTuple):
         return max(difference for name, difference in self.found[kind].items() if name.startswith(prefix))
 
 
-MESHES = [(name, number) for name, family in FAMILIES.items() for number in range(len(family.meshes))]
 QUICK = [("llama", 1), ("experts", 1), ("context", 0)]
 
 
 @pytest.fixture(params=[pytest.param(one, marks=() if one in QUICK else pytest.mark.long) for one in MESHES], ids=str)
-def case(request: pytest.FixtureRequest, train_family: Callable[[str, Mesh], dict[str, Any]]) -> Case:
+def case(request: pytest.FixtureRequest, found: Found) -> Case:
     name, number = request.param
-    mesh = FAMILIES[name].meshes[number]
-    return Case(name, mesh, train_family(name, mesh))
+    return Case(name, FAMILIES[name].meshes[number], found[name, number])
 
 
 def test_sharded_is_unsharded(case: Case):

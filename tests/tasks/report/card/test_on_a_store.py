@@ -21,7 +21,7 @@ from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import COMPILED_NAME, RunFolder
 from phasewise.trainer.base.storage import as_path, read_json, write_atomically
 from phasewise.validations.verdict import write_verdict
-from tests.flows.test_approve_command import verdict
+from tests.flows.test_phase_status import verdict
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
 

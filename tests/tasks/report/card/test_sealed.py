@@ -44,8 +44,7 @@ from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.trainer.skipped_steps import NOTHING, write_skipped_steps
 from phasewise.validations.verdict import judge_gate, write_verdict
 from phasewise.validations.waivers import accepted_in
-from tests.tasks.report.card.conftest import quickly
-from tests.tasks.report.card.world import HELD_OUT_TOKENS, write_world
+from tests.tasks.report.card.world import HELD_OUT_TOKENS
 
 EDITS = ("flipped", "emptied", "cut", "another", "removed")
 
@@ -61,8 +60,8 @@ class Sealed(NamedTuple):
         return sorted(path.relative_to(self.home.root).as_posix() for path in self.home.root.rglob("*") if path.is_file())
 
 
-def write_sealed_home(root: Path) -> Sealed:
-    recipe, home = write_world(root)
+def write_sealed_home(recipe: Path, root: Path) -> Sealed:
+    home = Home.open(str(root))
     found = Sealed(recipe, home)
     resolved = found.resolved()
     run_name = resolved.recipe.run_name
@@ -82,7 +81,7 @@ def write_sealed_home(root: Path) -> Sealed:
         write_skipped_steps(folder.path, NOTHING, [f"none in {phase.name}"])
         weights = str((read_result(folder.path) or {})["params_digest"])
         write_sealed(kept_path(folder.checkpoint(phase.stop_step), "reading", weights[:12], None), {"weights": weights, "benchmarks": {}})
-        made = root / "made" / phase.name
+        made = root.parent / "made" / phase.name
         exported = export_target(f"{recipe}/{phase.name}", str(made), "proxy", str(home.root), weights="last", dtype="float32")
         name = f"{export_name(phase.name, 'last', 'float32')}{exported['params_digest'][:12]}"
         place(made, home.root / "exports" / run_name / name)
@@ -186,15 +185,10 @@ SAME = {
 """Kind → why `status` need not name another valid file in its place."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    with quickly():
-        yield
-
-
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
-    return write_sealed_home(tmp_path_factory.mktemp("sealed"))
+def sealed(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Sealed:
+    recipe, home = trained
+    return write_sealed_home(recipe, Path(shutil.copytree(home, tmp_path_factory.mktemp("sealed") / "home")))
 
 
 @pytest.fixture(scope="module")
