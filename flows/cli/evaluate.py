@@ -174,6 +174,10 @@ def print_table(evaluation: dict[str, Any]) -> None:
         table.add_row(result["benchmark"], result["metric"], *shown, f"{result['items']:,}", f"{result['seconds']:.0f}")
     terminal.print_table(console, table)
     for result in results:
+        if result.get("ungraded"):
+            low, high = result["interval"] or (0, 1)
+            found = f"{result['ungraded']:,} of {result['items']:,} items not graded, 95 % interval {low:.3f} to {high:.3f}"
+            console.print(f"{result['benchmark']}: {found}", soft_wrap=True, markup=False)
         if result["hole"]:
             console.print(f"{result['benchmark']} not measured: {result['hole']}", soft_wrap=True, markup=False)
         elif result["remarks"]:

@@ -106,6 +106,7 @@ def as_gate_result(result: SuiteResult, answers: list[Answer]) -> BenchmarkResul
         ItemAnswer(
             id=answer["id"], right=bool(answer["value"]), baseline_right=None, group=None,
             gold=answer["gold"][0] if has_choices else 0, log_likelihoods=answer["log_likelihoods"] if has_choices else [],
+            **({"ungraded": True} if answer["ungraded"] else {}),
         )
         for answer in answers
     ]  # fmt: skip

@@ -70,7 +70,10 @@ class Setting(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """The answer to one item, with log-likelihoods of its choices in nats. `baseline_right` is None if the baseline guesses."""
+    """The answer to one item, with log-likelihoods of its choices in nats. `baseline_right` is None if the baseline guesses.
+
+    `ungraded`: the item could not be graded, and is not right.
+    """
 
     id: str
     right: bool
@@ -78,6 +81,7 @@ class ItemAnswer(TypedDict):
     group: int | None
     gold: int
     log_likelihoods: list[float]
+    ungraded: NotRequired[bool]
 
 
 class BenchmarkResult(TypedDict):

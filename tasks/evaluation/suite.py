@@ -19,12 +19,14 @@ from phasewise.tasks.evaluation.sandbox import check_sandbox, run_program
 from phasewise.tasks.progress import advance, say
 from phasewise.trainer.base.errors import ConfigError, EvaluationError
 from phasewise.trainer.base.identity import NotAsWritten, code_digest, digest_of_json, read_sealed, write_sealed
+from phasewise.validations.evidence.proportions import score_interval
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 MEASURING = (
     "tasks/data/template.py",
+    "validations/evidence/proportions.py",
     *(
         f"tasks/evaluation/{name}.py"
         for name in (
@@ -40,16 +42,22 @@ CONSTANT_PROGRAM = {"humaneval": "    return []\n", "mbpp": ""}
 
 
 class Answer(TypedDict):
-    """The answer to one item, named by task and number. `log_likelihoods` are nats of each choice or of the only right text."""
+    """The answer to one item, named by task and number. `log_likelihoods` are nats of each choice or of the only right text.
+
+    `ungraded`: the filter finds no answer in the text, or the item has no reference. lm-eval takes such an item as wrong.
+    """
 
     id: str
     value: float
     gold: list[int]
     log_likelihoods: list[float]
+    ungraded: bool
 
 
 class SuiteResult(TypedDict):
     """A row of a suite. `hole` is the reason for a missing value. All items have equal weight.
+
+    `interval` is the 95 % interval of `value`, from all `ungraded` items wrong to all right.
 
     `choice_probability` is the mean probability of the right choice or text. `others` has values by `metric,filter`. `baseline` is the
     highest of `floors`. `max_new_tokens` has the benchmark's limit and the applied limit. `remarks` are reasons against a comparison with
@@ -63,7 +71,9 @@ class SuiteResult(TypedDict):
     source: str
     value: float | None
     stderr: float | None
+    interval: tuple[float, float] | None
     items: int
+    ungraded: int
     hole: str | None
     choice_probability: float | None
     others: dict[str, float]
@@ -191,7 +201,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
             guarded = check_sandbox().guarded
             values = _run(definition.name, items, [str(item["filtered_resps"][0]) for item in items])
             answers = [
-                Answer(id=f"{name}:{item['doc_id']}", value=value, gold=[], log_likelihoods=[])
+                Answer(id=f"{name}:{item['doc_id']}", value=value, gold=[], log_likelihoods=[], ungraded=False)
                 for item, value in zip(items, values, strict=True)
             ]
             constant = _run(definition.name, items, [CONSTANT_PROGRAM[definition.name]] * len(items))
@@ -199,7 +209,7 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         else:
             answers: list[Answer] = []
             for name, items in samples.items():
-                of_task = [_answer(found.tasks[name], name, item, definition.metric) for item in items]
+                of_task = [_answer(found.tasks[name], name, item, definition) for item in items]
                 reported = float(found.found["results"][name][f"{definition.metric},{definition.filter}"])
                 mean = float(np.mean([answer["value"] for answer in of_task]))
                 if abs(reported - mean) > 1e-9:
@@ -216,6 +226,8 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         "value": float(np.mean(values)),
         "stderr": float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
         "items": len(values),
+        "ungraded": (ungraded := sum(answer["ungraded"] for answer in answers)),
+        "interval": score_interval(sum(values), len(values), ungraded) if min(values) >= 0 and max(values) <= 1 else None,
         "choice_probability": _choice_probability(answers),
         "others": _others(found, definition),
         "baseline": max(floor for floor in floors.values() if floor is not None),
@@ -234,8 +246,8 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
 def _row(definition: Definition, asked: Asked, *, hole: str | None = None) -> SuiteResult:
     return SuiteResult(
         benchmark=asked.label, metric=definition.metric, filter=definition.filter, shots=asked.shots, source=asked.source, value=None,
-        stderr=None, items=0, hole=hole, choice_probability=None, others={}, baseline=None, floors=None, limit=None, cut=None,
-        max_new_tokens=None, remarks=[], guarded=[], setting=None, seconds=0.0,
+        stderr=None, interval=None, items=0, ungraded=0, hole=hole, choice_probability=None, others={}, baseline=None, floors=None,
+        limit=None, cut=None, max_new_tokens=None, remarks=[], guarded=[], setting=None, seconds=0.0,
     )  # fmt: skip
 
 
@@ -254,7 +266,18 @@ def _run(benchmark: str, items: Sequence[Sample], written: Sequence[str]) -> lis
     return passed
 
 
-def _answer(task: Any, name: str, sample: Sample, metric: str) -> Answer:
+def _is_ungraded(task: Any, sample: Sample, filter_name: str) -> bool:
+    """Return whether the filter found no answer in the text, or the item has no reference text."""
+    filters: Sequence[Mapping[str, Any]] = task.config.filter_list or ()
+    steps = [step for one in filters if one["name"] == filter_name for step in one["filter"]]
+    fallbacks = {"", *(str(step.get("fallback", "[invalid]")) for step in steps)}
+    target = sample["target"]
+    references = target if isinstance(target, list) else [target]
+    return str(sample["filtered_resps"][0]).strip() in fallbacks or not any(str(one).strip() for one in references)
+
+
+def _answer(task: Any, name: str, sample: Sample, definition: Definition) -> Answer:
+    metric = definition.metric
     if metric not in sample:
         raise EvaluationError(f"{name} must give the metric {metric}, found {', '.join(sample['metrics'])}: correct its definition.")
     value = float(sample[metric])
@@ -278,7 +301,8 @@ def _answer(task: Any, name: str, sample: Sample, metric: str) -> Answer:
         scores = [float(score) for score, _ in sample["filtered_resps"]][: len(choices)]
     elif task.OUTPUT_TYPE == "loglikelihood":
         gold, scores = [0], [float(sample["filtered_resps"][0][0])]
-    return Answer(id=f"{name}:{sample['doc_id']}", value=value, gold=gold, log_likelihoods=scores)
+    ungraded = task.OUTPUT_TYPE == "generate_until" and value == 0 and _is_ungraded(task, sample, definition.filter)
+    return Answer(id=f"{name}:{sample['doc_id']}", value=value, gold=gold, log_likelihoods=scores, ungraded=ungraded)
 
 
 def measure_floors(tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]], metric: str) -> dict[str, float | None]:

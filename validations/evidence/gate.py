@@ -10,15 +10,15 @@ import pandas as pd
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.evidence.exposure import exposure_table
 from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, measure_floor
-from phasewise.validations.evidence.parent_comparison import Evaluation, against_parent, compare, name_of, pair_items
-from phasewise.validations.evidence.proportions import POWER, Pairs, difference_interval, holm, mean_test, smallest_fall, smallest_margin
+from phasewise.validations.evidence.parent_comparison import Evaluation, against_parent, compare, name_of, pair_items, paired_interval
+from phasewise.validations.evidence.proportions import POWER, Pairs, holm, mean_test, score_interval, smallest_fall, smallest_margin
 from phasewise.validations.limits import GateLimits, is_needle
 
 MACRO = "macro bits per byte"
 BENCHMARK_COLUMNS = (
     "name", "kind", "value", "stderr", "baseline", "parent", "has_parent", "margin", "items", "right", "accuracy_test", "accuracy_p_value",
     "below_p_value", "likelihood_p_value", "mean_margin_nats", "likelihoods", "floor_p_value", "decided_by", "smallest_margin",
-    "increase_bits_per_byte", "components", "finite",
+    "ungraded", "low", "high", "increase_bits_per_byte", "components", "finite",
 )  # fmt: skip
 NEEDLE_COLUMNS = (
     "name", "against", "parent", "difference", "low", "high", "why_not", "value", "stderr", "baseline", "items", "right",
@@ -62,7 +62,7 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         }
         if theirs is not None and not why_not:
             pairs = pair_items(result, theirs)
-            low, high = difference_interval(pairs)
+            low, high = paired_interval(result, theirs)
             row |= {"parent": float(theirs["value"]), "difference": pairs.difference, "low": low, "high": high, "why_not": ""}
         needles.append(row)
     return {
@@ -82,8 +82,9 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
     `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite`: the value and every
     response of the model are finite. A model of NaNs still scores on a multiple-choice benchmark. The columns from `items` to `decided_by`
     are the fields of `floor.Floor`. `components`: components of the macro, compared with the parent only on equal held-out text. With a
-    `floor_error_rate`, `smallest_margin` is the accuracy margin that the test detects in 8 of 10 cases. Raises DataError if a benchmark
-    lacks a baseline or answers, or parent and checkpoint share no held-out text.
+    `floor_error_rate`, `smallest_margin` is the accuracy margin that the test detects in 8 of 10 cases. `low` to `high` is the 95 %
+    interval of the value, from all `ungraded` items wrong to all right. Raises DataError if a benchmark lacks a baseline or answers, or
+    parent and checkpoint share no held-out text.
     """
     is_finite = bool(evaluation["finite"])
     parent_values = {name_of(result): _number(result["value"]) for result in parent["results"]} if parent else {}
@@ -113,6 +114,8 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
                 "likelihoods": floor.likelihoods,
                 "decided_by": floor.decided_by,
                 "smallest_margin": math.nan,
+                "ungraded": (ungraded := sum(bool(answer.get("ungraded")) for answer in result["answers"])),
+                **dict(zip(("low", "high"), score_interval(floor.right, floor.items, ungraded), strict=True)),
             }
         )
         if not floor_error_rate:
@@ -126,7 +129,7 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
             theirs = sum(other and not model for model, other in right)
             rows[-1]["smallest_margin"] = smallest_fall(Pairs(floor.items, gained=theirs, lost=ours), level=level)
     rows.append(_macro_row(evaluation, parent, is_finite=is_finite))
-    return pd.DataFrame(rows, columns=list(BENCHMARK_COLUMNS)).astype({"items": "Int64", "right": "Int64"})
+    return pd.DataFrame(rows, columns=list(BENCHMARK_COLUMNS)).astype(dict.fromkeys(("items", "right", "ungraded"), "Int64"))
 
 
 def _macro_row(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: bool) -> dict[str, object]:
@@ -259,6 +262,9 @@ def _benchmark_note(
     asks_floor: bool,
 ) -> str:
     score, why_not = f"{comparison['name']}: {benchmark['value']:.3f}", comparison["why_not"]
+    if ungraded := benchmark["ungraded"]:
+        between = f"{benchmark['low']:.3f} to {benchmark['high']:.3f}"
+        score += f" (95 % interval {between}, from all {ungraded} of {benchmark['items']} ungraded items wrong to all right)"
     change = fall or rise
     if change is None:
         why = "; ".join(filter(None, (comparison["limited"], comparison["differs"]))) or why_not

@@ -132,12 +132,13 @@ def favoured_by_schedule(point: Mapping[str, Any], parent: Mapping[str, Any]) ->
 
 
 class _Paired(NamedTuple):
-    """A benchmark of both models."""
+    """A benchmark of both models. Ungraded items count against the checkpoint in `worst`, and against the parent in `best`."""
 
     comparison: Comparison
     result: Result
     theirs: Result
-    pairs: Pairs
+    worst: Pairs
+    best: Pairs
     spread: float
 
 
@@ -160,19 +161,20 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
             # If only one phase was measured at several checkpoints, the other is taken to have the same spread.
             known = [spread_of(one["checkpoint_values"]) for one in (result, theirs) if one.get("checkpoint_values")]
             spread = math.sqrt(2 / len(known)) * math.hypot(*known) if known else 0.0
-            paired.append(_Paired(found, result, theirs, pair_items(result, theirs), spread))
+            worst, best = (pair_items(result, theirs, ungraded=side) for side in ("worst", "best"))
+            paired.append(_Paired(found, result, theirs, worst, best, spread))
     fallen = [one for one in paired if one.comparison.asks_fall]
     risen = [one for one in paired if one.comparison.asks_rise and asks_rise]
     tests = len(fallen) + len(risen)
-    falls = [_change_row(one, one.pairs, limits.max_score_fall, limits, tests) for one in fallen]
-    rises = [_change_row(one, one.pairs.turned, limits.max_score_rise, limits, tests) for one in risen]
+    falls = [_change_row(one, one.worst, limits.max_score_fall, limits, tests) for one in fallen]
+    rises = [_change_row(one, one.best.turned, limits.max_score_rise, limits, tests) for one in risen]
     changes = [(one, likelihood_change(one.result, one.theirs)) for one in fallen]
     measured = [(one, change) for one, change in changes if not math.isnan(change.fall_p_value)]  # of the benchmarks with choices
     likelihoods: list[dict[str, Any]] = [
         {
             "name": one.comparison.name,
             "against": one.comparison.against,
-            "items": one.pairs.items,
+            "items": one.worst.items,
             "difference": change.difference,
             "low": change.low,
             "high": change.high,
@@ -197,21 +199,21 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
 
 
 def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLimits, tests: int) -> dict[str, Any]:
-    """Build a row. The pairs of a rise are swapped, so that the test for a fall applies."""
+    """Build a row. The pairs of a rise are swapped, so that the test for a fall applies. Ungraded items count against passing."""
     assert limit is not None
     assert limits.false_refusal_rate is not None
-    low, high = difference_interval(one.pairs, one.spread)
+    low, high = paired_interval(one.result, one.theirs, one.spread)
     return {
         "name": one.comparison.name,
         "against": one.comparison.against,
         "items": pairs.items,
         "value": float(one.result["value"]),
         "parent": float(one.theirs["value"]),
-        "difference": one.pairs.difference,
+        "difference": pair_items(one.result, one.theirs).difference,
         "low": low,
         "high": high,
-        "lost": one.pairs.lost,
-        "gained": one.pairs.gained,
+        "lost": one.worst.lost,
+        "gained": one.best.gained,
         "spread": one.spread,
         "limit": limit,
         "tests": tests,
@@ -220,10 +222,24 @@ def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLim
     }
 
 
-def pair_items(result: Result, parent: Result) -> Pairs:
-    """Count the items that only one of the two models has right. The items must be the same."""
+def paired_interval(result: Result, parent: Result, spread: float = 0.0) -> tuple[float, float]:
+    """Return the 95 % interval of the difference, from the ungraded items at their worst for the checkpoint to their best."""
+    low, _ = difference_interval(pair_items(result, parent, ungraded="worst"), spread)
+    _, high = difference_interval(pair_items(result, parent, ungraded="best"), spread)
+    return low, high
+
+
+def pair_items(result: Result, parent: Result, *, ungraded: Literal["wrong", "worst", "best"] = "wrong") -> Pairs:
+    """Count the items that only one of the two models has right. The items must be the same.
+
+    `ungraded`: `worst` takes ungraded items of the checkpoint as wrong and of the parent as right, and `best` the reverse.
+    """
     ours, theirs = _paired_answers(result, parent)
-    right = [(bool(ours[item]["right"]), bool(theirs[item]["right"])) for item in ours]
+
+    def is_right(answer: Mapping[str, Any], lenient: str) -> bool:
+        return bool(answer["right"]) or (ungraded == lenient and bool(answer.get("ungraded")))
+
+    right = [(is_right(ours[item], "best"), is_right(theirs[item], "worst")) for item in ours]
     return Pairs(len(right), sum(one and not other for one, other in right), sum(other and not one for one, other in right))
 
 

@@ -96,6 +96,19 @@ def _variance(first: np.ndarray, second: np.ndarray, items: int, difference: flo
     return items * (2 * smaller + difference * (1 - difference))
 
 
+def score_interval(right: float, items: int, ungraded: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval of a score, Wilson's (Journal of the American Statistical Association 22 (1927), 209).
+
+    The lower end takes all ungraded items as wrong, and the upper end as right. `right` has no ungraded item.
+    """
+    deviations = float(ndtri((1 + CONFIDENCE) / 2))
+    ends: list[float] = []
+    for share, sign in ((right / items, -1), ((right + ungraded) / items, 1)):
+        half = deviations * math.sqrt(share * (1 - share) / items + (deviations / (2 * items)) ** 2)
+        ends.append((share + deviations**2 / (2 * items) + sign * half) / (1 + deviations**2 / items))
+    return max(0.0, ends[0]), min(1.0, ends[1])
+
+
 class MeanTest(NamedTuple):
     """The 95 % interval of a mean, and the p-value of a one-sided test."""
 

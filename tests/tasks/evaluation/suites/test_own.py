@@ -11,7 +11,9 @@ from phasewise.tasks.evaluation.own_benchmarks import find_benchmark, suite_of_t
 from phasewise.tasks.evaluation.settings import BENCHMARKS_VARIABLE
 from phasewise.tasks.evaluation.suite import Measured, Options, run_suite
 from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.validations.evidence.gate import gate_notes, gate_tables
 from tests.tasks.evaluation.suites.conftest import Bench, riddles, sums
+from tests.tasks.evaluation.suites.test_gated import LIMITS, evaluation_of, judge, stops
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ITEMS = 200
@@ -168,3 +170,27 @@ def test_a_name_stands_once(bench: Bench, own: Path):
     (own / "again.yml").unlink()
     with pytest.raises(ConfigError, match="twice: expected one file of items, found"):
         find_benchmark("twice", own)
+
+
+def test_items_without_an_answer_widen_the_interval_and_count_against_passing(bench: Bench, own: Path, tmp_path: Path):
+    def some(context: str) -> str:
+        number = int(context.rpartition("What is ")[2].split()[0])
+        return "I do not know." if number % 10 in (0, 2, 4) else adds(context)
+
+    [row] = measured(bench.scripted(say=some), own, "mymath").results
+    assert (row["value"], row["items"], row["ungraded"]) == (0.5, ITEMS, 60)  # 100 right, 40 wrong
+    assert row["interval"] == pytest.approx((0.4314, 0.8495), abs=1e-4)  # Wilson's of 100 and of 160 among 200, by hand
+    folders, labels = gate_folders(["mymath:0"], str(own)), ["mymath:0"]
+    whole, silent = (
+        evaluation_of(gate_results(cast(Any, bench.scripted(say=say)), labels, folders), name)
+        for name, say in (("whole", adds), ("silent", some))
+    )
+    assert [sum("ungraded" in answer for answer in one["results"][0]["answers"]) for one in (whole, silent)] == [0, 60]
+    assert judge(tmp_path, silent, whole).passes
+    [reason] = stops(judge(tmp_path, whole, silent))  # the parent may have been right on all 60
+    assert reason.what.startswith("mymath:0 exact_match fell from silent's 0.500 to 0.500, by +0.000 (-0.3")
+    [note] = gate_notes(gate_tables(silent, None, LIMITS), asks_floor=True)
+    assert "0.500 (95 % interval 0.431 to 0.850, from all 60 of 200 ungraded items wrong to all right)" in note
+    bench.write("mymath/test", [*sums(3), {"question": "What is 1 + 3?", "answer": "####"}])
+    [row] = measured(bench.scripted(say=adds), own, "mymath").results
+    assert row["ungraded"] == 1
