@@ -51,6 +51,29 @@ def check_sources(recipe: Recipe, home: Home) -> None:
             expand(source)
 
 
+def check_meshes(recipe: Recipe, phases: Iterable[Phase]) -> None:
+    """Check that the meshes of the recipe fit the devices, the models and the batches of their phases."""
+    for phase in phases:
+        if (mesh := phase.execution.mesh) is None:
+            continue
+        from phasewise.tasks.training.execution import machine_here
+        from phasewise.trainer.sharding import check_batch, check_mesh  # it imports JAX
+
+        for _, name in phase.slice.within(phase.start_step, phase.stop_step):
+            devices = machine_here().devices if name == LOCAL_SLICE else find_slice(name).devices
+            if mesh.devices not in (devices, 1):
+                raise RecipeError(
+                    f"phase {phase.name} of {recipe.run_name}: execution.mesh: expected {devices} devices, as the slice {name} has, found "
+                    f"{mesh.devices}. Change the mesh or the slice."
+                )
+        try:
+            check_mesh(mesh, phase.model)
+            for step, size in phase.batch.within(phase.start_step, phase.stop_step):
+                check_batch(mesh, phase.execution.microbatch_sequences or size, f"the batch from step {step}")
+        except ConfigError as error:
+            raise RecipeError(f"phase {phase.name} of {recipe.run_name}: {error}") from None
+
+
 def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """Check that phases can train from this machine."""
     if chosen_kind() != LOCAL_SLICE:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from phasewise.flows.checks import check_declared, check_slices, check_sources
+from phasewise.flows.checks import check_declared, check_meshes, check_slices, check_sources
 from phasewise.flows.plan import build_run, data_plan, stand_ins_of, start_of
 from phasewise.flows.recipes import FILE, at_scale, load_written, split_target
 from phasewise.flows.recipes.assignments import assigned, set_phases, settings_in_force
@@ -27,7 +27,7 @@ from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import StandIn, missing_stand_ins
 from phasewise.tasks.data.tokenizer import OUR_TOKENS
 from phasewise.tasks.evaluation.settings import OwnBenchmark
-from phasewise.tasks.home import Home
+from phasewise.tasks.home import TRIAL, Home
 from phasewise.tasks.locks import Holder
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.base.frozen import Frozen
@@ -115,7 +115,7 @@ def with_trial(home: Home, recipe: Recipe, changed: Recipe) -> Home:
     for phase in changed.phases:
         key = _key(changed, phase)
         if key != before[phase.name] or not named.isdisjoint({phase.name, *(one.name for one in changed.ancestors(phase))}):
-            trials.append((phase.name, f"{phase.name}-trial-{key[:8]}"))
+            trials.append((phase.name, f"{phase.name}{TRIAL}{key[:8]}"))
     return replace(home, trials=tuple(trials))
 
 
@@ -246,6 +246,7 @@ class Resolved:
         check_usual(os.environ)
         new = [phase for phase in phases if phase.name not in self._checked]
         check_slices(self.recipe, new)
+        check_meshes(self.recipe, new)
         check_declared(self.recipe, new)
         self._checked.update(phase.name for phase in new)
         self.check_sources()

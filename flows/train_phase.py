@@ -1,5 +1,6 @@
 """One phase: verdict on the data, training, verdict on the training, evaluation, verdict of the gate."""
 
+import json
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
@@ -41,6 +42,9 @@ def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ..
         if not slices or slices[-1][1] != name:
             slices.append((step, name))
     plans = {name: plan_of(resolved, phase, name) or execution_here(run, machine) for name in dict.fromkeys(name for _, name in slices)}
+    plans = {name: phase.execution.over(plan) for name, plan in plans.items()}
+    if stated := phase.execution.model_dump(mode="json", exclude_none=True):
+        say(f"{phase.name}: the recipe states {', '.join(f'{name} {json.dumps(value)}' for name, value in stated.items())}")
     untils = [*(step for step, _ in slices[1:]), None]
     found = tuple(
         PlannedSegment(run=run.but(execution=plans[name], until_step=until), slice_name=name)

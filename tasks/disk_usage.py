@@ -10,14 +10,12 @@ from typing import NamedTuple
 from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.tokenizer_training import TOKENIZER_NAME
-from phasewise.tasks.home import Home
+from phasewise.tasks.home import TRIAL, Home
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import digest_of_file
 from phasewise.trainer.base.run_folder import SUPERSEDED
 from phasewise.trainer.data.manifest import SPLITS, Manifest, read_manifest
 
-TRIAL = "-trial-"
-"""Between a phase's name and the digest of the settings, in the folder of a trial."""
 KEY_LENGTH = 16
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH},64}}")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")

@@ -10,7 +10,7 @@ from phasewise.tasks.data.documents import DocumentsManifest, read_documents_man
 from phasewise.tasks.data.plan import CachePlan, DataPlan
 from phasewise.tasks.data.tokenizer import DIGEST_NAME, DOCUMENT_TOKENS_NAME, read_document_tokens
 from phasewise.tasks.evaluation.made_benchmarks import BenchmarkManifest
-from phasewise.tasks.home import Home
+from phasewise.tasks.home import TRIAL, Home
 from phasewise.tasks.report.placing import ORIGIN_NAME, export_name
 from phasewise.tasks.training.pretrained import SOURCE_NAME
 from phasewise.tasks.training.run_identity import read_run
@@ -202,12 +202,12 @@ class _Inventory:
 
     def add_verdict(self, path: Path) -> None:
         """Check a verdict with its tables, or the decision of a person. A verdict on training also covers the metrics."""
-        subject = f"/{path.parent.name} {'training' if path.stem == 'health' else path.stem}"
+        subject = f"/{path.parent.name.partition(TRIAL)[0]} {'training' if path.stem == 'health' else path.stem}"
         fields = self.add_sealed(path, AGAIN, lambda fields: str(fields.get("subject", subject)).endswith(subject))
         if not fields:
             return
         tables: dict[str, str] = fields.get("tables", {})
         self.add_changed(path.with_suffix(""), {f"{name}.parquet": digest for name, digest in tables.items()}, path, AGAIN)
-        metrics = RunFolder(self._home.run(path.parents[1].name, path.parent.name)).metrics
+        metrics = RunFolder(self._home.runs / path.parents[1].name / path.parent.name).metrics
         if path.stem == "health" and metrics.with_name(RESULT_NAME).exists():
             self.add_changed(metrics.parent, {metrics.name: next(iter(fields["judged"].values()))}, path, RESTORE)

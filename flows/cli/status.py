@@ -66,7 +66,10 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
             ]
             for name, by_remedy in changed.items()
         }
-        found = [(one.phase.name, one.state, [*one.findings, *on_files.get(one.phase.name, [])]) for one in records]
+        found = [
+            (one.phase.name, one.state, [*one.findings, *on_files.get(resolved.home.run(recipe.run_name, one.phase.name).name, [])])
+            for one in records
+        ]
         of_recipe = [*(() if phase else find_of_recipe(resolved, records)), *on_files.get(None, [])]
     phases = [
         {

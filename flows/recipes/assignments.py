@@ -18,14 +18,14 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.written import rewrite_schedule, schedule_arguments
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.storage import parse_json
-from phasewise.trainer.config import AdamC
+from phasewise.trainer.config import AdamC, ExecutionSettings
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
 SEED, PEAK = "seed", "peak"
 """`seed` sets the seed of the weights and of the data order."""
 NOT_OF_CALL = ("name", "start", "parent", "slice")
-OF_NO_TRAINING = (*NOT_OF_CALL, "declares", "evaluation", "gates", "instrumentation", *OWN, "branch")
+OF_NO_TRAINING = (*NOT_OF_CALL, "declares", "evaluation", "gates", "instrumentation", "execution", *OWN, "branch")
 Raw = dict[str, Any]
 Settings = tuple[str, ...]
 
@@ -78,6 +78,8 @@ def assigned(recipe: Recipe) -> Recipe:
     unstated = phases_without_order(recipe) - {name for name, changes in of_calls.items() if "order" in changes}
     recipe = with_blocks(_rewritten(recipe, of_calls, given), unstated)
     raw = recipe.model_dump(mode="json")
+    for phase in raw["phases"]:
+        phase.setdefault("execution", ExecutionSettings().model_dump(mode="json"))
     for setting in of_values:
         _assign(raw, setting, recipe)
     stops = {phase["name"]: phase["stop_step"] for phase in raw["phases"]}

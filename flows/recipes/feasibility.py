@@ -28,6 +28,13 @@ def check_feasible(recipe: Recipe, phases: Iterable[Phase]) -> None:
         for _, name in phase.slice.within(phase.start_step, phase.stop_step):
             if name != LOCAL_SLICE:
                 find_slice(name)
+        part = phase.execution.microbatch_sequences
+        for step, size in phase.batch.within(phase.start_step, phase.stop_step):
+            if part is not None and size > part and size % part:
+                raise RecipeError(
+                    f"phase {phase.name}: execution.microbatch_sequences: expected a divisor of the batch of {size} sequences from step "
+                    f"{step}, found {part}. Take another number."
+                )
         if isinstance(phase.start, Pretrained):
             check_model(phase.start, phase.model, phase.name)
     check_components(recipe)

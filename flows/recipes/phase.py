@@ -15,6 +15,7 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import (
     CheckpointPolicy,
     DataOrder,
+    ExecutionSettings,
     Instrumentation,
     LearningRateSegment,
     LossOn,
@@ -179,6 +180,7 @@ class Phase(Frozen):
         recovery: the reaction to a loss that is NaN or jumps. None stops the phase.
         packing: `chunk` cuts all documents, one after the other, into full rows. `pad` gives each document a row, and `greedy` fills rows
             with whole documents. `pad` and `greedy` cut documents that are longer than a row.
+        execution: mesh, rematerialization, micro-batches and kernels that replace the plan of the slice.
         loss_on: predict all tokens, or only the answers of conversations.
         branch: not on the main line. A branch is trained only if it is named.
         abandoned: stopped before the end of its schedule.
@@ -200,6 +202,7 @@ class Phase(Frozen):
     evaluation: EvaluationSettings
     gates: Gates
     instrumentation: Instrumentation = Instrumentation()
+    execution: ExecutionSettings = Field(default=ExecutionSettings(), exclude_if=lambda execution: not execution.stated)
     recovery: Recovery | None = None
     packing: PackingKind = "chunk"
     loss_on: LossOn = "all"

@@ -25,6 +25,7 @@ from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.config import (
     AdamC,
     CheckpointPolicy,
+    ExecutionSettings,
     LearningRateSegment,
     MixtureShares,
     ModelConfig,
@@ -184,6 +185,7 @@ def scaled_phase(phase: Phase, scaling: Scaling, *, keep_steps: tuple[int, ...] 
             ema_decay=axis.by_steps(stability.ema_decay, ema),
         ),
         "slice": always(LOCAL_SLICE),
+        "execution": ExecutionSettings(),
         "checkpoints": CheckpointPolicy(
             every_steps=max(1, axis.steps(phase.checkpoints.every_steps)),
             every_minutes=phase.checkpoints.every_minutes,

@@ -169,7 +169,9 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         **{name: plain(getattr(phase, name)) for name in ("order", "packing", "loss_on")},
         "length_bias": {name: plain(bias) for name, bias in recipe.length_bias.items() if name in phase.components},
         "slice": entries(phase.slice),
-        **{name: plain(getattr(phase, name)) for name in ("checkpoints", "evaluation", "gates", "recovery", "instrumentation")},
+        **{
+            name: plain(getattr(phase, name)) for name in ("checkpoints", "evaluation", "gates", "recovery", "instrumentation", "execution")
+        },
         "start": start,
         "changes": describe_changes(recipe, phase),
         "discrepancies": [plain(discrepancy) for discrepancy in phase.discrepancies],

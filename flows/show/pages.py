@@ -204,6 +204,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         "checkpoints": _settings(phase["checkpoints"]),
         "evaluation": _settings({**phase["evaluation"], "held_out_tokens": phase["evaluation"]["held_out_tokens"] or "all"}),
         "measured while it trains": _settings(phase["instrumentation"]),
+        "execution": _settings({name: value for name, value in phase["execution"].items() if value is not None}),
         "gates": {f"{gate}: {name}": value for gate, limits in phase["gates"].items() for name, value in _settings(limits).items()},
         "slice": {f"from {step:,}": name for step, name in phase["slice"]},
         f"changed against {start['parent'] or 'nothing'}": {

@@ -124,7 +124,7 @@ def _keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
         shown = [
             record.state,
             *(finding.decided for finding in record.findings if finding.decided),
-            record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}),
+            record.phase.model_dump(mode="json", exclude={"instrumentation", "execution", "discrepancies", "notes"}),
             [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts],
             *results,
             *(read_roll_backs(Path(record.run.output), record.run.batch) if record.run else ()),

@@ -10,7 +10,7 @@ from phasewise.flows.train_phase import plan_of, runs_on_slices
 from phasewise.tasks.preflight import launcher as preflight_module
 from phasewise.tasks.training.execution import CPU, Machine
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.trainer.config import Execution, Mesh
+from phasewise.trainer.config import Execution, ExecutionSettings, Mesh
 from tests.flows.test_resolved import write_sources
 
 PLAN = Execution(mesh=Mesh(fsdp=2), remat="full", attention="xla", loss_chunk_tokens=64)
@@ -68,6 +68,50 @@ def test_a_slice_gives_the_plan_that_preflight_found(recipe: str, tmp_path: Path
     assert [setup.slice for setup in asked] == ["cpu-2"]
     assert run.execution == PLAN
     assert said == ["kestrel: the plan for cpu-2: blocks computed again", "kestrel: trains on 2 × CPU, float32, XLA attention"]
+
+
+def test_a_recipe_states_execution_over_the_plan_and_keeps_its_digest(
+    recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    reported(monkeypatch)
+    settings = ("*.slice=cpu-2", "kestrel.execution.remat=dots", "kestrel.execution.microbatch_sequences=2")
+    with resolving_once():
+        resolved, plain = resolved_at(recipe, tmp_path, *settings), resolved_at(recipe, tmp_path)
+        resolved.check(resolved.recipe.phases)
+        first, second = resolved.recipe.phases
+        (planned,) = runs_on_slices(resolved, first)
+    assert planned.run.execution == PLAN.but(remat="dots", microbatch_sequences=2)
+    assert planned.run.digest == plain.run(plain.recipe.phases[0]).digest
+    assert resolved.home.trials == ()
+    assert said[1] == 'kestrel: the recipe states remat "dots", microbatch_sequences 2'
+    assert second.execution == plain.recipe.phases[0].execution == ExecutionSettings()
+    assert "execution" not in plain.recipe.phases[0].model_dump()  # earlier recipes keep their digests
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (['kestrel.execution.mesh={"fsdp": 2}'], "execution.mesh: expected 1 devices, as the slice local has, found 2. Change the mesh"),
+        (['kestrel.execution.mesh={"tensor": 2}', "*.slice=cpu-2", "kestrel.model.num_kv_heads=1"], "tensor of execution.mesh must divide"),
+        (['kestrel.execution.mesh={"fsdp": 2}', "*.slice=cpu-2", "kestrel.batch=3", "ocelot.batch=3"], "must divide the batch from step 0"),
+        (["kestrel.execution.microbatch_sequences=5", "*.batch=6"], "expected a divisor of the batch of 6 sequences from step 0, found 5"),
+        (["kestrel.execution.remat=half"], "kestrel.execution.remat"),
+    ],
+)  # fmt: skip
+def test_a_stated_execution_that_does_not_fit_is_refused(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], reason: str
+):
+    monkeypatch.setattr("phasewise.tasks.training.execution.machine_here", lambda: CPU)
+    declares = 'ocelot.start.declares=["rope", "learning_rate", "optimizer", "ema"]'
+    given = [*settings, declares] if any("batch=" in one for one in settings) else settings
+
+    def check() -> None:
+        resolved = resolved_at(recipe, tmp_path, *given)
+        resolved.check(resolved.recipe.phases)
+
+    with pytest.raises(ConfigError) as refused:
+        check()
+    assert reason in str(refused.value)
 
 
 def test_a_phase_whose_slice_changes_has_a_plan_for_each(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):

@@ -113,5 +113,11 @@ def test_a_killed_sweep_resumes_and_leaves_the_recipe_s_run_alone(file: Path, tm
     assert first.parent in folders
     assert first.stat().st_mtime_ns == written
     assert {path: path.stat().st_mtime_ns for path in (runs / "my").rglob("*")} == own
-    status = phasewise("status", file, "--home", home, "--set", "peak=0.008")
-    assert status.exit_code == 0, status.output
+    for variant in ("0.002", "0.008"):
+        status = phasewise("status", file, "--home", home, "--set", f"peak={variant}")
+        assert status.exit_code == 0, status.output
+    with open(folders[1] / "metrics.jsonl", "a") as metrics:
+        metrics.write("{}\n")
+    damaged, other = (phasewise("status", file, "--home", home, "--set", f"peak={variant}") for variant in ("0.008", "0.002"))
+    assert f"changed after they were written: runs/swept-own/{folders[1].name}/metrics.jsonl" in damaged.output
+    assert (damaged.exit_code, other.exit_code) == (1, 0)

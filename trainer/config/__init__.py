@@ -10,6 +10,7 @@ from phasewise.trainer.config.execution import (
     DECIDES_BITS,
     LANES,
     Execution,
+    ExecutionSettings,
     Instrumentation,
     Kept,
     Mesh,
@@ -55,7 +56,7 @@ from phasewise.trainer.config.run import (
 
 __all__ = [  # noqa: RUF022
     "ATTENTION", "AdamC", "AdamW", "BLOCK_INPUT", "Balancing", "CheckpointPolicy", "Component",
-    "DECIDES_BITS", "DataOrder", "Execution", "Experts", "Graft", "Instrumentation", "Kept", "LANES",
+    "DECIDES_BITS", "DataOrder", "Execution", "ExecutionSettings", "Experts", "Graft", "Instrumentation", "Kept", "LANES",
     "LearningRateSegment", "Llama3RopeScaling", "LossEvaluation", "LossOn", "Mesh", "MixtureShares", "ModelConfig",
     "Muon", "NAdamW", "Optimizer", "PackingKind", "Recovery", "Remat", "RollingLimit", "Rope", "RunConfig",
     "SignBalancing", "Smebu", "Stability", "StartFrom", "StatePart", "Steps", "always", "check_mixture", "check_rows",

@@ -1,6 +1,6 @@
 """Execution of a run. These settings change neither its batches nor its intended computation."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -81,6 +81,26 @@ class Execution(Frozen):
     step_stall_seconds: float | None = Field(default=180.0, gt=0)  # limit of an update, its batch, and other processes
     save_stall_seconds: float | None = Field(default=900.0, gt=0)  # limit of a checkpoint, also during updates
     restore_stall_seconds: float | None = Field(default=900.0, gt=0)  # limit of reading the checkpoint of a resume
+
+
+class ExecutionSettings(Frozen):
+    """Execution fields that a recipe states. None leaves a field to the plan of the slice."""
+
+    mesh: Mesh | None = None
+    remat: Remat | None = None
+    attention: AttentionKernel | None = None
+    expert_kernel: ExpertKernel | None = None
+    microbatch_sequences: int | None = Field(default=None, gt=0)
+    loss_chunk_tokens: int | None = Field(default=None, gt=0)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return the stated fields."""
+        return {name: value for name, value in self if value is not None}
+
+    def over(self, plan: Execution) -> Execution:
+        """Return the plan with the stated fields."""
+        return plan.but(**self.stated)
 
 
 class Instrumentation(Frozen):

@@ -47,8 +47,9 @@ MOVES = {
     "accepts": DATA, "approvable": DATA, "warnings_ask_people": GATE, "pins.split": EVALUATION,
     "phases.slice": "preflight", "phases.branch": "phases", "phases.gates.data": DATA, "phases.gates.health": TRAINING,
     "phases.gates.model": GATE, "phases.evaluation": EVALUATION,
-    # a place, whose content the digest names; how training is watched; what explains the recipe; what allows a schedule to go on
-    "pins.url": NOTHING, "phases.evaluation.loss": NOTHING, "phases.instrumentation": NOTHING, "phases.discrepancies": NOTHING,
+    # a place, whose content the digest names; how training is watched and done; what explains the recipe; what allows a schedule to go on
+    "pins.url": NOTHING, "phases.evaluation.loss": NOTHING, "phases.instrumentation": NOTHING, "phases.execution": NOTHING,
+    "phases.discrepancies": NOTHING,
     "phases.notes": NOTHING, "phases.abandoned": NOTHING,
 }  # fmt: skip
 """The beginning of a field → the key that another value moves; the longest decides."""
@@ -110,6 +111,7 @@ EDITS: dict[str, Any] = {
     "batch": [[0, 8]], "phases.mixture": [[0, {"proofpile_2": 50.0, "starcoderdata": 50.0}]], "phases.slice": [[0, "v5p-512"]],
     "at_steps": [5], "evaluation.benchmarks": ["next_word"],
     **dict.fromkeys(("renderings.items", "renderings.reference"), lambda before: before.replace("items", "others")),
+    "execution.attention": "splash", "expert_kernel": "ragged", "mesh.context": 2,
     "renderings.prompt": "Q: {text}", "renderings.answer": "other", "renderings.left_out": "<<.*>>", "wandb": "offline",
     "severity": "low", "packing": "greedy", "loss_on": "answers", "<HandOff>.parent": "third", "graft.phase": "second",
     **dict.fromkeys(("<HandOff>.step", "graft.step"), 50), "<HandOff>.declares": lambda before: [*before, "z_loss"],
@@ -269,6 +271,10 @@ class World:
         phase["notes"] = [said | {"text": "x"}]
         for name in ("max_update_norm", "skip_step"):
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
+        if ".execution" in path:
+            mesh, kept = {"replica": 1, "fsdp": 1, "tensor": 1, "expert": 1, "context": 1}, {"on_device": ["query"], "on_host": []}
+            kernels = {"attention": "xla", "expert_kernel": "padded"}
+            phase["execution"] = {"mesh": mesh, "remat": kept, **kernels, "microbatch_sequences": 8, "loss_chunk_tokens": 64}
         if ".recovery" in path:
             limit = {"window": 16, "min_samples": 8, "sigmas": 6.0}
             phase["recovery"] = {"action": "roll_back", "max_loss": limit, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
