@@ -8,7 +8,7 @@ from phasewise.flows.recipes.recipe import Recipe
 from phasewise.tasks.data.listing import expand
 from phasewise.tasks.data.stand_ins import missing_stand_ins
 from phasewise.tasks.data.template import template_of
-from phasewise.tasks.evaluation.settings import check_renderings, real_of
+from phasewise.tasks.evaluation.settings import check_renderings, own_text_key, real_of
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
 from phasewise.tasks.training.select_launcher import chosen_kind
@@ -16,9 +16,11 @@ from phasewise.trainer.base.errors import ConfigError, DataError, RecipeError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Raise RecipeError for missing benchmark items, and for missing or useless items of two renderings."""
+    """Raise RecipeError for missing benchmark items or own text, and for missing or useless items of two renderings."""
     for phase in phases:
         check_benchmarks(recipe, phase)
+        if phase.evaluation.held_out is not None:
+            own_text_key(phase.evaluation.held_out)
         if phase.evaluation.renderings is not None:
             try:
                 check_renderings(phase.evaluation.renderings)

@@ -102,6 +102,7 @@ class GateLimits(Frozen):
         return self
 
 
+OWN_TEXT = "own held-out text"  # the key of an evaluation with the bits per byte of each subset
 NEEDLE_BENCHMARKS = ("niah", "niah_written")  # multiple choice among the values of all keys, and generation of the value
 
 

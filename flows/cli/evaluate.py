@@ -28,6 +28,7 @@ from phasewise.tasks.training.pretrained import chat_template_of
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.validations.evidence.floor import measure_floor
 from phasewise.validations.evidence.gate import gate_notes, gate_tables
+from phasewise.validations.limits import OWN_TEXT
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
@@ -94,6 +95,8 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
         console.print(f"  gate: {note}", soft_wrap=True)
     for name, value in sorted(evaluation["bits_per_byte"].items()):
         console.print(f"  {name} {value:.3f} bits per byte")
+    for name, one in sorted(evaluation.get(OWN_TEXT, {}).items()):
+        console.print(f"  {OWN_TEXT} {name} {one['bits_per_byte']:.3f} bits per byte", markup=False)
     console.print(f"  macro {evaluation['macro_bits_per_byte']:.3f} bits per byte")
     if (ema := evaluation.get("ema_macro_bits_per_byte")) is not None:
         console.print(f"  macro of the moving average {ema:.3f}")

@@ -141,6 +141,7 @@ class EvaluationSettings(Frozen):
         loss_every_steps: steps between measurements of the loss. None is never.
         loss_sequences: rows of each component for the loss.
         renderings: test items under two renderings, for `gates.model.exposure_error_rate`.
+        held_out: file or folder of own text outside the training data. The gate compares bits per byte of each file and folder in it.
     """
 
     include: str | None = Field(default=None, min_length=1)
@@ -149,6 +150,7 @@ class EvaluationSettings(Frozen):
     loss_every_steps: int | None = Field(gt=0)
     loss_sequences: int = Field(gt=0)
     renderings: Renderings | None = None
+    held_out: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _uses_include(self) -> "EvaluationSettings":
@@ -159,7 +161,8 @@ class EvaluationSettings(Frozen):
     @property
     def measured(self) -> Measured:
         """The measurements at the end of the phase."""
-        return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens, renderings=self.renderings, include=self.include)
+        names = ("benchmarks", "held_out_tokens", "renderings", "include", "held_out")
+        return Measured(**{name: getattr(self, name) for name in names})
 
 
 class Gates(Frozen):

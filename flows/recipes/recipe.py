@@ -19,6 +19,7 @@ from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import MixtureShares, Steps, sequences_between
 from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.validations.limits import OWN_TEXT
 from phasewise.validations.waivers import AcceptedWarning, ApprovableCheck, AsksPeople
 
 T = TypeVar("T")
@@ -161,9 +162,10 @@ class Recipe(Frozen):
         return AsksPeople(approvable=listed, on_warnings=self.warnings_ask_people)
 
     def own_benchmarks(self, phase: Phase) -> tuple[OwnBenchmark, ...]:
-        """The own benchmarks of the main line and of the phase's lineage, which the leakage scan of the phase searches for."""
+        """The own benchmarks and text of the main line and of the phase's lineage, which the leakage scan of the phase searches for."""
         phases = {one.name: one.evaluation for one in (*self.main_line, *self.lineage(phase))}
-        return tuple(sorted({(label, one.include or "") for one in phases.values() for label in own_of(one.benchmarks)}))
+        found = {(label, one.include or "") for one in phases.values() for label in own_of(one.benchmarks)}
+        return tuple(sorted(found | {(OWN_TEXT, one.held_out) for one in phases.values() if one.held_out}))
 
     def tokens_before(self, phase: Phase, step: int) -> int:
         """The tokens of the phase's lineage up to a step."""
@@ -285,6 +287,11 @@ class Recipe(Frozen):
             raise ValueError(
                 f"phase {phase.name}: expected order.first_step {parent.order.first_step} (the parent's order) or {start.step} (a new "
                 f"order), found {phase.order.first_step}"
+            )
+        if phase.evaluation.held_out not in (None, parent.evaluation.held_out):
+            raise ValueError(
+                f"phase {phase.name}: expected the evaluation.held_out of its parent ({parent.evaluation.held_out}), found "
+                f"{phase.evaluation.held_out}. Give both the same text"
             )
         check_carried(parent, phase, start)
         made = self.changes_of(phase, parent)

@@ -360,6 +360,7 @@ def evaluated(
     loss_sequences: int = 4,
     renderings: Renderings | None = None,
     include: str | None = None,
+    held_out: str | None = None,
 ) -> EvaluationSettings:
     """Benchmarks and held-out bits per byte at the end of a phase, and the held-out loss during training.
 
@@ -367,7 +368,8 @@ def evaluated(
         held_out_tokens: text of each component for bits per byte. None is all held-out text.
         loss_sequences: held-out rows of each component for the loss.
         renderings: test items under two renderings, together with `exposure_error_rate` in `gates`.
-        include: folder of own benchmarks, as YAML of lm-eval or as JSON lines with question and answer."""
+        include: folder of own benchmarks, as YAML of lm-eval or as JSON lines with question and answer.
+        held_out: file or folder of own text outside the training data, for the gate."""
     return EvaluationSettings(
         benchmarks=tuple(benchmarks),
         held_out_tokens=held_out_tokens,
@@ -375,6 +377,7 @@ def evaluated(
         loss_sequences=loss_sequences,
         renderings=renderings,
         include=include,
+        held_out=held_out,
     )
 
 

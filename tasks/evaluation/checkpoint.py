@@ -13,12 +13,21 @@ from phasewise.tasks.data.template import chat_of, turn_end_ids
 from phasewise.tasks.data.tokenizer import load_tokenizer, shared_special_tokens
 from phasewise.tasks.evaluation import harness
 from phasewise.tasks.evaluation.benchmark_definitions import Asked, Definition, Part
+from phasewise.tasks.evaluation.corpus_fit import Corpus, measure_fit, tokenize
 from phasewise.tasks.evaluation.harness import BenchmarkResult, ItemAnswer
 from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from phasewise.tasks.evaluation.made_benchmarks import Benchmark, read_benchmark_folder
 from phasewise.tasks.evaluation.phase_evaluation import EvaluationRequest, finished_evaluation, read_schedule_point
 from phasewise.tasks.evaluation.scoring import Window, bits_per_byte, score_windows
-from phasewise.tasks.evaluation.settings import ItemFolders, Measured, Renderings, made_of, measure_renderings, needles_of, real_of
+from phasewise.tasks.evaluation.settings import (
+    ItemFolders,
+    Measured,
+    Renderings,
+    made_of,
+    measure_renderings,
+    needles_of,
+    real_of,
+)
 from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import CheckpointError, DataError
 from phasewise.trainer.base.identity import write_sealed
@@ -29,6 +38,7 @@ from phasewise.trainer.config import Component, ModelConfig, RunConfig
 from phasewise.trainer.data.cache import TokenCache
 from phasewise.trainer.data.manifest import counted_in_rows, read_manifest
 from phasewise.trainer.model.params import Params
+from phasewise.validations.limits import OWN_TEXT
 
 if TYPE_CHECKING:
     from phasewise.tasks.evaluation.language_model import JaxLanguageModel
@@ -68,6 +78,7 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
     found = evaluate_model(
         params=params, config=run.model, tokenizer=tokenizer, benchmarks=request.benchmarks, names=measured.benchmarks,
         held_out=held_out, real=request.real, renderings=measured.renderings, haystack=haystack, ends=ends,
+        own_text=measured.held_out,
     )  # fmt: skip
     answers = answers_beside_parent(run, params, caches, measured)
     if answers:
@@ -104,7 +115,7 @@ def evaluate_phase(request: EvaluationRequest) -> dict[str, Any]:
 def evaluate_model(
     *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, names: Sequence[str],
     held_out: Mapping[str, HeldOutTokens], real: ItemFolders | None = None, renderings: Renderings | None = None,
-    haystack: Sequence[str] = (), ends: Collection[int] = (),
+    haystack: Sequence[str] = (), ends: Collection[int] = (), own_text: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the named benchmarks (`real` has the folders of items), and bits per byte of each component's held-out text, offline."""
     described = read_benchmark_folder(benchmarks).only(made_of(names))
@@ -119,6 +130,18 @@ def evaluate_model(
         "macro_bits_per_byte": measured.macro,
         "finite": math.isfinite(measured.macro),
         **({"renderings": measure_renderings(model, renderings)} if renderings else {}),
+        **({OWN_TEXT: measure_own_text(model, own_text)} if own_text else {}),
+    }
+
+
+def measure_own_text(model: "JaxLanguageModel", url: str) -> dict[str, dict[str, Any]]:
+    """Measure bits per byte of each file and folder of an own held-out text, with a digest of its texts."""
+    corpus = Corpus(as_path(url).expanduser())
+    texts = tokenize(corpus.documents(), model.tokenizer)
+    found = measure_fit({"last": model.params}, model.config, model.begin_of_text, texts).subsets
+    return {
+        name: {"bits_per_byte": one["fit"]["last"]["bits_per_byte"], "digest": corpus.subsets[name].text_digest}
+        for name, one in found.items()
     }
 
 

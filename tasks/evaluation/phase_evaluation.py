@@ -17,7 +17,7 @@ from phasewise.tasks.data.plan import ComponentPlan, DataPlan
 from phasewise.tasks.data.template import turn_ends
 from phasewise.tasks.data.verify import check_cache
 from phasewise.tasks.evaluation.made_benchmarks import read_benchmark_folder
-from phasewise.tasks.evaluation.settings import ItemFolders, Measured, made_of, needles_of, real_of, renderings_key
+from phasewise.tasks.evaluation.settings import ItemFolders, Measured, made_of, needles_of, own_text_key, real_of, renderings_key
 from phasewise.tasks.progress import LOGGER, say
 from phasewise.trainer.base.errors import EvaluationError
 from phasewise.trainer.base.frozen import Frozen
@@ -110,6 +110,8 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
         deciding |= {"needles": needle_key(needles, haystack)} if needles else {}
     if measured.renderings:
         deciding["renderings"] = renderings_key(measured.renderings)
+    if measured.held_out:
+        deciding["own_text"] = [own_text_key(measured.held_out), code_digest("tasks/evaluation/corpus_fit.py")]
     if run.loss_on != "all":
         deciding["answers"] = {"components": sorted(run.caches), "parent": run.start.params_digest if run.start else None}
     if ends := turn_ends(plan.chats_of(run.caches)):

@@ -24,7 +24,7 @@ MADE_BENCHMARKS = ("word_order", "next_word")
 """Built from held-out text by `tasks.evaluation.made_benchmarks`."""
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 OwnBenchmark = tuple[str, str]
-"""A label outside `benchmarks.yaml`, and `evaluation.include` or an empty text."""
+"""A label outside `benchmarks.yaml` with `evaluation.include` or an empty text, or `OWN_TEXT` with `evaluation.held_out`."""
 MIN_LENGTH = 64
 """Least tokens of a text with needles, for any tokenizer."""
 MIN_ITEMS = 8
@@ -58,12 +58,13 @@ class ItemFolders(NamedTuple):
 
 
 class Measured(Frozen):
-    """Names of benchmarks, the bound on each component's held-out tokens (None is all), optional renderings and own benchmarks."""
+    """Names of benchmarks, the bound on each component's held-out tokens (None is all), optional renderings, own benchmarks and text."""
 
     benchmarks: tuple[str, ...]
     held_out_tokens: int | None
     renderings: Renderings | None = None
     include: str | None = None
+    held_out: str | None = None
 
 
 class Rendered(NamedTuple):
@@ -114,6 +115,15 @@ def renderings_key(renderings: Renderings) -> dict[str, str]:
         except OSError as error:
             raise DataError(f"{url} must have the items of two renderings, and cannot be read: {error}.") from None
     return key
+
+
+def own_text_key(url: str) -> str:
+    """Digest the files of an own held-out text, or raise a ConfigError if there is none."""
+    path = as_path(url).expanduser()
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    if not files or not path.exists():
+        raise ConfigError(f"evaluation.held_out: expected a file or a folder with text, found none at {url}. Correct the path.")
+    return digest_of_json([[str(file.relative_to(path)), digest_of_file(file)] for file in files])
 
 
 def check_renderings(renderings: Renderings) -> None:

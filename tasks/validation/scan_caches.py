@@ -10,19 +10,20 @@ from pydantic import ValidationError
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.data.stand_ins import BENCHMARK, word_problems
 from phasewise.tasks.evaluation.made_benchmarks import benchmark_items
-from phasewise.tasks.evaluation.settings import OwnBenchmark, real_benchmarks
+from phasewise.tasks.evaluation.settings import OwnBenchmark, own_text_key, real_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
 from phasewise.tasks.validation.index_store import folder_digest, index_folder, index_store, keep_index, leakage_version, open_index
 from phasewise.tasks.validation.scan_pieces import CachePiece, find_tokenizer, open_detokenizer
 from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.data.manifest import read_manifest
 from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
 from phasewise.validations.evidence.leakage.item_files import read_benchmarks
 from phasewise.validations.evidence.leakage.items import HELD_OUT, BenchmarkItem, merge_equal
 from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
 from phasewise.validations.evidence.leakage.words import split_words
-from phasewise.validations.limits import LeakageLimits
+from phasewise.validations.limits import OWN_TEXT, LeakageLimits
 
 MIN_HELD_OUT_WORDS = 13
 ITEMS_VERSION = "items-3"
@@ -146,7 +147,7 @@ def items_key(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBenchm
     if own:
         from phasewise.tasks.evaluation.gate_benchmarks import gate_key  # a third of a second
 
-        benchmarks["own"] = [gate_key([label], include) for label, include in own]
+        benchmarks["own"] = [own_text_key(url) if label == OWN_TEXT else gate_key([label], url) for label, url in own]
     return digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
 
 
@@ -159,9 +160,16 @@ def test_items(plan: DataPlan, components: Iterable[str], own: Sequence[OwnBench
     real = real_benchmarks()
     items += read_benchmarks(real) if real else []
     if own:
-        from phasewise.tasks.evaluation.leakage_items import own_items  # lm-eval is a slow import
+        from phasewise.tasks.evaluation.corpus_fit import Corpus  # JAX and lm-eval are slow imports
+        from phasewise.tasks.evaluation.leakage_items import own_items
 
-        items = merge_equal([*items, *own_items(own)])
+        items = merge_equal([*items, *own_items(one for one in own if one[0] != OWN_TEXT)])
+        for text in (Corpus(as_path(url).expanduser()) for label, url in own if label == OWN_TEXT):
+            items += [
+                BenchmarkItem(f"{HELD_OUT}{one.subset}", f"{HELD_OUT}{one.subset}", one.where, one.text, is_excerpt=True)
+                for one in text.documents()
+                if len(split_words(one.text.encode()).hashes) >= MIN_HELD_OUT_WORDS
+            ]
     for component in sorted({*plan.benchmark_components, *components}):
         folder, benchmark = plan.components[component].held_out.folder, f"{HELD_OUT}{component}"
         manifest = read_manifest(folder)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phasewise.tasks.report.data_docs import Card, index_page
 from phasewise.trainer.base.errors import DataError
 from phasewise.validations.failures import as_markdown
-from phasewise.validations.limits import GateLimits
+from phasewise.validations.limits import OWN_TEXT, GateLimits
 from phasewise.validations.verdict import Verdict, judge_gate
 from tests.validations.made_answers import scored_result
 from tests.validations.test_gate import LIMITS as WITHOUT
@@ -151,3 +151,19 @@ def test_a_spread_between_checkpoints_makes_a_fall_chance(tmp_path: Path):
 def test_limits_that_say_half_of_it_are_refused(fields: dict[str, float]):
     with pytest.raises(ValidationError):
         GateLimits.model_validate(WITHOUT.model_dump() | fields)
+
+
+def test_each_file_of_an_own_held_out_text_is_compared_with_the_parent(tmp_path: Path):
+    def with_text(phase: str, value: float, digest: str = "same") -> dict[str, Any]:
+        return of(phase, answered()) | {OWN_TEXT: {"notes.txt": {"bits_per_byte": value, "digest": digest}}}
+
+    limits = LIMITS.but(max_increase_bits_per_byte=0.1)
+    parent = with_text("parent", 1.0)
+    assert judge(tmp_path, with_text("phase", 1.05), parent=parent, limits=limits).passes
+    [reason] = [one for one in judge(tmp_path, with_text("phase", 1.2), parent=parent, limits=limits).reasons if one.severity == "critical"]
+    assert reason.what.startswith("own held-out text notes.txt went from the parent's 1.0000 to 1.2000, by +0.2000")
+    assert judge_gate("gate", with_text("phase", 1.2), parent_evaluation=None, limits=limits, folder=tmp_path).passes
+    with pytest.raises(DataError, match=r"own held-out text: expected equal text of phase and parent, found notes.txt and none"):
+        judge(tmp_path, with_text("phase", 1.0), parent=of("parent", answered()))
+    with pytest.raises(DataError, match="expected equal text of phase and parent"):
+        judge(tmp_path, with_text("phase", 1.0, "other"), parent=parent)

@@ -12,7 +12,7 @@ from phasewise.validations.evidence.exposure import exposure_table
 from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, measure_floor
 from phasewise.validations.evidence.parent_comparison import Evaluation, against_parent, compare, name_of, pair_items, paired_interval
 from phasewise.validations.evidence.proportions import POWER, Pairs, holm, mean_test, score_interval, smallest_fall, smallest_margin
-from phasewise.validations.limits import GateLimits, is_needle
+from phasewise.validations.limits import OWN_TEXT, GateLimits, is_needle
 
 MACRO = "macro bits per byte"
 BENCHMARK_COLUMNS = (
@@ -128,7 +128,7 @@ def gate_evidence(evaluation: Evaluation, parent: Evaluation | None, *, floor_er
             ours = sum(model and not other for model, other in right)
             theirs = sum(other and not model for model, other in right)
             rows[-1]["smallest_margin"] = smallest_fall(Pairs(floor.items, gained=theirs, lost=ours), level=level)
-    rows.append(_macro_row(evaluation, parent, is_finite=is_finite))
+    rows += [_macro_row(evaluation, parent, is_finite=is_finite), *_own_text_rows(evaluation, parent)]
     return pd.DataFrame(rows, columns=list(BENCHMARK_COLUMNS)).astype(dict.fromkeys(("items", "right", "ungraded"), "Int64"))
 
 
@@ -161,6 +161,24 @@ def _macro_row(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: 
         "components": ", ".join(components),
         "finite": is_finite and math.isfinite(value) and all(map(math.isfinite, every)),
     }
+
+
+def _own_text_rows(evaluation: Evaluation, parent: Evaluation | None) -> list[dict[str, object]]:
+    """Build a row per subset of an own held-out text, which the gate compares like the macro."""
+    ours, theirs = evaluation.get(OWN_TEXT, {}), (parent or {}).get(OWN_TEXT, {})
+    if parent and any(name not in theirs or theirs[name]["digest"] != one["digest"] for name, one in ours.items()):
+        raise DataError(
+            f"{OWN_TEXT}: expected equal text of phase and parent, found {', '.join(ours)} and {', '.join(theirs) or 'none'}. Evaluate "
+            "both again with the same evaluation.held_out."
+        )
+    rows: list[dict[str, object]] = []
+    for name, one in sorted(ours.items()):
+        value = _number(one["bits_per_byte"])
+        before = _number(theirs[name]["bits_per_byte"]) if parent else math.nan
+        row = {"name": f"{OWN_TEXT} {name}", "kind": "bits_per_byte", "value": value, "parent": before, "components": name}
+        increase = {"has_parent": parent is not None, "increase_bits_per_byte": value - before, "finite": math.isfinite(value)}
+        rows.append({**dict.fromkeys(("baseline", "margin"), math.nan), **row, **increase})
+    return rows
 
 
 def answers_table(evaluation: Evaluation, limits: GateLimits) -> pd.DataFrame:

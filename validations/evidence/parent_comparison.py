@@ -132,13 +132,13 @@ def favoured_by_schedule(point: Mapping[str, Any], parent: Mapping[str, Any]) ->
 
 
 class _Paired(NamedTuple):
-    """A benchmark of both models. Ungraded items count against the checkpoint in `worst`, and against the parent in `best`."""
+    """A benchmark of both models. Ungraded items of the checkpoint count against passing, as wrong in `fallen` and as right in `risen`."""
 
     comparison: Comparison
     result: Result
     theirs: Result
-    worst: Pairs
-    best: Pairs
+    fallen: Pairs
+    risen: Pairs
     spread: float
 
 
@@ -161,20 +161,19 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
             # If only one phase was measured at several checkpoints, the other is taken to have the same spread.
             known = [spread_of(one["checkpoint_values"]) for one in (result, theirs) if one.get("checkpoint_values")]
             spread = math.sqrt(2 / len(known)) * math.hypot(*known) if known else 0.0
-            worst, best = (pair_items(result, theirs, ungraded=side) for side in ("worst", "best"))
-            paired.append(_Paired(found, result, theirs, worst, best, spread))
+            paired.append(_Paired(found, result, theirs, pair_items(result, theirs), pair_items(result, theirs, ungraded="rise"), spread))
     fallen = [one for one in paired if one.comparison.asks_fall]
     risen = [one for one in paired if one.comparison.asks_rise and asks_rise]
     tests = len(fallen) + len(risen)
-    falls = [_change_row(one, one.worst, limits.max_score_fall, limits, tests) for one in fallen]
-    rises = [_change_row(one, one.best.turned, limits.max_score_rise, limits, tests) for one in risen]
+    falls = [_change_row(one, one.fallen, limits.max_score_fall, limits, tests) for one in fallen]
+    rises = [_change_row(one, one.risen.turned, limits.max_score_rise, limits, tests) for one in risen]
     changes = [(one, likelihood_change(one.result, one.theirs)) for one in fallen]
     measured = [(one, change) for one, change in changes if not math.isnan(change.fall_p_value)]  # of the benchmarks with choices
     likelihoods: list[dict[str, Any]] = [
         {
             "name": one.comparison.name,
             "against": one.comparison.against,
-            "items": one.worst.items,
+            "items": one.fallen.items,
             "difference": change.difference,
             "low": change.low,
             "high": change.high,
@@ -199,7 +198,7 @@ def against_parent(evaluation: Evaluation, parent: Evaluation | None, limits: Ga
 
 
 def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLimits, tests: int) -> dict[str, Any]:
-    """Build a row. The pairs of a rise are swapped, so that the test for a fall applies. Ungraded items count against passing."""
+    """Build a row. The pairs of a rise are swapped, so that the test for a fall applies."""
     assert limit is not None
     assert limits.false_refusal_rate is not None
     low, high = paired_interval(one.result, one.theirs, one.spread)
@@ -209,11 +208,11 @@ def _change_row(one: _Paired, pairs: Pairs, limit: float | None, limits: GateLim
         "items": pairs.items,
         "value": float(one.result["value"]),
         "parent": float(one.theirs["value"]),
-        "difference": pair_items(one.result, one.theirs).difference,
+        "difference": one.fallen.difference,
         "low": low,
         "high": high,
-        "lost": one.worst.lost,
-        "gained": one.best.gained,
+        "lost": one.fallen.lost,
+        "gained": one.fallen.gained,
         "spread": one.spread,
         "limit": limit,
         "tests": tests,
@@ -229,17 +228,18 @@ def paired_interval(result: Result, parent: Result, spread: float = 0.0) -> tupl
     return low, high
 
 
-def pair_items(result: Result, parent: Result, *, ungraded: Literal["wrong", "worst", "best"] = "wrong") -> Pairs:
+def pair_items(result: Result, parent: Result, *, ungraded: Literal["wrong", "worst", "best", "rise"] = "wrong") -> Pairs:
     """Count the items that only one of the two models has right. The items must be the same.
 
-    `ungraded`: `worst` takes ungraded items of the checkpoint as wrong and of the parent as right, and `best` the reverse.
+    `ungraded`: `worst` takes ungraded items of the parent as right, and `best` those of the checkpoint. `rise` takes ungraded items of the
+    checkpoint as right if the parent's are graded.
     """
     ours, theirs = _paired_answers(result, parent)
-
-    def is_right(answer: Mapping[str, Any], lenient: str) -> bool:
-        return bool(answer["right"]) or (ungraded == lenient and bool(answer.get("ungraded")))
-
-    right = [(is_right(ours[item], "best"), is_right(theirs[item], "worst")) for item in ours]
+    right: list[tuple[bool, bool]] = []
+    for item, answer in ours.items():
+        lacks, parent_lacks = bool(answer.get("ungraded")), bool(theirs[item].get("ungraded"))
+        may_be_right = lacks and (ungraded == "best" or (ungraded == "rise" and not parent_lacks))
+        right.append((bool(answer["right"]) or may_be_right, bool(theirs[item]["right"]) or (ungraded == "worst" and parent_lacks)))
     return Pairs(len(right), sum(one and not other for one, other in right), sum(other and not one for one, other in right))
 
 

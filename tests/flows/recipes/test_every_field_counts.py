@@ -289,6 +289,10 @@ class World:
                 "answer": "text", "left_out": "<<.*?>>",
             }  # fmt: skip
             phase["gates"]["model"]["exposure_error_rate"] = 0.01
+        if path.endswith("evaluation.held_out"):
+            for name in ("text", "text-2"):
+                (self.root / name).write_text(name)
+            phase["evaluation"]["held_out"] = str(self.root / "text")
         if path.endswith("evaluation.include"):
             for name in ("own", "own-2"):
                 (self.root / name).mkdir(exist_ok=True)

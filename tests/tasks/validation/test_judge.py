@@ -25,7 +25,7 @@ from phasewise.trainer.data.manifest import SourceFile, read_manifest
 from phasewise.trainer.data.packing import DrawnRows
 from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.caches import hand_off_evidence
-from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits
+from phasewise.validations.limits import OWN_TEXT, DataLimits, LeakageLimits, OrderLimits
 from phasewise.validations.verdict import Verdict, read_verdict
 from tests.tasks.conftest import tiny_run
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
@@ -224,6 +224,22 @@ def test_own_benchmarks_are_found_where_they_are_planted(copied: Any, tmp_path: 
     (own / "quiz.jsonl").write_text(json.dumps(rows[1]) + "\n")
     assert scan_caches.items_key(copied.plan(), ["law"], [("quiz:0", str(own))]) != key
     assert found_in(judged(copied, own=[("quiz:0", str(own))])) == set()
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_an_own_held_out_text_is_found_where_it_is_planted(copied: Any, tmp_path: Path):
+    text = next(text for text in split_texts(copied.plan().components["law"].documents.folder, "train") if len(text.split()) > 40)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "secret.txt").write_text(text)
+    (tmp_path / "mine" / "unseen.txt").write_text("Nobody has ever written these fourteen words about the green moons of Oort before now.")
+    verdict = judged(copied, own=[(OWN_TEXT, str(tmp_path / "mine"))])
+    rows = pd.read_parquet(Path(verdict.evidence) / "leakage.parquet").query(
+        "items_hit and benchmark in ('held-out secret.txt', 'held-out unseen.txt')"
+    )
+    assert {(row["component"], row["benchmark"]) for row in rows.to_dict("records")} == {("law", "held-out secret.txt")}
+    assert not verdict.passes
+    with pytest.raises(ConfigError, match=r"evaluation.held_out: expected a file or a folder with text, found none at .*none"):
+        judged(copied, own=[(OWN_TEXT, str(tmp_path / "none"))])
 
 
 def test_a_training_is_judged_by_its_metrics(prepared: Any, tmp_path: Path):

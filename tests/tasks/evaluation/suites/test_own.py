@@ -187,8 +187,13 @@ def test_items_without_an_answer_widen_the_interval_and_count_against_passing(be
     )
     assert [sum("ungraded" in answer for answer in one["results"][0]["answers"]) for one in (whole, silent)] == [0, 60]
     assert judge(tmp_path, silent, whole).passes
-    [reason] = stops(judge(tmp_path, whole, silent))  # the parent may have been right on all 60
-    assert reason.what.startswith("mymath:0 exact_match fell from silent's 0.500 to 0.500, by +0.000 (-0.3")
+    [note] = gate_notes(gate_tables(whole, silent, LIMITS), asks_floor=True)  # the parent may have been right on all 60
+    assert "mymath:0 exact_match: 0.500, +0.000 (-0.367 to +0.019) to silent's 0.500" in note
+    assert judge(tmp_path, whole, silent).passes
+    rises = LIMITS.but(max_score_rise=0.1)
+    assert judge(tmp_path, silent, silent, rises).passes
+    [reason] = stops(judge(tmp_path, silent, whole, rises))  # the checkpoint may be right on items that the parent has wrong
+    assert reason.what.startswith("mymath:0 exact_match rose from whole's 0.500 to 0.500, by +0.000 (-0.019 to +0.367)")
     [note] = gate_notes(gate_tables(silent, None, LIMITS), asks_floor=True)
     assert "0.500 (95 % interval 0.431 to 0.850, from all 60 of 200 ungraded items wrong to all right)" in note
     bench.write("mymath/test", [*sums(3), {"question": "What is 1 + 3?", "answer": "####"}])
